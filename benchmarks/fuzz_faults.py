@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -92,22 +93,20 @@ def _other_exchange(choose: random.Random, old: Any) -> Any:
     turn = list(old.rounds[at])
     number = choose.randrange(len(turn))
     transfer = turn[number]
-    kind = choose.choice(("drop", "sender", "shift", "box"))
+    kind = choose.choice(("drop", "sender", "shift", "block"))
     if kind == "drop":
         del turn[number]
     elif kind == "sender":
         turn[number] = transfer._replace(sender=choose.choice(turn).sender)
-    elif kind == "box" and len(transfer.boxes) > 1:
-        turn[number] = transfer._replace(boxes=transfer.boxes[1:])
+    elif kind == "block" and len(transfer.blocks) > 1:
+        turn[number] = transfer._replace(blocks=transfer.blocks[1:])
     else:
-        box = transfer.boxes[0]
+        block = transfer.blocks[0]
         side = choose.choice(("src", "dst"))
-        spans = getattr(box, side)
-        if not spans:
+        digits = (old.send if side == "src" else old.receive).digits
+        if not digits:
             return None
-        axis = choose.randrange(len(spans))
-        start, extent = spans[axis]
-        moved = (max(0, start + choose.choice((-1, 1))), extent)
-        box = box._replace(**{side: (*spans[:axis], moved, *spans[axis + 1 :])})
-        turn[number] = transfer._replace(boxes=(box, *transfer.boxes[1:]))
+        stride = math.prod(digits[choose.randrange(len(digits)) + 1 :])
+        block = block._replace(**{side: max(0, getattr(block, side) + choose.choice((-stride, stride)))})
+        turn[number] = transfer._replace(blocks=(block, *transfer.blocks[1:]))
     return replace(old, rounds=(*old.rounds[:at], tuple(turn), *old.rounds[at + 1 :]))

@@ -170,7 +170,7 @@ def _count(instruction: Any, tile: int, parts: int, received: Counter[int]) -> N
         received.update({to: parts * tile for sender, to in instruction.pairs if sender != to})
     elif isinstance(instruction, instructions.Exchange):
         for transfer in (t for turn in instruction.rounds for t in turn):
-            elements = sum(math.prod(extent for _, extent in box.src) for box in transfer.boxes)
+            elements = sum(math.prod(extent for extent, _, _ in block.axes) for block in transfer.blocks)
             received[transfer.receiver] += 0 if transfer.sender == transfer.receiver else parts * elements
     elif isinstance(instruction, ExchangeInPlace):
         for slot in (t for turn in instruction.rounds for t in turn):

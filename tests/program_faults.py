@@ -14,11 +14,13 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
+from math import prod
 from typing import Any, NamedTuple
 
 import reshard as rs
+from reshard.geometry.blocks import Block
 from reshard.lower import Program, lower_plan
-from reshard.lower.exchange import Box, Transfer
+from reshard.lower.exchange import Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice, SplitSum
 from reshard.plans.plan import Plan, Step
@@ -50,6 +52,7 @@ CORPUS = [
     (Mesh(x=3, y=2), "f32[{x}4/10]", "f32[{y}{x}2/10]", {}),
     (Mesh(x=2, y=3), "f32[{x}6, 7]", "f32[{y}4, 7]", {}),
     (Mesh(x=2), "f32[5{x}2]", "f32[{x}10]", {}),
+    (Mesh(x=2), "f32[3{x}5/27]", "f32[5{x}3/27]", {}),  # messages of several blocks
     # Chunked, and in place.
     (Mesh(x=4), "f32[{x}4, 16]", "f32[16, {x}4]", {"budget": 512 + 32}),
     (Mesh(x=4), "f32[{x}4, 16]", "f32[16, {x}4]", {"budget": 256 + 32, "donate": True}),
@@ -185,13 +188,15 @@ def permuted(step: Step, right: Permute) -> Iterator[Fault]:
         yield Fault("a permutation pair dropped", Permute((*pairs[:at], *pairs[at + 1 :])))
 
 
-def shifted(box: Box, side: str, shape: tuple[int, ...]) -> Iterator[Box]:
-    """The box one index off, along each axis and in each direction that stays inside of the tile."""
-    spans = getattr(box, side)
-    for axis, ((start, extent), size) in enumerate(zip(spans, shape, strict=True)):
+def shifted(block: Block, side: str, digits: tuple[int, ...]) -> Iterator[Block]:
+    """The block one value off, along each digit and in each direction that stays inside of the tile."""
+    first = getattr(block, side)
+    last = first + sum((axis.extent - 1) * getattr(axis, side) for axis in block.axes)
+    for at, radix in enumerate(digits):
+        stride = prod(digits[at + 1 :])
         for by in (-1, 1):
-            if start + by >= 0 and start + by + extent <= size:
-                yield box._replace(**{side: replaced(spans, axis, (start + by, extent))})
+            if first // stride % radix + by >= 0 and last // stride % radix + by < radix:
+                yield block._replace(**{side: first + by * stride})
 
 
 def boxed(step: Step, right: Exchange) -> Iterator[Fault]:
@@ -220,14 +225,14 @@ def astray_transfers(
 ) -> Iterator[tuple[str, tuple]]:
     """Faults of one transfer of a round."""
     yield "a chunk dropped", replaced(turn, at, None)
-    for number, box in enumerate(transfer.boxes):
-        if len(transfer.boxes) > 1:
-            fewer = transfer._replace(boxes=(*transfer.boxes[:number], *transfer.boxes[number + 1 :]))
-            yield "a box dropped", replaced(turn, at, fewer)
+    for number, block in enumerate(transfer.blocks):
+        if len(transfer.blocks) > 1:
+            fewer = transfer._replace(blocks=(*transfer.blocks[:number], *transfer.blocks[number + 1 :]))
+            yield "a block dropped", replaced(turn, at, fewer)
         for side, view in (("src", right.send), ("dst", right.receive)):
-            for wrong in shifted(box, side, view.digits):
-                moved = transfer._replace(boxes=replaced(transfer.boxes, number, wrong))
-                name = "a source box off by one" if side == "src" else "a target box off by one"
+            for wrong in shifted(block, side, view.digits):
+                moved = transfer._replace(blocks=replaced(transfer.blocks, number, wrong))
+                name = "a source block off by one" if side == "src" else "a target block off by one"
                 yield name, replaced(turn, at, moved)
     for other in range(at + 1, len(turn)):
         a, b = transfer, turn[other]
@@ -312,9 +317,9 @@ KINDS = {
     "a round run twice",
     "a round run again to wrong receivers",
     "a chunk dropped",
-    "a box dropped",
-    "a source box off by one",
-    "a target box off by one",
+    "a block dropped",
+    "a source block off by one",
+    "a target block off by one",
     "two senders of a round swapped",
     "two receivers of a round swapped",
     "a source slot off by one",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry import pieces
@@ -94,6 +95,48 @@ def cut_block(block: Block, cap: int) -> Iterator[Block]:
         yield block
     else:
         yield from (block_part(block, spans) for spans in pieces.cut(block.extents, cap))
+
+
+def cut_range(block: Block, low: int, high: int) -> Iterator[Block]:
+    """The elements number `low` to `high` of a block, in the order of its loops: whole rows stay one block.
+
+    >>> [(part.src, part.extents) for part in cut_range(Block(0, 0, (Axis(3, 10, 10), Axis(4, 1, 1))), 2, 10)]
+    [(2, (2,)), (10, (1, 4)), (20, (2,))]
+    """
+    if low >= high:
+        return
+    if (low, high) == (0, block.elements):
+        yield block
+        return
+    (_, src, dst), rest = block.axes[0], block.axes[1:]
+    row = math.prod([axis.extent for axis in rest])
+    first, last = -(-low // row), high // row
+
+    def in_row(number: int, low: int, high: int) -> Iterator[Block]:
+        return cut_range(Block(block.src + number * src, block.dst + number * dst, rest), low, high)
+
+    if first > last:  # Both ends cut the same row.
+        yield from in_row(last, low - last * row, high - last * row)
+        return
+    yield from in_row(first - 1, low - (first - 1) * row, row)
+    if first < last:
+        yield Block(block.src + first * src, block.dst + first * dst, (Axis(last - first, src, dst), *rest))
+    yield from in_row(last, 0, high - last * row)
+
+
+def scale_block(block: Block, src: int, dst: int) -> Block:
+    """A block of local indices of a dim, as one of tiles in which these are `src` and `dst` apart.
+
+    >>> scale_block(Block(1, 0, (Axis(3, 1, 1),)), 10, 4)
+    Block(src=10, dst=0, axes=(Axis(extent=3, src=10, dst=4),))
+    """
+    return Block(block.src * src, block.dst * dst, _scale_axes(block.axes, src, dst))
+
+
+@lru_cache(maxsize=4096)
+def _scale_axes(axes: tuple[Axis, ...], src: int, dst: int) -> tuple[Axis, ...]:
+    """The axes of `scale_block`; blocks that are alike share them."""
+    return tuple([Axis(extent, step * src, stride * dst) for extent, step, stride in axes])
 
 
 def multiply_blocks(factors: Sequence[Block]) -> Block:

@@ -26,10 +26,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.dealing import Queue, dealt, tile_queues
+from reshard.geometry.dealing import Queue, tile_queues
 from reshard.geometry.exchange_stats import dim_shares, kept, largest_sent, overlaps, sizes
-from reshard.geometry.message import Message, Tile, cut, elements, piece_columns, requests, tile_of, tile_sizes, tiles
-from reshard.geometry.overlap import fullest, shares
+from reshard.geometry.message import Tile, piece_columns, tile_of, tile_sizes, tiles
+from reshard.geometry.overlap import fullest
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import disjoint
 from reshard.types.layout import Digit, Dim, Layout
@@ -146,20 +146,6 @@ def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     own = kept(operand, result)
     each = zip(result.mesh.devices, sizes(result), strict=True)
     return {device: size - own.get(device, 0) for device, size in each}
-
-
-def messages(operand: Layout, result: Layout) -> Iterator[Message]:
-    """Every message of the exchange, local copies included."""
-    holders = holders_of(operand)
-    limit = pull_limit(operand, result)
-    for tile, demand in requests(operand, result, result.mesh.devices, _no_summand, shares).items():
-        check_deadline()
-        own = set(holders[tile])
-        yield from (Message(device, device, (runs,)) for device, runs in demand if device in own)
-        queue = [(device, runs) for device, runs in demand if device not in own]
-        for share in dealt([elements(runs) for _, runs in queue], len(holders[tile]), limit):
-            device, runs = queue[share.request]
-            yield Message(holders[tile][share.holder], device, cut(runs, share.low, share.high))
 
 
 # ---- figures ---------------------------------------------------------------------------------------
@@ -321,7 +307,3 @@ def _copies(layout: Layout) -> int:
 def _fullest(layout: Layout) -> int:
     """The elements of the fullest tile."""
     return math.prod(fullest(dim) for dim in layout.dims)
-
-
-def _no_summand(_: int) -> Tile:
-    return ()

@@ -18,17 +18,17 @@ from typing import NamedTuple
 
 from reshard.geometry.exchange_stats import kept, sizes
 from reshard.geometry.holders import holders, home
-from reshard.geometry.message import Message, Shape, piece_columns, tiles
-from reshard.geometry.messages import all_messages, spans_apart, typical_messages
-from reshard.geometry.overlap import Progression, shares
+from reshard.geometry.message import Factor, Message, Shape, piece_columns, tiles
+from reshard.geometry.messages import exchange_messages, spans_apart, typical_messages
+from reshard.geometry.overlap import shares
 from reshard.types.layout import Dim, Layout
 from reshard.types.whole import check_deadline
 
 Load = tuple[tuple[int, Shape], ...]
 """The messages that one device sends, or receives: how many of each shape."""
 
-Lengths = tuple[tuple[int, int], ...]
-"""The runs that two pieces share: how many there are of each length."""
+Lengths = tuple[tuple[tuple[int, ...], int], ...]
+"""The blocks that two pieces share: how many there are of each extents."""
 
 Parts = tuple[tuple[Lengths, int], ...]
 """What one piece shares with all pieces of the other side: how many share such runs."""
@@ -97,7 +97,7 @@ def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
         each = zip(operand.mesh.devices, sizes(operand), strict=True)
         return {device: copies * size - own.get(device, 0) for device, size in each}
     sent = dict.fromkeys(operand.mesh.devices, 0)
-    for message in all_messages(operand, result):
+    for message in exchange_messages(operand, result):
         if message.sender != message.receiver:
             sent[message.sender] += message.elements
     return sent
@@ -163,13 +163,8 @@ def _parts(of_pieces: Iterable[Counter[Lengths]]) -> list[Parts]:
     return [tuple(sorted(each.items())) for each in of_pieces]
 
 
-def _lengths(runs: Sequence[Progression]) -> Lengths:
-    if len(runs) == 1:
-        return ((runs[0].length, runs[0].times),)
-    lengths: Counter[int] = Counter()
-    for run in runs:
-        lengths[run.length] += run.times
-    return tuple(sorted(lengths.items()))
+def _lengths(blocks: Factor) -> Lengths:
+    return tuple(sorted(Counter([block.extents for block in blocks]).items()))
 
 
 def _own(operand: Layout, result: Layout, common: Sequence[Mapping[tuple[int, int], Lengths]]) -> dict[int, Own]:
@@ -194,7 +189,7 @@ def _kinds(layout: Layout, parts: Sequence[Sequence[Parts]], owns: Mapping[int, 
 
 def _shape(lengths: Sequence[Lengths]) -> Shape:
     """The boxes of a message: the product of the runs of all dims."""
-    boxes = itertools.product(*lengths)
-    return tuple(
-        sorted((tuple([length for length, _ in box]), math.prod([times for _, times in box])) for box in boxes)
-    )
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for each in itertools.product(*lengths):
+        shapes[tuple([extent for extents, _ in each for extent in extents])] += math.prod([times for _, times in each])
+    return tuple(sorted(shapes.items()))

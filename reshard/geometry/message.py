@@ -1,4 +1,15 @@
-"""A message of an exchange: the elements that one device sends to another, as runs in both of their tiles."""
+"""A message of an exchange: the elements that one device sends to another, and who asks for which of them.
+
+    f32[{x}2, 6] -> f32[4, {x}3] on <x=2>, from device 1 to device 0
+
+    dim 0    rows 0-1 of the sender's tile are rows 2-3 of the receiver's    Block(0, 6, (Axis(2, 6, 3),))
+    dim 1    columns 0-2 of it are columns 0-2                               Block(0, 0, (Axis(3, 1, 1),))
+    both     the product of the two                                          Block(0, 6, (Axis(2, 6, 3), Axis(3, 1, 1)))
+
+What two tiles share is a product of factors, each of which is what their pieces of some dims share: one dim, or several
+that a view ties together. A factor of ten blocks and another of ten are a hundred blocks, which are listed only where
+they are read.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +17,31 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from functools import lru_cache
+from typing import NamedTuple
 
-from reshard.geometry.overlap import Progression, Run, between, piece, piece_extents
+from reshard.geometry.blocks import Block, cut_range, multiply_blocks, scale_block
+from reshard.geometry.overlap import piece, piece_extents, shares
 from reshard.types.dims import numbers_along
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import SubAxis
+from reshard.types.whole import check_deadline
 
-Box = tuple[Run, ...]
-"""One run of each dim."""
+Factor = tuple[Block, ...]
+"""What two pieces of some dims share: blocks without common elements."""
 
-Runs = tuple[tuple[Progression, ...], ...]
-"""For each dim, the runs that two tiles have in common."""
+Runs = tuple[Factor, ...]
+"""A block of each factor, in every combination."""
 
 Shape = tuple[tuple[tuple[int, ...], int], ...]
-"""The boxes that make up one message: their extents, and how many have these."""
+"""The blocks that make up one message: their extents, and how many have these."""
 
 Tile = tuple[int, ...]
 """A tile of the source: the number of its piece in each dim, then the coordinates along the partial sub-axes."""
 
-_Common = TypeVar("_Common")
-
 
 class Message(NamedTuple):
-    """What one device sends to another: products of the runs of each dim; a sender that is the receiver copies."""
+    """What one device sends to another: products of factors; a sender that is the receiver copies."""
 
     sender: int
     receiver: int
@@ -41,63 +53,125 @@ class Message(NamedTuple):
         return sum(map(elements, self.products))
 
     @property
-    def boxes(self) -> Iterator[Box]:
-        """The boxes that make up the message: one run of each dim."""
-        for runs in self.products:
-            yield from itertools.product(*([run for each in dim for run in each.runs] for dim in runs))
+    def blocks(self) -> Iterator[Block]:
+        """The blocks that make up the message."""
+        for product in self.products:
+            yield from map(multiply_blocks, itertools.product(*product))
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the message can be sent and received where it lies."""
+        single = len(self.products) == 1 and all(len(factor) == 1 for factor in self.products[0])
+        return single and next(self.blocks).is_run
 
     @property
     def shape(self) -> Shape:
-        """The boxes by their extents, counted without listing them."""
+        """The blocks by their extents."""
         shapes: Counter[tuple[int, ...]] = Counter()
-        for box in itertools.chain.from_iterable(itertools.product(*runs) for runs in self.products):
-            shapes[tuple(each.length for each in box)] += math.prod(each.times for each in box)
+        for each in itertools.chain.from_iterable(itertools.product(*product) for product in self.products):
+            shapes[tuple([axis.extent for block in each for axis in block.axes])] += 1
         return tuple(sorted(shapes.items()))
 
 
-def elements(runs: Runs) -> int:
-    """The elements of a product of runs.
+def elements(product: Runs) -> int:
+    """The elements of a product of factors.
 
-    >>> elements(((Progression(0, 0, 3),), (Progression(0, 0, 2), Progression(5, 2, 1))))
+    >>> from reshard.geometry.blocks import Axis
+    >>> elements(((Block(0, 0, (Axis(3, 4, 1),)),), (Block(0, 0, (Axis(2, 1, 1),)), Block(5, 2, (Axis(1, 1, 1),)))))
     9
     """
-    return math.prod(sum(run.elements for run in dim) for dim in runs)
+    return math.prod([sum([block.elements for block in factor]) for factor in product])
 
 
-def cut(runs: Runs, low: int, high: int) -> tuple[Runs, ...]:
-    """The elements number `low` to `high` of a product of runs, in row-major order, as products.
+def cut(product: Runs, low: int, high: int) -> tuple[Runs, ...]:
+    """The elements number `low` to `high` of a product of factors, in row-major order, as products.
 
     Elements 3 to 8 of 3 x 4 are the last of row 0 and the whole of row 1:
 
-    >>> runs = (Progression(0, 0, 3),), (Progression(0, 0, 4),)
-    >>> [[[run[:3] for run in dim] for dim in part] for part in cut(runs, 3, 8)]
-    [[[(0, 0, 1)], [(3, 3, 1)]], [[(1, 1, 1)], [(0, 0, 4)]]]
+    >>> from reshard.geometry.blocks import Axis
+    >>> product = (Block(0, 0, (Axis(3, 4, 4),)),), (Block(0, 0, (Axis(4, 1, 1),)),)
+    >>> [[[(each.src, each.elements) for each in factor] for factor in part] for part in cut(product, 3, 8)]
+    [[[(0, 1)], [(3, 1)]], [[(4, 1)], [(0, 4)]]]
     """
-    return tuple(_cut(runs, low, high))
+    return tuple(_cut_product(product, low, high))
 
 
-def _cut(runs: Runs, low: int, high: int) -> Iterator[Runs]:
+def _cut_product(product: Runs, low: int, high: int) -> Iterator[Runs]:
     if low >= high:
         return
-    if (low, high) == (0, elements(runs)):
-        yield runs
+    if (low, high) == (0, elements(product)):
+        yield product
         return
-    rest = runs[1:]
+    first_factor, rest = product[0], product[1:]
     row = elements(rest)
     first, last = -(-low // row), high // row
-    if first > last:  # Both cut the same row.
-        yield from _in_row(runs, last, low - last * row, high - last * row)
+
+    def in_row(number: int, low: int, high: int) -> Iterator[Runs]:
+        if low < high:
+            index = _cut_factor(first_factor, number, number + 1)
+            yield from ((index, *part) for part in _cut_product(rest, low, high))
+
+    if first > last:  # Both ends cut the same row.
+        yield from in_row(last, low - last * row, high - last * row)
         return
-    yield from _in_row(runs, first - 1, low - (first - 1) * row, row)
+    yield from in_row(first - 1, low - (first - 1) * row, row)
     if first < last:
-        yield (between(runs[0], first, last), *rest)
-    yield from _in_row(runs, last, 0, high - last * row)
+        yield (_cut_factor(first_factor, first, last), *rest)
+    yield from in_row(last, 0, high - last * row)
 
 
-def _in_row(runs: Runs, row: int, low: int, high: int) -> Iterator[Runs]:
-    if low < high:
-        index = between(runs[0], row, row + 1)
-        yield from ((index, *part) for part in _cut(runs[1:], low, high))
+def _cut_factor(factor: Factor, low: int, high: int) -> Factor:
+    """The elements number `low` to `high` of some blocks, counted in their order."""
+    parts: list[Block] = []
+    start = 0
+    for block in factor:
+        size = block.elements
+        if low < start + size and start < high:
+            parts += cut_range(block, max(low - start, 0), min(high - start, size))
+        start += size
+    return tuple(parts)
+
+
+class SharedDims(NamedTuple):
+    """Some dims of both layouts, by number, and what a target piece of these shares with each source piece of them."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    wanted: Callable[[tuple[int, ...]], Mapping[tuple[int, ...], Factor]]
+
+
+def shared_dims(operand: Layout, result: Layout) -> list[SharedDims]:
+    """What the tiles of two layouts of one array share, dim by dim."""
+    shared: list[SharedDims] = []
+    for at, (s, t) in enumerate(zip(operand.dims, result.dims, strict=True)):
+        steps = math.prod(operand.tile_shape[at + 1 :]), math.prod(result.tile_shape[at + 1 :])
+        shared.append(SharedDims((at,), (at,), _TableOfShares(flat_shares(s, t, *steps))))
+    return shared
+
+
+class _TableOfShares(NamedTuple):
+    """What each piece of a target dim shares, looked up."""
+
+    table: Sequence[Mapping[tuple[int, ...], Factor]]
+
+    def __call__(self, pieces: tuple[int, ...]) -> Mapping[tuple[int, ...], Factor]:
+        return self.table[pieces[0]]
+
+
+@lru_cache(maxsize=256)
+def flat_shares(source: Dim, target: Dim, src: int, dst: int) -> tuple[Mapping[tuple[int, ...], Factor], ...]:
+    """`overlap.shares` in flat tiles, in which neighbours along the dim are `src` and `dst` apart."""
+    return tuple({(p,): scale_blocks(blocks, src, dst) for p, blocks in by.items()} for by in shares(source, target))
+
+
+def scale_blocks(blocks: Factor, src: int, dst: int) -> Factor:
+    """`scale_block` of each.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> scale_blocks((Block(1, 0, (Axis(3, 1, 1),)),), 2, 1)
+    (Block(src=2, dst=0, axes=(Axis(extent=3, src=2, dst=1),)),)
+    """
+    return blocks if src == dst == 1 else tuple([scale_block(block, src, dst) for block in blocks])
 
 
 def tile_of(layout: Layout, device: int) -> Tile:
@@ -158,27 +232,32 @@ def tile_sizes(layout: Layout) -> Callable[[Tile], int]:
 
 
 def requests(
-    operand: Layout,
-    result: Layout,
-    receivers: Sequence[int],
-    summand: Callable[[int], Tile],
-    common: Callable[[Dim, Dim], Sequence[Mapping[int, _Common]]],
-) -> dict[Tile, list[tuple[int, tuple[_Common, ...]]]]:
-    """For each source tile, the receivers that need part of it, with what `common` says of each dim.
+    operand: Layout, result: Layout, receivers: Sequence[int], shared: Sequence[SharedDims]
+) -> dict[Tile, list[tuple[int, Runs]]]:
+    """For each source tile, the receivers that need part of it, with what they need.
 
-    `summand` are a receiver's coordinates along the partial sub-axes, of which it needs no other summand.
+    Of a partial array, a device needs the summand that it has, and no other.
     """
-    listed: dict[Tile, list[tuple[int, tuple[_Common, ...]]]] = {}
-    dims = [common(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    listed: dict[Tile, list[tuple[int, Runs]]] = {}
     whole = tiles(result) if len(receivers) == result.mesh.size else {d: tile_of(result, d) for d in receivers}
-    owners: dict[Tile, list[tuple[Tile, tuple[_Common, ...]]]] = {}
+    homes = tiles(operand) if operand.partial else {}
+    rank = len(operand.dims)
+    dims = [dim for each in shared for dim in each.source]
+    in_order = None if dims == list(range(rank)) else [dims.index(dim) for dim in range(rank)]
+    # Many devices want the same tile: what it is made of is worked out once.
+    made_of: dict[Tile, list[tuple[Tile, Runs]]] = {}
     for device in receivers:
         tile = whole[device]
-        if tile not in owners:
-            wanted = [by[number].items() for by, number in zip(dims, tile, strict=False)]
-            every = itertools.product(*wanted)
-            owners[tile] = [(tuple(p for p, _ in one), tuple(part for _, part in one)) for one in every]
-        of = summand(device)
-        for source, parts in owners[tile]:
-            listed.setdefault(source + of, []).append((device, parts))
+        if tile not in made_of:
+            check_deadline()
+            wanted = [each.wanted(tuple([tile[at] for at in each.target])).items() for each in shared]
+            parts: list[tuple[Tile, Runs]] = []
+            made_of[tile] = parts
+            for owners in itertools.product(*wanted):
+                numbers = tuple([number for pieces, _ in owners for number in pieces])
+                source = numbers if in_order is None else tuple([numbers[at] for at in in_order])
+                parts.append((source, tuple([factor for _, factor in owners])))
+        summand = homes.get(device, ())[rank:]
+        for source, product in made_of[tile]:
+            listed.setdefault(source + summand, []).append((device, product))
     return listed

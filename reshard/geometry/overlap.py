@@ -1,4 +1,4 @@
-"""The elements of a dim that two tiles share, as progressions of runs with their places in both tiles.
+"""The elements of a dim that two tiles share, as blocks of local indices.
 
     {x}3/10 against {y}5, on <x=4, y=2>
 
@@ -18,26 +18,26 @@ One period is walked, and its runs are repeated. The time grows with the runs in
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from reshard.geometry.blocks import Axis, Block
 from reshard.types.layout import Dim
 from reshard.types.mesh import Mesh
 
-# Runs of neighbouring elements that two tiles share, and progressions: equal runs at even distances.
+# What two pieces share of one dim are blocks of local indices whose last axis is a run; the axes before repeat it.
 #
 #     4{x}3 against 2{x}6, on <x=2>     pieces 0 share 0-2 and 12-14: two runs of 3
 #
 #     source tile   0 1 2 6 7 8 12 13 14 18 19 20       local indices 0-2 and 6-8
 #     target tile   0 1 2 3 4 5 12 13 14 15 16 17       local indices 0-2 and 6-8
-#     progression   Progression(src=0, dst=0, length=3, repeats=(Repeat(times=2, src=6, dst=6),))
+#     block         Block(src=0, dst=0, axes=(Axis(2, 6, 6), Axis(3, 1, 1)))
 #
-# Numerals repeat themselves, so a million runs are a few progressions, and what is computed from these takes no longer
-# for a long array than for a short one.
+# Numerals repeat themselves, so a million runs are a few blocks, and what is computed from these takes no longer for a
+# long array than for a short one.
 
 
 class Run(NamedTuple):
@@ -48,176 +48,111 @@ class Run(NamedTuple):
     length: int
 
 
-class Repeat(NamedTuple):
-    """`times` equal things, `src` local indices apart in one tile and `dst` in the other."""
-
-    times: int
-    src: int
-    dst: int
+@lru_cache(maxsize=4096)
+def _straight(length: int) -> tuple[Axis, ...]:
+    """The axes of a run; blocks that are alike share them."""
+    return (Axis(length, 1, 1),)
 
 
-class Progression(NamedTuple):
-    """The run of `length` elements at `src` and `dst`, repeated by each of `repeats`, outermost first.
+def list_runs(blocks: Iterable[Block]) -> list[Run]:
+    """The runs of some blocks of one dim, one by one, in the order of both tiles.
 
-    >>> both = Progression(0, 0, 2, (Repeat(2, 100, 10), Repeat(3, 5, 2)))
-    >>> both.elements, [(run.src, run.dst) for run in both.runs]
-    (12, [(0, 0), (5, 2), (10, 4), (100, 10), (105, 12), (110, 14)])
+    >>> [(run.src, run.dst) for run in list_runs([Block(0, 0, (Axis(2, 100, 10), Axis(3, 5, 2), Axis(2, 1, 1)))])]
+    [(0, 0), (5, 2), (10, 4), (100, 10), (105, 12), (110, 14)]
     """
-
-    src: int
-    dst: int
-    length: int
-    repeats: tuple[Repeat, ...] = ()
-
-    @property
-    def times(self) -> int:
-        """The number of its runs."""
-        return math.prod(repeat.times for repeat in self.repeats)
-
-    @property
-    def elements(self) -> int:
-        """The elements of all its runs."""
-        return self.length * self.times if self.repeats else self.length
-
-    @property
-    def runs(self) -> Iterator[Run]:
-        """Its runs one by one, ascending in both tiles."""
-        for at in itertools.product(*(range(repeat.times) for repeat in self.repeats)):
-            src = sum(n * repeat.src for n, repeat in zip(at, self.repeats, strict=True))
-            dst = sum(n * repeat.dst for n, repeat in zip(at, self.repeats, strict=True))
-            yield Run(self.src + src, self.dst + dst, self.length)
+    runs: list[Run] = []
+    for block in blocks:
+        starts = [(block.src, block.dst)]
+        for times, src, dst in block.axes[:-1]:
+            starts = [(at + n * src, to + n * dst) for at, to in starts for n in range(times)]
+        runs += [Run(at, to, block.axes[-1].extent) for at, to in starts]
+    return sorted(runs)
 
 
-def append(runs: list[Progression], more: Progression) -> None:
-    """Adds a progression that lies behind all others; its first run is merged with their last if it continues that.
+def append_block(blocks: list[Block], more: Block) -> None:
+    """Adds a block that lies behind all others; its first run is merged with their last if it continues that.
 
-    >>> runs = [Progression(0, 0, 2, (Repeat(3, 5, 5),))]
-    >>> append(runs, Progression(12, 12, 1))
-    >>> [(each.src, each.length, each.times) for each in runs]
-    [(0, 2, 2), (10, 3, 1)]
+    >>> blocks = [Block(0, 0, (Axis(3, 5, 5), Axis(2, 1, 1)))]
+    >>> append_block(blocks, Block(12, 12, (Axis(1, 1, 1),)))
+    >>> [(each.src, each.extents) for each in blocks]
+    [(0, (2, 2)), (10, (3,))]
     """
-    if not runs:
-        runs.append(more)
+    if not blocks:
+        blocks.append(more)
         return
-    last = _last(runs[-1])
+    last = _last_run(blocks[-1])
     if (last.src + last.length, last.dst + last.length) != (more.src, more.dst):
-        runs.append(more)
+        blocks.append(more)
         return
-    earlier = _without_last(runs.pop())
-    runs += [*earlier, Progression(last.src, last.dst, last.length + more.length), *_without_first(more)]
+    earlier = _without_last(blocks.pop())
+    joint = Block(last.src, last.dst, _straight(last.length + more.axes[-1].extent))
+    blocks += [*earlier, joint, *_without_first(more)]
 
 
-def repeated(runs: list[Progression], repeat: Repeat) -> list[Progression]:
-    """The progressions of one period, repeated over many; the first run comes first in them, and the last run last.
+def repeat_blocks(blocks: list[Block], repeat: Axis) -> list[Block]:
+    """The blocks of one period, repeated over many; the first run comes first in them, and the last run last.
 
     Where the last run of a period continues in the next, the two are merged:
 
-    >>> repeated([Progression(0, 0, 1), Progression(3, 3, 2)], Repeat(4, 5, 5))
-    [Progression(src=0, dst=0, length=1, repeats=()), \
-Progression(src=3, dst=3, length=3, repeats=(Repeat(times=3, src=5, dst=5),)), \
-Progression(src=18, dst=18, length=2, repeats=())]
+    >>> period = [Block(0, 0, (Axis(1, 1, 1),)), Block(3, 3, (Axis(2, 1, 1),))]
+    >>> [(each.src, each.extents) for each in repeat_blocks(period, Axis(4, 5, 5))]
+    [(0, (1,)), (3, (3, 3)), (18, (2,))]
     """
-    first, last = runs[0], _last(runs[-1])
-    if (last.src + last.length, last.dst + last.length) != (first.src + repeat.src, first.dst + repeat.dst):
-        return [_times(each, repeat) for each in runs]
-    if len(runs) == 1 and not first.repeats:
-        return [Progression(first.src, first.dst, first.length * repeat.times)]
-    inner = [*_without_first(first), *runs[1:]]
+    times, src, dst = repeat
+    first, last = blocks[0], _last_run(blocks[-1])
+    if (last.src + last.length, last.dst + last.length) != (first.src + src, first.dst + dst):
+        return [_repeat(each, repeat) for each in blocks]
+    length = first.axes[-1].extent
+    if len(blocks) == len(first.axes) == 1:
+        return [Block(first.src, first.dst, _straight(length * times))]
+    # The first run and the last of all stay alone; in between, the last of a period is joined to the next one's first.
+    inner = [*_without_first(first), *blocks[1:]]
     inner[-1:] = _without_last(inner[-1])
-    joint = Progression(last.src, last.dst, last.length + first.length)
-    periods = repeat.times - 1
-    end = Progression(last.src + periods * repeat.src, last.dst + periods * repeat.dst, last.length)
-    start = Progression(first.src, first.dst, first.length)
-    return [start, *(_times(each, repeat) for each in inner), _times(joint, repeat._replace(times=periods)), end]
+    joint = Block(last.src, last.dst, _straight(last.length + length))
+    end = Block(last.src + (times - 1) * src, last.dst + (times - 1) * dst, _straight(last.length))
+    start = Block(first.src, first.dst, _straight(length))
+    return [start, *(_repeat(each, repeat) for each in inner), _repeat(joint, Axis(times - 1, src, dst)), end]
 
 
-def ascending(runs: Iterable[Progression]) -> list[Run]:
-    """The runs of some progressions one by one, in the order of both tiles."""
-    return sorted(run for each in runs for run in each.runs)
+def _repeat(block: Block, repeat: Axis) -> Block:
+    """A block repeated; two repeats that are one are merged."""
+    times, src, dst = repeat
+    if times == 1:
+        return block
+    axes = block.axes
+    if len(axes) > 1 and (axes[0].extent * axes[0].src, axes[0].extent * axes[0].dst) == (src, dst):
+        return Block(block.src, block.dst, (Axis(axes[0].extent * times, *axes[0][1:]), *axes[1:]))
+    return Block(block.src, block.dst, (repeat, *axes))
 
 
-def between(runs: Iterable[Progression], low: int, high: int) -> tuple[Progression, ...]:
-    """The elements number `low` to `high` of some progressions, counted in their order.
-
-    >>> between([Progression(0, 0, 4), Progression(10, 4, 2, (Repeat(3, 5, 2),))], 3, 7)
-    (Progression(src=3, dst=3, length=1, repeats=()), Progression(src=10, dst=4, length=2, repeats=()), \
-Progression(src=15, dst=6, length=1, repeats=()))
-    """
-    parts: list[Progression] = []
-    start = 0
-    for each in runs:
-        end = start + each.elements
-        if low < end and start < high:
-            parts += _between(each, max(low - start, 0), min(high - start, each.elements))
-        start = end
-    return tuple(parts)
+def _last_run(block: Block) -> Run:
+    src, dst, axes = block
+    for times, step, stride in axes[:-1]:
+        src, dst = src + (times - 1) * step, dst + (times - 1) * stride
+    return Run(src, dst, axes[-1].extent)
 
 
-def _between(each: Progression, low: int, high: int) -> Iterator[Progression]:
-    """Whole repeats stay one progression; the repeats that `low` and `high` cut are split further."""
-    if low >= high:
-        return
-    if (low, high) == (0, each.elements):
-        yield each
-    elif not each.repeats:
-        yield Progression(each.src + low, each.dst + low, high - low)
-    else:
-        repeat, inner = each.repeats[0], each._replace(repeats=each.repeats[1:])
-        size = inner.elements
-        first, last = -(-low // size), high // size
-        if first > last:  # Both cut the same repeat.
-            yield from _between(_moved(inner, repeat, last), low - last * size, high - last * size)
-            return
-        yield from _between(_moved(inner, repeat, first - 1), low - (first - 1) * size, size)
-        if first < last:
-            yield _times(_moved(inner, repeat, first), repeat._replace(times=last - first))
-        yield from _between(_moved(inner, repeat, last), 0, high - last * size)
-
-
-def _moved(each: Progression, repeat: Repeat, number: int) -> Progression:
-    return each._replace(src=each.src + number * repeat.src, dst=each.dst + number * repeat.dst)
-
-
-def _times(each: Progression, repeat: Repeat) -> Progression:
-    """A progression repeated; two repeats that are one are merged."""
-    if repeat.times == 1:
-        return each
-    if each.repeats:
-        times, src, dst = each.repeats[0]
-        if (times * src, times * dst) == (repeat.src, repeat.dst):
-            merged = Repeat(times * repeat.times, src, dst)
-            return Progression(each.src, each.dst, each.length, (merged, *each.repeats[1:]))
-    return Progression(each.src, each.dst, each.length, (repeat, *each.repeats))
-
-
-def _last(each: Progression) -> Run:
-    src, dst, length, repeats = each
-    for repeat in repeats:
-        src, dst = src + (repeat.times - 1) * repeat.src, dst + (repeat.times - 1) * repeat.dst
-    return Run(src, dst, length)
-
-
-def _without_first(each: Progression) -> list[Progression]:
-    """All runs of a progression but the first one, in an order that `append` accepts."""
-    rest: list[Progression] = []
-    for at, (times, src, dst) in enumerate(each.repeats):
-        later = Progression(each.src + src, each.dst + dst, each.length, each.repeats[at + 1 :])
-        rest.insert(0, _times(later, Repeat(times - 1, src, dst)))
+def _without_first(block: Block) -> list[Block]:
+    """All runs of a block but the first one, in an order that `append_block` accepts."""
+    rest: list[Block] = []
+    for at, (times, src, dst) in enumerate(block.axes[:-1]):
+        later = Block(block.src + src, block.dst + dst, block.axes[at + 1 :])
+        rest.insert(0, _repeat(later, Axis(times - 1, src, dst)))
     return rest
 
 
-def _without_last(each: Progression) -> list[Progression]:
-    """All runs of a progression but the last one, in an order that `append` accepts."""
-    rest: list[Progression] = []
-    first_src, first_dst = each.src, each.dst
-    for at, (times, src, dst) in enumerate(each.repeats):
-        earlier = Progression(first_src, first_dst, each.length, each.repeats[at + 1 :])
-        rest.append(_times(earlier, Repeat(times - 1, src, dst)))
+def _without_last(block: Block) -> list[Block]:
+    """All runs of a block but the last one, in an order that `append_block` accepts."""
+    rest: list[Block] = []
+    first_src, first_dst = block.src, block.dst
+    for at, (times, src, dst) in enumerate(block.axes[:-1]):
+        earlier = Block(first_src, first_dst, block.axes[at + 1 :])
+        rest.append(_repeat(earlier, Axis(times - 1, src, dst)))
         first_src, first_dst = first_src + (times - 1) * src, first_dst + (times - 1) * dst
     return rest
 
 
-Shares = dict[int, tuple[Progression, ...]]
+Shares = dict[int, tuple[Block, ...]]
 """What one target piece shares with each source piece that it overlaps."""
 
 
@@ -238,11 +173,11 @@ def piece(dim: Dim, mesh: Mesh, position: int) -> int:
 
 @lru_cache(maxsize=256)
 def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
-    """For each piece of the target, the source pieces that it overlaps, with the runs in common.
+    """For each piece of the target, the source pieces that it overlaps, with the blocks in common.
 
     >>> from reshard.types.layout import Layout
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
-    >>> {p: [(run.src, run.dst, run.length) for run in runs] for p, runs in shares(before, after)[1].items()}
+    >>> {p: [(each.src, each.dst, each.elements) for each in blocks] for p, blocks in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
     by_target: tuple[Shares, ...] = tuple({} for _ in range(_pieces(target)))
@@ -269,7 +204,7 @@ def shares_from(source: Dim, target: Dim, number: int) -> Shares:
 
     >>> from reshard.types.layout import Layout
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
-    >>> {q: [(run.src, run.dst, run.length) for run in runs] for q, runs in shares_from(before, after, 1).items()}
+    >>> {q: [(each.src, each.dst, each.elements) for each in both] for q, both in shares_from(before, after, 1).items()}
     {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
     """
     return {q: tuple(runs) for (_, q), runs in _common(source, target, number, None).items()}
@@ -386,7 +321,7 @@ class _Node(NamedTuple):
 
 _TOP = _Node(0, 0, 0, 0)
 
-_Common = dict[tuple[int, int], list[Progression]]
+_Common = dict[tuple[int, int], list[Block]]
 """What a source and a target piece share, ascending."""
 
 
@@ -427,25 +362,25 @@ class _NumeralWalk:
             self._split_target(s, t, low, high, common)
         elif (s.level, t.level) == self._leaves:
             if low < high:
-                run = Progression(s.local + low - s.start, t.local + low - t.start, high - low)
-                append(common.setdefault((s.piece, t.piece), []), run)
+                run = Block(s.local + low - s.start, t.local + low - t.start, _straight(high - low))
+                append_block(common.setdefault((s.piece, t.piece), []), run)
         else:
             period = math.lcm(a.block, b.block)
             count = (high - low) // period
             if count > 1:
-                self._repeat(s, t, low, Repeat(count, period // a.block * a.share, period // b.block * b.share), common)
+                self._repeat(s, t, low, Axis(count, period // a.block * a.share, period // b.block * b.share), common)
                 low += count * period
             self._split(s, t, low, high, common)
 
-    def _repeat(self, s: _Node, t: _Node, low: int, repeat: Repeat, common: _Common) -> None:
+    def _repeat(self, s: _Node, t: _Node, low: int, repeat: Axis, common: _Common) -> None:
         """Walks one period of two local digits, and adds it as often as it occurs."""
         one: _Common = {}
         period = math.lcm(self._source[s.level].block, self._target[t.level].block)
         self._split(s, t, low, low + period, one)
         for pieces, runs in one.items():
             into = common.setdefault(pieces, [])
-            for run in repeated(runs, repeat):
-                append(into, run)
+            for block in repeat_blocks(runs, repeat):
+                append_block(into, block)
 
     def _split(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
         """Goes down the coarser digit, so that the finer one can repeat itself below it."""
@@ -519,7 +454,7 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     blocks = period // max(1, one[-1].radix) + period // max(1, other[-1].radix)
     if not source.size or _Steps(one, other).down(0, 0, source.size) * _FASTER < blocks:
         return tuple(
-            {p: sum(run.elements for run in runs) for p, runs in by_source.items()}
+            {p: sum([block.elements for block in blocks]) for p, blocks in by_source.items()}
             for by_source in shares(source, target)
         )
     counts: list[dict[int, int]] = [{} for _ in range(_shared_pieces(other))]
@@ -622,7 +557,7 @@ def shortest_shared(source: Dim, target: Dim) -> int:
     together = math.lcm(small, big)
     if last < together or (small < big and (inner <= tail or last % together)):
         return min(tail, inner)
-    return min(run.length for by_source in shares(source, target) for runs in by_source.values() for run in runs)
+    return min(each.axes[-1].extent for by in shares(source, target) for blocks in by.values() for each in blocks)
 
 
 def _least_gap(small: int, big: int, last: int) -> int:

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.crossing import fewest_through, holders_of
 from reshard.geometry.dealing import Share, dealt_by, dealt_whole
-from reshard.geometry.message import Message, Runs, Tile, cut, elements, requests, tile_of
-from reshard.geometry.overlap import Progression, shares
+from reshard.geometry.message import Message, Runs, Tile, cut, elements, requests, shared_dims, tile_of
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
 
@@ -149,7 +149,7 @@ def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Messag
     holders = holders_of(operand)
     classes: list[_Class] = []
     local: list[Message] = []
-    for tile, wanted in requests(operand, result, result.mesh.devices, lambda _: (), shares).items():
+    for tile, wanted in requests(operand, result, result.mesh.devices, shared_dims(operand, result)).items():
         own = set(holders[tile])
         lacking: dict[Tile, tuple[Runs, list[int]]] = {}
         for device, runs in wanted:
@@ -215,12 +215,11 @@ def _second(given: Sequence[_Given]) -> Iterator[Message]:
 
 def _at_both_ends(runs: Runs) -> Runs:
     """Runs read from a tile of the result: replicas have an element at the same place."""
-    return tuple(tuple(map(_from_result, dim)) for dim in runs)
+    return tuple(tuple([_from_result(block) for block in factor]) for factor in runs)
 
 
-def _from_result(run: Progression) -> Progression:
-    repeats = tuple(repeat._replace(src=repeat.dst) for repeat in run.repeats)
-    return run._replace(src=run.dst, repeats=repeats)
+def _from_result(block: Block) -> Block:
+    return Block(block.dst, block.dst, tuple([Axis(axis.extent, axis.dst, axis.dst) for axis in block.axes]))
 
 
 # Who passes on how much in a relay, so that the busiest device sends as little as it can.

@@ -1,53 +1,123 @@
-"""Boxes of atoms: runs of neighbouring indices as boxes of digits, and what two boxes have in common.
+"""What tiles share through a view, as boxes of its atoms.
+
+    view "(three h) -> three h", three=3, h=4, on <x=2, y=2>: f32[{x}6] -> f32[3, {y}2]
+
+    source piece 1 has indices 6 to 11   = three 1, h 2-3 and three 2, h 0-3
+    target piece 0 wants h 0-1           it shares three 2, h 0-1 with that: a block of 1 x 2
+
+A run of neighbouring indices is a few boxes of atoms:
 
     indices 95 to 204, digits 10 x 10 x 10    95-99 = (0, 9, 5-9), 100-199 = (1, 0-9, 0-9), 200-204 = (2, 0, 0-4)
 
-A box has a place in a flat tile, and there a stride for each atom: inside a run, neighbouring indices are neighbours in
-the tile. Boxes that go on evenly along an atom are merged, so that the rounds of a block-cyclic dim are one box.
+A box has an offset in a flat tile, and there a stride for each atom: inside a run, neighbouring indices are neighbours
+in the tile. Boxes that go on evenly along an atom are merged, so that the rounds of a block-cyclic dim are one box. The
+boxes of both sides are cut with each other, atom by atom, so that the work depends on pieces and runs and not on
+elements. Dims that share no atoms, on either side, are independent, and each group of dims is worked out alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from reshard.geometry import pieces
-from reshard.geometry.overlap import shares
-from reshard.types.layout import Digit, Dim
+from reshard.geometry.blocks import Axis, Block
+from reshard.geometry.message import Factor, SharedDims
+from reshard.geometry.overlap import list_runs, shares
+from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.view import Groups, View
 
 
-class StridedBox(NamedTuple):
-    """Elements by atoms: their first place in both flat tiles, and the extents and strides of the atoms there."""
+def view_dims(operand: Layout, result: Layout, view: View) -> list[SharedDims]:
+    """What the tiles of two layouts share through a view, for each group of dims that share atoms.
 
-    src: int
-    dst: int
-    extents: tuple[int, ...]
-    src_strides: tuple[int, ...]
-    dst_strides: tuple[int, ...]
+    >>> from reshard.types import Mesh
+    >>> both = Layout.parse("f32[{x}6]", Mesh(x=2, y=2)), Layout.parse("f32[3, {y}2]", Mesh(x=2, y=2))
+    >>> from reshard.types.view import Atom
+    >>> (shared,) = view_dims(*both, View((Atom("three", 3), Atom("h", 4)), ((0, 1),), ((0,), (1,))))
+    >>> shared.source, shared.target, [block.extents for block in shared.wanted((0, 0))[1,]]
+    ((0,), (0, 1), [(2,)])
+    """
+    # Dims of both sides, as (side, number), and the atoms that they and no other dims have.
+    groups = [({(0, at)}, set(dim)) for at, dim in enumerate(view.source)]
+    for at, dim in enumerate(view.target):
+        dims, atoms = {(1, at)}, set(dim)
+        for other in [group for group in groups if group[1] & atoms]:
+            groups.remove(other)
+            dims, atoms = dims | other[0], atoms | other[1]
+        groups.append((dims, atoms))
+    shared: list[SharedDims] = []
+    for dims, atoms in groups:
+        source, target = (tuple(sorted(at for which, at in dims if which == side)) for side in (0, 1))
+        factor = _AtomFactor(operand, result, view, source, target, tuple(sorted(atoms)))
+        shared.append(SharedDims(source, target, factor))
+    return shared
 
-    @property
-    def elements(self) -> int:
-        """Elements in the box."""
-        return math.prod(self.extents)
 
-    def cut(self, cap: int) -> Iterator[StridedBox]:
-        """The box in boxes of at most `cap` elements.
+class _AtomFactor:
+    """What the pieces of some dims share, worked out once for each combination of pieces."""
 
-        >>> [box.src for box in StridedBox(0, 0, (2, 3), (3, 1), (1, 2)).cut(3)]
-        [0, 3]
-        """
-        for spans in pieces.cut(self.extents, cap):
-            src = self.src + sum(start * s for (start, _), s in zip(spans, self.src_strides, strict=True))
-            dst = self.dst + sum(start * s for (start, _), s in zip(spans, self.dst_strides, strict=True))
-            extents = tuple(extent for _, extent in spans)
-            yield StridedBox(src, dst, extents, self.src_strides, self.dst_strides)
+    def __init__(
+        self,
+        operand: Layout,
+        result: Layout,
+        view: View,
+        source: tuple[int, ...],
+        target: tuple[int, ...],
+        atoms: tuple[int, ...],
+    ) -> None:
+        taken = [(a.taken.start if a.taken else 0, a.source_size) for a in view.atoms]
+        into = [(a.into.start if a.into else 0, a.target_size) for a in view.atoms]
+        self._number = {atom: n for n, atom in enumerate(atoms)}
+        self._sizes = [view.atoms[at].size for at in atoms]
+        before = self._side(operand, view, view.source, source, taken)
+        self._target = self._side(result, view, view.target, target, into)
+        self._near = BoxIndex([(p, box) for p, boxes in before.items() for box in boxes], self._sizes)
+        self._shared: dict[tuple[int, ...], Mapping[tuple[int, ...], Factor]] = {}
 
-    @property
-    def one_run(self) -> bool:
-        """Whether its elements are neighbours in both tiles, in one order."""
-        return all(_row_major(self.extents, strides) for strides in (self.src_strides, self.dst_strides))
+    def __call__(self, pieces: tuple[int, ...]) -> Mapping[tuple[int, ...], Factor]:
+        """The source's pieces that overlap those of the target, with the blocks in common."""
+        if pieces not in self._shared:
+            overlaps: dict[tuple[int, ...], list[Block]] = {}
+            for b in self._target[pieces]:
+                for source, a in self._near.candidates(b):
+                    common = common_block(a, b)
+                    if common is not None:
+                        overlaps.setdefault(source, []).append(common)
+            self._shared[pieces] = {p: tuple(overlaps[p]) for p in sorted(overlaps)}
+        return self._shared[pieces]
+
+    def _side(
+        self, layout: Layout, view: View, groups: Groups, dims: Sequence[int], parts: Sequence[tuple[int, int]]
+    ) -> dict[tuple[int, ...], list[SideBox]]:
+        """The boxes of every combination of pieces of a side's dims."""
+        each: list[list[list[SideBox]]] = []
+        for at in dims:
+            tile_stride = math.prod(layout.tile_shape[at + 1 :])
+            windows = [(parts[atom][0], view.atoms[atom].size, parts[atom][1]) for atom in groups[at]]
+            own = [self._number[atom] for atom in groups[at]]
+            each.append([[self._spread(b, own, tile_stride) for b in p] for p in dim_boxes(layout.dims[at], windows)])
+        combined: dict[tuple[int, ...], list[SideBox]] = {}
+        for pieces in itertools.product(*(range(len(dim)) for dim in each)):
+            lists = (dim[p] for dim, p in zip(each, pieces, strict=True))
+            combined[pieces] = [self._product(boxes) for boxes in itertools.product(*lists)]
+        return combined
+
+    def _spread(self, box: SideBox, own: Sequence[int], tile_stride: int) -> SideBox:
+        """A dim's box over all atoms of the factor: the other dims' atoms are whole here."""
+        low, high, strides = [0] * len(self._sizes), list(self._sizes), [0] * len(self._sizes)
+        for n, at in enumerate(own):
+            low[at], high[at], strides[at] = box.low[n], box.high[n], box.strides[n] * tile_stride
+        return SideBox(tuple(low), tuple(high), box.place * tile_stride, tuple(strides))
+
+    def _product(self, boxes: Sequence[SideBox]) -> SideBox:
+        """The box in which every dim has one of these: each restricts the atoms of its own dim."""
+        low = tuple(max((box.low[at] for box in boxes), default=0) for at in range(len(self._sizes)))
+        high = tuple(min((box.high[at] for box in boxes), default=size) for at, size in enumerate(self._sizes))
+        strides = tuple(sum(box.strides[at] for box in boxes) for at in range(len(self._sizes)))
+        return SideBox(low, high, sum(box.place for box in boxes), strides)
 
 
 class SideBox(NamedTuple):
@@ -85,11 +155,11 @@ class BoxIndex:
         return self._boxes[first : bisect_left(self._lows, box.high[self._atom])]
 
 
-def common_box(a: SideBox, b: SideBox) -> StridedBox | None:
+def common_block(a: SideBox, b: SideBox) -> Block | None:
     """What a box of the source and one of the target have in common; None if nothing.
 
-    >>> common_box(SideBox((0,), (4,), 0, (1,)), SideBox((2,), (6,), 10, (3,)))
-    StridedBox(src=2, dst=10, extents=(2,), src_strides=(1,), dst_strides=(3,))
+    >>> common_block(SideBox((0,), (4,), 0, (1,)), SideBox((2,), (6,), 10, (3,)))
+    Block(src=2, dst=10, axes=(Axis(extent=2, src=1, dst=3),))
     """
     low = [max(pair) for pair in zip(a.low, b.low, strict=True)]
     extents = tuple(min(pair) - start for *pair, start in zip(a.high, b.high, low, strict=True))
@@ -97,7 +167,8 @@ def common_box(a: SideBox, b: SideBox) -> StridedBox | None:
         return None
     src = a.place + sum((at - start) * s for at, start, s in zip(low, a.low, a.strides, strict=True))
     dst = b.place + sum((at - start) * s for at, start, s in zip(low, b.low, b.strides, strict=True))
-    return StridedBox(src, dst, extents, a.strides, b.strides)
+    axes = zip(extents, a.strides, b.strides, strict=True)
+    return Block(src, dst, tuple([Axis(*axis) for axis in axes if axis[0] != 1]))
 
 
 def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[SideBox]]:
@@ -111,7 +182,7 @@ def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[Si
     boxes: list[list[SideBox]] = []
     for by_source in shares(Dim((Digit(dim.size, None),), dim.size), dim):
         own: list[SideBox] = []
-        for run in (run for progression in by_source.get(0, ()) for run in progression.runs):
+        for run in list_runs(by_source.get(0, ())):
             for low, high in _intervals(run.src, run.src + run.length, [size for _, _, size in windows]):
                 box = _clipped(low, high, windows, run.dst - run.src)
                 own += [] if box is None else [box]
@@ -194,13 +265,3 @@ def _joined_along(a: SideBox, b: SideBox, atom: int) -> SideBox | None:
     high, strides = list(a.high), list(a.strides)
     high[atom], strides[atom] = b.high[atom], stride
     return SideBox(a.low, tuple(high), a.place, tuple(strides))
-
-
-def _row_major(extents: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements are neighbours, counted in the order of the atoms."""
-    place = 1
-    for extent, stride in reversed([*zip(extents, strides, strict=True)]):
-        if extent != 1 and stride != place:
-            return False
-        place *= extent
-    return True

@@ -1,7 +1,13 @@
 """Exchanges as rounds of transfers: in a round each device sends at most one message and receives at most one.
 
-Even exchanges follow a closed form, one bijection of the devices a round (`even_rounds`). Uneven ones are an edge
-colouring of the graph of senders and receivers (`colouring`).
+    f32[{x}2, 6] -> f32[6, {x}2] on <x=3>, device 1
+
+    local      its own share           Block(2, 4, (Axis(2, 6, 2), Axis(2, 1, 1)))
+    round 1    to device 0             Block(0, 4, ...), and from device 2 Block(2, 8, ...)
+    round 2    to device 2, and from device 0
+
+Even exchanges follow a closed form, one bijection of the devices a round (`EvenRounds`). All others, between uneven
+layouts, to other devices or through a view, are an edge colouring of the graph of senders and receivers (`colouring`).
 """
 
 from __future__ import annotations
@@ -9,19 +15,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from reshard.geometry import messages
-from reshard.geometry.blocks import Axis, Block
+from reshard.errors import PlanError
+from reshard.geometry.blocks import Axis, Block, cut_block
+from reshard.geometry.figures import exchange_figures
+from reshard.geometry.message import Message
+from reshard.geometry.messages import exchange_messages
 from reshard.geometry.pieces import count, cut
-from reshard.geometry.refine import Refinement, refine
-from reshard.geometry.relay import relay, relay_figures
+from reshard.geometry.refine import RefinedDigit, Refinement, refine
+from reshard.geometry.relay import relay
 from reshard.lower.colouring import EvenRounds, colouring
 from reshard.lower.groups import coordinate
+from reshard.plans.plan import Step
 from reshard.plans.rules import tile_view
-from reshard.plans.rules.exchange import exchange_size
 from reshard.plans.rules.tile_view import TileView
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
@@ -46,31 +55,33 @@ class Box(NamedTuple):
         """Its extents at both ends."""
         return tuple(extent for _, extent in self.src), tuple(extent for _, extent in self.dst)
 
-    def cut(self, most: int) -> Iterator[Box]:
-        """The box in boxes of at most `most` elements; one whose axes differ at the two ends stays whole.
-
-        >>> [box.dst for box in Box(((0, 4),), ((2, 4),)).cut(2)]
-        [((2, 2),), ((4, 2),)]
-        """
-        extents, there = self.form
-        if self.elements <= most or extents != there:
-            yield self
-            return
-        for piece in cut(extents, most):
-            yield Box(*(_moved(side, piece) for side in self))
-
 
 class Transfer(NamedTuple):
-    """Boxes that one device sends to another in one message; `relayed` ones are read from the sender's result.
+    """Blocks that one device sends to another in one message; `relayed` ones are read from the sender's result."""
 
-    `blocks` are the same elements on flat tiles.
-    """
+    sender: int
+    receiver: int
+    blocks: tuple[Block, ...]
+    relayed: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements in the message."""
+        return sum([block.elements for block in self.blocks])
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The extents of its blocks, whatever their places and strides."""
+        return tuple([block.extents for block in self.blocks])
+
+
+class SlicedTransfer(NamedTuple):
+    """A `Transfer` for who addresses a tile by slices of its digits: boxes instead of blocks."""
 
     sender: int
     receiver: int
     boxes: tuple[Box, ...]
     relayed: bool = False
-    blocks: tuple[Block, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -83,134 +94,205 @@ class Transfer(NamedTuple):
         return tuple(box.form for box in self.boxes)
 
 
-def _moved(side: Sequence[Span], piece: Sequence[Span]) -> tuple[Span, ...]:
-    return tuple((start + low, extent) for (start, _), (low, extent) in zip(side, piece, strict=True))
+class SlicedRounds(NamedTuple):
+    """The local copies and the rounds of an exchange, as slices."""
+
+    local: tuple[SlicedTransfer, ...]
+    rounds: tuple[tuple[SlicedTransfer, ...], ...]
 
 
 Rounds = tuple[tuple[Transfer, ...], ...]
 
 
-def rounds(
-    operand: Layout, result: Layout, chunk: int | None, device: int | None = None, *, relayed: bool = False
-) -> tuple[TileView, TileView, tuple[Transfer, ...], Rounds]:
-    """Views of both tiles, the local copies, and the rounds of messages of at most `chunk` elements.
+@dataclass(frozen=True)
+class Exchange:
+    """Blocks go from the operand's tiles to the result's, in rounds; `staged` if messages need buffers.
+
+    `send` and `receive` are the tiles, reshaped to the digits that the axes of blocks follow. `receivers` are the
+    devices that have a tile of the result; in a crossing these are not the ones that have the operand's. If it `fills`
+    part of the result, the tile is there already, and its other parts stay. Where a view ties the two ends together,
+    the blocks are `strided`: their elements come in another order at the other end, and are no slices of digits.
+    """
+
+    send: TileView
+    receive: TileView
+    receivers: tuple[int, ...]
+    local: tuple[Transfer, ...]
+    rounds: Rounds
+    staged: bool
+    fills: bool = False
+    strided: bool = False
+
+    @cached_property
+    def sliced(self) -> SlicedRounds:
+        """All transfers as slices of the digits of both tiles; not of a `strided` exchange."""
+        turns = [tuple(map(self.slice_transfer, turn)) for turn in (self.local, *self.rounds)]
+        return SlicedRounds(turns[0], tuple(turns[1:]))
+
+    def slice_transfer(self, transfer: Transfer) -> SlicedTransfer:
+        """One transfer as slices; a relayed one is read from a tile of the result."""
+        send, receive = (self.receive if transfer.relayed else self.send).digits, self.receive.digits
+        boxes = [box for block in transfer.blocks for box in digit_boxes(block, send, receive)]
+        return SlicedTransfer(transfer.sender, transfer.receiver, tuple(boxes), transfer.relayed)
+
+
+def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> Iterator[Box]:
+    """The boxes that a block consists of, on tiles reshaped to these digits.
+
+    An axis that is not a slice of a digit at both ends, such as one that steps over elements, is listed value by value.
+    Raises `PlanError` for a block whose axes come in another order at its other end: boxes keep one order.
+
+    >>> [box.dst for box in digit_boxes(Block(0, 4, (Axis(2, 6, 8), Axis(2, 1, 1))), (12,), (3, 8))]
+    [((0, 1), (4, 2)), ((1, 1), (4, 2))]
+    """
+    before, after = _strides(send), _strides(receive)
+    extents = [1] * len(send), [1] * len(receive)
+    listed: list[Axis] = []
+    below = 0, 0
+    for axis in reversed(block.axes):
+        extent, src, dst = axis
+        if extent == 1:
+            continue
+        if not extent:
+            return
+        if src < below[0] or dst < below[1]:
+            raise PlanError(f"{block} has its axes in another order at its other end: it is no slice of {send}")
+        at, to = (
+            next(number for number, stride in enumerate(strides) if stride <= step and digits[number] != 1)
+            for strides, digits, step in ((before, send, src), (after, receive, dst))
+        )
+        # What is inside of the axis fills its digit from below: then the two together are one slice of it.
+        if before[at] * extents[0][at] == src and after[to] * extents[1][to] == dst:
+            extents[0][at] *= extent
+            extents[1][to] *= extent
+            below = src, dst
+        else:
+            listed.append(axis)
+    starts = [(block.src, block.dst)]
+    for extent, src, dst in reversed(listed):
+        starts = [(start + n * src, end + n * dst) for start, end in starts for n in range(extent)]
+    for start, end in starts:
+        yield Box(_spans(start, before, send, extents[0]), _spans(end, after, receive, extents[1]))
+
+
+def _strides(digits: Sequence[int]) -> list[int]:
+    """How far apart neighbouring values of each digit are in a flat tile."""
+    return [math.prod(digits[at + 1 :]) for at in range(len(digits))]
+
+
+def _spans(offset: int, strides: Sequence[int], digits: Sequence[int], extents: Sequence[int]) -> tuple[Span, ...]:
+    each = zip(strides, digits, extents, strict=True)
+    spans = [(offset // stride % radix, extent) for stride, radix, extent in each]
+    if spans:  # An offset outside of the tile is outside of the first digit, instead of at its other end.
+        spans[0] = offset // strides[0], extents[0]
+    return tuple(spans)
+
+
+def lower_exchange(step: Step, device: int | None = None) -> Exchange:
+    """The local copies and the rounds of messages of an exchange.
 
     In an even exchange a device may keep its share while others send: that is a transfer to itself, which crosses
     no wire. Given a `device`, only what that one copies, sends and receives is worked out: its share of the rounds,
     in the same order.
+
+    >>> from reshard.types import Mesh
+    >>> both = [Layout.parse(text, Mesh(x=3)) for text in ("f32[{x}2, 6]", "f32[6, {x}2]")]
+    >>> step = lower_exchange(Step("exchange", *both), device=1)
+    >>> [[(each.sender, each.receiver) for each in turn] for turn in (step.local, *step.rounds)]
+    [[(1, 1)], [(1, 0), (2, 1)], [(0, 1), (1, 2)]]
     """
-    r = refine(operand, result)
+    operand, result, (chunk, _, _, relayed, view, _) = step.operand, step.result, step.mode
+    r = refine(operand, result) if view is None else None
     if r is not None and r.exact:
-        send = _merged(r, operand, tile_view.before(operand, r), [at for at, d in enumerate(r.digits) if d.src is None])
-        receive = _merged(r, result, tile_view.after(result, r), [at for at, d in enumerate(r.digits) if d.dst is None])
-        turns = _even(operand, r, chunk, send, receive, device)
-        ends = send.view, receive.view
+        send = _merged_view(operand, tile_view.before(operand, r), [d for d in r.digits if d.src is None])
+        receive = _merged_view(result, tile_view.after(result, r), [d for d in r.digits if d.dst is None])
+        turns = _even(operand, r, chunk, device)
     else:
-        turns = _relayed(operand, result, chunk, device) if relayed else _coloured(operand, result, chunk, device)
-        ends = _whole_tile(operand), _whole_tile(result)
-    turns = [[_with_blocks(t, *ends) for t in turn] for turn in turns]
-    kept = [t for turn in turns if not _crosses(turn) for t in turn]
-    return *ends, tuple(kept), tuple(tuple(turn) for turn in turns if _crosses(turn))
-
-
-def _with_blocks(transfer: Transfer, send: TileView, receive: TileView) -> Transfer:
-    send = receive if transfer.relayed else send
-    return transfer._replace(blocks=tuple(_block(box, send.digits, receive.digits) for box in transfer.boxes))
-
-
-def _block(box: Box, send: Sequence[int], receive: Sequence[int]) -> Block:
-    """A box of digits as a block of flat tiles: a digit of one side that covers two of the other is split."""
-    (src, before), (dst, after) = _strided(box.src, send), _strided(box.dst, receive)
-    axes: list[Axis] = []
-    while before and after:
-        (have, step), (want, stride) = before.pop(), after.pop()
-        if not have or not want:
-            return Block(src, dst, (Axis(0, step, stride),))
-        extent = min(have, want)
-        axes.insert(0, Axis(extent, step, stride))
-        if have > extent:
-            before.append((have // extent, step * extent))
-        if want > extent:
-            after.append((want // extent, stride * extent))
-    return Block(src, dst, tuple(axes))
-
-
-def _strided(spans: Sequence[Span], digits: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
-    """The first offset of a box in a flat tile, and the (extent, stride) of its digits of more than one value."""
-    strides = [math.prod(digits[at + 1 :]) for at in range(len(digits))]
-    start = sum(low * stride for (low, _), stride in zip(spans, strides, strict=True))
-    return start, [(extent, stride) for (_, extent), stride in zip(spans, strides, strict=True) if extent != 1]
+        send, receive = _whole_tile(operand), _whole_tile(result)
+        largest = exchange_figures(operand, result, view, relayed=relayed).message
+        cap = None if chunk is None or chunk >= largest else chunk
+        if relayed:
+            first, second = (_coloured(turn, cap, device) for turn in relay(operand, result))
+            turns = [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
+        else:
+            turns = _coloured(exchange_messages(operand, result, view), cap, device)
+    local = tuple(t for turn in turns if not _crosses(turn) for t in turn)
+    return Exchange(
+        send,
+        receive,
+        result.mesh.devices,
+        local,
+        tuple(tuple(turn) for turn in turns if _crosses(turn)),
+        staged=step.cost.scratch > 0,
+        fills=view is not None and view.into,
+        strided=view is not None,
+    )
 
 
 def _crosses(turn: Sequence[Transfer]) -> bool:
     return any(t.sender != t.receiver for t in turn)
 
 
-class _MergedAxes(NamedTuple):
-    """A tile whose digits are merged into as few axes as every box of an exchange allows.
+def _merged_view(layout: Layout, view: TileView, local: Sequence[RefinedDigit]) -> TileView:
+    """A tile reshaped to as few digits as every message allows.
 
-    `members` lists the refined digits, by number, that each axis of `view` is made of.
+    A message takes one value of a digit that moves, and a run of the digits that stay: runs become one digit.
     """
-
-    view: TileView
-    members: tuple[tuple[int, ...], ...]
-    radices: tuple[int, ...]
-
-    def spans(self, of_digits: Mapping[int, Span]) -> tuple[Span, ...]:
-        """A box on the merged axes, from its span on every digit."""
-        return tuple(self._span([(self.radices[at], *of_digits[at]) for at in axis]) for axis in self.members)
-
-    @staticmethod
-    def _span(digits: Sequence[tuple[int, int, int]]) -> Span:
-        start, extent = 0, 1
-        for radix, low, size in digits:
-            start, extent = start * radix + low, extent * size
-        return start, extent
-
-
-def _merged(r: Refinement, layout: Layout, view: TileView, local: Sequence[int]) -> _MergedAxes:
-    """A box takes one value of a digit that moves, and a run of the digits that stay: runs become one axis."""
-    moving = tuple(axis for axis, at in enumerate(local) if (r.digits[at].src, r.digits[at].dst) != (None, None))
+    moving = tuple(axis for axis, d in enumerate(local) if (d.src, d.dst) != (None, None))
     runs = replace(view, blocks=moving).runs
     digits = tuple(math.prod(view.digits[axis] for axis in run) for run in runs)
-    merged = TileView(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
-    members = tuple(tuple(local[axis] for axis in run) for run in runs)
-    return _MergedAxes(merged, members, tuple(d.radix for d in r.digits))
+    return TileView(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
 
 
 def _whole_tile(layout: Layout) -> TileView:
     return TileView(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
 
 
-def _even(
-    operand: Layout, r: Refinement, chunk: int | None, send: _MergedAxes, receive: _MergedAxes, device: int | None
-) -> list[list[Transfer]]:
-    """One round a turn and piece of a share; all devices take part."""
+def _even(operand: Layout, r: Refinement, chunk: int | None, device: int | None) -> list[list[Transfer]]:
+    """One round for each turn and piece of a share; all devices take part."""
     ids = operand.mesh.devices
     even = EvenRounds.of_exchange(r, len(ids))
     if device is not None and device not in ids:
         return []
     me = None if device is None else operand.mesh.position(device)
+    send, receive = _digit_strides(r, held_before=True), _digit_strides(r, held_before=False)
     pieces = _share_pieces(r, chunk)
+    axes = [_piece_axes(r, piece, send, receive) for piece in pieces]
 
     @cache
-    def sent(receiver: int) -> list[tuple[Span, ...]]:
-        return [send.spans(sent_spans(r, receiver, piece)) for piece in pieces]
+    def sent(receiver: int) -> list[int]:
+        return [_offset(sent_spans(r, receiver, piece), send) for piece in pieces]
 
     @cache
-    def received(numbers: tuple[int, ...]) -> list[tuple[Span, ...]]:
+    def received(numbers: tuple[int, ...]) -> list[int]:
         share = {digit.src: n for (digit, _), n in zip(even.shares, numbers, strict=True)}
-        return [receive.spans(received_spans(r, share, piece)) for piece in pieces]
+        return [_offset(received_spans(r, share, piece), receive) for piece in pieces]
 
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
         receivers = range(len(ids)) if me is None else sorted({me, even.receiver(me, turn)})
         ends = [(ids[even.sender(at, turn)], at, received(tuple(even.share(at, turn)))) for at in receivers]
         turns += (
-            [Transfer(sender, ids[at], (Box(sent(at)[number], places[number]),)) for sender, at, places in ends]
-            for number in range(len(pieces))
+            [Transfer(sender, ids[at], (Block(sent(at)[number], offsets[number], of),)) for sender, at, offsets in ends]
+            for number, of in enumerate(axes)
         )
     return turns
+
+
+def _digit_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
+    """By the number of each digit that is local before, or after: how far apart its values are in the flat tile."""
+    strides: dict[int, int] = {}
+    stride = 1
+    for at in range(len(r.digits) - 1, -1, -1):
+        digit = r.digits[at]
+        if (digit.src if held_before else digit.dst) is None:
+            strides[at] = stride
+            stride *= digit.radix
+    return strides
+
+
+def _offset(spans: Mapping[int, Span], strides: Mapping[int, int]) -> int:
+    return sum(low * strides[at] for at, (low, _) in spans.items())
 
 
 def _share_pieces(r: Refinement, chunk: int | None) -> list[tuple[Span, ...]]:
@@ -219,6 +301,25 @@ def _share_pieces(r: Refinement, chunk: int | None) -> list[tuple[Span, ...]]:
         return []
     extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
     return list(cut(extents, max(1, min(chunk or r.common, r.common))))
+
+
+def _piece_axes(
+    r: Refinement, piece: Sequence[Span], send: Mapping[int, int], receive: Mapping[int, int]
+) -> tuple[Axis, ...]:
+    """The axes of a piece of a share; digits of one dim that go on evenly in both tiles are one."""
+    axes: list[Axis] = []
+    last_dim = -1
+    staying = [at for at, digit in enumerate(r.digits) if digit.src is None and digit.dst is None]
+    for at, (_, extent) in zip(staying, piece, strict=True):
+        if extent == 1:
+            continue
+        dim, src, dst = r.digits[at].dim, send[at], receive[at]
+        if dim == last_dim and axes[-1][1:] == (extent * src, extent * dst):
+            axes[-1] = Axis(axes[-1].extent * extent, src, dst)
+        else:
+            axes.append(Axis(extent, src, dst))
+        last_dim = dim
+    return tuple(axes)
 
 
 def sent_spans(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
@@ -235,60 +336,25 @@ def received_spans(r: Refinement, share: Mapping[int | None, int], piece: Sequen
     return {at: next(spans) if d.src is None else (share[d.src], 1) for at, d in local}
 
 
-def _coloured(operand: Layout, result: Layout, chunk: int | None, device: int | None) -> list[list[Transfer]]:
-    """The local copies as one turn, then the messages, or their pieces, coloured.
+def _coloured(messages: Iterable[Message], cap: int | None, device: int | None) -> list[list[Transfer]]:
+    """The local copies as one turn, then the messages, or their pieces of at most `cap` elements, coloured.
 
-    The colours of a device's messages depend on those of all others, which are coloured without their boxes.
+    The colours of a device's messages depend on those of all others, which are coloured without their blocks.
     """
-    size = exchange_size(operand, result)
-    cap = None if chunk is None or chunk >= size.message else chunk
-    return _turns(messages.all_messages(operand, result), cap, device)
-
-
-def _relayed(operand: Layout, result: Layout, chunk: int | None, device: int | None) -> list[list[Transfer]]:
-    """Both turns of a relay, coloured one by one."""
-    largest = relay_figures(operand, result).message
-    cap = None if chunk is None or chunk >= largest else chunk
-    first, second = (_turns(turn, cap, device) for turn in relay(operand, result))
-    return [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
-
-
-def _turns(listed_messages: Iterable[messages.Message], cap: int | None, device: int | None) -> list[list[Transfer]]:
-    """The local copies as one turn, then the messages, or their pieces of at most `cap` elements, coloured."""
     local: list[Transfer] = []
     edges: list[Transfer] = []
-    for message in listed_messages:
+    for message in messages:
         check_deadline()
-        listed = device is None or device in (message.sender, message.receiver)
-        if message.sender == message.receiver:
-            local += _transfers(message, None, listed)
+        sender, receiver, _ = message
+        listed = device is None or device in (sender, receiver)
+        if sender == receiver or cap is None:
+            transfer = Transfer(sender, receiver, tuple(message.blocks) if listed else ())
+            (local if sender == receiver else edges).append(transfer)
+        elif listed:
+            pieces = (piece for block in message.blocks for piece in cut_block(block, cap))
+            edges += [Transfer(sender, receiver, (piece,)) for piece in pieces]
         else:
-            edges += _transfers(message, cap, listed)
+            edges += [Transfer(sender, receiver, ())] * sum(n * count(extents, cap) for extents, n in message.shape)
     coloured = colouring([(edge.sender, edge.receiver) for edge in edges])
     turns = [local, *([edges[at] for at in turn] for turn in coloured)]
     return turns if device is None else [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]
-
-
-def _transfers(message: messages.Message, cap: int | None, listed: bool) -> list[Transfer]:
-    """A message as one transfer, or as one for each piece of at most `cap` elements; without boxes unless `listed`."""
-    sender, receiver, _ = message
-    if not listed:
-        return [Transfer(sender, receiver, ())] * (1 if cap is None else _pieces(message, cap))
-    if cap is None:
-        return [Transfer(sender, receiver, tuple(_boxes(message, None)))]
-    return [Transfer(sender, receiver, (box,)) for box in _boxes(message, cap)]
-
-
-def _pieces(message: messages.Message, cap: int) -> int:
-    """How many boxes of at most `cap` elements a message is cut into."""
-    return sum(number * count(extents, cap) for extents, number in message.shape)
-
-
-def _boxes(message: messages.Message, cap: int | None) -> Iterator[Box]:
-    for runs in message.boxes:
-        extents = [run.length for run in runs]
-        for piece in cut(extents, cap or max(1, math.prod(extents))):
-            yield Box(
-                tuple((run.src + start, extent) for run, (start, extent) in zip(runs, piece, strict=True)),
-                tuple((run.dst + start, extent) for run, (start, extent) in zip(runs, piece, strict=True)),
-            )

@@ -8,7 +8,7 @@
     split_sum        the block of its tile that each device keeps, and where it goes in a tile of zeros; or zeros alone
     permute          (sender, receiver) pairs of whole tiles
     exchange         local copies, then rounds of transfers; in a round each device sends at most
-                     one list of boxes and receives at most one; or in place, slot by slot
+                     one list of blocks and receives at most one; or in place, slot by slot
     views            what changes indices or the dtype; see `lower.views`
 
 Devices are ids of the meshes. Tile views say how a tile falls into blocks. A runtime needs nothing else, and in
@@ -24,7 +24,8 @@ from reshard.errors import PlanError
 from reshard.geometry.message import Tile, tiles
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower.colouring import EvenRounds
-from reshard.lower.exchange import Transfer, rounds
+from reshard.lower.exchange import Exchange as Exchange
+from reshard.lower.exchange import lower_exchange
 from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
 from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
 from reshard.lower.views import ViewInstruction, view_instruction
@@ -100,22 +101,6 @@ class Permute:
     """Whole tiles go from sender to receiver; every device of the result receives exactly one, perhaps its own."""
 
     pairs: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Boxes go from the operand's digits to the result's, in rounds; `staged` if messages need buffers.
-
-    `receivers` are the devices that have a tile of the result; in a crossing these are not the ones that have the
-    operand's.
-    """
-
-    send: TileView
-    receive: TileView
-    local: tuple[Transfer, ...]
-    rounds: tuple[tuple[Transfer, ...], ...]
-    staged: bool
-    receivers: tuple[int, ...]
 
 
 Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Permute | Exchange | ExchangeInPlace
@@ -199,7 +184,7 @@ def lower_steps(source: Layout, steps: Sequence[Step], device: int | None = None
 
 def _instruction(step: Step, device: int | None) -> Instruction:
     if step.kind in VIEW_RULES:
-        return view_instruction(step, device)
+        return view_instruction(step)
     part = part_of(step)
     if part is None:
         return _plain(step, device)
@@ -219,19 +204,11 @@ def _plain(step: Step, device: int | None) -> Plain:
     if step.kind == "permute":
         return Permute(permutation(operand, result))
     if step.kind == "exchange":
-        return _exchange(step, device)
+        return in_place(operand, result, step.mode.chunk) if step.mode.in_place else lower_exchange(step, device)
     refinement = refine(operand, result)
     if refinement is None:  # The typing rule of a checked step required one.
         raise PlanError(f"{step.kind}: {operand} and {result} have no common refinement; check the plan first")
     return _COLLECTIVES[step.kind](operand, result, refinement)
-
-
-def _exchange(step: Step, device: int | None) -> Exchange | ExchangeInPlace:
-    if step.mode.in_place:
-        return in_place(step.operand, step.result, step.mode.chunk)
-    send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk, device, relayed=step.mode.relay)
-    receivers = step.result.mesh.devices
-    return Exchange(send, receive, local, turns, staged=step.cost.scratch > 0, receivers=receivers)
 
 
 def _slice(operand: Layout, result: Layout, r: Refinement) -> Slice:

@@ -35,7 +35,7 @@ from reshard.lower.program import (
     Slice,
     SplitSum,
 )
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart
 from reshard.types import dtypes
 from reshard.types.reductions import all_reduce_elements
 
@@ -172,7 +172,7 @@ def _permute(step: Permute, tile: int) -> InstructionTraffic:
     return _listed(1, ((sender, receiver, tile) for sender, receiver in step.pairs))
 
 
-def _exchange(step: Exchange | ViewExchange, tile: int) -> InstructionTraffic:
+def _exchange(step: Exchange, tile: int) -> InstructionTraffic:
     transfers = itertools.chain(*step.rounds)
     return _listed(len(step.rounds), ((t.sender, t.receiver, t.elements) for t in transfers))
 
@@ -208,5 +208,4 @@ _TRAFFIC: dict[type[Instruction], Callable[[Any, int], InstructionTraffic]] = {
     TakePart: _local,
     PutPart: _local,
     CastTiles: _local,
-    ViewExchange: _exchange,
 }

@@ -1,25 +1,16 @@
-"""The steps of a move with a view, as plain data.
+"""The steps of a move with a view that send nothing, as plain data; an exchange through a view is one like others.
 
-    reorder          every tile reshaped, transposed, reshaped: the same elements in another order; often no copy at all
-    take, put        part of every tile; a part written into the tile that is there
-    cast             every tile in another dtype
-    view_exchange    local copies, then rounds of messages made of strided boxes
-
-A strided box has a place in both flat tiles, and for each atom an extent and a stride in either, so that a runtime
-needs no view: the elements are those of two nested loops over the same extents.
+reorder          every tile reshaped, transposed, reshaped: the same elements in another order; often no copy at all
+take, put        part of every tile; a part written into the tile that is there
+cast             every tile in another dtype
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
 
-from reshard.geometry.blocks import Axis, Block
-from reshard.geometry.view_boxes import StridedBox
-from reshard.geometry.view_messages import ViewMessage, chunk_cap, view_messages
-from reshard.lower.colouring import colouring
+from reshard.lower.exchange import Exchange
 from reshard.plans.plan import Step
 from reshard.plans.rules.view import TileOrder, tile_order
 from reshard.types.layout import Layout
@@ -57,55 +48,13 @@ class CastTiles:
     dtype: str
 
 
-@dataclass(frozen=True)
-class StridedTransfer:
-    """What one device sends to another in one message."""
+ViewInstruction = Reorder | TakePart | PutPart | CastTiles
 
-    sender: int
-    receiver: int
-    boxes: tuple[StridedBox, ...]
-    relayed: ClassVar[bool] = False
-
-    @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """The same elements as blocks."""
-        return tuple(
-            Block(box.src, box.dst, tuple(map(Axis, box.extents, box.src_strides, box.dst_strides)))
-            for box in self.boxes
-        )
-
-    @cached_property
-    def elements(self) -> int:
-        """Elements in the message."""
-        return sum(box.elements for box in self.boxes)
-
-    @cached_property
-    def form(self) -> tuple[Any, ...]:
-        """The extents of its boxes, whatever their places and strides."""
-        return tuple(box.extents for box in self.boxes)
+VIEW_INSTRUCTIONS = (Reorder, TakePart, PutPart, CastTiles)
 
 
-@dataclass(frozen=True)
-class ViewExchange:
-    """Boxes go from flat tiles to flat tiles on `receivers`; `staged` if messages need buffers, `fills` if the target's
-    tile is there already and only part of it is written."""
-
-    receivers: tuple[int, ...]
-    local: tuple[StridedTransfer, ...]
-    rounds: tuple[tuple[StridedTransfer, ...], ...]
-    staged: bool
-    fills: bool
-
-
-ViewInstruction = Reorder | TakePart | PutPart | CastTiles | ViewExchange
-
-VIEW_INSTRUCTIONS = (Reorder, TakePart, PutPart, CastTiles, ViewExchange)
-
-
-def view_instruction(step: Step, device: int | None = None) -> ViewInstruction:
-    """The instruction of a step that changes indices or the dtype.
-
-    Given a `device`, an exchange lists only the messages of that one.
+def view_instruction(step: Step) -> ViewInstruction:
+    """The instruction of a step that changes indices or the dtype, and sends nothing.
 
     >>> from reshard.types import Mesh
     >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
@@ -119,9 +68,7 @@ def view_instruction(step: Step, device: int | None = None) -> ViewInstruction:
         return Reorder(tile_order(step.operand, step.result, view))
     if step.kind == "take":
         return TakePart(_spans(step.operand, view))
-    if step.kind == "put":
-        return PutPart(_spans(step.result, view))
-    return _exchange(step, view, device)
+    return PutPart(_spans(step.result, view))
 
 
 def aliases(instruction: object) -> bool:
@@ -131,7 +78,7 @@ def aliases(instruction: object) -> bool:
 
 def fills(instruction: object) -> bool:
     """Whether an instruction writes into the target's tile that is there already."""
-    return isinstance(instruction, PutPart) or (isinstance(instruction, ViewExchange) and instruction.fills)
+    return isinstance(instruction, PutPart) or (isinstance(instruction, Exchange) and instruction.fills)
 
 
 def last_dtype(instructions: Sequence[object]) -> str | None:
@@ -151,36 +98,3 @@ def _spans(layout: Layout, view: View) -> Spans:
         tile if all_of else atom.size for tile, all_of, atom in zip(layout.tile_shape, whole, view.atoms, strict=True)
     ]
     return tuple(zip(starts, extents, strict=True))
-
-
-def _exchange(step: Step, view: View, device: int | None) -> ViewExchange:
-    messages = [m for m in view_messages(step.operand, step.result, view) if m.elements]
-    crossing = [m for m in messages if m.sender != m.receiver]
-    kept = [m for m in messages if m.sender == m.receiver]
-    cap = chunk_cap(crossing, step.mode.chunk)
-    pieces = [piece for message in crossing for piece in _pieces(message, cap, device)]
-    turns = colouring([(sender, receiver) for sender, receiver, _ in pieces])
-    return ViewExchange(
-        step.result.mesh.devices,
-        _listed((piece for message in kept for piece in _pieces(message, None, device)), device),
-        tuple(_listed((pieces[at] for at in turn), device) for turn in turns),
-        step.cost.scratch > 0,
-        view.into,
-    )
-
-
-_Piece = tuple[int, int, tuple[StridedBox, ...]]
-
-
-def _pieces(message: ViewMessage, cap: int | None, device: int | None) -> Iterator[_Piece]:
-    """A message whole, or box by box in boxes of at most `cap` elements; without boxes for other ranks'."""
-    mine = device is None or device in (message.sender, message.receiver)
-    ends = message.sender, message.receiver
-    if cap is not None:
-        yield from ((*ends, (piece,)) for box in message.boxes for piece in box.cut(cap))
-    else:
-        yield (*ends, tuple(message.boxes) if mine else ())
-
-
-def _listed(pieces: Iterable[_Piece], device: int | None) -> tuple[StridedTransfer, ...]:
-    return tuple(StridedTransfer(*piece) for piece in pieces if device is None or device in piece[:2])

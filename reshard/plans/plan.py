@@ -46,7 +46,7 @@ from reshard.plans.plan_data import (
     view_data,
 )
 from reshard.plans.plan_data import flattened as flattened
-from reshard.plans.rules.bounds import busiest, joint_endpoint_bound, joint_lower_bound, view_bound, view_endpoint_bound
+from reshard.plans.rules.bounds import busiest, endpoint_bound, joint_endpoint_bound, joint_lower_bound, lower_bound
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.lane import Lane, lane
 from reshard.plans.rules.loads import Loads, loads
@@ -196,7 +196,7 @@ class Plan(ShownPlan):
         If a sum stays unfinished, in every plan that keeps its summands; if one is finished, in every plan without
         idle axes.
         """
-        return view_bound(self.source, self.target, self.view)
+        return lower_bound(self.source, self.target, self.view)
 
     @cached_property
     def idle_axes(self) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ class Plan(ShownPlan):
     @property
     def endpoint_bound_bytes(self) -> int:
         """Bytes that some device sends or receives, in total, in every plan."""
-        return view_endpoint_bound(self.source, self.target, self.view)
+        return endpoint_bound(self.source, self.target, self.view)
 
     @property
     def launches(self) -> int:

@@ -57,8 +57,9 @@ def check_format(number: object) -> None:
 
 def step_data(step: Step) -> dict[str, Any]:
     """The lines of a `Step`; only one that has a view writes that."""
+    through_view = step.kind == "exchange" and step.mode.view is not None
     return {
-        "kind": step.kind,
+        "kind": _THROUGH_VIEW if through_view else step.kind,
         "operand": str(step.operand),
         "result": str(step.result),
         "mesh": step.result.mesh.to_dict(),
@@ -73,6 +74,10 @@ def step_data(step: Step) -> dict[str, Any]:
         "seconds": step.seconds,
         **view_data(step.mode.view),
     }
+
+
+_THROUGH_VIEW = "view_exchange"
+"""How format 1 calls an exchange through a view."""
 
 
 class PlanData(NamedTuple):
@@ -109,7 +114,8 @@ def _step_spec(step: Fields) -> StepSpec:
         step.get("overlap", bool, default=False),
     )
     mesh = Mesh.from_dict(step.object("mesh"))
-    return StepSpec(step.get("kind", str), Layout.parse(step.get("result", str), mesh), mode)
+    kind = step.get("kind", str)
+    return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, Layout.parse(step.get("result", str), mesh), mode)
 
 
 def read_seconds(fields: Fields) -> float | None:

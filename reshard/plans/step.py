@@ -11,12 +11,11 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard.errors import PlanError, StepError, quoted
+from reshard.geometry.figures import most_sent
 from reshard.geometry.relay import relay_figures
 from reshard.geometry.remesh import disjoint
-from reshard.geometry.view_messages import view_stats
 from reshard.plans.rules.collectives import RULES, VIEW_RULES, check_step
 from reshard.plans.rules.cost import PLAIN, Cost, StepMode
-from reshard.plans.rules.exchange import sent
 from reshard.plans.rules.view import aliases
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
@@ -70,11 +69,10 @@ class Step:
     @property
     def sent_bytes(self) -> int:
         """Bytes that the busiest device sends in this step; a reduction's are those that it receives."""
-        if self.kind == "view_exchange" and self.mode.view is not None:
-            return self.operand.nbytes(view_stats(self.operand, self.result, self.mode.view).sent)
         if self.kind != "exchange":
             return self.received_bytes
-        return self.operand.nbytes(sent(self.operand, self.result, self.mode))
+        sent = most_sent(self.operand, self.result, self.mode.view, relayed=self.mode.relay)
+        return self.operand.nbytes(sent)
 
     @property
     def endpoint_bytes(self) -> int:

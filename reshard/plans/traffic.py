@@ -13,12 +13,12 @@ All devices of a collective send and receive as much as the busiest one; in an e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from reshard.geometry.crossing import received_by_device, sent_by_device
+from reshard.geometry.exchange_stats import ByDevice
+from reshard.geometry.figures import received_by_device, sent_by_device
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.geometry.view_messages import by_device
 from reshard.plans.step import Step
 
 
@@ -53,22 +53,23 @@ def _by_side(steps: Sequence[Step]) -> BusiestBytes:
 
 
 def _received(step: Step) -> dict[int, int]:
-    if step.kind == "view_exchange" and step.mode.view is not None:
-        return _in_bytes(step, by_device(step.operand, step.result, step.mode.view)[0])
-    if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
+    if step.kind != "exchange" or _is_even_load(step):
         return dict.fromkeys(step.result.mesh.devices, step.received_bytes)
-    return _in_bytes(step, received_by_device(step.operand, step.result))
+    return _in_bytes(step, received_by_device(step.operand, step.result, step.mode.view))
 
 
 def _sent(step: Step) -> dict[int, int]:
     if step.mode.relay:
         return dict.fromkeys({*step.operand.mesh.devices, *step.result.mesh.devices}, step.sent_bytes)
-    if step.kind == "view_exchange" and step.mode.view is not None:
-        return _in_bytes(step, by_device(step.operand, step.result, step.mode.view)[1])
-    if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
+    if step.kind != "exchange" or _is_even_load(step):
         return dict.fromkeys(step.operand.mesh.devices, step.sent_bytes)
-    return _in_bytes(step, sent_by_device(step.operand, step.result))
+    return _in_bytes(step, sent_by_device(step.operand, step.result, step.mode.view))
 
 
-def _in_bytes(step: Step, each: Mapping[int, int]) -> dict[int, int]:
-    return {device: step.operand.nbytes(count) for device, count in each.items()}
+def _is_even_load(step: Step) -> bool:
+    """Whether the busiest device of an exchange stands for all."""
+    return step.mode.view is None and one_set(step.operand.mesh, step.result.mesh)
+
+
+def _in_bytes(step: Step, each: ByDevice) -> dict[int, int]:
+    return {device: step.operand.nbytes(count) for device, count in (each.listed or {}).items()}

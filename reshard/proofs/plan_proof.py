@@ -47,7 +47,7 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
     _check_given(plan, program)
     launches = checked_flag(launches, "launches")
     check_limit(limit)
-    if plan.view is not None or any(step.kind in VIEW_RULES for step in plan.steps):
+    if plan.view is not None or any(map(_changes_indices, plan.steps)):
         if launches:
             raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
         return prove_view(plan, program, prove_plan)
@@ -352,7 +352,7 @@ def prove(
 #
 #     view, take, put, cast   nothing is sent: the typing rule has the same elements on every device, before and after
 #     ordinary steps          each stretch of them is a plan of its own, and is proved like any other
-#     view_exchange           has no form: it is proved at these sizes only
+#     exchange with a view    has no form: it is proved at these sizes only
 #
 # At these sizes every element is marked, and the program is run: what a program does never depends on values, so that
 # marks that all differ and all arrive where the view says are a proof, not a sample.
@@ -393,14 +393,18 @@ def _parts(plan: Plan, prove: Callable[[Plan], Proof]) -> Iterator[tuple[int, st
     """Each step's number, why it is right, and the claims that were decided for the stretch that it ends."""
     stretch: list[Step] = []
     for number, step in enumerate(plan.steps, 1):
-        if step.kind in VIEW_RULES:
+        if _changes_indices(step):
             stretch = []
-            yield number, _BOXES if step.kind == "view_exchange" else _LOCAL, ()
+            yield number, _BOXES if step.kind == "exchange" else _LOCAL, ()
             continue
         stretch.append(step)
-        ends = number == len(plan.steps) or plan.steps[number].kind in VIEW_RULES
+        ends = number == len(plan.steps) or _changes_indices(plan.steps[number])
         why, claims = _stretch(stretch, prove) if ends else ("", ())
         yield number, why or "proved with the steps that follow it", claims
+
+
+def _changes_indices(step: Step) -> bool:
+    return step.kind in VIEW_RULES or step.mode.view is not None
 
 
 def _stretch(steps: list[Step], prove: Callable[[Plan], Proof]) -> tuple[str, tuple[Query, ...]]:

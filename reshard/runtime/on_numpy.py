@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from reshard.errors import TileError, quoted
 from reshard.lower import lower_plan
-from reshard.lower.exchange import Box, Span, Transfer
+from reshard.lower.exchange import Exchange, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
     AnyProgram,
-    Exchange,
     InParts,
     Instruction,
     JointExchange,
@@ -39,20 +38,7 @@ from reshard.lower.program import (
     SplitSum,
     lower_batch,
 )
-from reshard.lower.views import (
-    VIEW_INSTRUCTIONS,
-    CastTiles,
-    PutPart,
-    Reorder,
-    Spans,
-    StridedTransfer,
-    TakePart,
-    ViewExchange,
-    ViewInstruction,
-    aliases,
-    fills,
-    last_dtype,
-)
+from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, aliases, last_dtype
 from reshard.plans.plan import Plan, TreePlan
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
@@ -133,75 +119,26 @@ def _scales(plan: Plan, scale: object) -> Mapping[int, Any]:
     return scales
 
 
-def run_view(step: ViewInstruction, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
-    """Runs one instruction; counts what it allocates and receives."""
-    if fills(step):
-        devices = step.receivers if isinstance(step, ViewExchange) else tuple(tiles)
-        result = {device: more.into[device].reshape(tuple(shape)) for device in devices}
-        return _FILL[type(step)](step, tiles, result, memory)
-    if isinstance(step, CastTiles):
-        return _cast(step, tiles, memory, more)
-    if isinstance(step, Reorder):
-        return {device: _reorder(step, device, tile, shape, memory) for device, tile in tiles.items()}
-    dtype = next(iter(tiles.values())).dtype
-    devices = step.receivers if isinstance(step, ViewExchange) else tuple(tiles)
-    result = {device: np.zeros(tuple(shape), dtype) for device in devices}
-    for device, tile in result.items():
-        memory.take(device, tile.size)
-    if isinstance(step, TakePart):
-        for device, tile in tiles.items():
-            result[device][...] = tile[_view_block(step.spans)]
-        return result
-    return _run_view_exchange(cast("ViewExchange", step), tiles, result, memory)
-
-
-def _reorder(step: Reorder, device: int, tile: Array, shape: Sequence[int], memory: Account) -> Array:
+def _reorder(step: Reorder, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     if step.order.aliases:
-        return tile.reshape(tuple(shape))
-    memory.take(device, tile.size)
-    return np.ascontiguousarray(tile.reshape(step.order.digits).transpose(step.order.order)).reshape(tuple(shape))
+        return {device: tile.reshape(tuple(shape)) for device, tile in tiles.items()}
+    digits, order = step.order
+    turned = {device: tile.reshape(digits).transpose(order) for device, tile in tiles.items()}
+    return {device: _new(memory, device, tile, shape) for device, tile in turned.items()}
 
 
-def _put(step: PutPart, tiles: Tiles, result: Tiles, memory: Account) -> Tiles:
+def _take_part(step: TakePart, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+    return {device: _new(memory, device, tile[_view_block(step.spans)], shape) for device, tile in tiles.items()}
+
+
+def _put_part_into(step: PutPart, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
+    result = {device: more.into[device].reshape(tuple(shape)) for device in tiles}
     for device, tile in tiles.items():
         result[device][_view_block(step.spans)] = tile
     return result
 
 
-def _run_view_exchange(step: ViewExchange, tiles: Tiles, result: Tiles, memory: Account) -> Tiles:
-    flat = {device: np.ascontiguousarray(tile).reshape(-1) for device, tile in tiles.items()}
-    filled = {device: tile.reshape(-1) for device, tile in result.items()}
-    for transfer in step.local:
-        _copy(transfer, flat, filled)
-    for turn in step.rounds:
-        memory.launches += 1
-        ends = [(device, t.elements) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
-        for device, elements in ends:
-            memory.take(device, elements)
-        for transfer in turn:
-            memory.receive(transfer.receiver, transfer.elements)
-            _copy(transfer, flat, filled)
-        for device, elements in ends:
-            memory.free(device, elements)
-    return result
-
-
-def _copy(transfer: StridedTransfer, flat: Tiles, filled: Tiles) -> None:
-    source, target = flat[transfer.sender], filled[transfer.receiver]
-    for box in transfer.boxes:
-        there = _strided(target, box.dst, box.extents, box.dst_strides)
-        there[...] = _strided(source, box.src, box.extents, box.src_strides)
-
-
-def _strided(flat: Array, place: int, extents: Sequence[int], strides: Sequence[int]) -> Array:
-    """The elements of a box in a flat tile; the box was checked to lie inside it."""
-    last = place + sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
-    if not 0 <= place <= last < flat.size:
-        raise TileError(f"a box from {place} to {last} leaves a tile of {flat.size} elements")
-    return as_strided(flat[place:], tuple(extents), tuple(stride * flat.itemsize for stride in strides))
-
-
-def _cast(step: CastTiles, tiles: Tiles, memory: Account, more: Extras) -> Tiles:
+def _cast(step: CastTiles, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
     narrows = dtypes.bits(step.dtype) < dtypes.bits(memory.dtype)
     memory.cast(step.dtype)
     result: Tiles = {}
@@ -236,12 +173,6 @@ def scaled(tile: Array, dtype: np.dtype[Any], scale: Any, narrows: bool) -> Arra
 
 def _view_block(spans: Spans) -> tuple[slice, ...]:
     return tuple(slice(start, start + extent) for start, extent in spans)
-
-
-_FILL: dict[type[ViewInstruction], Callable[[Any, Tiles, Tiles, Account], Tiles]] = {
-    PutPart: _put,
-    ViewExchange: _run_view_exchange,
-}
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None, more: Extras = NO_EXTRAS) -> Tiles:
@@ -279,16 +210,12 @@ def _run_launches(
         steps = [one.instructions[number] for one in program.programs]
         shapes = [one.tile_shapes[number] for one in program.programs]
         if isinstance(joint, JointExchange):
-            after = _exchanged(joint, before, shapes, memory)
+            after = _run_exchanges(joint.each, before, shapes, memory, more)
         elif isinstance(joint, PackedCollective):
             after = _packed_and_moved(joint, before, shapes, memory)
         else:
-            after = [
-                run_view(step, tiles, shape, memory, more)
-                if isinstance(step, VIEW_INSTRUCTIONS)
-                else run_instruction(step, tiles, shape, memory)
-                for step, tiles, shape in zip(steps, before, shapes, strict=True)
-            ]
+            each = zip(steps, before, shapes, strict=True)
+            after = [run_instruction(step, tiles, shape, memory, more) for step, tiles, shape in each]
         for at, (one, step) in enumerate(zip(program.programs, steps, strict=True)):
             if aliases(step):  # The same memory in another shape: it is still the source's if it was before.
                 given[at] = after[at] if before[at] is given[at] else given[at]
@@ -301,8 +228,12 @@ def _run_launches(
     ]
 
 
-def run_instruction(instruction: Instruction, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def run_instruction(
+    instruction: Instruction, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras = NO_EXTRAS
+) -> Tiles:
     """Runs one instruction on a tile for each device; returns the tiles after it, which have this shape."""
+    if (run_with := _RUN_WITH_EXTRAS.get(type(instruction))) is not None:
+        return run_with(instruction, tiles, shape, memory, more)
     return _RUN[type(instruction)](instruction, tiles, shape, memory)
 
 
@@ -389,34 +320,70 @@ def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Account)
     return result
 
 
-def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    result: Tiles = {}
-    dtype = next(iter(tiles.values())).dtype
-    for device in step.receivers:
-        memory.take(device, math.prod(shape))
-        result[device] = np.zeros(shape, dtype)
-    opened = {device: tile.reshape(step.send.digits) for device, tile in tiles.items()}
-    filled = {device: tile.reshape(step.receive.digits) for device, tile in result.items()}
-    for transfer in step.local:
-        copy_boxes(transfer, opened, filled)
-    for turn in step.rounds:
+def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
+    return _run_exchanges([step], [tiles], [shape], memory, more)[0]
+
+
+def _run_exchanges(
+    steps: Sequence[Exchange],
+    before: Sequence[Tiles],
+    shapes: Sequence[Sequence[int]],
+    memory: Account,
+    more: Extras,
+) -> list[Tiles]:
+    """The rounds of one exchange, or of several together: then each message holds the blocks of all arrays, packed."""
+    results: list[Tiles] = []
+    for step, tiles, shape in zip(steps, before, shapes, strict=True):
+        if step.fills:
+            results.append({device: more.into[device].reshape(tuple(shape)) for device in step.receivers})
+        else:
+            dtype = next(iter(tiles.values())).dtype
+            results.append({device: np.zeros(tuple(shape), dtype) for device in step.receivers})
+            _take(memory, results[-1])
+    sides = [(_flat_tiles(tiles), _flat_tiles(result)) for tiles, result in zip(before, results, strict=True)]
+    for step, side in zip(steps, sides, strict=True):
+        for transfer in step.local:
+            copy_blocks(transfer, *side)
+    staged = len(steps) > 1 or steps[0].staged
+    for turn in zip(*(step.rounds for step in steps), strict=True):
         memory.launches += 1
-        _turn(step, turn, opened, filled, memory)
-    return result
+        messages = list(zip(*turn, strict=True))
+        # Both ends of all messages of a round are live at once; what stays on its device crosses no wire.
+        ends: list[tuple[int, int]] = []
+        for sender, receiver, size in ((m[0].sender, m[0].receiver, sum(t.elements for t in m)) for m in messages):
+            if sender != receiver:
+                memory.receive(receiver, size)
+                ends += [(sender, size), (receiver, size)] if staged else []
+        for end in ends:
+            memory.take(*end)
+        for message in messages:
+            for transfer, side in zip(message, sides, strict=True):
+                copy_blocks(transfer, *side)
+        for end in ends:
+            memory.free(*end)
+    return results
 
 
-def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles, memory: Account) -> None:
-    """One round, whose staging buffers are all live at once."""
-    sent = [t for t in turn if t.sender != t.receiver]
-    ends = [(device, t.elements) for t in sent for device in (t.sender, t.receiver)] if step.staged else []
-    for device, elements in ends:
-        memory.take(device, elements)
-    for transfer in sent:
-        memory.receive(transfer.receiver, transfer.elements)
-    for transfer in turn:
-        copy_boxes(transfer, opened, filled)
-    for device, elements in ends:
-        memory.free(device, elements)
+def _flat_tiles(tiles: Tiles) -> Tiles:
+    """The tiles in row-major order; those that are so already are not copied, and share their memory."""
+    return {device: np.ascontiguousarray(tile).reshape(-1) for device, tile in tiles.items()}
+
+
+def copy_blocks(transfer: Transfer, flat: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
+    """Copies the blocks of a message from the sender's flat tile to the receiver's."""
+    source, target = (filled if transfer.relayed else flat)[transfer.sender], filled[transfer.receiver]
+    for src, dst, axes in transfer.blocks:
+        there = _strided(target, dst, [(extent, stride) for extent, _, stride in axes])
+        there[...] = _strided(source, src, [(extent, stride) for extent, stride, _ in axes])
+
+
+def _strided(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Array:
+    """The elements of one end of a block in a flat tile; raises `TileError` if some lie outside of it."""
+    extents = [extent for extent, _ in axes]
+    last = place + sum([(extent - 1) * stride for extent, stride in axes])
+    if math.prod(extents) and not 0 <= place <= last < flat.size:
+        raise TileError(f"a block from {place} to {last} leaves a tile of {flat.size} elements")
+    return as_strided(flat[place:], extents, [stride * flat.itemsize for _, stride in axes])
 
 
 def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
@@ -431,7 +398,7 @@ def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account
     for number in range(step.take.parts):
         parts = {device: _new(memory, device, *_cut(step.take, tile, number)) for device, tile in tiles.items()}
         part_shape = _cut(step.put, result[next(iter(result))], number)[1]
-        waiting.append((number, parts, _RUN[type(step.each)](step.each, parts, part_shape, memory)))
+        waiting.append((number, parts, run_instruction(step.each, parts, part_shape, memory)))
         if not step.overlap or number:
             _put_part(step.put, result, *waiting.pop(0), memory)
     for last in waiting:
@@ -510,9 +477,16 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account], Til
     AllReduce: _all_reduce,
     SplitSum: _split_sum,
     Permute: _permute,
-    Exchange: _exchange,
     ExchangeInPlace: exchange_in_place,
     InParts: _in_parts,
+    Reorder: _reorder,
+    TakePart: _take_part,
+}
+
+_RUN_WITH_EXTRAS: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account, Extras], Tiles]] = {
+    Exchange: _exchange,
+    PutPart: _put_part_into,
+    CastTiles: _cast,
 }
 
 
@@ -541,21 +515,6 @@ def closed(view: TileView, blocks: Array) -> Array:
     spread = blocks.reshape([view.digits[axis] for axis in order])
     whole = spread.transpose(np.argsort(order)).reshape(view.padded)
     return whole[tuple(slice(extent) for extent in view.tile)]
-
-
-def copy_boxes(transfer: Transfer, opened: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
-    """Copies the boxes of a message from the sender's digits to the receiver's."""
-    for box in transfer.boxes:
-        part = (filled if transfer.relayed else opened)[transfer.sender][_at(box.src)]
-        filled[transfer.receiver][_at(box.dst)] = part.reshape(_extents(box))
-
-
-def _extents(box: Box) -> tuple[int, ...]:
-    return tuple(extent for _, extent in box.dst)
-
-
-def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
-    return tuple(slice(start, start + extent) for start, extent in spans)
 
 
 # Launches of several arrays: blocks are packed side by side, one collective moves them, and they are unpacked.
@@ -605,52 +564,6 @@ def _unpack_joint(views: Sequence[TileView], packed: Array, shapes: Sequence[tup
         return [part.reshape(shape).copy() for part, shape in zip(parts, shapes, strict=True)]
     closed_parts = [closed(view, part.copy()) for view, part in zip(views, parts, strict=True)]
     return [part.reshape(shape).copy() for part, shape in zip(closed_parts, shapes, strict=True)]
-
-
-def _exchanged(
-    step: JointExchange, before: Sequence[Tiles], shapes: Sequence[tuple[int, ...]], memory: Account
-) -> list[Tiles]:
-    """The rounds of all exchanges together; each message holds the boxes of all arrays, packed one after another."""
-    dtype = next(iter(before[0].values())).dtype
-    results = [
-        {device: np.zeros(shape, dtype) for device in one.receivers}
-        for one, shape in zip(step.each, shapes, strict=True)
-    ]
-    for result in results:
-        _take(memory, result)
-    sides = [
-        (_views(one.send, tiles), _views(one.receive, result))
-        for one, tiles, result in zip(step.each, before, results, strict=True)
-    ]
-    for one, (source, target) in zip(step.each, sides, strict=True):
-        for transfer in one.local:
-            copy_boxes(transfer, source, target)
-    for turn in zip(*(one.rounds for one in step.each), strict=True):
-        memory.launches += 1
-        _run_tree_turn(turn, sides, memory)
-    return results
-
-
-def _views(view: TileView, tiles: Tiles) -> Tiles:
-    return {device: tile.reshape(view.digits) for device, tile in tiles.items()}
-
-
-def _run_tree_turn(turn: Sequence[Any], sides: Sequence[tuple[Tiles, Tiles]], memory: Account) -> None:
-    """One round: both ends of all messages are live at once."""
-    ends: list[tuple[int, int]] = []
-    for transfers in zip(*turn, strict=True):
-        sender, receiver = transfers[0].sender, transfers[0].receiver
-        elements = sum(transfer.elements for transfer in transfers)
-        if sender != receiver:
-            memory.receive(receiver, elements)
-            ends += [(sender, elements), (receiver, elements)]
-    for end in ends:
-        memory.take(*end)
-    for transfers in zip(*turn, strict=True):
-        for transfer, (source, target) in zip(transfers, sides, strict=True):
-            copy_boxes(transfer, source, target)
-    for end in ends:
-        memory.free(*end)
 
 
 # `simulate`: a plan of one array or of many, run on numpy.

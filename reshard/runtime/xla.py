@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
@@ -33,7 +34,6 @@ from reshard.lower.to_shard_map.parts import loops, share_loop
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.cost import PLAIN, StepMode
-from reshard.plans.rules.exchange import exchange_size
 from reshard.plans.rules.parts import Part, counts, split_step
 from reshard.types.layout import Layout
 
@@ -133,7 +133,7 @@ def _put_in_parts(step: Step, least: int, count: int, overlap: bool, lanes: bool
             return as_it_is._replace(mode=StepMode(parts=double, overlap=True))
     parts = _count_parts(step, count, lanes)
     if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
-        rounds = exchange_size(step.operand, step.result).rounds
+        rounds = exchange_figures(step.operand, step.result).rounds
         if parts < rounds <= 4 * count:
             return StepSpec("exchange", step.result)
     return as_it_is._replace(mode=StepMode(parts=parts))
@@ -228,7 +228,7 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
         return parted
     if not plan.source.partial_as(plan.target) or not one_set(plan.source.mesh, plan.target.mesh):
         return parted
-    if refine(plan.source, plan.target) is None or exchange_size(plan.source, plan.target).rounds > 2 * PARTS:
+    if refine(plan.source, plan.target) is None or exchange_figures(plan.source, plan.target).rounds > 2 * PARTS:
         return parted
     straight = in_parts(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate), least)
     needs, otherwise = (peak_bytes(each, padded=True) for each in (straight, parted))
@@ -241,7 +241,7 @@ def _send_in_one_copy(plan: Plan, parted: Plan) -> Plan | None:
     step = parted.steps[0] if len(plan.steps) == 1 else None
     if step is None or step.kind != "all_to_all" or step.mode.parts == 1 or not sent_as_it_lies(lower_plan(plan)):
         return None
-    if exchange_size(plan.source, plan.target).rounds == 1:
+    if exchange_figures(plan.source, plan.target).rounds == 1:
         move = StepSpec("exchange", plan.target, StepMode(parts=step.mode.parts))
         return chain(plan.source, plan.target, [move], seconds=[step.seconds])
     ends = plan.source.tile_bytes + plan.target.tile_bytes
@@ -303,7 +303,7 @@ def _is_faster_in_rounds(step: Step, least: int) -> bool:
     """Whether a step is an all-to-all that takes less time in rounds."""
     if step.kind != "all_to_all" or step.mode != PLAIN:
         return False
-    size = exchange_size(step.operand, step.result)
+    size = exchange_figures(step.operand, step.result)
     enough = least if size.rounds <= FEW_ROUNDS else 2 * least
     if step.operand.nbytes(size.message) < enough or size.rounds > MOST_ROUNDS:
         return False
@@ -343,7 +343,9 @@ def _count_live_bytes(plan: Plan, loop: Sequence[Step]) -> int:
     first, last = loop[0], loop[-1]
     target = 0 if _is_overwritten(plan, last) else plan.target.tile_bytes
     # XLA packs the messages of a part's next round while those of one are on their way.
-    buffers = [step.cost.scratch + (count_message_bytes(step) if step.kind == "exchange" else 0) for step in loop]
+    packed = [step.kind == "exchange" and step.mode.view is None for step in loop]
+    each = zip(loop, packed, strict=True)
+    buffers = [step.cost.scratch + (count_message_bytes(step) if also else 0) for step, also in each]
     if len(loop) == 1:
         return first.live_bytes + target + buffers[0] - first.cost.scratch
     ends = first.retained_bytes + first.operand.tile_bytes + last.result.tile_bytes

@@ -51,7 +51,7 @@ def explain_step(step: Step, last: bool = True) -> str:
     >>> explain_step(Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
     'each device collects the 4 tiles along x, and dim 0 is no longer split over x. It comes last, because ...'
     """
-    if step.kind in VIEW_RULES:
+    if step.kind in VIEW_RULES or step.mode.view is not None:
         return _explain_view(step)
     r, mesh = refine(step.operand, step.result), step.operand.mesh
     if step.kind == "exchange":
@@ -170,7 +170,7 @@ def _explain_view(step: Step) -> str:
             return f"only part of the array is wanted ({part}), and each tile has all of that dim: it keeps it."
         case "put":
             return f"the elements go into the target's tile that is there ({part}); its other parts stay."
-        case "view_exchange" | "exchange":
+        case "exchange":
             return (
                 f"{view}: digits lie across the view's atoms on both sides, or a part is of a dim that is spread over "
                 f"devices, so no collective fits. Boxes go straight to their places, in "

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from reshard.errors import BudgetError
+from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.plans.memory import Bytes, DeviceKinds, Footprint, peaks
 from reshard.plans.plan import Batch, Plan, Step, StepSpec, chain, floor, lanes
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.exchange import exchange_size
 from reshard.plans.rules.parts import counts
 from reshard.synth import cost
 from reshard.synth.batches import batch_of, rank
@@ -84,7 +84,7 @@ def _in_chunks(step: Step, spare: int) -> StepSpec | None:
     if spare < 0 or not step.operand.partial_as(step.result):
         return None
     relay = step.mode.relay
-    run = 1 if relay else exchange_size(step.operand, step.result).run
+    run = 1 if relay else exchange_figures(step.operand, step.result).run
     element = max(1, step.operand.nbytes(1))
     return StepSpec("exchange", step.result, StepMode(max(spare // (2 * element), run, 1), relay=relay))
 

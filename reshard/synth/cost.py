@@ -56,7 +56,7 @@ def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     if not cost.launches:
         return 0.0
     wires = Wires.of(links, operand.mesh)
-    refinement = None if kind == "view_exchange" else refine(operand, result)
+    refinement = None if mode.view is not None else refine(operand, result)
     if refinement is None or (kind == "exchange" and not refinement.exact):
         return _boxes(cost, operand, result, wires)
     match kind:

@@ -8,7 +8,7 @@
     ...              bf16[{y}4, 5]         planned as any move between two layouts
 
 Steps before and after send nothing. Where tiles have to be transposed, this is tried at every place between the steps.
-Where no common units exist, one `view_exchange` does it all.
+Where no common units exist, one `exchange` through the view does it all.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def _uncast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]
         for inner in _between(parts.middle.source, parts.middle.target, between, budget):
             yield from _around(move, parts, inner)
     if parts is None or budget is not None:
-        yield [StepSpec("view_exchange", move.target, StepMode(view=move.view))]
+        yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
     if budget is not None and move.source.partial_as(move.target):
         for chunk in dict.fromkeys((_chunk(move, budget), 1)):
-            yield [StepSpec("view_exchange", move.target, StepMode(chunk, view=move.view))]
+            yield [StepSpec("exchange", move.target, StepMode(chunk, view=move.view))]
 
 
 def _chunk(move: Move, budget: int) -> int:

@@ -225,7 +225,7 @@ def _seconds(plan: Plan) -> float:
 
 def _preference(plan: Plan) -> tuple[int, int, int, int]:
     """What decides between equal bytes, in this order; the last entry prefers a collective to an exchange of boxes."""
-    exchanges = sum(step.kind == "exchange" for step in plan.steps)
+    exchanges = sum(step.kind == "exchange" and step.mode.view is None for step in plan.steps)
     return (plan.launches, _memory(plan), plan.received_bytes, exchanges)
 
 
@@ -236,7 +236,7 @@ def _memory(plan: Plan) -> int:
 
 def _message(step: Step) -> int:
     """The bytes of a message that an exchange has no scratch for."""
-    staged = step.kind != "exchange" or step.mode.in_place or step.cost.scratch > 0
+    staged = step.kind != "exchange" or step.mode.in_place or step.mode.view is not None or step.cost.scratch > 0
     return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
+from reshard.geometry.blocks import Block
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 
@@ -64,3 +65,11 @@ def fewest_received(source: Layout, target: Layout) -> int:
         len(elements(target, device, summand(source, device)) - elements(source, device, summand(source, device)))
         for device in target.mesh.devices
     )
+
+
+def offsets(block: Block) -> list[tuple[int, int]]:
+    """The (sender's, receiver's) offset of every element of a block, in order."""
+    pairs = [(block.src, block.dst)]
+    for extent, src, dst in block.axes:
+        pairs = [(at + n * src, to + n * dst) for at, to in pairs for n in range(extent)]
+    return pairs

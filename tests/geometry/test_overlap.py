@@ -1,4 +1,4 @@
-"""Shares of two pieces of a dim, against the meaning of both layouts, element by element."""
+"""What two pieces of a dim share, against the meaning of both layouts, and the blocks that say it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from reshard.geometry import overlap
+from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.overlap import (
     Run,
-    ascending,
+    append_block,
     fullest,
+    list_runs,
     piece,
     piece_sizes,
+    repeat_blocks,
     shared_elements,
     shares,
     shares_from,
     shares_of,
+    shortest_shared,
 )
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
@@ -65,7 +71,7 @@ def test_shares_are_the_common_elements_at_their_local_places(seed: int):
                 received = []
                 for p, runs in common[q].items():
                     assert runs, "a source piece without common elements"
-                    for src, dst, length in ascending(runs):
+                    for src, dst, length in list_runs(runs):
                         assert before[p][src : src + length] == wanted[dst : dst + length]
                         received += range(dst, dst + length)
                 # Each true element exactly once, and no padding.
@@ -79,7 +85,7 @@ def test_runs_ascend_and_are_as_long_as_can_be(seed: int):
         size = choose.randint(1, 40)
         for by_source in shares(one_dim(choose, size).dims[0], one_dim(choose, size).dims[0]):
             for runs in by_source.values():
-                for run, following in pairwise(ascending(runs)):
+                for run, following in pairwise(list_runs(runs)):
                     assert run.src + run.length <= following.src or run.dst + run.length <= following.dst
                     assert (run.src + run.length, run.dst + run.length) != (following.src, following.dst)
 
@@ -95,8 +101,8 @@ def test_long_dims_of_many_periods_against_their_meaning(seed: int):
         for q, by_source in enumerate(shares(source.dims[0], target.dims[0])):
             received = []
             for p, runs in by_source.items():
-                repeats += sum(len(each.repeats) for each in runs)
-                for src, dst, length in ascending(runs):
+                repeats += sum(len(each.axes) - 1 for each in runs)
+                for src, dst, length in list_runs(runs):
                     assert before[p][src : src + length] == after[q][dst : dst + length]
                     received += range(dst, dst + length)
             assert sorted(received) == [at for at, index in enumerate(after[q]) if index < size]
@@ -111,7 +117,7 @@ def test_long_dims_of_many_periods_against_their_meaning(seed: int):
         ("f64[2{{x}}{h}/{n}]", "f64[{b}{{y}}{{x}}/{n}]", Mesh(x=2, y=2)),  # two long rounds against cyclic
     ],
 )
-def test_a_long_array_has_no_more_progressions_than_a_short_one(source: str, target: str, mesh: Mesh):
+def test_a_long_array_has_no_more_blocks_than_a_short_one(source: str, target: str, mesh: Mesh):
     counts = []
     for n in (1_613, 1_024_021, 10**15 + 37):
         sizes = {"n": n, "m": -(-n // 20), "k": -(-n // 16), "b": -(-n // 4), "h": -(-n // 4)}
@@ -157,7 +163,7 @@ def test_the_sizes_of_a_million_pieces():
 )
 def test_by_hand(source: str, target: str, mesh: Mesh, expected: list[dict[int, list[tuple[int, int, int]]]]):
     (before,), (after,) = (Layout.parse(text, mesh).dims for text in (source, target))
-    assert [{p: ascending(runs) for p, runs in by.items()} for by in shares(before, after)] == [
+    assert [{p: list_runs(runs) for p, runs in by.items()} for by in shares(before, after)] == [
         {p: [Run(*run) for run in runs] for p, runs in by.items()} for by in expected
     ]
 
@@ -172,3 +178,142 @@ def test_a_piece_is_the_number_that_the_held_digits_write():
         assert piece(layout.dims[1], mesh, position) == y
         numbers[y].add(piece(layout.dims[0], mesh, position))
     assert all(pieces == set(range(6)) for pieces in numbers.values())
+
+
+# ---- counted, and the shortest -----------------------------------------------------------------------
+
+
+def owners(layout: Layout) -> dict[int, int]:
+    """Global index -> the number of the piece that has it."""
+    at = {d: piece(layout.dims[0], layout.mesh, layout.mesh.position(d)) for d in layout.mesh.devices}
+    return {index: at[d] for d in layout.mesh.devices for index in meaning(layout, d)[0]}
+
+
+def assert_shared(source: Layout, target: Layout) -> None:
+    before, after = owners(source), owners(target)
+    expected = Counter((after[index], before[index]) for index in range(source.shape[0]))
+    counts = shared_elements(source.dims[0], target.dims[0])
+    assert {(q, p): n for q, by in enumerate(counts) for p, n in by.items()} == expected, f"{source} -> {target}"
+
+
+@pytest.mark.parametrize("faster", [0, 1 << 40], ids=["counted", "walked"])
+def test_both_ways_to_count_against_the_meaning(faster: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overlap, "_FASTER", faster)
+    choose = random.Random(3)
+    shared_elements.cache_clear()
+    for size in (0, 1, 2, 3, 5, 7, 12, 13, 24, 29, 60, 97, 211):
+        for _ in range(12):
+            assert_shared(*(random_layout(choose, choose.choice(MESHES), [size]) for _ in range(2)))
+    shared_elements.cache_clear()
+
+
+def test_two_levels_of_rounds_on_both_sides():
+    mesh = Mesh(x=4, y=4)
+    assert_shared(*(Layout.parse(text, mesh) for text in ("f32[15{x}5{y}3/3539]", "f32[16{y}7{x}2/3539]")))
+
+
+def shortest_listed(source: Layout, target: Layout) -> int:
+    every = shares(source.dims[0], target.dims[0])
+    return min((run.length for by in every for runs in by.values() for run in list_runs(runs)), default=1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shortest_shared_run_of_random_pairs(seed: int):
+    choose = random.Random(seed)
+    for _ in range(300):
+        size = choose.randint(0, 90)
+        pair = [random_layout(choose, choose.choice(MESHES), [size]) for _ in range(2)]
+        assert shortest_shared(*(layout.dims[0] for layout in pair)) == shortest_listed(*pair), pair
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("f32[3{x}2]", "f32[3{x}2]", 6),  # Every block continues in the next one of its piece, on both sides.
+        ("f32[3{x}2/9]", "f32[3{y}2/9]", 4),  # The last index continues its piece, alone in the last block.
+        ("f32[{x}4/7]", "f32[2{y}2/7]", 1),
+        ("f32[2{x}4/13]", "f32[2{y}6/13]", 1),
+        ("f32[3{x}4]", "f32[2{y}6]", 2),
+        ("f32[3{x}4/17]", "f32[3{z}2/17]", 2),  # Index 16, alone in a block of both, continues 10 and 11 in both.
+    ],
+)
+def test_the_shortest_shared_run_by_hand(source: str, target: str, expected: int):
+    pair = [Layout.parse(text, Mesh(x=2, y=2, z=3)) for text in (source, target)]
+    assert shortest_listed(*pair) == expected
+    assert shortest_shared(*(layout.dims[0] for layout in pair)) == expected
+
+
+# ---- runs that repeat -------------------------------------------------------------------------------
+
+
+Gaps = list[tuple[int, int, int]]
+"""(gap before in the source, gap before in the target, length) of ascending runs."""
+
+gaps = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4)
+extras = st.tuples(st.integers(0, 2), st.integers(0, 2))
+
+
+def listed(of: Gaps) -> list[Run]:
+    """The runs that these gaps leave."""
+    runs, src, dst = [], 0, 0
+    for before, behind, length in of:
+        src, dst = src + before, dst + behind
+        runs.append(Run(src, dst, length))
+        src, dst = src + length, dst + length
+    return runs
+
+
+def merged(runs: list[Run]) -> list[Run]:
+    """Ascending runs, each merged with the one before if it continues that in both tiles."""
+    kept: list[Run] = []
+    for run in runs:
+        if kept and (kept[-1].src + kept[-1].length, kept[-1].dst + kept[-1].length) == (run.src, run.dst):
+            run = Run(kept[-1].src, kept[-1].dst, kept.pop().length + run.length)
+        kept.append(run)
+    return kept
+
+
+def appended(runs: list[Run]) -> list[Block]:
+    one: list[Block] = []
+    for run in runs:
+        append_block(one, straight(*run))
+    return one
+
+
+def straight(src: int, dst: int, length: int, *repeats: Axis) -> Block:
+    return Block(src, dst, (*repeats, Axis(length, 1, 1)))
+
+
+def copies(runs: list[Run], repeat: Axis) -> list[Run]:
+    return [
+        Run(run.src + n * repeat.src, run.dst + n * repeat.dst, run.length)
+        for n in range(repeat.extent)
+        for run in runs
+    ]
+
+
+@settings(max_examples=300)
+@given(gaps, st.integers(1, 4), extras, st.integers(1, 3), extras)
+def test_repeats_of_repeats_are_the_runs_merged_one_by_one(
+    of: Gaps, inner: int, inner_extra: tuple[int, int], outer: int, outer_extra: tuple[int, int]
+):
+    runs = listed(of)
+    many = appended(runs)
+    assert list_runs(many) == merged(runs)
+    for count, extra in ((inner, inner_extra), (outer, outer_extra)):
+        end = runs[-1]
+        repeat = Axis(count, end.src + end.length + extra[0], end.dst + end.length + extra[1])
+        many, runs = repeat_blocks(many, repeat) if count > 1 else many, copies(runs, repeat)
+        assert list_runs(many) == merged(runs)
+    # What follows continues the last run, and repeats, too.
+    end = runs[-1]
+    more = straight(end.src + end.length, end.dst + end.length, 1, Axis(3, 4, 5))
+    append_block(many, more)
+    assert list_runs(many) == merged([*runs, *list_runs([more])])
+
+
+def test_equal_distances_make_one_block():
+    once = repeat_blocks([straight(0, 0, 2)], Axis(3, 5, 7))
+    assert once == [straight(0, 0, 2, Axis(3, 5, 7))]
+    assert repeat_blocks(once, Axis(4, 15, 21)) == [straight(0, 0, 2, Axis(12, 5, 7))]
+    assert repeat_blocks([straight(3, 1, 5)], Axis(1000, 5, 5)) == [straight(3, 1, 5000)]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-from reshard.geometry.blocks import Block
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange, Instruction
@@ -15,6 +14,7 @@ from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from tests.geometry.brute import offsets
 
 MESH = Mesh(x=4, y=2)
 
@@ -49,13 +49,6 @@ def elements(view_digits: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -
         yield sum(i * s for i, s in zip(index, strides, strict=True))
 
 
-def block_elements(block: Block) -> Iterator[tuple[int, int]]:
-    """The flat offsets of a block's elements in both tiles."""
-    for index in product(*map(range, block.extents)):
-        src = sum(i * axis.src for i, axis in zip(index, block.axes, strict=True))
-        yield block.src + src, block.dst + sum(i * axis.dst for i, axis in zip(index, block.axes, strict=True))
-
-
 def global_index(layout: Layout, device: int, offset: int) -> tuple[int, ...]:
     """The global index of a flat offset in a tile."""
     index = []
@@ -69,15 +62,15 @@ def covers(step: Step, exchange: Exchange) -> None:
     """Each true element of each target tile is written once, from a device that holds that very element."""
     written: Counter[tuple[int, int]] = Counter()
     for transfer in (*exchange.local, *(t for turn in exchange.rounds for t in turn)):
-        for box, block in zip(transfer.boxes, transfer.blocks, strict=True):
-            ends = elements(exchange.send.digits, box.src), elements(exchange.receive.digits, box.dst)
-            pairs = list(zip(*ends, strict=True))
-            assert list(block_elements(block)) == pairs
-            for src, dst in pairs:
-                written[transfer.receiver, dst] += 1
-                source = global_index(step.operand, transfer.sender, src)
-                assert source == global_index(step.result, transfer.receiver, dst)
-                assert all(i < n for i, n in zip(source, step.operand.shape, strict=True)), "padding is not data"
+        sliced = exchange.slice_transfer(transfer).boxes
+        ends = [(elements(exchange.send.digits, b.src), elements(exchange.receive.digits, b.dst)) for b in sliced]
+        pairs = [pair for block in transfer.blocks for pair in offsets(block)]
+        assert sorted(pair for each in ends for pair in zip(*each, strict=True)) == sorted(pairs)
+        for src, dst in pairs:
+            written[transfer.receiver, dst] += 1
+            source = global_index(step.operand, transfer.sender, src)
+            assert source == global_index(step.result, transfer.receiver, dst)
+            assert all(i < n for i, n in zip(source, step.operand.shape, strict=True)), "padding is not data"
     for device in step.result.mesh.devices:
         for offset in range(prod(step.result.tile_shape)):
             index = global_index(step.result, device, offset)

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.lower.exchange import rounds
-from reshard.lower.program import Exchange
+from reshard.lower.exchange import Exchange, lower_exchange
 from reshard.plans.plan import Step
 from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.covering import busiest, covers, instruction, matchings
+
+
+def exchange_of(before: Layout, after: Layout, chunk: int | None = None, device: int | None = None) -> Exchange:
+    return lower_exchange(Step("exchange", before, after, StepMode(chunk)), device)
 
 
 def test_rounds_of_an_all_to_all_by_exchange():
@@ -39,7 +42,8 @@ def test_messages_are_no_larger_than_the_chunk():
 def test_kept_shares_cross_no_wire():
     """Turns in which nobody sends are local copies; those in which some send have transfers to oneself too."""
     mesh = Mesh(x=2, y=2)
-    _, _, local, turns = rounds(Layout.parse("f32[{x}1, {y}2]", mesh), Layout.parse("f32[2, {x}2]", mesh), None)
+    lowered = exchange_of(Layout.parse("f32[{x}1, {y}2]", mesh), Layout.parse("f32[2, {x}2]", mesh))
+    local, turns = lowered.local, lowered.rounds
     assert local == ()
     assert [(t.sender, t.receiver) for t in turns[0]] == [(0, 0), (2, 1), (3, 2), (1, 3)]
     assert [(t.sender, t.receiver) for t in turns[1]] == [(2, 0), (0, 1), (1, 2), (3, 3)]
@@ -47,12 +51,10 @@ def test_kept_shares_cross_no_wire():
 
 def test_a_tile_is_reshaped_to_the_axes_that_boxes_need():
     """The four rows of a tile stay together; its columns fall into three shares of two."""
-    send, receive, _, _ = rounds(
-        Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, {x}2]", Mesh(x=3)), None
-    )
-    assert (send.digits, receive.digits) == ((4, 6), (12, 2))
-    blocks = rounds(Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, 2{x}]", Mesh(x=3)), None)
-    assert blocks[0].digits == (4, 2, 3)  # every third column: a box of its own axis
+    lowered = exchange_of(Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, {x}2]", Mesh(x=3)))
+    assert (lowered.send.digits, lowered.receive.digits) == ((4, 6), (12, 2))
+    lowered = exchange_of(Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, 2{x}]", Mesh(x=3)))
+    assert lowered.send.digits == (4, 2, 3)  # every third column: a box of its own axis
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 2, 3, 7, 100])
@@ -72,9 +74,10 @@ def test_a_tile_is_reshaped_to_the_axes_that_boxes_need():
 def test_every_element_arrives_once(mesh: Mesh, source: str, target: str, chunk: int | None):
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     step = Step("exchange", before, after, StepMode(chunk))
-    send, receive, local, turns = rounds(before, after, chunk)
+    lowered = lower_exchange(step)
+    turns = lowered.rounds
     matchings(turns)
-    covers(step, Exchange(send, receive, local, turns, staged=False, receivers=after.mesh.devices))
+    covers(step, lowered)
     assert len(turns) == step.launches == busiest(turns)
     assert all(t.elements <= (chunk or t.elements) for turn in turns for t in turn)
 
@@ -85,13 +88,13 @@ def test_one_device_lists_what_all_list_for_it(pair: tuple[Layout, Layout], chun
     """Its transfers alone, in the rounds and in the order of the whole."""
     if pair[0].mesh.devices != pair[1].mesh.devices:
         return
-    *views, local, turns = rounds(*pair, chunk)
+    whole = exchange_of(*pair, chunk)
     for device in pair[0].mesh.devices:
-        *own_views, own_local, own_turns = rounds(*pair, chunk, device)
-        assert own_views == views
-        crossing = [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]
+        own = exchange_of(*pair, chunk, device)
+        assert (own.send, own.receive, own.staged) == (whole.send, whole.receive, whole.staged)
+        crossing = [[t for t in turn if device in (t.sender, t.receiver)] for turn in whole.rounds]
         kept = [t for turn in crossing if all(t.sender == t.receiver for t in turn) for t in turn]
-        assert sorted(own_local) == sorted([*(t for t in local if t.receiver == device), *kept])
-        assert [sorted(turn) for turn in own_turns] == [
+        assert sorted(own.local) == sorted([*(t for t in whole.local if t.receiver == device), *kept])
+        assert [sorted(turn) for turn in own.rounds] == [
             sorted(turn) for turn in crossing if any(t.sender != t.receiver for t in turn)
         ]

@@ -11,6 +11,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import ProofError, UndecidedError
+from reshard.geometry.blocks import Block
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
@@ -99,14 +100,18 @@ def _waiting(choose: random.Random) -> Iterator[tuple[rs.Plan, Program]]:
     assert isinstance(exchange, Exchange)
     transfers = list(itertools.chain.from_iterable(exchange.rounds))
     for later in [t for t in transfers if t.relayed][:6]:
-        passed = {box.dst for box in later.boxes}
+        passed = {_in_result(block) for block in later.blocks}
         for first in transfers:
-            if first.relayed or first.receiver != later.sender or passed.isdisjoint(box.dst for box in first.boxes):
+            if first.relayed or first.receiver != later.sender or passed.isdisjoint(map(_in_result, first.blocks)):
                 continue
-            boxes = tuple(box._replace(src=box.dst) for box in first.boxes)
-            back = first._replace(sender=later.receiver, boxes=boxes, relayed=True)
+            back = first._replace(sender=later.receiver, blocks=tuple(map(_in_result, first.blocks)), relayed=True)
             if (rounds := _moved(exchange.rounds, first, back)) is not None:
                 yield plan, replace(program, instructions=(replace(exchange, rounds=rounds),))
+
+
+def _in_result(block: Block) -> Block:
+    """A block read where it is written."""
+    return Block(block.dst, block.dst, tuple(axis._replace(src=axis.dst) for axis in block.axes))
 
 
 def _moved(rounds: Rounds, first: Transfer, back: Transfer) -> Rounds | None:

@@ -7,7 +7,8 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError, ProofError, UndecidedError
 from reshard.lower import lower_plan
-from reshard.lower.views import Reorder, TakePart, ViewExchange
+from reshard.lower.exchange import Exchange
+from reshard.lower.views import Reorder, TakePart
 from reshard.plans.rules.view import TileOrder
 
 pytest.importorskip("z3", reason="proofs need reshard[prove]")
@@ -65,7 +66,7 @@ def test_wrong_programs_are_refuted():
     with pytest.raises(ProofError, match="must hold element"):
         rs.prove(TAKE, with_step(TAKE, 1, TakePart(((2, 1), (0, 2), (0, 5)))))
     exchange = lower_plan(BOXES).instructions[0]
-    assert isinstance(exchange, ViewExchange)
+    assert isinstance(exchange, Exchange)
     with pytest.raises(ProofError):
         rs.prove(BOXES, with_step(BOXES, 0, replace(exchange, rounds=exchange.rounds[1:])))
 

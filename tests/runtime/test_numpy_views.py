@@ -5,10 +5,11 @@ import pytest
 
 import reshard as rs
 from reshard.errors import TileError
-from reshard.geometry.view_boxes import StridedBox
-from reshard.lower.views import StridedTransfer, ViewExchange
+from reshard.geometry.blocks import Axis, Block
+from reshard.lower.exchange import Exchange, Transfer
+from reshard.plans.rules.tile_view import TileView
 from reshard.runtime import Account
-from reshard.runtime.on_numpy import NO_EXTRAS, run_view
+from reshard.runtime.on_numpy import run_instruction
 
 MESH = rs.Mesh(x=2)
 
@@ -33,9 +34,10 @@ def test_a_cast_is_counted_in_both_dtypes():
     assert set(memory.live.values()) == {64}
 
 
-def test_a_box_outside_of_a_tile_is_refused():
+def test_a_block_outside_of_a_tile_is_refused():
+    tile = TileView((4,), (4,), (4,), (0,), ())
     for place, stride in ((3, 1), (-1, 1), (0, 4)):
-        box = StridedBox(place, 0, (2,), (stride,), (1,))
-        step = ViewExchange((0,), (StridedTransfer(0, 0, (box,)),), (), False, False)
+        block = Block(place, 0, (Axis(2, stride, 1),))
+        step = Exchange(tile, tile, (0,), (Transfer(0, 0, (block,)),), (), staged=False, strided=True)
         with pytest.raises(TileError, match="leaves a tile"):
-            run_view(step, {0: np.zeros(4)}, (4,), Account("float64"), NO_EXTRAS)
+            run_instruction(step, {0: np.zeros(4)}, (4,), Account("float64"))

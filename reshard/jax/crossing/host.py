@@ -23,10 +23,10 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.geometry import messages
 from reshard.geometry.message import Tile, tile_of
-from reshard.geometry.view_messages import view_messages
+from reshard.geometry.messages import exchange_messages
 from reshard.jax.placement import devices_of
+from reshard.lower.exchange import digit_boxes
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -105,18 +105,18 @@ Boxes = Iterator[tuple[int, int, Part, Part]]
 
 
 def _boxes(operand: Layout, result: Layout) -> Boxes:
-    for message in messages.all_messages(operand, result):
-        for box in message.boxes:
-            taken = tuple(slice(run.src, run.src + run.length) for run in box)
-            put = tuple(slice(run.dst, run.dst + run.length) for run in box)
-            yield message.sender, message.receiver, taken, put
+    for message in exchange_messages(operand, result):
+        for block in message.blocks:
+            for box in digit_boxes(block, operand.tile_shape, result.tile_shape):
+                taken, put = (tuple(slice(start, start + extent) for start, extent in side) for side in box)
+                yield message.sender, message.receiver, taken, put
 
 
 def _strided_boxes(operand: Layout, result: Layout, view: View) -> Boxes:
-    for message in view_messages(operand, result, view):
-        for box in message.boxes:
-            taken = Strides(box.src, box.extents, box.src_strides)
-            yield message.sender, message.receiver, taken, Strides(box.dst, box.extents, box.dst_strides)
+    for message in exchange_messages(operand, result, view):
+        for src, dst, axes in message.blocks:
+            extents, before, after = tuple(zip(*axes, strict=True)) if axes else ((), (), ())
+            yield message.sender, message.receiver, Strides(src, extents, before), Strides(dst, extents, after)
 
 
 def exchanged(

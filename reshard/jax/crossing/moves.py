@@ -24,9 +24,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError
-from reshard.geometry.relay import relay_figures
+from reshard.geometry.figures import exchange_figures
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.geometry.view_messages import view_stats
 from reshard.jax.crossing.host import THREADED, HostExchange, exchanged, host_exchange, shards_of
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
@@ -45,11 +44,9 @@ from reshard.jax.starting import started
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import exchange as messages
-from reshard.lower.views import ViewExchange
 from reshard.plans.pipeline import Pipeline
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.exchange import exchange_size
 from reshard.plans.rules.parts import Cut
 from reshard.runtime import on_jax
 from reshard.synth import overlapped
@@ -235,7 +232,7 @@ def _whole_tiles(across: Plan) -> dict[int, int] | None:
 
 def _by_messages(parts: Legs, ends: Ends, donate: bool, *, between: bool) -> Moving:
     (step,) = lower_plan(parts.across).instructions
-    if not isinstance(step, Exchange | ViewExchange):
+    if not isinstance(step, Exchange):
         raise LayoutError(f"{parts.across} does not go in messages; report this")
     near_layout, far_layout = parts.across.source, parts.across.target
     dtype = jnp.dtype(near_layout.dtype)
@@ -244,7 +241,7 @@ def _by_messages(parts: Legs, ends: Ends, donate: bool, *, between: bool) -> Mov
     exchange = staged(step, near_layout, far_layout, meshes, transport, dtype)
     before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
     sends = bool(ends.source.addressable_devices)
-    fills = isinstance(step, ViewExchange) and step.fills and transport.receives
+    fills = step.fills and transport.receives
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         near = before(x, scale) if sends else x
@@ -490,8 +487,8 @@ def _at_once(whole: Plan, parts: Legs) -> Legs:
     after = Leg(whole.target) if last[0].kind != "cast" else Leg(last[0].operand, last)
     if (before.casts, after.casts) != (parts.before.casts, parts.after.casts) or whole.view is None:
         return parts  # A cast in between, before a part of the target is filled.
-    kind, mode = ("exchange", StepMode()) if whole.view.plain else ("view_exchange", StepMode(view=whole.view))
-    return Legs(before, _alone(Step(kind, before.target, after.source, mode), whole.donate), after)
+    mode = StepMode() if whole.view.plain else StepMode(view=whole.view)
+    return Legs(before, _alone(Step("exchange", before.target, after.source, mode), whole.donate), after)
 
 
 def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> Legs:
@@ -505,11 +502,10 @@ def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> 
     if step.kind == "permute" and not pieces:
         return parts
     operand, result = step.operand, step.result
-    kind = "view_exchange" if step.kind == "view_exchange" else "exchange"
     mode = StepMode(relay=step.mode.relay, view=step.mode.view)
     kept = parts.before.source.tile_bytes if parts.before.steps and not parts.across.donate else 0
-    plain = Step(kind, operand, result, mode, kept)
-    message = _message(plain)
+    plain = Step("exchange", operand, result, mode, kept)
+    message = exchange_figures(operand, result, mode.view, relayed=mode.relay).message
     given = step.mode.chunk or message
     tiles = plain.live_bytes - plain.cost.scratch
     buffers = 2 if mode.relay or not disjoint(operand.mesh, result.mesh) else buffers
@@ -527,15 +523,7 @@ def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> 
     elif operand.tile_bytes + result.tile_bytes >= on_jax.LEAST:
         chunk = -(-message // on_jax.PARTS)
     cut = mode if chunk >= message else mode._replace(chunk=chunk)
-    return Legs(parts.before, _alone(Step(kind, operand, result, cut), parts.across.donate), parts.after)
-
-
-def _message(step: Step) -> int:
-    """The elements of the largest message."""
-    operand, result, view = step.operand, step.result, step.mode.view
-    if step.mode.relay:
-        return relay_figures(operand, result).message
-    return exchange_size(operand, result).message if view is None else view_stats(operand, result, view).message
+    return Legs(parts.before, _alone(Step("exchange", operand, result, cut), parts.across.donate), parts.after)
 
 
 def _crosses(step: Step) -> bool:

@@ -29,12 +29,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.jax import placement
 from reshard.jax.placement import devices_of
 from reshard.jax.starting import started
-from reshard.lower.exchange import Transfer
-from reshard.lower.program import Exchange
+from reshard.lower.exchange import Exchange, SlicedTransfer, Transfer
 from reshard.lower.to_shard_map import exchange as messages
 from reshard.lower.to_shard_map.exchange import MessageBatch
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.views import StridedTransfer, ViewExchange
 from reshard.types.layout import Layout
 
 TOGETHER = 256 << 10
@@ -42,7 +40,6 @@ TOGETHER = 256 << 10
 MOST_ROUNDS = 16
 """The most rounds that run together: a program has some operations for each of them."""
 AXIS = "device"
-Staged = Exchange | ViewExchange
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ def stack_spec(layout: Layout) -> PartitionSpec:
 
 
 def staged(
-    step: Staged, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
+    step: Exchange, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
 ) -> StagedExchange:
     """Compiles an exchange between these layouts, each on its own mesh of one axis."""
     batches = messages.batches(step)
@@ -104,7 +101,7 @@ def staged(
 
 
 def _stages(
-    step: Staged, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
+    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
 ) -> list[Stage]:
     size = max(1, operand.nbytes(batch.elements))
     together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.turns)))
@@ -121,7 +118,7 @@ def _stages(
 
 
 def _programs(
-    step: Staged,
+    step: Exchange,
     batch: MessageBatch,
     operand: Layout,
     result: Layout,
@@ -199,7 +196,7 @@ def _delete(stack: jax.Array | None) -> None:
 # A stack of messages has one of equal size for each device of a mesh of one axis.
 
 
-Turn = Sequence[Transfer | StridedTransfer]
+Turn = Sequence[SlicedTransfer | Transfer]
 Pairs = tuple[tuple[int, int], ...]
 """Positions of senders and receivers."""
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.geometry import pieces
-from reshard.geometry.overlap import Progression
+from reshard.geometry.blocks import Block as FlatBlock
+from reshard.geometry.message import Runs
 from reshard.lower.exchange import Span
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
@@ -136,10 +137,46 @@ def _paired(before: _Steps, after: _Steps) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def of_runs(runs: Sequence[Sequence[Progression]]) -> list[Block]:
-    """The blocks of a message: the product of the runs of all dims, with evenly spaced runs folded into one block.
+def of_products(products: Iterable[Runs], send: Sequence[int], receive: Sequence[int]) -> Iterator[Block]:
+    """The blocks of a message between tiles of these shapes, from what it says of flat ones, dim by dim."""
+    steps = [(math.prod(send[at + 1 :]), math.prod(receive[at + 1 :])) for at in range(len(send))]
+    for product in products:
+        yield from of_runs(
+            [[_of_dim(block, *step) for block in factor] for factor, step in zip(product, steps, strict=True)]
+        )
 
-    >>> of_runs([[Progression(0, 4, 2), Progression(6, 6, 2), Progression(12, 8, 2)]])
+
+def _of_dim(block: FlatBlock, src: int, dst: int) -> FlatBlock:
+    """A block of flat tiles in local indices of its dim, of which neighbours are `src` and `dst` apart in the tiles."""
+    axes = tuple([axis._replace(src=axis.src // src, dst=axis.dst // dst) for axis in block.axes])
+    return FlatBlock(block.src // src, block.dst // dst, axes)
+
+
+def from_flat(block: FlatBlock, send: Sequence[int], receive: Sequence[int]) -> Block:
+    """A block of flat tiles as one of tiles of these shapes; each of its axes lies within one dim of both.
+
+    >>> from reshard.geometry.blocks import Axis as FlatAxis
+    >>> from_flat(FlatBlock(7, 2, (FlatAxis(2, 6, 3),)), (4, 6), (3, 3))
+    Block(src=(1, 1), dst=(0, 2), axes=(Axis(dim=0, extent=2, src=1, dst=1),))
+    """
+    steps = [math.prod(send[at + 1 :]) for at in range(len(send))]
+    strides = [math.prod(receive[at + 1 :]) for at in range(len(receive))]
+    axes: list[Axis] = []
+    for extent, src, dst in block.axes:
+        dim = next((at for at, step in enumerate(steps) if step <= src and send[at] != 1), 0)
+        axes.append(Axis(dim, extent, src // steps[dim], dst // strides[dim]))
+    return Block(
+        tuple(block.src // step % size for step, size in zip(steps, send, strict=True)),
+        tuple(block.dst // step % size for step, size in zip(strides, receive, strict=True)),
+        tuple(axes),
+    )
+
+
+def of_runs(runs: Sequence[Sequence[FlatBlock]]) -> list[Block]:
+    """The blocks of a message: the product of those of all dims, with evenly spaced ones folded into one block.
+
+    >>> from reshard.geometry.blocks import Axis as FlatAxis
+    >>> of_runs([[FlatBlock(at, to, (FlatAxis(2, 1, 1),)) for at, to in ((0, 4), (6, 6), (12, 8))]])
     [Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=3, src=6, dst=2), Axis(dim=0, extent=2, src=1, dst=1)))]
     """
     return of_parts([parts(dim, tuple(along)) for dim, along in enumerate(runs)])
@@ -153,19 +190,20 @@ class DimBlock(NamedTuple):
     axes: tuple[Axis, ...]
 
 
-def parts(dim: int, runs: tuple[Progression, ...]) -> tuple[DimBlock, ...]:
+def parts(dim: int, runs: tuple[FlatBlock, ...]) -> tuple[DimBlock, ...]:
     """The runs along one dim, with evenly spaced ones folded into one.
 
-    >>> parts(1, (Progression(0, 4, 2), Progression(6, 6, 2)))
+    >>> from reshard.geometry.blocks import Axis as FlatAxis
+    >>> parts(1, (FlatBlock(0, 4, (FlatAxis(2, 1, 1),)), FlatBlock(6, 6, (FlatAxis(2, 1, 1),))))
     (DimBlock(src=0, dst=4, axes=(Axis(dim=1, extent=2, src=6, dst=2), Axis(dim=1, extent=2, src=1, dst=1))),)
     """
-    if len(runs) == 1 and not runs[0].repeats:
-        return (DimBlock(runs[0].src, runs[0].dst, _straight(dim, runs[0].length)),)
+    if len(runs) == len(runs[0].axes) == 1:
+        return (DimBlock(runs[0].src, runs[0].dst, _straight(dim, runs[0].axes[0].extent)),)
     return folded(dim, runs)
 
 
 @lru_cache(maxsize=1024)
-def folded(dim: int, runs: tuple[Progression, ...]) -> tuple[DimBlock, ...]:
+def folded(dim: int, runs: tuple[FlatBlock, ...]) -> tuple[DimBlock, ...]:
     """The same for runs that repeat, or of which there are several; cached, as many messages share them."""
     # Blocks of one dim, which is dim 0 of one-dimensional tiles.
     along = fold(map(_run, runs))
@@ -190,9 +228,8 @@ def _of_parts(each: Sequence[DimBlock]) -> Block:
     return Block(tuple([part.src for part in each]), tuple([part.dst for part in each]), axes)
 
 
-def _run(run: Progression) -> Block:
-    axes = (Axis(0, repeat.times, repeat.src, repeat.dst) for repeat in run.repeats)
-    return Block((run.src,), (run.dst,), (*axes, Axis(0, run.length, 1, 1)))
+def _run(run: FlatBlock) -> Block:
+    return Block((run.src,), (run.dst,), tuple([Axis(0, *axis) for axis in run.axes]))
 
 
 def fold(blocks: Iterable[Block]) -> list[Block]:

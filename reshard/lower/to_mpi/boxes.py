@@ -13,21 +13,20 @@ Between two sets of devices, the devices of both are counted together, by ascend
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.message import Message, Runs
-from reshard.geometry.own_messages import messages_of
-from reshard.geometry.pieces import cut
+from reshard.geometry.blocks import cut_block
+from reshard.geometry.figures import exchange_figures
+from reshard.geometry.message import Message
+from reshard.geometry.messages import messages_of
 from reshard.geometry.refine import refine
-from reshard.geometry.relay import relay, relay_figures
+from reshard.geometry.relay import relay
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi.blocks import Axis, Block, of_runs
+from reshard.lower.to_mpi.blocks import Block, from_flat, of_products
 from reshard.lower.to_mpi.direct import messages_across
 from reshard.plans.plan import Step
-from reshard.plans.rules.exchange import exchange_size
 from reshard.types.layout import Layout
 
 Blocks = tuple[Block, ...]
@@ -47,7 +46,7 @@ class OwnBoxes(NamedTuple):
 def is_closed(step: Step, device: int) -> bool:
     """Whether the messages of a device follow from its own tiles: boxes that go straight from tile to tile."""
     mode, before, after = step.mode, step.operand, step.result
-    if step.kind != "exchange" or mode.in_place or mode.parts > 1:
+    if step.kind != "exchange" or mode.in_place or mode.parts > 1 or mode.view is not None:
         return False
     if not one_set(before.mesh, after.mesh):
         return True
@@ -59,16 +58,22 @@ def own_boxes(step: Step, device: int) -> OwnBoxes:
     """What a device copies, sends and receives in an exchange of boxes."""
     before, after, chunk = step.operand, step.result, step.mode.chunk
     if step.mode.relay:
-        largest = relay_figures(before, after).message
         first, second = (_named(turn, device) for turn in relay(before, after))
     else:
-        largest = exchange_size(before, after).message
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
+    largest = exchange_figures(before, after, relayed=step.mode.relay).message
     cap = None if chunk is None or chunk >= largest else chunk
     numbers = places(before, after)
-    local = tuple(itertools.chain(*(_blocks(each.products) for each in first if each.sender == each.receiver)))
-    return OwnBoxes(local, _sides(first, device, numbers, cap), _sides(second, device, numbers, cap))
+    shapes = before.tile_shape, after.tile_shape
+    kept = (of_products(each.products, *shapes) for each in first if each.sender == each.receiver)
+    # What a relay passes on lies in tiles of the result at both ends.
+    passed = after.tile_shape, after.tile_shape
+    return OwnBoxes(
+        tuple(itertools.chain.from_iterable(kept)),
+        _sides(first, device, numbers, cap, shapes),
+        _sides(second, device, numbers, cap, passed),
+    )
 
 
 def _named(turn: Iterable[Message], device: int) -> list[Message]:
@@ -85,7 +90,13 @@ class _Turn(NamedTuple):
     blocks: Blocks
 
 
-def _sides(messages: Iterable[Message], device: int, place: Mapping[int, int], cap: int | None) -> Sides:
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""The shapes of a sender's tile and of a receiver's."""
+
+
+def _sides(
+    messages: Iterable[Message], device: int, place: Mapping[int, int], cap: int | None, shapes: Shapes
+) -> Sides:
     sent: list[_Turn] = []
     received: list[_Turn] = []
     for message in messages:
@@ -93,7 +104,7 @@ def _sides(messages: Iterable[Message], device: int, place: Mapping[int, int], c
         if sender != receiver:
             into, peer = (sent, receiver) if sender == device else (received, sender)
             turn = (place[receiver] - place[sender]) % len(place)
-            into += [_Turn(turn, at, peer, blocks) for at, blocks in enumerate(_chunks(message, cap))]
+            into += [_Turn(turn, at, peer, blocks) for at, blocks in enumerate(_chunks(message, cap, shapes))]
     return _in_order(sent), _in_order(received)
 
 
@@ -115,18 +126,10 @@ def places(before: Layout, after: Layout) -> Mapping[int, int]:
     return {device: at for at, device in enumerate(devices)}
 
 
-def _blocks(products: Iterable[Runs]) -> Blocks:
-    return tuple(itertools.chain.from_iterable(of_runs(runs) for runs in products))
-
-
-def _chunks(message: Message, cap: int | None) -> Iterator[Blocks]:
+def _chunks(message: Message, cap: int | None, shapes: Shapes) -> Iterator[Blocks]:
     """The blocks of a message, or of one chunk after another."""
     if cap is None:
-        yield _blocks(message.products)
+        yield tuple(of_products(message.products, *shapes))
         return
-    for box in message.boxes:
-        extents = [run.length for run in box]
-        for piece in cut(extents, cap) if math.prod(extents) else ():
-            src = tuple(run.src + low for run, (low, _) in zip(box, piece, strict=True))
-            dst = tuple(run.dst + low for run, (low, _) in zip(box, piece, strict=True))
-            yield (Block(src, dst, tuple(Axis(dim, extent, 1, 1) for dim, (_, extent) in enumerate(piece))),)
+    for block in message.blocks:
+        yield from ((from_flat(piece, *shapes),) for piece in cut_block(block, cap))

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from reshard.geometry.crossing import pull_limit
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, dealt
 from reshard.geometry.holders import holders, home
-from reshard.geometry.message import Message, Runs, Tile, cut, elements, tile_of
+from reshard.geometry.message import Message, Runs, Tile, cut, elements, scale_blocks, tile_of
 from reshard.geometry.overlap import shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.blocks import Block, of_parts, of_runs, parts
@@ -199,11 +199,22 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
     """
     if device in target.mesh.devices:
         for giver, products in _taken(source, target, device, None):
-            yield Message(giver, device, products)
+            yield Message(giver, device, _flat(source, target, products))
     if device in source.mesh.devices:
         for taker, products in _given(source, target, device, None):
             if taker != device:
-                yield Message(device, taker, products)
+                yield Message(device, taker, _flat(source, target, products))
+
+
+def _flat(source: Layout, target: Layout, products: Sequence[Runs]) -> tuple[Runs, ...]:
+    """Products of local indices of each dim as products of flat tiles."""
+    steps = [
+        (math.prod(source.tile_shape[at + 1 :]), math.prod(target.tile_shape[at + 1 :]))
+        for at in range(len(source.tile_shape))
+    ]
+    return tuple(
+        tuple(scale_blocks(factor, *step) for factor, step in zip(each, steps, strict=True)) for each in products
+    )
 
 
 def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:

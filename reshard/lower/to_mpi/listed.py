@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from reshard.geometry.message import Message
+from reshard.geometry.messages import exchange_messages
 from reshard.geometry.relay import relay
-from reshard.geometry.view_messages import ViewMessage, view_messages
-from reshard.lower.to_mpi.blocks import Block, of_runs
+from reshard.lower.to_mpi.blocks import Block, of_products
 from reshard.lower.to_mpi.direct import Fetch
 from reshard.lower.to_mpi.schedule import strided_block
 from reshard.types.layout import Layout
@@ -65,24 +65,27 @@ def tile_shapes(source: Layout, target: Layout, form: Form | None) -> tuple[Shap
 
 def _messages(source: Layout, target: Layout, form: Form) -> Iterator[_ListedMessage]:
     if isinstance(form, View):
-        for viewed in view_messages(source, target, form):
+        for viewed in exchange_messages(source, target, form):
             check_deadline()
             yield _ListedMessage(viewed.sender, viewed.receiver, _Boxes(viewed))
         return
+    shapes = tile_shapes(source, target, form)
     for message in relay(source, target)[form - FIRST]:
         check_deadline()
-        yield _ListedMessage(message.sender, message.receiver, _Runs(message))
+        yield _ListedMessage(message.sender, message.receiver, _Runs(message, *shapes))
 
 
 class _Boxes(NamedTuple):
-    message: ViewMessage
+    message: Message
 
     def __call__(self) -> Iterator[Block]:
-        return (strided_block(box) for box in self.message.boxes if box.elements)
+        return (strided_block(block) for block in self.message.blocks)
 
 
 class _Runs(NamedTuple):
     message: Message
+    send: Shape
+    receive: Shape
 
     def __call__(self) -> Iterator[Block]:
-        return (block for runs in self.message.products for block in of_runs(runs))
+        return of_products(self.message.products, self.send, self.receive)

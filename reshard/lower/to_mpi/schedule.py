@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from reshard.errors import PlanError
-from reshard.geometry.view_boxes import StridedBox
+from reshard.geometry.blocks import Block as FlatBlock
 from reshard.lower.exchange import Span, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.groups import Groups
@@ -42,7 +42,7 @@ from reshard.lower.program import (
 )
 from reshard.lower.to_mpi.blocks import Axis, Block, fold, from_part, of_spans, starts, whole_tile
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
-from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, StridedTransfer, TakePart, ViewExchange, aliases
+from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, aliases
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
 from reshard.plans.rules.view import TileOrder
@@ -195,7 +195,7 @@ def _step(
     match instruction:
         case CastTiles():
             return instruction
-        case ViewExchange():
+        case Exchange(strided=True):
             local, turns = exchanged(instruction, device)
             rounds = tuple(_of_peers(turn) for turn in turns)
             return StepMessages(local, rounds, scratch, flat=True, fills=instruction.fills)
@@ -312,7 +312,8 @@ def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
 
 
 def _boxes(transfer: Transfer, step: Exchange) -> tuple[Block, ...]:
-    return tuple(fold(of_spans(step.send, box.src, step.receive, box.dst) for box in transfer.boxes if box.elements))
+    boxes = step.slice_transfer(transfer).boxes
+    return tuple(fold(of_spans(step.send, box.src, step.receive, box.dst) for box in boxes if box.elements))
 
 
 def _reduce(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) -> Reduce:
@@ -397,7 +398,7 @@ def local_blocks(step: Reorder | TakePart | PutPart, before: Sequence[int], afte
     )
 
 
-def exchanged(step: ViewExchange, device: int) -> tuple[tuple[Block, ...], list[Turn]]:
+def exchanged(step: Exchange, device: int) -> tuple[tuple[Block, ...], list[Turn]]:
     """The local copies and the turns of one device in an exchange of strided boxes."""
     local = [block for transfer in step.local if transfer.receiver == device for block in _blocks(transfer)]
     turns: list[Turn] = []
@@ -414,18 +415,13 @@ def exchanged(step: ViewExchange, device: int) -> tuple[tuple[Block, ...], list[
     return tuple(local), turns
 
 
-def _blocks(transfer: StridedTransfer) -> tuple[Block, ...]:
-    return tuple(strided_block(box) for box in transfer.boxes)
+def _blocks(transfer: Transfer) -> tuple[Block, ...]:
+    return tuple(strided_block(block) for block in transfer.blocks)
 
 
-def strided_block(box: StridedBox) -> Block:
-    """A box between two flat tiles.
-
-    >>> strided_block(StridedBox(0, 4, (2, 3), (3, 1), (1, 2)))
-    Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=2, src=3, dst=1), Axis(dim=0, extent=3, src=1, dst=2)))
-    """
-    each = zip(box.extents, box.src_strides, box.dst_strides, strict=True)
-    return Block((box.src,), (box.dst,), tuple(Axis(0, *axis) for axis in each if axis[0] != 1))
+def strided_block(block: FlatBlock) -> Block:
+    """A block between two flat tiles, as one of tiles of one dim."""
+    return Block((block.src,), (block.dst,), tuple(Axis(0, *axis) for axis in block.axes if axis.extent != 1))
 
 
 def _turned(order: TileOrder) -> Block:

@@ -22,26 +22,24 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.exchange import Transfer
+from reshard.geometry.blocks import cut_block
+from reshard.lower.exchange import Exchange, SlicedTransfer, Transfer
 from reshard.lower.exchange_order import box_extents
-from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map.exchange_in_place import LOOPED
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, piece, resized, unfilled, written
 from reshard.lower.to_shard_map.tpu_layout import in_place_of, memory_order
-from reshard.lower.views import StridedTransfer, ViewExchange
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
-AnyExchange = Exchange | ViewExchange
-AnyTransfer = Transfer | StridedTransfer
+AnyTransfer = SlicedTransfer | Transfer
 Round = Sequence[AnyTransfer]
 T = TypeVar("T", bound=AnyTransfer)
 PIECES = 4
@@ -50,7 +48,7 @@ PIECES = 4
 
 
 def run_exchange(
-    steps: Sequence[AnyExchange],
+    steps: Sequence[Exchange],
     place: MeshPlace,
     tiles: Sequence[Array],
     shapes: Sequence[Sequence[int]],
@@ -100,16 +98,17 @@ class Orders(NamedTuple):
 PLAIN = Orders(None, None, None)
 
 
-def _choose_orders(step: AnyExchange, dtype: str, loops: bool, in_part: bool) -> Orders:
+def _choose_orders(step: Exchange, dtype: str, loops: bool, in_part: bool) -> Orders:
     """The orders in which the tiles lie, or of the messages where these would be padded too much."""
-    if isinstance(step, ViewExchange):
+    if step.strided:
         return PLAIN  # Of a flat tile there is one order.
     box = None if in_part else box_extents(step)
     if box is None:
         # In a part, and where messages differ in form, only the result of loops has an order: XLA would lay it out as
         # the loop writes it, whatever the padding.
         return Orders(None, None, memory_order(step.receive.digits, dtype)) if loops else PLAIN
-    sent, received = next(itertools.chain(step.local, *step.rounds)).boxes[0].form
+    local, rounds = step.sliced
+    sent, received = next(itertools.chain(local, *rounds)).boxes[0].form
 
     def choose(view: TileView, form: Sequence[int]) -> tuple[int, ...]:
         return memory_order(view.digits if in_place_of(view.tile, box, dtype) else form, dtype)
@@ -118,7 +117,7 @@ def _choose_orders(step: AnyExchange, dtype: str, loops: bool, in_part: bool) ->
 
 
 def _run_by_rounds(
-    steps: Sequence[AnyExchange],
+    steps: Sequence[Exchange],
     place: MeshPlace,
     shapes: Sequence[Sequence[int]],
     into: Array | None,
@@ -128,10 +127,10 @@ def _run_by_rounds(
     """The results, round by round, on a TPU with axes in the order that suits tiles and messages best."""
     if len(steps) > 1:
         # Messages of several arrays are flat, so none has an order; and exchanges of many rounds are not joint.
-        groups = [[rounds] for rounds in zip(*(step.rounds for step in steps), strict=True)]
+        groups = [[rounds] for rounds in zip(*(_transfers(step)[1] for step in steps), strict=True)]
         orders = PLAIN
     else:
-        groups = [[(one,) for one in alike] for alike in _group_alike(steps[0].rounds)]
+        groups = [[(one,) for one in alike] for alike in _group_alike(_transfers(steps[0])[1])]
         loops = any(len(alike) > 1 for alike in groups)
         orders = _choose_orders(steps[0], tiles[0].dtype.name, loops, in_part)
 
@@ -142,7 +141,7 @@ def _run_by_rounds(
         if orders.receive is not None:
             filled = [tile.transpose(order) for tile in filled]
         for at, step in enumerate(steps):
-            for kind in group_by_form(step.local):
+            for kind in group_by_form(_transfers(step)[0]):
                 copies = BlockMessages(step, [kind], place)
                 filled[at] = copies.put(filled[at], copies.take(opened[at], orders.send), orders.receive)
         for number, alike in enumerate(groups):
@@ -158,14 +157,14 @@ def _run_by_rounds(
     return lax.platform_dependent(*tiles, tpu=on_tpu, default=plain)
 
 
-def _start(step: AnyExchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
+def _start(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
     """The result before anything is written: zeros where blocks leave padding out, or what it is written into."""
-    if isinstance(step, ViewExchange) and step.fills and into is not None:
+    if step.fills and into is not None:
         return into.reshape(-1)
     received = Counter[int]()
     for transfer in itertools.chain(step.local, *step.rounds):
         received[transfer.receiver] += transfer.elements
-    digits = step.receive.digits if isinstance(step, Exchange) else (math.prod(shape),)
+    digits = (math.prod(shape),) if step.strided else step.receive.digits
     every = len(received) == len(step.receivers) and set(received.values()) == {math.prod(digits)}
     return unfilled(digits, tile.dtype) if every else jnp.zeros(digits, tile.dtype)
 
@@ -187,7 +186,7 @@ def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
 
 
 def _run_rounds(
-    steps: Sequence[AnyExchange],
+    steps: Sequence[Exchange],
     rounds: Sequence[Sequence[Round]],
     place: MeshPlace,
     orders: Orders,
@@ -221,7 +220,7 @@ def _run_round(
     filled: Sequence[Array],
 ) -> list[Array]:
     first = kinds[0][0]
-    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and first.count == 1:
+    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and len(first.boxes) == 1:
         # On a TPU the message travels in the order of least padding.
         message = first.take(opened[0], orders.send).transpose(orders.message)
         message = permute(message if orders.message == orders.send else laid_out(message))
@@ -262,9 +261,9 @@ def _pairs(one: Round) -> list[tuple[int, int]]:
     return [(t.sender, t.receiver) for t in one]
 
 
-def _digits(step: AnyExchange, receiving: bool = False) -> tuple[int, ...]:
+def _digits(step: Exchange, receiving: bool = False) -> tuple[int, ...]:
     """What a tile of the operand, or of the result, is reshaped to: its digits where blocks are slices of them."""
-    if isinstance(step, ViewExchange):
+    if step.strided:
         return (-1,)
     return tuple((step.receive if receiving else step.send).digits)
 
@@ -287,21 +286,19 @@ def group_by_form(transfers: Sequence[T]) -> list[list[T]]:
 class BlockMessages:
     """Transfers of one form in one round, or in several alike: the devices that take part, and where blocks start."""
 
-    def __init__(
-        self, step: AnyExchange, rounds: Sequence[Round], place: MeshPlace, number: Array | None = None
-    ) -> None:
-        self.sliced = isinstance(step, Exchange)
+    def __init__(self, step: Exchange, rounds: Sequence[Round], place: MeshPlace, number: Array | None = None) -> None:
+        self.sliced = not step.strided
         self.rounds = rounds
         self.number = number
         self.first: Any = next(t for one in rounds for t in one)
         self.elements = self.first.elements
-        self.count = len(self.first.boxes)
+        self.boxes = self.first.boxes if self.sliced else self.first.blocks
         self.place = place
 
     def take(self, tile: Array, order: Sequence[int] | None = None) -> Array:
         """This device's blocks in one message, on a TPU cut out of a tile whose axes have this order in memory."""
         parts: list[Array] = []
-        for at, box in enumerate(self.first.boxes):
+        for at, box in enumerate(self.boxes):
             if self.sliced:
                 part = piece(tile, self._columns(at, "sender"), box.form[0])
                 parts.append(part if order is None else laid_out(part, order))
@@ -315,8 +312,8 @@ class BlockMessages:
         table = self._members("receiver")
         gets = None if table.all() else self._look_up(table) != 0
         done = 0
-        for at, box in enumerate(self.first.boxes):
-            part = message if self.count == 1 else message[done : done + box.elements]
+        for at, box in enumerate(self.boxes):
+            part = message if len(self.boxes) == 1 else message[done : done + box.elements]
             done += box.elements
             if self.sliced:
                 content, starts = part.reshape(box.form[1]), self._columns(at, "receiver")
@@ -386,7 +383,7 @@ Order = tuple[int, ...]
 """Numbers of rounds."""
 
 
-def find_message_orders(step: AnyExchange) -> dict[int, Order] | None:
+def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     """For each device, the rounds whose messages lie one after another in its result; local copies are the first round.
 
     None unless all messages are one box of one shape, they tile the result, and none is sent in pieces.
@@ -394,7 +391,7 @@ def find_message_orders(step: AnyExchange) -> dict[int, Order] | None:
     For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
     round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
     """
-    if not isinstance(step, Exchange) or len(step.rounds) > MOST:
+    if step.strided or len(step.rounds) > MOST:
         return None
     if len({tuple(_pairs(one)) for one in step.rounds}) < len(step.rounds):
         return None  # Two rounds between the same devices: the pieces of messages.
@@ -421,9 +418,15 @@ def joins_in_one_copy(step: Exchange) -> bool:
     return find_message_orders(step) is not None and sum(count > 1 for count in count_boxes(step)) == 1
 
 
-def list_rounds(step: AnyExchange) -> list[Sequence[Any]]:
+def list_rounds(step: Exchange) -> list[Sequence[Any]]:
     """The rounds, after the local copies if there are any."""
-    return [step.local, *step.rounds] if step.local else list(step.rounds)
+    local, rounds = _transfers(step)
+    return [local, *rounds] if local else list(rounds)
+
+
+def _transfers(step: Exchange) -> tuple[Sequence[Any], Sequence[Sequence[Any]]]:
+    """The local copies and the rounds, as slices of digits where blocks are such."""
+    return (step.local, step.rounds) if step.strided else step.sliced
 
 
 def count_boxes(step: Exchange) -> tuple[int, ...]:
@@ -432,11 +435,8 @@ def count_boxes(step: Exchange) -> tuple[int, ...]:
     return tuple(radix // extent for radix, (_, extent) in zip(step.receive.digits, box.dst, strict=True))
 
 
-def join_messages(
-    step: AnyExchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]
-) -> Array:
+def join_messages(step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]) -> Array:
     """The result, from this device's messages round by round."""
-    step = cast("Exchange", step)
     boxes, distinct = count_boxes(step), list(dict.fromkeys(by_device.values()))
     extents = [radix // count for radix, count in zip(step.receive.digits, boxes, strict=True)]
 
@@ -470,22 +470,22 @@ class MessageBatch(NamedTuple):
     relayed: bool
 
 
-def batches(step: AnyExchange) -> list[MessageBatch]:
+def batches(step: Exchange) -> list[MessageBatch]:
     """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
 
     Those that a relay passes on are the last.
     """
     most = max((t.elements for one in step.rounds for t in one), default=None)
-    of_one: Any = StridedTransfer if isinstance(step, ViewExchange) else Transfer
     copies: dict[int, list[AnyTransfer]] = {}
     for t in step.local:
-        for box in cast("tuple[Any, ...]", t.boxes):
-            pieces = box.cut(most or max(1, t.elements))
-            copies.setdefault(t.receiver, []).extend(of_one(t.sender, t.receiver, (piece,)) for piece in pieces)
+        for block in t.blocks:
+            for part in cut_block(block, most or max(1, t.elements)):
+                one = Transfer(t.sender, t.receiver, (part,))
+                copies.setdefault(t.receiver, []).append(one if step.strided else step.slice_transfer(one))
     longest = max(map(len, copies.values()), default=0)
     local = [tuple(listed[at] for listed in copies.values() if at < len(listed)) for at in range(longest)]
     by_forms: dict[tuple[bool, tuple[Any, ...]], list[Round]] = {}
-    for one in (*local, *step.rounds):
+    for one in (*local, *_transfers(step)[1]):
         forms = tuple(sorted({t.form for t in one}))
         by_forms.setdefault((any(t.relayed for t in one), forms), []).append(one)
     return [
@@ -494,7 +494,7 @@ def batches(step: AnyExchange) -> list[MessageBatch]:
     ]
 
 
-def packed(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
+def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
     """The message that this device sends in round `number` of the batch, flat, of `batch.elements` elements.
 
     Messages that a relay passes on are packed on the receivers' mesh, out of tiles of the result.
@@ -503,9 +503,7 @@ def packed(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Arr
     return _pack(_kinds(step, batch, place, number), opened, None, batch.elements)
 
 
-def filled(
-    step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array
-) -> Array:
+def filled(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array) -> Array:
     """The tile with the message that this device receives in round `number`, if it receives one, in its place."""
     opened = tile.reshape(_digits(step, True))
     for kind in _kinds(step, batch, place, number):
@@ -513,7 +511,7 @@ def filled(
     return opened.reshape(tile.shape)
 
 
-def _kinds(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[BlockMessages]:
+def _kinds(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[BlockMessages]:
     """The messages of the batch by their forms, each in the rounds in which some message has it."""
     rounds = ([[t for t in one if t.form == form] for one in batch.turns] for form in batch.forms)
     return [BlockMessages(step, of_form, place, number) for of_form in rounds]

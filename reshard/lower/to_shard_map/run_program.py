@@ -37,7 +37,7 @@ from reshard.lower.to_shard_map.parts import joined, run_part_loop
 from reshard.lower.to_shard_map.parts_in_place import run_parts_in_place
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange, fills
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, fills
 from reshard.types import dtypes
 
 Array = jax.Array
@@ -130,7 +130,7 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
         case InParts():
             in_parts = [each for each in steps if isinstance(each, InParts)]
             return run_part_loop(in_parts, shapes, place, partial(run_plain, in_part=True), tile)
-        case ViewExchange():
+        case Exchange(strided=True):
             return run_exchange([step], place, [tile], [shape], into=beside.into)[0]
         case Reorder(order=order):
             return tile.reshape(order.digits).transpose(order.order).reshape(shape)

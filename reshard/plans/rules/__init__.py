@@ -6,20 +6,20 @@ A rule takes a step's operand, result and mode. It returns the step's `Cost`, or
     all_gather       held digits become local
     all_to_all       held digits become local, local ones held by the same axes
     permute          the same tiles on other devices
-    exchange         any layout to any layout, as messages in rounds
+    exchange         any layout to any layout, as messages in rounds, perhaps through a view
     reduce_scatter   partial sub-axes come to hold local digits
     all_reduce       partial sub-axes become replicated
     split_sum        sub-axes in use or not become partial
 
-Steps that change the array's dims, its extent or its dtype; only `view_exchange` sends anything:
+Steps that change the array's dims, its extent or its dtype, and send nothing:
 
     view             the same elements under other indices
     take, put        part of an array kept, or written into one that is there
     cast             the same elements in another dtype
-    view_exchange    any layout to any layout under a view, in rounds
 
     collectives.py   check_step, RULES, the table of the above, and the rule of each collective
-    exchange.py      the rules of `exchange` and `view_exchange`; view.py those of the other steps that change indices
+    exchange.py      the rule of `exchange`
+    view.py          the rules of steps that change indices
     cost.py          Cost, StepMode, and what all rules share
     tile_view.py     a tile as the blocks that a collective sends; shared with the lowering
     parts.py         a step split into smaller steps of the same kind

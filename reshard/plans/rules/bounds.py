@@ -27,11 +27,11 @@ from functools import lru_cache
 
 from reshard.geometry import crossing, exchange_stats
 from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, lacking
+from reshard.geometry.figures import received_by_device
 from reshard.geometry.overlap import fullest
 from reshard.geometry.refine import PartialChange, Refinement, partial_change, refine, released
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_layouts import stages
-from reshard.geometry.view_messages import by_device
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, merged_spans
@@ -39,22 +39,30 @@ from reshard.types.view import View
 
 
 @lru_cache(maxsize=4096)
-def lower_bound(source: Layout, target: Layout) -> int:
+def lower_bound(source: Layout, target: Layout, view: View | None = None) -> int:
     """Bytes that some device must receive in any redistribution from source to target; padding is not counted.
+
+    Of a move that reduces and whose view has no common units, it says 0.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=2)
     >>> lower_bound(Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("f32[16, {x}2]", mesh))
     96
+    >>> lower_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh))
+    24
     """
-    return source.nbytes(_elements(source, target))
+    ends = plain_ends(source, target, view)
+    if ends is None:
+        return _view_receipts(source, target, view).most
+    return ends[0].nbytes(_elements(*ends))
 
 
 @lru_cache(maxsize=4096)
-def endpoint_bound(source: Layout, target: Layout) -> int:
+def endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> int:
     """Bytes that some device must send or receive, in total, in any redistribution; padding is not counted.
 
-    Where a tile has few holders, these must send: what some device lacks of it leaves them at least once.
+    Where a tile has few holders, these must send: what some device lacks of it leaves them at least once. Through a
+    view without common units, only what devices must receive is counted.
 
     >>> from reshard.types import Mesh
     >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
@@ -62,12 +70,11 @@ def endpoint_bound(source: Layout, target: Layout) -> int:
     >>> lower_bound(source, target), endpoint_bound(source, target)
     (4, 16)
     """
-    received = lower_bound(source, target)
-    if source.partial or target.partial:
+    received = lower_bound(source, target, view)
+    ends = plain_ends(source, target, view)
+    if ends is None or ends[0].partial or ends[1].partial or receivers_bound(*ends):
         return received
-    if receivers_bound(source, target):
-        return received
-    return source.nbytes(crossing.fewest_through(source, target))
+    return ends[0].nbytes(crossing.fewest_through(*ends))
 
 
 def sums_stay(source: Layout, target: Layout) -> bool:
@@ -194,11 +201,11 @@ def joint_lower_bound(moves: Iterable[Ends]) -> int:
     >>> from reshard.types import Mesh
     >>> meshes = Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])
     >>> a, b = ([Layout.parse(text, mesh) for text in ("f32[{x}3/5]", "f32[5]")] for mesh in meshes)
-    >>> view_bound(*a), view_bound(*b), joint_lower_bound([(*a, None), (*b, None)])
+    >>> lower_bound(*a), lower_bound(*b), joint_lower_bound([(*a, None), (*b, None)])
     (12, 12, 20)
     """
     counts = Counter(moves)
-    alone = max((view_bound(*ends) for ends in counts), default=0)
+    alone = max((lower_bound(*ends) for ends in counts), default=0)
     per_device = busiest((ends[1].mesh, _must_receive(*ends), n) for ends, n in counts.items())
     return max(alone, per_device, _average(counts))
 
@@ -213,7 +220,7 @@ def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
     (8, 32)
     """
     counts = Counter(moves)
-    alone = max((view_endpoint_bound(*ends) for ends in counts), default=0)
+    alone = max((endpoint_bound(*ends) for ends in counts), default=0)
     leaving: Counter[frozenset[int]] = Counter()
     for ends, count in counts.items():
         for holders, nbytes in _must_leave(*ends).items():
@@ -270,7 +277,7 @@ def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice
     """
     ends = plain_ends(source, target, view)
     if ends is None:
-        return view_receipts(source, target, view)
+        return _view_receipts(source, target, view)
     source, target = ends
     if not sums_stay(source, target):
         even = not target.partial and _reduces_evenly(source, target)
@@ -314,41 +321,11 @@ def _reduces_evenly(source: Layout, target: Layout) -> bool:
     return change is not None and bool(change.reduced) and not change.started
 
 
-# The least bytes that the busiest device receives in a move with a view, a part or a cast.
+# A move with a view, a part or a cast is bounded as one without.
 #
 # view "(a b) -> b a": f32[{x}4, ...]    both layouts written on the same units: the bound of these two
 # no common units                        what each device needs and does not hold, counted through the view
 # a cast                                 the smaller of the two dtypes
-
-
-@lru_cache(maxsize=4096)
-def view_bound(source: Layout, target: Layout, view: View | None = None) -> int:
-    """Bytes that some device must receive in any plan of the move; padding is not counted.
-
-    Of a move that reduces and has no common units, it says 0.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> view_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh))
-    24
-    """
-    ends = plain_ends(source, target, view)
-    if ends is not None:
-        return lower_bound(*ends)
-    return view_receipts(source, target, view).most
-
-
-@lru_cache(maxsize=4096)
-def view_endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> int:
-    """Bytes that some device must send or receive in any plan of the move; what it must receive, at least.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> view_endpoint_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
-    48
-    """
-    ends = plain_ends(source, target, view)
-    return view_bound(source, target, view) if ends is None else endpoint_bound(*ends)
 
 
 @lru_cache(maxsize=4096)
@@ -360,22 +337,20 @@ def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tupl
     >>> print(*plain_ends(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh)))
     bf16[{x}4] bf16[16]
     """
-    dtype = _narrower(source, target).dtype
-    source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)
+    if source.dtype != target.dtype:
+        dtype = _narrower(source, target).dtype
+        source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)
     if view is None:
         return source, target
     parts = stages(source, target, view)
     return None if parts is None else (parts.middle.source, parts.middle.target)
 
 
-@lru_cache(maxsize=4096)
-def view_receipts(source: Layout, target: Layout, view: View | None) -> ByDevice:
+def _view_receipts(source: Layout, target: Layout, view: View | None) -> ByDevice:
     """The bytes that each device lacks, counted through a view without common units; nothing of a reduction."""
-    if not source.partial_as(target):
+    if view is None or not source.partial_as(target):
         return ByDevice(0)
-    received, _ = by_device(source, replace(target, dtype=source.dtype), view or View.identity(source.shape))
-    nbytes = _narrower(source, target).nbytes
-    return ByDevice(0, {device: nbytes(received[device]) for device in target.mesh.devices})
+    return received_by_device(source, target, view).scaled(_narrower(source, target))
 
 
 def _narrower(source: Layout, target: Layout) -> Layout:

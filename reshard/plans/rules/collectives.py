@@ -14,7 +14,7 @@ from reshard.errors import StepError, quoted
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refusal, require_refinement, require_same_partial
-from reshard.plans.rules.exchange import check_exchange, check_view_exchange
+from reshard.plans.rules.exchange import check_exchange
 from reshard.plans.rules.parts import split_step
 from reshard.plans.rules.tile_view import scatter_order
 from reshard.plans.rules.view import check_cast, check_put, check_take, check_view
@@ -247,14 +247,13 @@ VIEW_RULES: dict[str, Rule] = {
     "take": check_take,
     "put": check_put,
     "cast": check_cast,
-    "view_exchange": check_view_exchange,
 }
 """The steps of a move with a view or a cast, which change the array's shape or its dtype."""
 
 OVERLAPPING = ("all_gather", "all_to_all", "permute", "reduce_scatter")
 """The kinds of which a part can be copied into the result while the next one is on its way."""
 
-CROSSING = ("permute", "exchange", "view_exchange")
+CROSSING = ("permute", "exchange")
 """The kinds whose result may be on other devices than their operand."""
 
 
@@ -275,13 +274,14 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if rule is None:
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
-    _check_array(kind, operand, result)
+    if kind != "exchange" or mode.view is None:  # Through a view, shapes differ.
+        _check_array(kind, operand, result)
     if mode == PLAIN:
         return rule(operand, result, mode)
     if mode.parts != 1 or mode.overlap:
         return _in_parts(kind, operand, result, mode)
-    if mode.view is not None or kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
-        why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, or relayed"
+    if kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
+        why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, relayed, or through a view"
         raise refusal(kind, operand, result, why)
     return rule(operand, result, mode)
 

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.message import Tile, tiles
-from reshard.geometry.messages import all_messages
+from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
@@ -125,7 +125,7 @@ def _permute(where: Hashable, operand: Layout, result: Layout, r: Refinement | N
 def _exchange(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
     both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
     if not one_set(operand.mesh, result.mesh) and operand.mesh.size * result.mesh.size <= _MOST_LISTED:
-        ends = tuple((m.sender, m.receiver) for m in all_messages(operand, result) if m.sender != m.receiver)
+        ends = tuple((m.sender, m.receiver) for m in exchange_messages(operand, result) if m.sender != m.receiver)
         return Lane((where, result.mesh.devices, ends), *both)
     if r is None or not r.exact:
         return Lane((where, operand, result), *both)

@@ -13,10 +13,10 @@ from textwrap import indent
 from typing import Any, NamedTuple
 
 from reshard.errors import PlanError, ReshardError, StepError, UndecidedError, quoted
+from reshard.geometry.figures import exchange_figures
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules import parts
 from reshard.plans.rules.cost import PLAIN, StepMode
-from reshard.plans.rules.exchange import exchange_size
 from reshard.proofs import symbolic
 from reshard.proofs.launches.encoding import RULES, Between, Price, UnknownLayout, kinds, slices
 from reshard.proofs.launches.space import Space, State, space_of
@@ -208,7 +208,7 @@ def _ways(kind: str, operand: Layout, result: Layout, most: int, donate: bool) -
 
 def _chunks(operand: Layout, result: Layout, most: int, donate: bool) -> Iterator[StepMode]:
     """The ways to cut the messages of an exchange; the larger the chunks, the fewer the launches."""
-    size = exchange_size(operand, result)
+    size = exchange_figures(operand, result)
     if donate:
         yield from (StepMode(-(-size.message // count), in_place=True) for count in range(1, most + 1))
     if size.message > MOST_ELEMENTS:

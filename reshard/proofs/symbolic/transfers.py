@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.lower.exchange import Transfer
-from reshard.lower.program import Exchange, Permute
+from reshard.lower.exchange import Exchange, SlicedTransfer
+from reshard.lower.program import Permute
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import StepContract, match, size_of
 from reshard.proofs.symbolic.form import FormDigit, Place, Tied
@@ -59,7 +59,7 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{contract.about}: a view of another tile")
         require(math.prod(view.digits) == math.prod(tile), f"{contract.about}: a view of other sizes")
-    passed = [t for t in itertools.chain.from_iterable(step.rounds) if t.relayed]
+    passed = [t for t in itertools.chain.from_iterable(step.sliced.rounds) if t.relayed]
     if passed:
         check_relay(step, passed, contract)
         return
@@ -90,7 +90,7 @@ def check_permute(step: Permute, contract: StepContract) -> None:
     require(contract.tiles[0] == contract.tiles[1], "tiles of other shapes")
 
 
-def check_relay(step: Exchange, passed: Sequence[Transfer], contract: StepContract) -> None:
+def check_relay(step: Exchange, passed: Sequence[SlicedTransfer], contract: StepContract) -> None:
     """Compares a relay: first what is sent out of the operand, then what is passed on out of tiles of the result.
 
     What a device passes on has arrived before, and goes to the same place of the same tile of another device.
@@ -121,13 +121,13 @@ def check_relay(step: Exchange, passed: Sequence[Transfer], contract: StepContra
 
 def boxes_of(step: Exchange, *, relayed: bool = True) -> Boxes:
     """All boxes of an exchange, the local ones first; `relayed` says whether those of the second turn are included."""
-    every = [*step.local, *itertools.chain.from_iterable(step.rounds)]
+    every = [*step.sliced.local, *itertools.chain.from_iterable(step.sliced.rounds)]
     transfers = [t for t in every if relayed or not t.relayed]
     ends = array([(t.sender, t.receiver) for t in transfers for _ in t.boxes], 2, "transfers")
     return Boxes(ends[:, 0], ends[:, 1], _spans(transfers, "src", step.send), _spans(transfers, "dst", step.receive))
 
 
-def _spans(transfers: Sequence[Transfer], side: str, view: TileView) -> Ints:
+def _spans(transfers: Sequence[SlicedTransfer], side: str, view: TileView) -> Ints:
     """The (start, extent) of every box along every axis of a view."""
     axes = len(view.digits)
     flat = [[x for span in getattr(box, side) for x in span] for t in transfers for box in t.boxes]
@@ -141,7 +141,7 @@ def _spans(transfers: Sequence[Transfer], side: str, view: TileView) -> Ints:
 
 def _check_runs(step: Exchange, boxes: Boxes) -> None:
     """Checks that each unstaged message is one box, and contiguous in memory at both ends."""
-    single = all(len(t.boxes) == 1 for transfers in step.rounds for t in transfers)
+    single = all(len(t.boxes) == 1 for transfers in step.sliced.rounds for t in transfers)
     require(single, "an unstaged message of several boxes")
     sent = boxes.sender != boxes.receiver
     for spans, view in ((boxes.src, step.send), (boxes.dst, step.receive)):

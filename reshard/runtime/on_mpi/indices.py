@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.overlap import Run, ascending, piece, shares
+from reshard.geometry.overlap import Run, list_runs, piece, shares
 from reshard.lower.to_mpi import ranks
 from reshard.types import Digit, Dim, Layout
 
@@ -66,4 +66,4 @@ def _runs(layout: Layout, dim: int, seat: int) -> list[Run]:
     numeral = layout.dims[dim]
     whole = Dim((Digit(numeral.size, None),), numeral.size)
     position = layout.mesh.position(ranks(layout.mesh)[seat])
-    return ascending(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))
+    return list_runs(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))

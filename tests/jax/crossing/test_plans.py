@@ -60,7 +60,7 @@ def test_a_sum_that_is_started_keeps_its_steps() -> None:
 def test_a_view_is_pulled_in_one_exchange_between_its_casts() -> None:
     near, far = rs.Layout.parse("f32[{fsdp}32, 64]", TRAINER), rs.Layout.parse("bf16[{tp}32, 128]", SERVER)
     parts = moves.pulled(rs.plan(rs.Move(near, far, view="a b -> b a", cast=True)))
-    assert [[step.kind for step in leg.steps] for leg in parts] == [["cast"], ["view_exchange"], []]
+    assert [[step.kind for step in leg.steps] for leg in parts] == [["cast"], ["exchange"], []]
     ends = rs.Layout.parse("bf16[{fsdp}32, 64]", TRAINER), rs.Layout.parse("f32[{tp}64, 64]", SERVER)
     parts = moves.pulled(rs.plan(rs.Move(*ends, cast=True)))
     assert [[step.kind for step in leg.steps] for leg in parts] == [[], ["exchange"], ["cast"]]

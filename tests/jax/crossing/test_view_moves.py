@@ -92,7 +92,7 @@ def test_what_a_part_does_not_fill_is_not_scaled(way: str) -> None:
 
 @pytest.mark.fast(1)
 def test_a_dim_across_atoms_goes_in_strided_boxes(way: str) -> None:
-    """Neither side's pieces end where the other's do: a `view_exchange` crosses."""
+    """Neither side's pieces end where the other's do: an exchange through the view crosses."""
     values = filled((12, 5))
     source, target = NamedSharding(mesh(range(4), a=4), P("a")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
     x = jax.device_put(values, source)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import PlanError
-from reshard.geometry.overlap import Progression, Repeat
+from reshard.geometry.blocks import Axis as FlatAxis
+from reshard.geometry.blocks import Block as FlatBlock
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut, fold, from_part, inside, of_runs, of_spans, whole_tile
 from reshard.plans.rules.parts import Cut
@@ -49,26 +50,30 @@ def test_a_whole_tile():
     assert whole_tile((0, 4)).elements == 0
 
 
+def straight(src: int, dst: int, length: int, *repeats: FlatAxis) -> FlatBlock:
+    return FlatBlock(src, dst, (*repeats, FlatAxis(length, 1, 1)))
+
+
 def test_runs_of_each_dim_multiply():
-    rows = [Progression(0, 1, 2), Progression(3, 4, 2)]
-    columns = [Progression(5, 0, 3)]
+    rows = [straight(0, 1, 2), straight(3, 4, 2)]
+    columns = [straight(5, 0, 3)]
     blocks = of_runs([rows, columns])
     for end, pick in (("src", lambda run: run.src), ("dst", lambda run: run.dst)):
-        along = [[pick(run) + i for run in runs for i in range(run.length)] for runs in (rows, columns)]
+        along = [[pick(run) + i for run in runs for i in range(run.axes[-1].extent)] for runs in (rows, columns)]
         assert [at for block in blocks for at in places(block, end)] == list(itertools.product(*along))
     assert len(blocks) == 1
 
 
 def test_runs_of_other_lengths_or_steps_are_not_folded():
-    uneven = [Progression(0, 0, 2), Progression(4, 2, 2), Progression(9, 4, 2)]
+    uneven = [straight(0, 0, 2), straight(4, 2, 2), straight(9, 4, 2)]
     blocks = of_runs([uneven])
     assert [at[0] for block in blocks for at in places(block, "src")] == [0, 1, 4, 5, 9, 10]
     assert len(blocks) == 2
-    assert len(of_runs([[Progression(0, 0, 2), Progression(4, 2, 3)]])) == 2
+    assert len(of_runs([[straight(0, 0, 2), straight(4, 2, 3)]])) == 2
 
 
 def test_a_progression_is_one_block():
-    [block] = of_runs([[Progression(1, 2, 2, (Repeat(3, 10, 20), Repeat(2, 4, 3)))], [Progression(5, 0, 3)]])
+    [block] = of_runs([[straight(1, 2, 2, FlatAxis(3, 10, 20), FlatAxis(2, 4, 3))], [straight(5, 0, 3)]])
     rows = [10 * a + 4 * b + c + 1 for a in range(3) for b in range(2) for c in range(2)]
     assert places(block, "src") == list(itertools.product(rows, range(5, 8)))
     rows = [20 * a + 3 * b + c + 2 for a in range(3) for b in range(2) for c in range(2)]

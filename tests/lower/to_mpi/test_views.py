@@ -40,10 +40,10 @@ def test_both_ends_of_a_message_agree():
     for seed in range(120):
         move = random_case(random.Random(seed), most=96).move
         plan = rs.plan(move)
-        if "view_exchange" not in {step.kind for step in plan.steps}:
+        if not any(step.kind == "exchange" and step.mode.view is not None for step in plan.steps):
             continue
         schedules = {device: schedule(plan, device) for device in move.source.mesh.devices}
-        at = next(n for n, step in enumerate(plan.steps) if step.kind == "view_exchange")
+        at = next(n for n, step in enumerate(plan.steps) if step.kind == "exchange" and step.mode.view is not None)
         for device, mine in schedules.items():
             step = mine.steps[at]
             assert isinstance(step, StepMessages) and step.flat

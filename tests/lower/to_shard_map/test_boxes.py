@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reshard.lower.exchange import Box, Transfer
+from reshard.lower.exchange import Box, SlicedTransfer
 from reshard.lower.to_shard_map.exchange import group_by_form
 
 
-def transfer(sender: int, receiver: int, *boxes: tuple[int, int, int]) -> Transfer:
-    return Transfer(sender, receiver, tuple(Box(((src, size),), ((dst, size),)) for src, dst, size in boxes))
+def transfer(sender: int, receiver: int, *boxes: tuple[int, int, int]) -> SlicedTransfer:
+    return SlicedTransfer(sender, receiver, tuple(Box(((src, size),), ((dst, size),)) for src, dst, size in boxes))
 
 
 def test_a_form_is_the_extents_of_boxes_not_their_places() -> None:

@@ -14,7 +14,6 @@ from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import exchange as messages
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.views import ViewExchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from tests.oracle import tiles_of
@@ -107,9 +106,9 @@ def test_strided_messages_carried_by_hand(far: rs.Mesh, chunk: int | None) -> No
     operand = rs.Layout.parse("s32[{x}6, 5]", NEAR)
     result = rs.Layout.parse(f"s32[3, 5, {{t}}{8 // far.size}]" if far.size == 2 else "s32[{t}, 5, 8]", far)
     view = rs.Move(operand, result, view="(three h) d -> three d h", three=3).view
-    spec = StepSpec("view_exchange", result, StepMode(chunk, view=view))
+    spec = StepSpec("exchange", result, StepMode(chunk, view=view))
     (step,) = lower_plan(chain(operand, result, [spec], view=view)).instructions
-    assert isinstance(step, ViewExchange)
+    assert isinstance(step, Exchange) and step.strided
     values = np.arange(120, dtype="int32").reshape(24, 5)
     tiles = cut(operand, values)
     near = np.stack([tiles[device] for device in operand.mesh.devices])

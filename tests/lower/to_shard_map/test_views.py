@@ -74,7 +74,7 @@ def cases(count: int, kind: str) -> list[Case]:
 
 
 @pytest.mark.fast(2)
-@pytest.mark.parametrize("kind", ["view", "take", "put", "view_exchange"])
+@pytest.mark.parametrize("kind", ["view", "take", "put", "exchange"])
 def test_random_views(kind):
     for case in cases(2, kind):
         check(case.move, case.reference)

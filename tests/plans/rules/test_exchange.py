@@ -7,12 +7,14 @@ from math import prod
 import pytest
 
 from reshard.errors import StepError
+from reshard.geometry.figures import exchange_figures, received_by_device
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import Cost, StepMode
-from reshard.plans.rules.exchange import exchange_size, in_place_cut
+from reshard.plans.rules.exchange import in_place_cut
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.view import Atom, View
 from tests.geometry import brute
 from tests.oracle import check
 from tests.plans.rules.steps import MESH, cost, derived, one_step, refuses
@@ -95,7 +97,7 @@ def test_figures_of_random_pairs_are_those_of_a_count():
             continue
         step_cost = check_step("exchange", operand, result)
         assert step_cost.received == 4 * brute.fewest_received(operand, result), f"{operand} -> {result}"
-        size = exchange_size(operand, result)
+        size = exchange_figures(operand, result)
         assert size.rounds == brute.rounds(operand, result), f"{operand} -> {result}"
         if size.rounds:
             assert size.message >= brute.largest_message(operand, result)
@@ -116,7 +118,7 @@ def test_chunks_trade_scratch_for_rounds(in_place: bool):
 
 def test_cutting_messages_of_different_shapes():
     """Device 3 sends one element and fetches three tiles of three: chunks of two are 2 + 1 elements."""
-    size = exchange_size(Layout.parse("f32[{x}3/10]", MESH), Layout.parse("f32[10]", MESH))
+    size = exchange_figures(Layout.parse("f32[{x}3/10]", MESH), Layout.parse("f32[10]", MESH))
     assert (size.rounds, size.message, size.run) == (3, 3, 1)
     assert [size.cut(cap) for cap in (1, 2, 3, 99)] == [(9, 1), (6, 2), (3, 3), (3, 3)]
 
@@ -130,12 +132,37 @@ def test_in_place_chunks_cover_the_message(message: int, chunk: int | None):
 
 def test_prod_of_extents_is_the_message():
     """An even exchange sends the digits that are local on both sides."""
-    size = exchange_size(Layout.parse("f32[{x}6, 20, 3]", MESH), Layout.parse("f32[24, {x}5, 3]", MESH))
+    size = exchange_figures(Layout.parse("f32[{x}6, 20, 3]", MESH), Layout.parse("f32[24, {x}5, 3]", MESH))
     ((((rounds, ((extents, count),)),),),) = size.loads()
     assert (rounds, extents, count, prod(extents)) == (3, (6, 5, 3), 1, size.message)
     assert size.run == 15
 
 
 def test_a_digit_that_both_layouts_hold_does_not_end_a_run():
-    size = exchange_size(Layout.parse("f32[{x}4, 6{y}]", MESH), Layout.parse("f32[16, 6{y}]", MESH))
+    size = exchange_figures(Layout.parse("f32[{x}4, 6{y}]", MESH), Layout.parse("f32[16, 6{y}]", MESH))
     assert size.run == size.message == 4 * 6
+
+
+# ---- through a view ---------------------------------------------------------------------------------
+
+SQUARE = Mesh(x=2, y=2)
+TURN = View((Atom("a", 3), Atom("b", 4)), ((0, 1),), ((1, 0),))
+
+
+def test_through_a_view_bytes_rounds_and_scratch_are_those_of_the_messages():
+    both = [Layout.parse(text, SQUARE) for text in ("f32[{x}{y}3]", "f32[{y}{x}3]")]
+    figures, received = exchange_figures(*both, TURN), received_by_device(*both, TURN).most
+    scratch = 8 * figures.message if figures.message > figures.run else 0
+    assert check_step("exchange", *both, StepMode(view=TURN)) == (4 * received, figures.rounds, scratch)
+    assert received > 0
+    for mode in (StepMode(view=TURN, relay=True), StepMode(view=TURN, in_place=True)):
+        with pytest.raises(StepError, match="without a view"):
+            check_step("exchange", *both, mode)
+
+
+def test_through_a_view_a_sum_stays_a_sum_on_one_mesh():
+    both = [Layout.parse(text, SQUARE) for text in ("f32[{x}6] + sum{y}", "f32[{x}6] + sum{y}")]
+    assert check_step("exchange", *both, StepMode(view=TURN)).received == 8
+    other = Layout.parse("f32[{y}6] + sum{x}", SQUARE)
+    with pytest.raises(StepError):
+        check_step("exchange", both[0], other, StepMode(view=TURN))

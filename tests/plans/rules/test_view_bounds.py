@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.plans.rules.bounds import view_bound
+from reshard.plans.rules.bounds import lower_bound
 from tests.view_oracle import KEPT, PADDING, cut, random_case
 
 MESH = rs.Mesh(x=4)
@@ -21,10 +21,10 @@ def test_the_bound_is_what_the_neediest_device_lacks():
             sum(e not in set(held[d].reshape(-1)) for e in tile.reshape(-1) if e != PADDING and e < KEPT)
             for d, tile in wanted.items()
         ]
-        assert view_bound(move.source, move.target, move.view) == 8 * max(lacked), (seed, str(move))
+        assert lower_bound(move.source, move.target, move.view) == 8 * max(lacked), (seed, str(move))
 
 
 @pytest.mark.parametrize(("source", "target", "bound"), [("f32", "bf16", 24), ("bf16", "f32", 24), ("s4", "f32", 6)])
 def test_a_cast_is_bound_by_the_narrower_dtype(source, target, bound):
     layouts = [rs.Layout.parse(text, MESH) for text in (f"{source}[{{x}}4]", f"{target}[16]")]
-    assert view_bound(*layouts) == bound
+    assert lower_bound(*layouts) == bound

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import UndecidedError
+from reshard.geometry.blocks import Axis, block_part
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
 from reshard.plans.plan import StepSpec, chain
@@ -77,15 +78,15 @@ def first_transfer(change: Callable[[Any], Any]) -> Callable[[Exchange], Exchang
 
 
 def moved(side: str) -> Callable[[Any], list]:
-    """Every box one element further along its last moving axis, back to 0 at the end."""
+    """The first block without its first row, or one element further or nearer."""
 
     def change(transfer: Any) -> list:
-        box = transfer.boxes[0]
-        spans = list(getattr(box, side))
-        at = next(n for n, (_, extent) in enumerate(spans) if extent >= 1)
-        start, extent = spans[at]
-        spans[at] = (start + 1, extent - 1) if extent > 1 else (start + 1 if start == 0 else start - 1, extent)
-        return [transfer._replace(boxes=(box._replace(**{side: tuple(spans)}), *transfer.boxes[1:]))]
+        block = transfer.blocks[0]
+        extent, *steps = block.axes[0]
+        by = steps[0 if side == "src" else 1] if extent > 1 else 1 if getattr(block, side) == 0 else -1
+        axes = (Axis(extent - 1 if extent > 1 else extent, *steps), *block.axes[1:])
+        wrong = block._replace(**{side: getattr(block, side) + by}, axes=axes)
+        return [transfer._replace(blocks=(wrong, *transfer.blocks[1:]))]
 
     return change
 
@@ -124,15 +125,8 @@ def test_unstaged_messages_of_several_boxes_are_refused():
     """The first message is cut into two boxes of the same elements: right if staged."""
     step, contract = lowered("exchange", "f32[{x}5]", "f32[15]", Mesh(x=3))
     first = step.rounds[0][0]
-    (box,) = first.boxes
-    at = max(range(len(box.src)), key=lambda n: box.src[n][1])
-    place = next(n for n, (_, extent) in enumerate(box.dst) if extent == 5)
-    halves = []
-    for start, extent in ((0, 2), (2, 3)):
-        src, dst = list(box.src), list(box.dst)
-        src[at], dst[place] = (src[at][0] + start, extent), (dst[place][0] + start, extent)
-        halves.append(box._replace(src=tuple(src), dst=tuple(dst)))
-    cut = first_transfer(lambda t: [t._replace(boxes=tuple(halves))])(step)
+    halves = tuple(block_part(first.blocks[0], [span]) for span in ((0, 2), (2, 3)))
+    cut = first_transfer(lambda t: [t._replace(blocks=halves)])(step)
     with pytest.raises(UndecidedError, match="several boxes"):
         check_exchange(cut, contract)
 
