@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from reshard import hlo
 from reshard.doctor.chains import Chain
-from reshard.doctor.dataflow.flow import Flow, Numbering
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
-from reshard.doctor.elements import LeafOrigin
 from reshard.doctor.memory import ProgramMemory, program_memory
 from reshard.doctor.places import (
     MANUAL,
     REDUCTION,
     RESHARD,
     SHIFT,
-    ArrayMove,
     Known,
     Place,
     most_wasteful_first,
@@ -29,9 +27,8 @@ from reshard.doctor.proposals import (
     Proposal,
     ProposalOptions,
     Proposals,
-    planned_temp_bytes,
-    prediction,
-    proposed_moves,
+    list_proposed_moves,
+    predict_costs,
     why_unmeasured,
 )
 from reshard.doctor.rebuilds import rebuilt
@@ -39,7 +36,7 @@ from reshard.doctor.replacements import Matcher, Mover
 from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
 from reshard.errors import MeshError, ReshardError, quoted
-from reshard.hlo import Array, Collective, Module
+from reshard.hlo import Collective, Module
 from reshard.hlo.frames import metadata_fields
 from reshard.hlo.text import platform_of
 from reshard.synth import Network, PlanOptions
@@ -91,7 +88,7 @@ def examine(
     options = ProposalOptions(PlanOptions.read(network=network), platform or platform_of(text))
     examination = _Examination(module, collectives, tuple(known), options)
     places = most_wasteful_first(examination.places())
-    devices = _device_count(module, collectives)
+    devices = count_devices(module, collectives)
     return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
 
 
@@ -101,12 +98,12 @@ class _Examination:
     def __init__(
         self, module: Module, collectives: Sequence[Collective], known: Sequence[Known], options: ProposalOptions
     ) -> None:
-        self.devices = _device_count(module, collectives)
+        self.devices = count_devices(module, collectives)
         self.position = {collective: at for at, collective in reversed(list(enumerate(collectives)))}
         self.flow = Flow(module)
         self.maps = IndexMaps(self.flow, Scalars(self.flow, self.devices))
         self.numbering = Numbering(self.flow)
-        mesh = _mesh(known, collectives, self.devices)
+        mesh = find_mesh(collectives, self.devices, {move.source.mesh for move in known})
         self.proposals = Proposals(
             self.flow,
             self.maps,
@@ -114,7 +111,7 @@ class _Examination:
             collectives,
             mesh,
             options,
-            prediction(collectives, self.maps),
+            predict_costs(collectives, self.maps),
             may_exceed=options.platform == "cpu",  # elsewhere the compiler decides, and often that they may not
         )
         self.liveness = self.proposals.liveness
@@ -128,18 +125,21 @@ class _Examination:
     def proposed(self) -> list[Proposal]:
         """The proposals in the order of the program; none counts as better if all together are not worth it."""
         every = sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
-
-        def estimates() -> tuple[int, int]:
-            return self.proposals.peak_bytes, self._planned_peak(every)
-
-        why = why_unmeasured([one.place for one in every], self.proposals.options, estimates)
+        why = why_unmeasured(
+            [one.place for one in every],
+            self.proposals.options,
+            lambda: (self.proposals.peak_bytes, self._planned_peak(every)),
+        )
         return [one.left(why) if why and one.replacements else one for one in every]
 
     def memory(self) -> ProgramMemory:
         """The memory of the whole program, with what moves make."""
-        moving = [(chain, _kinds(chain)) for chain in self.proposals.apart if not chain.reduces]
-        memory = program_memory(self.flow, {value: kinds for chain, kinds in moving for value in chain.values})
-        return replace(memory, planned_bytes=self._planned_peak(self.proposed))
+        moved: dict[HloValue, str] = {}
+        for chain in self.proposals.apart:
+            if not chain.reduces:
+                kinds = ", ".join(dict.fromkeys(collective.kind for collective in chain.collectives))
+                moved |= dict.fromkeys(chain.values, kinds)
+        return replace(program_memory(self.flow, moved), planned_bytes=self._planned_peak(self.proposed))
 
     def _planned_peak(self, proposals: Sequence[Proposal]) -> int:
         """The peak of the program with the plans of these proposals."""
@@ -154,7 +154,7 @@ class _Examination:
         kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
         memory = self.liveness.of(one.chain)
         place = replace(
-            place_of(one.chain), kind=kind, moves=proposed_moves(one), peak_bytes=memory.peak_bytes,
+            place_of(one.chain), kind=kind, moves=list_proposed_moves(one), peak_bytes=memory.peak_bytes,
             temp_bytes=memory.temp_bytes, largest=memory.largest,
         )  # fmt: skip
         rebuilding = (self._place(part) for part in parts if not part.reduces)
@@ -166,29 +166,35 @@ class _Examination:
         outcome = one.outcome
         if not one.replacements:
             return replace(place, outcome=outcome)
+        # The pass plans between layouts on a mesh that it made up. Those of the user say the same if they receive as
+        # much; else the pass has found another way, which is what will run.
         named = [move.plan for move in place.moves if move.plan is not None]
         received = sum(move.arrays * move.plan.received_bytes for move in place.moves if move.plan is not None)
         if len(named) == len(place.moves) and received == outcome.planned_bytes and one.moves is None:
             outcome = replace(outcome, plans=tuple(named))
-        return replace(place, outcome=outcome, planned_temp_bytes=planned_temp_bytes(one))
+        return replace(place, outcome=outcome, planned_temp_bytes=one.temp_bytes)
 
     def _place(self, chain: Chain) -> Place:
+        """The place of a chain as the program has it, with the array that it rebuilds, if there is one."""
         place = place_of(chain)
         if chain.reduces:
             return place
-        manual = all(map(_by_user, chain.collectives))
-        moves, where, leaves, counted = self.mover.read(chain, place.where, planned=not manual)
+        # A collective is the user's own by its op_name: its `source` may be that of a neighbour.
+        names = (metadata_fields(one.instruction.attributes.get("metadata", "")) for one in chain.collectives)
+        is_manual = all(_IN_SHARD_MAP.search(fields.get("op_name", "")) for fields in names)
+        moves, where, leaves, counted = self.mover.read(chain, place.where, planned=not is_manual)
         memory = self.liveness.of(chain)
-        kind = MANUAL if manual else SHIFT if _is_shift(chain, moves) else RESHARD
-        largest = max(filter(None, (memory.largest, *(move.after for move in moves))), key=_nbytes, default=None)
+        arrays = [array for array in (memory.largest, *(move.after for move in moves)) if array is not None]
+        # Parts of tiles that are only passed on to neighbours are no move between layouts.
+        permutes = all(collective.kind == "permute" for collective in chain.collectives)
+        is_shift = permutes and all(move.source is None for move in moves)
         place = replace(
-            place, kind=kind, where=where, moves=moves, peak_bytes=memory.peak_bytes, temp_bytes=memory.temp_bytes,
-            largest=largest, counted_bytes=counted,
+            place, kind=MANUAL if is_manual else SHIFT if is_shift else RESHARD, where=where, moves=moves,
+            peak_bytes=memory.peak_bytes, temp_bytes=memory.temp_bytes,
+            largest=max(arrays, key=lambda array: array.nbytes, default=None), counted_bytes=counted,
         )  # fmt: skip
-        return place if manual else self._judged(place, chain, leaves)
-
-    def _judged(self, place: Place, chain: Chain, leaves: Mapping[int, LeafOrigin]) -> Place:
-        """The place with the array that it rebuilds, and the line of that one, if there is one."""
+        if is_manual:
+            return place
         array = rebuilt(chain, self.liveness.stored(chain), self.maps, self.numbering, leaves)
         if array is None:
             return place
@@ -197,41 +203,21 @@ class _Examination:
         return replace(place, where=where, rebuilds=array.extent, rebuilt=array.array, rebuilt_move=move)
 
 
-def _kinds(chain: Chain) -> str:
-    return ", ".join(dict.fromkeys(collective.kind for collective in chain.collectives))
-
-
-def _by_user(collective: Collective) -> bool:
-    """Whether the user wrote the collective in a `shard_map`.
-
-    Decided by its own op_name: its `source` may be that of a neighbour.
-    """
-    metadata = collective.instruction.attributes.get("metadata", "")
-    return bool(_IN_SHARD_MAP.search(metadata_fields(metadata).get("op_name", "")))
-
-
-def _device_count(module: Module, collectives: Sequence[Collective]) -> int:
+def count_devices(module: Module, collectives: Sequence[Collective]) -> int:
     """The number of devices that run the module; if its header does not say, the most that its groups name."""
     if module.devices is not None:
         return module.devices
     return max((one.groups.count * one.groups.size for one in collectives if one.groups), default=1)
 
 
-def _mesh(known: Sequence[Known], collectives: Sequence[Collective], devices: int) -> Mesh | None:
+def find_mesh(collectives: Sequence[Collective], devices: int, known: Iterable[Mesh] = ()) -> Mesh | None:
     """The user's mesh: that of the known moves, else the one that collectives name; None if it is not unique."""
-    meshes = {move.source.mesh for move in known}
-    if not meshes:
-        meshes = {mesh for one in collectives if (mesh := _named_mesh(one)) is not None}
+    meshes = set(known) or {mesh for one in collectives if (mesh := _read_mesh(one)) is not None}
     fitting = [mesh for mesh in meshes if mesh.size == devices and mesh.device_ids is None]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def named_mesh(collectives: Sequence[Collective], devices: int) -> Mesh | None:
-    """The mesh that the collectives of a program on `devices` devices name; None if it is not unique."""
-    return _mesh((), collectives, devices)
-
-
-def _named_mesh(collective: Collective) -> Mesh | None:
+def _read_mesh(collective: Collective) -> Mesh | None:
     """The mesh that `replica_groups` name, unless XLA made up the names of its axes."""
     attributes = collective.instruction.attributes
     named = _MESH.match(attributes.get("replica_groups", ""))
@@ -242,13 +228,3 @@ def _named_mesh(collective: Collective) -> Mesh | None:
         return Mesh([(name, int(size)) for name, size in axes])
     except MeshError:
         return None
-
-
-def _is_shift(chain: Chain, moves: Sequence[ArrayMove]) -> bool:
-    """Whether parts of tiles are only passed on, which is not a move between layouts."""
-    permutes = all(collective.kind == "permute" for collective in chain.collectives)
-    return permutes and all(move.source is None for move in moves)
-
-
-def _nbytes(array: Array) -> int:
-    return array.nbytes

@@ -16,20 +16,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from reshard.doctor.batch_ops import BatchOp, batch_ops
+from reshard.doctor.batch_ops import batch_ops
 from reshard.doctor.chains import REDUCTIONS, Chain, chains
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
+from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
 from reshard.doctor.dataflow.sums import is_exact
 from reshard.doctor.memory import Liveness, PlannedChain, program_memory
-from reshard.doctor.op_layouts import OpFinder, OpMoves, OpReplacement
+from reshard.doctor.op_layouts import OpFinder, OpMoves, OpOutput, OpReplacement
 from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_of
 from reshard.doctor.replacements import Finder, Replacement, Unfit, holds_whole_array, is_needed
 from reshard.errors import ReshardError
-from reshard.hlo import Array, Collective, Instruction
+from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
 from reshard.lower.program import AllReduce, InParts, ReduceScatter
-from reshard.lower.program import Instruction as LoweredInstruction
 from reshard.plans.plan import Plan
 from reshard.plans.rules.bounds import lower_bound
 from reshard.synth import PlanOptions, find_plan
@@ -100,18 +99,52 @@ class Proposal:
     @property
     def planned_chain(self) -> PlannedChain:
         """What the plans change in the memory of the program."""
-        values: list[HloValue] = []
+        first, values = self.replacements[0], tuple(value for output in self._outputs for value in output.values)
+        return PlannedChain(self.chain.region, values, first.source, first.before.nbytes, self.temp_bytes)
+
+    @property
+    def temp_bytes(self) -> int:
+        """The most bytes live at once beside source and results while what is proposed runs."""
+        results = sum(output.after.nbytes for output in self._outputs)
+        return max(0, self.peak_bytes - self.replacements[0].before.nbytes - results)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds while what is proposed runs, with source and results, by the plans' figures."""
+        first, plans = self.replacements[0], self.outcome.plans
+        if isinstance(first, OpReplacement):
+            # The rows are gathered, the operation makes its results of them, and then all of these move on together.
+            gather, *moves = plans
+            rows, results = gather.target.tile_bytes, sum(plan.source.tile_bytes for plan in moves)
+            moving = results + sum(plan.target.tile_bytes for plan in moves) + max(map(_temp_bytes, moves), default=0)
+            return first.before.nbytes + max(rows + _temp_bytes(gather), rows + results, moving)
+        moved = [each for each in self.replacements if isinstance(each, Replacement)]
+        # All shifts of a source are one fragment, so that what they receive and what they yield is live at once.
+        shifts = [(each, each.shift) for each in moved if each.shift is not None]
+        shifted = sum(each.after.nbytes + shift.received_bytes(each.dtype) for each, shift in shifts)
+        peaks = [each.before.nbytes + shifted for each, _ in shifts]
+        for each in moved:
+            if each.shift is None:
+                mine = [plan for plan in plans if each.move is not None and plan.source == each.move.source]
+                peaks.append(each.before.nbytes + each.after.nbytes + max(map(_temp_bytes, mine), default=0))
+        return max(peaks, default=0)
+
+    @property
+    def _outputs(self) -> list[Replacement | OpOutput]:
+        """What is made: a value for each replacement, or each result of an operation."""
+        outputs: list[Replacement | OpOutput] = []
         for each in self.replacements:
-            outputs = each.outputs if isinstance(each, OpReplacement) else (each,)
-            values += (value for output in outputs for value in output.values)
-        first = self.replacements[0]
-        return PlannedChain(
-            self.chain.region, tuple(values), first.source, first.before.nbytes, planned_temp_bytes(self)
-        )
+            outputs += each.outputs if isinstance(each, OpReplacement) else (each,)
+        return outputs
 
     def left(self, why: str) -> Proposal:
         """The same with the chain left as it is, because of `why`."""
         return replace(self, replacements=(), moves=None, outcome=replace(self.outcome, why=why))
+
+
+def _temp_bytes(plan: Plan) -> int:
+    """The most bytes live at once beside source and target."""
+    return plan.peak_bytes - plan.floor_bytes
 
 
 Measure = Callable[[Proposal], ProposalCost]
@@ -140,17 +173,39 @@ class Proposals:
         self.liveness = Liveness(flow, numbering)
 
     def __iter__(self) -> Iterator[Proposal]:
-        ops = _Ops(self)
-        yield from ops.proposals
+        taken: set[Collective] = set()
+        why_not: dict[str, str] = {}
+        # To look for the chains that bring an operation's rows takes long, and most modules have no such operation.
+        finder = OpFinder(self.finder)
+        known = next(batch_ops(self.flow), None) is not None
+        for chain, instruction, op in finder.joined(self.apart) if known else ():
+            try:
+                one = self._propose_op(chain, finder.replacement(chain, instruction, op))
+            except (Unfit, ReshardError) as error:
+                why_not[chain.collectives[0].name] = str(error).splitlines()[0]
+                continue
+            taken.update(chain.collectives)
+            yield one
         for chain in chains(self.flow, self.maps, self.collectives, from_sums=True):
-            parts = [part for part in self._parts(chain) if not ops.are_taken(part)]
-            if ops.are_taken(chain) or not parts:
-                continue
-            whole = self._tried(chain) if not any(map(ops.takes, chain.collectives)) else None
+            parts = [chain]
+            if chain.reduces and len(chain.collectives) > 1:
+                parts = [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
+            parts = [part for part in parts if not taken.issuperset(part.collectives)]
+            # A sum is tried with all that is done with it first, since a reduce-scatter does both at once. If that is
+            # no better, what follows may be, with the sum as it is.
+            whole = self._propose(chain) if parts and taken.isdisjoint(chain.collectives) else None
             if whole is not None and (whole.replacements or len(parts) == 1):
-                yield ops.explained(whole)
-                continue
-            yield from (ops.explained(self._left(part, whole) if part.reduces else self._tried(part)) for part in parts)
+                proposals = [whole]
+            else:
+                proposals = [
+                    self._propose(part)
+                    if whole is None or not part.reduces
+                    else Proposal(part, PassOutcome(why=whole.outcome.why))
+                    for part in parts
+                ]
+            for one in proposals:
+                first = one.chain.collectives[0].name
+                yield one.left(why_not[first]) if first in why_not and not one.replacements else one
 
     @cached_property
     def apart(self) -> tuple[Chain, ...]:
@@ -168,79 +223,103 @@ class Proposals:
             return None
         moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
         try:
-            one = self._planned(large.chain, moves, large.allowed_bytes)
+            one = self._plan_chain(large.chain, moves, large.allowed_bytes)
             if one.outcome.plans == large.outcome.plans:
                 return None
-            one = self._accepted(one, lambda: large.allowed_bytes)
+            one = self._accept(one, lambda: large.allowed_bytes)
         except (Unfit, ReshardError):
             return None
         return None if one.excess_bytes else one
 
-    def _parts(self, chain: Chain) -> list[Chain]:
-        """The parts of a chain, each of which may begin with a sum."""
-        if not chain.reduces or len(chain.collectives) < 2:
-            return [chain]
-        return [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
-
-    def _left(self, sum_: Chain, whole: Proposal | None) -> Proposal:
-        """The proposal for a sum: left if its whole chain was tried or partly replaced, else tried alone."""
-        return Proposal(sum_, PassOutcome(why=whole.outcome.why)) if whole is not None else self._tried(sum_)
-
-    def _tried(self, chain: Chain) -> Proposal:
+    def _propose(self, chain: Chain) -> Proposal:
         """The proposal that replaces a chain, or one that leaves it and says why."""
+
+        def allowed() -> int:
+            # XLA sums in place, and the account of a chain gives each sum a buffer of its own.
+            sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+            return self.liveness.of(chain).peak_bytes - sum(array.nbytes for one in sums for array in one.results)
+
         try:
-            return self._better(chain)
+            if is_needed(chain, self.flow):
+                raise Unfit(f"it receives no more than is needed, {place_of(chain).received_bytes} B")
+            budget = allowed() - 1 if self.options.prefer == "memory" else None
+            one = self._accept(self._plan_chain(chain, self.finder.replacements(chain), budget), allowed)
+            if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
+                return one
+            smaller = self.smaller(one)
+            if smaller is None:
+                raise Unfit(too_large(one))
+            return smaller
         except (Unfit, ReshardError) as error:
             return Proposal(chain, PassOutcome(why=str(error).splitlines()[0]))
 
-    def _better(self, chain: Chain) -> Proposal:
-        if is_needed(chain, self.flow):
-            raise Unfit(f"it receives no more than is needed, {place_of(chain).received_bytes} B")
-        budget = self._allowed(chain) - 1 if self.options.prefer == "memory" else None
-        one = self._planned(chain, self.finder.replacements(chain), budget)
-        one = self._accepted(one, lambda: self._allowed(chain))
-        if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
-            return one
-        smaller = self.smaller(one)
-        if smaller is None:
-            raise Unfit(too_large(one))
-        return smaller
+    def _propose_op(self, chain: Chain, one: OpReplacement) -> Proposal:
+        """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
+        choices = [
+            (tuple(self._plan(*pair) for pair in ((moves.source, moves.rows), *moves.outputs)), moves)
+            for moves in one.choices
+        ]
+        plans, moves = min(choices, key=lambda choice: sum(plan.received_bytes for plan in choice[0]))
+        planned = sum(plan.received_bytes for plan in plans)
+        # The operation's own arrays are whole, and live before its chain begins or after it has ended.
+        arrays = sum(array.nbytes for array in (*one.op.operands, *one.op.results))
+        allowed = max(self.liveness.of(chain).peak_bytes, arrays)
+        outcome = PassOutcome(planned, plans, op=one.op.kind if one.op.kind != "ffi" else one.op.target)
+        proposal = self._accept(Proposal(chain, outcome, (one,), moves=moves), lambda: allowed)
+        if proposal.excess_bytes:
+            raise Unfit(too_large(proposal))
+        return proposal
 
-    def _allowed(self, chain: Chain) -> int:
-        """The memory that a chain needs; the results of sums are not counted, since XLA sums in place."""
-        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
-        return self.liveness.of(chain).peak_bytes - sum(array.nbytes for one in sums for array in one.results)
-
-    def _planned(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
+    def _plan_chain(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
         """The plans for a chain under a budget."""
-        plans = tuple(
-            self._plan(one.move.source, one.move.target, budget) for one in replacements if one.move is not None
-        )
+        moves = [one.move for one in replacements if one.move is not None]
+        plans = tuple(self._plan(move.source, move.target, budget) for move in moves)
         shifts = [(one.shift, one.dtype) for one in replacements if one.shift is not None]
         planned = sum(plan.received_bytes for plan in plans)
         planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)
         permutes = sum(shift.launches for shift, _ in shifts)
         return Proposal(chain, PassOutcome(planned, plans, permutes=permutes), replacements)
 
-    def _accepted(self, one: Proposal, allowed_bytes: Callable[[], int]) -> Proposal:
+    def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
+        """The plan that is fastest on the network, if time is preferred; else one of the fewest bytes."""
+        wanted = self.options.plan
+        options = PlanOptions(wanted.budget if budget is None else budget, wanted.network)
+        fastest = find_plan(source, target, options)
+        if wanted.network is None:
+            return fastest
+        # Idle axes would carry parts of the sums of other devices, whose summands need not equal a device's own.
+        others_summands = bool(source.partial and fastest.idle_axes)
+        if self.options.prefer == "time" and not others_summands:
+            return fastest
+        fewest = find_plan(source, target, options._replace(network=None))
+        if fastest.received_bytes <= fewest.received_bytes and not others_summands:
+            return fastest
+        return timed(fewest, wanted.network.links(source.mesh))
+
+    def _accept(self, one: Proposal, allowed_bytes: Callable[[], int]) -> Proposal:
         """The proposal with the memory that it needs; raises `Unfit` if it is not better than its chain.
 
         What the chain is allowed to need is asked for last: most chains receive no more than is needed.
         """
-        outcome, planned = one.outcome, one.outcome.planned_bytes or 0
-        if outcome.permutes > len(one.chain.collectives):
-            raise Unfit(f"the plan would need {outcome.permutes} permutes to receive {planned} B")
+        planned, launches = one.outcome.planned_bytes or 0, len(one.chain.collectives)
+        if one.outcome.permutes > launches:
+            raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
-        self._check_order(one)
+        if self.options.platform == "tpu":
+            for plan in one.outcome.plans:
+                _check_order_on_tpu(plan)
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
         self._check_bytes(one, cost.received_bytes, received)
-        if cost.received_bytes < one.received_bytes:
-            self._check_launches(one, cost)
+        # To start more collectives may take longer than to receive the bytes that they save. An operation on rows saves
+        # its own work as well, on all devices but one.
+        more, saved = cost.launches - launches, one.received_bytes - cost.received_bytes
+        if saved and one.moves is None and saved < more * self.options.launch_cost:
+            raise Unfit(f"the plan would save {saved} B with {more} more collectives")
         allowed = allowed_bytes()
         if self.options.prefer == "memory" and cost.peak_bytes >= allowed:
             raise Unfit(f"the plan would need {cost.peak_bytes} B at once, no less than XLA's {allowed} B")
-        outcome = replace(outcome, planned_bytes=cost.received_bytes)
+        outcome = replace(one.outcome, planned_bytes=cost.received_bytes)
         excess = max(0, cost.peak_bytes - allowed - ALIGNMENT)
         return replace(one, outcome=outcome, allowed_bytes=allowed, excess_bytes=excess)
 
@@ -256,85 +335,13 @@ class Proposals:
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
 
-    def _check_order(self, one: Proposal) -> None:
-        """Raises `Unfit` if a TPU rounds a sum differently: its reduce-scatter among all devices has two levels."""
-        if self.options.platform != "tpu":
-            return
-        for source, steps in ((plan.source, plan.steps) for plan in one.outcome.plans):
-            among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
-            if among_all and source.dtype[0] not in "su" and any(step.kind == "reduce_scatter" for step in steps):
-                raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
 
-    def _check_launches(self, one: Proposal, cost: ProposalCost) -> None:
-        """Raises `Unfit` if starting more collectives takes longer than the bytes that are saved."""
-        more, saved = cost.launches - len(one.chain.collectives), one.received_bytes - cost.received_bytes
-        if one.moves is None and saved < more * self.options.launch_cost:
-            raise Unfit(f"the plan would save {saved} B with {more} more collectives")
-
-    def op(self, chain: Chain, instruction: Instruction, op: BatchOp, finder: OpFinder) -> Proposal:
-        """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
-        one = finder.replacement(chain, instruction, op)
-        choices = [(self._op_plans(moves), moves) for moves in one.choices]
-        plans, moves = min(choices, key=lambda choice: sum(plan.received_bytes for plan in choice[0]))
-        planned = sum(plan.received_bytes for plan in plans)
-        arrays = sum(array.nbytes for array in (*op.operands, *op.results))
-        outcome = PassOutcome(planned, plans, op=op.kind if op.kind != "ffi" else op.target)
-        allowed = max(self.liveness.of(chain).peak_bytes, arrays)
-        proposal = self._accepted(Proposal(chain, outcome, (one,), moves=moves), lambda: allowed)
-        if proposal.excess_bytes:
-            raise Unfit(too_large(proposal))
-        return proposal
-
-    def _op_plans(self, moves: OpMoves) -> tuple[Plan, ...]:
-        return tuple(self._plan(*pair) for pair in ((moves.source, moves.rows), *moves.outputs))
-
-    def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
-        wanted = self.options.plan
-        fastest = PlanOptions(wanted.budget if budget is None else budget, wanted.network)
-        plan = find_plan(source, target, fastest)
-        if wanted.network is None:
-            return plan
-        others_summands = bool(source.partial and plan.idle_axes)  # which need not equal a device's own
-        if self.options.prefer == "time" and not others_summands:
-            return plan
-        fewest = find_plan(source, target, fastest._replace(network=None))
-        if plan.received_bytes <= fewest.received_bytes and not others_summands:
-            return plan
-        return timed(fewest, wanted.network.links(source.mesh))
-
-
-class _Ops:
-    """The operations that may run on the rows that each device has, and the chains that they take.
-
-    `why` has the reasons why others stay, by the first collective that brings their operands.
-    """
-
-    def __init__(self, of: Proposals) -> None:
-        self.proposals: list[Proposal] = []
-        self.why: dict[str, str] = {}
-        self._taken: set[Collective] = set()
-        finder = OpFinder(of.finder)
-        known = next(batch_ops(finder.flow), None) is not None
-        for chain, instruction, op in finder.joined(of.apart) if known else ():
-            try:
-                self.proposals.append(of.op(chain, instruction, op, finder))
-                self._taken.update(chain.collectives)
-            except (Unfit, ReshardError) as error:
-                self.why[chain.collectives[0].name] = str(error).splitlines()[0]
-
-    def takes(self, collective: Collective) -> bool:
-        """Whether an operation takes what a collective moves."""
-        return collective in self._taken
-
-    def are_taken(self, chain: Chain) -> bool:
-        """Whether the operations take all that a chain moves."""
-        return self._taken.issuperset(chain.collectives)
-
-    def explained(self, one: Proposal) -> Proposal:
-        """The proposal, with the reason of the operation that it brings rows for if it is left."""
-        if one.replacements:
-            return one
-        return one.left(self.why.get(one.chain.collectives[0].name, one.outcome.why))
+def _check_order_on_tpu(plan: Plan) -> None:
+    """Raises `Unfit` if a TPU rounds a sum differently: its reduce-scatter among all devices has two levels."""
+    source = plan.source
+    among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
+    if among_all and source.dtype[0] not in "su" and any(step.kind == "reduce_scatter" for step in plan.steps):
+        raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
 
 
 def why_unmeasured(
@@ -399,100 +406,53 @@ def too_large(one: Proposal) -> str:
 _SHORT = frozenset({"bf16", "f16", "bfloat16", "float16"})  # as HLO names them, and as layouts do
 
 
-def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
+def predict_costs(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
     """The costs of proposals for a program with these collectives; raises `Unfit` for sums in another order."""
-    sent = {array.dtype for one in collectives for array in one.results}
-    wide = sent.isdisjoint(_SHORT)
+    is_wide = {array.dtype for one in collectives for array in one.results}.isdisjoint(_SHORT)
 
-    def predicted(one: Proposal) -> ProposalCost:
-        _check_sums(one, maps)
-        received = sum(_sent(plan, wide) for plan in one.outcome.plans)
-        shifts = [(each, each.shift) for each in one.replacements if isinstance(each, Replacement) and each.shift]
-        received += sum(shift.received_bytes(each.dtype) for each, shift in shifts)
-        launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
-        return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0), launches)
+    def predict(one: Proposal) -> ProposalCost:
+        for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
+            if isinstance(each, Replacement) and each.is_summed and not is_exact(each.before.dtype):
+                _check_order(plan, device_groups(maps, each.leaf))
+        received = launches = 0
+        for plan in one.outcome.plans:
+            received += plan.received_bytes * (2 if is_wide and plan.source.dtype in _SHORT else 1)
+            launches += plan.launches
+        for each in one.replacements:
+            if isinstance(each, Replacement) and each.shift is not None:
+                received += each.shift.received_bytes(each.dtype)
+        return ProposalCost(received, one.peak_bytes, launches + one.outcome.permutes)
 
-    return predicted
+    return predict
 
 
-def _check_sums(one: Proposal, maps: IndexMaps) -> None:
+def _check_order(plan: Plan, groups: Iterable[Iterable[int]]) -> None:
     """Raises `Unfit` where floats would be added up in several rounds, or in another order of devices."""
-    for each, plan in zip(one.replacements, one.outcome.plans, strict=False):
-        if not isinstance(each, Replacement) or not each.is_summed or is_exact(each.before.dtype):
-            continue
-        sums = [groups for step in lower_plan(plan).instructions if (groups := _summed(step)) is not None]
-        if len(sums) != 1 or set(sums[0]) != set(map(tuple, device_groups(maps, each.leaf))):
-            raise Unfit("its elements would be added up in another order")
+    instructions = [one.each if isinstance(one, InParts) else one for one in lower_plan(plan).instructions]
+    sums = [one.groups for one in instructions if isinstance(one, ReduceScatter | AllReduce)]
+    if len(sums) != 1 or set(sums[0]) != set(map(tuple, groups)):
+        raise Unfit("its elements would be added up in another order")
 
 
-def _summed(instruction: LoweredInstruction) -> tuple[tuple[int, ...], ...] | None:
-    """The groups of a reduction; None for any other instruction."""
-    if isinstance(instruction, InParts):
-        return _summed(instruction.each)
-    return instruction.groups if isinstance(instruction, ReduceScatter | AllReduce) else None
-
-
-def planned_temp_bytes(one: Proposal) -> int:
-    """The most bytes live at once beside source and results while what is proposed runs."""
-    first = one.replacements[0]
-    results = [each.after for each in one.replacements if isinstance(each, Replacement)]
-    if isinstance(first, OpReplacement):
-        results = [output.after for output in first.outputs]
-    ends = first.before.nbytes + sum(array.nbytes for array in results)
-    return max(0, max(_peak(one, each) for each in one.replacements) - ends)
-
-
-def proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:
+def list_proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:
     """The moves of a proposal's plans and shifts, or of an operation's rows: there and back."""
+
+    def describe(before: Array | None, after: Array | None, plan: Plan) -> ArrayMove:
+        # A tile that the program does not have is that of the plan's layout.
+        tile = after or Array(before.dtype if before else plan.target.dtype, plan.target.tile_shape)
+        source, target = plan.source, plan.target
+        needed = lower_bound(source, target)
+        return ArrayMove(before, tile, needed, True, source, target, holds_whole_array(source), plan)
+
     moves: list[ArrayMove] = []
     plans = iter(one.outcome.plans)
     for each in one.replacements:
         if isinstance(each, OpReplacement):
-            moves += _op_moves(each, one.outcome.plans)
+            gather = next(plans)
+            moves += [describe(each.before, None, gather)] if gather.source != gather.target else []
+            moves += [describe(None, output.after, next(plans)) for output in each.outputs]
         elif each.move is not None:
-            moves.append(_planned(each.before, each.after, next(plans)))
+            moves.append(describe(each.before, each.after, next(plans)))
         elif each.shift is not None:
             moves.append(ArrayMove(each.before, each.after, each.shift.received_bytes(each.dtype), False))
     return tuple(moves)
-
-
-def _op_moves(each: OpReplacement, plans: Sequence[Plan]) -> list[ArrayMove]:
-    gather, *others = plans
-    rows = [_planned(each.before, None, gather)] if gather.source != gather.target else []
-    return rows + [_planned(None, output.after, plan) for output, plan in zip(each.outputs, others, strict=True)]
-
-
-def _planned(before: Array | None, after: Array | None, plan: Plan) -> ArrayMove:
-    """The move of a plan; a tile that the program does not have is that of the plan's layout."""
-    tile = after or Array(before.dtype if before else plan.target.dtype, plan.target.tile_shape)
-    whole = holds_whole_array(plan.source)
-    return ArrayMove(before, tile, lower_bound(plan.source, plan.target), True, plan.source, plan.target, whole, plan)
-
-
-def _temp_bytes(plan: Plan) -> int:
-    """The most bytes live at once beside source and target."""
-    return plan.peak_bytes - plan.floor_bytes
-
-
-def _sent(plan: Plan, wide: bool) -> int:
-    return plan.received_bytes * (2 if wide and plan.source.dtype in _SHORT else 1)
-
-
-def _peak(one: Proposal, each: Replacement | OpReplacement) -> int:
-    """The most that a device holds while what is proposed runs, with source and results."""
-    if isinstance(each, OpReplacement):
-        return _op_peak(one, each)
-    if each.shift is not None:
-        alike = [other for other in one.replacements if isinstance(other, Replacement) and other.shift is not None]
-        received = sum(other.shift.received_bytes(other.dtype) for other in alike if other.shift is not None)
-        return each.before.nbytes + sum(other.after.nbytes for other in alike) + received
-    plans = [plan for plan in one.outcome.plans if each.move is not None and plan.source == each.move.source]
-    return each.before.nbytes + each.after.nbytes + max(map(_temp_bytes, plans), default=0)
-
-
-def _op_peak(one: Proposal, each: OpReplacement) -> int:
-    gather, *moves = one.outcome.plans
-    rows, results = gather.target.tile_bytes, sum(plan.source.tile_bytes for plan in moves)
-    after = sum(plan.target.tile_bytes for plan in moves)
-    while_moved = results + after + max(map(_temp_bytes, moves), default=0)
-    return each.before.nbytes + max(rows + _temp_bytes(gather), rows + results, while_moved)

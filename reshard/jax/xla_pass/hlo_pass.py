@@ -21,7 +21,7 @@ from reshard.doctor.chains import Chain
 from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.dataflow.replicas import Replicas
-from reshard.doctor.examination import named_mesh
+from reshard.doctor.examination import find_mesh
 from reshard.doctor.memory import program_memory
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.places import Place
@@ -197,7 +197,7 @@ class _Round:
     def proposals(self) -> Proposals:
         """What could take the place of the module's chains."""
         flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
-        mesh = named_mesh(self.collectives, self.devices)
+        mesh = find_mesh(self.collectives, self.devices)
         return Proposals(
             flow, maps, numbering, self.collectives, mesh, self.options, self._compiled, self.may_exceed
         )  # fmt: skip
