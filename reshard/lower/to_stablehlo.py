@@ -1,16 +1,15 @@
-"""A plan as StableHLO: the function that every device runs on its own tile, and its insertion into a program.
-
-tile_module    a plan as a StableHLO module of one function
-insert         builds the manual computation that applies a plan to a value of another module
+"""The one writer of moves into StableHLO: `insert_plan` builds what applies a plan to a value.
 
 Plans become collectives in one place only, `to_shard_map.tile_function`. It is traced here, once for each plan, and
 the result becomes the body of a Shardy manual computation in the program's module.
+
+The rest is what others who read or write modules share: `list_operations`, `run_passes` and `spell_sharding`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -41,54 +40,39 @@ _PassManager: Any = _passmanager.PassManager
 CHANNEL = "channel_handle"
 _COMPUTATION = "sdy.manual_computation"
 _GROUPS = "replica_groups"
-_FLATTEN = "canonicalize,cse,symbol-dce"
 _MESH_AXIS = re.compile(r'axis_ref<name = "([^"]+)"')
 
 
-@lru_cache(maxsize=1024)
-def tile_module(plan: Plan) -> str:
-    """A StableHLO module with one function, from a device's source tile to its target tile.
-
-    It is self-contained and the same for every platform. Raises `PlanError` for scalars, and for a mesh with device
-    ids of its own: StableHLO numbers devices by position.
-
-    >>> from reshard.synth import plan
-    >>> mesh = Mesh(x=2)
-    >>> text = tile_module(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)))
-    >>> "stablehlo.all_to_all" in text, "tensor<2x4xf32>) -> tensor<4x2xf32>" in text
-    (True, True)
-    """
-    if not plan.source.shape or plan.source.mesh.device_ids is not None:
-        raise PlanError(
-            f"{plan.source} on {plan.source.mesh!r} has no dims, or its mesh has device ids of its own; StableHLO "
-            f"takes neither"
-        )
-    module = _traced(plan)
-    with module.context, ir.Location.unknown():
-        (computation,) = (op for op in walk(module.operation) if op.name == _COMPUTATION)
-        function = _as_function(module, _closed(computation))
-        while calls := [op for op in walk(function) if op.name == "func.call"]:
-            for call in calls:
-                _inline(call, module)
-        for op in walk(function):
-            _list_groups(op, plan.source.mesh)
-        run_passes(module, _FLATTEN)
-        return function.get_asm()
-
-
-def insert(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) -> Value:
-    """Builds, at MLIR's insertion point, the manual computation that applies a plan to `operand`; returns its result.
+def insert_plan(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) -> Value:
+    """Builds, at MLIR's insertion point, what applies a plan to `operand`; returns the result.
 
     `mesh` is the symbol, without @, of a mesh of the same module with the axes of the plan's mesh; `channels` numbers
-    the collectives. Operand and result have the layouts' padded shapes.
+    the collectives. What is built is the same for every platform: a manual computation, and where layouts are uneven
+    the padding before it and the slice after it.
+
+    Raises `PlanError` for scalars, and for a mesh with device ids of its own: StableHLO numbers devices by position.
+
+    >>> import itertools
+    >>> from jax.interpreters.mlir import make_ir_context
+    >>> from reshard.synth import plan
+    >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
+    >>> main = "func.func @main(%a: tensor<4x4xf32>) -> tensor<4x4xf32> { return %a : tensor<4x4xf32> }"
+    >>> with make_ir_context(), ir.Location.unknown():
+    ...     module = ir.Module.parse('sdy.mesh @mesh = <["x"=2]> ' + main)
+    ...     block = module.body.operations[1].regions[0].blocks[0]
+    ...     with ir.InsertionPoint.at_block_begin(block):
+    ...         moved = insert_plan(plan(rows, columns), block.arguments[0], "mesh", itertools.count(1))
+    ...     str(moved.type), "stablehlo.all_to_all" in str(module)
+    ('tensor<4x4xf32>', True)
     """
-    module = ir.Module.parse(tile_module(plan))  # A named module stays alive, and with it the function.
+    module = ir.Module.parse(_trace_as_function(plan))  # A named module stays alive, and with it the function.
     function = module.body.operations[0]
+    operand = _resize(operand, plan.source.padded_shape, plan.source, mesh)
     result = ir.RankedTensorType.get(plan.target.padded_shape, ir.RankedTensorType(operand.type).element_type)
     names = ", ".join(f'"{name}"' for name in plan.source.mesh.axes)
     attributes = {
-        "in_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{framed(plan.source, mesh)}]>"),
-        "out_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{framed(plan.target, mesh)}]>"),
+        "in_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{spell_sharding(plan.source, mesh)}]>"),
+        "out_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{spell_sharding(plan.target, mesh)}]>"),
         "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{names}}}>"),
     }
     made = ir.Operation.create(_COMPUTATION, [result], [operand], attributes, regions=1)
@@ -98,59 +82,56 @@ def insert(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) -> Va
         if CHANNEL in op.attributes:
             text = f"#stablehlo.channel_handle<handle = {next(channels)}, type = 1>"
             op.attributes[CHANNEL] = ir.Attribute.parse(text)
-    return made.results[0]
+    return _resize(made.results[0], plan.target.shape, plan.target, mesh)
 
 
-def framed(layout: Layout, mesh: str) -> str:
-    """A contiguous layout as a Shardy sharding on the mesh with symbol `mesh`.
+def _resize(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) -> Value:
+    """The value padded or cut at the high end of each dim, as manual computations take even tiles only.
 
-    >>> framed(Layout.parse("f32[{y}8, {x:(1)2}8]", Mesh(x=4, y=2)), "mesh")
-    '<@mesh, [{"y"}, {"x":(1)2}]>'
-    >>> framed(Layout.parse("f32[{y}8] + sum{x}", Mesh(x=4, y=2)), "mesh")
-    '<@mesh, [{"y"}], unreduced={"x"}>'
+    For example, 10 x 16 in 4 pieces of 3 is padded to 12 x 16, and the result of the move is cut to 10 x 16 again.
     """
-    dims = [_axes(layout.mesh, [d.axis for d in dim.digits if d.axis is not None]) for dim in layout.dims]
-    partial = ""
-    if layout.partial:
-        kind = "" if layout.reduction == "sum" else layout.reduction
-        partial = f", unreduced={kind}{_axes(layout.mesh, layout.partial)}"
-    return f"<@{mesh}, [{', '.join(dims)}]{partial}>"
+    tensor = ir.RankedTensorType(value.type)
+    now, rank, element = tuple(tensor.shape), len(shape), tensor.element_type
+    if now == shape:
+        return value
+    result, operands = [ir.RankedTensorType.get(shape, element)], [value]
+    if now > shape:
+        name = "stablehlo.slice"
+        numbers = {"start_indices": [0] * rank, "limit_indices": list(shape), "strides": [1] * rank}
+    else:
+        name = "stablehlo.pad"
+        more = [to - size for size, to in zip(now, shape, strict=True)]
+        numbers = {"edge_padding_low": [0] * rank, "edge_padding_high": more, "interior_padding": [0] * rank}
+        whole, pair = isinstance(element, ir.IntegerType), isinstance(element, ir.ComplexType)
+        zero = "0" if whole else "(0.0,0.0)" if pair else "0.0"
+        # From text: Python has no attributes for complex constants.
+        text = f"dense<{zero}> : tensor<{element}>}}> : () -> tensor<{element}>"
+        constant = ir.Operation.parse(f'%0 = "stablehlo.constant"() <{{value = {text}')
+        ir.InsertionPoint.current.insert(constant)
+        operands.append(constant.results[0])
+    attributes = {key: ir.DenseI64ArrayAttr.get(value) for key, value in numbers.items()}
+    made = ir.Operation.create(name, result, operands, attributes)
+    # Propagation may choose another sharding of it without a constraint.
+    sharding = {"sharding": ir.Attribute.parse(f"#sdy.sharding{spell_sharding(layout, mesh)}")}
+    return ir.Operation.create("sdy.sharding_constraint", result, [made.results[0]], sharding).results[0]
 
 
-def _axes(mesh: Mesh, axes: Sequence[SubAxis]) -> str:
-    names = map(mesh.spell, axes)
-    return "{" + ", ".join(re.sub(r"^[^:]+", r'"\g<0>"', name) for name in names) + "}"
-
-
-def walk(op: Operation) -> list[Operation]:
-    """All operations nested in one, in order, as a list: the operation may be changed while one iterates."""
-    operations: list[Operation] = []
-
-    def visit(inner: Operation) -> Any:
-        operations.append(inner)
-        return ir.WalkResult.ADVANCE
-
-    op.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return operations[1:]
-
-
-def run_passes(module: Module, pipeline: str) -> None:
-    """Runs MLIR passes on a module in place; `pipeline` is in the syntax of `mlir-opt`."""
-    with module.context:
-        _PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
-
-
-def _traced(plan: Plan) -> Module:
-    """The tile function, traced under a `shard_map` that stacks the tiles along the first dim, whatever the layouts."""
+@lru_cache(maxsize=1024)
+def _trace_as_function(plan: Plan) -> str:
+    """A StableHLO module with one function, from a device's source tile to its target tile; it refers to nothing
+    else."""
     mesh, shape = plan.source.mesh, plan.source.tile_shape
-    kinds = (AxisType.Auto,) * len(
-        mesh.axes
-    )  # Explicit axes, the default of jax 0.12, would require sharded arguments.
+    if not plan.source.shape or mesh.device_ids is not None:
+        raise PlanError(
+            f"{plan.source} on {mesh!r} has no dims, or its mesh has device ids of its own; StableHLO takes neither"
+        )
+    # Traced under a `shard_map` that stacks the tiles along the first dim, whatever the layouts. Explicit axes, the
+    # default of jax 0.12, would require sharded arguments.
+    kinds = (AxisType.Auto,) * len(mesh.axes)
     devices = AbstractMesh(tuple(mesh.axes.values()), tuple(mesh.axes), axis_types=kinds)
     spec = PartitionSpec(tuple(mesh.axes))
     tile = tile_function(lower_plan(plan), mesh.axes)
     spread = jax.shard_map(tile, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False)
-
     wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
 
     def trace() -> Module:
@@ -161,31 +142,51 @@ def _traced(plan: Plan) -> Module:
             return jitted.trace(tiles).lower(lowering_platforms=("rocm",)).compiler_ir("stablehlo")
 
     with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh` and its trace belong to its own thread.
-        return fresh.submit(trace).result()
+        module = fresh.submit(trace).result()
+    with module.context, ir.Location.unknown():
+        (computation,) = (op for op in walk(module.operation) if op.name == _COMPUTATION)
+        function = _move_to_function(computation, module)
+        while calls := [op for op in walk(function) if op.name == "func.call"]:
+            for call in calls:
+                _inline_call(call, module)
+        for op in walk(function):
+            _list_groups(op, mesh)
+        run_passes(module, "canonicalize,cse,symbol-dce")
+        return function.get_asm()
 
 
-def _closed(computation: Operation) -> Block:
-    """The body with its constants moved inside; jax passes the constants of a `shard_map` as extra operands."""
+def _move_to_function(computation: Operation, module: Module) -> Operation:
+    """Makes the body of a manual computation that of a function `tile`; removes the module's `main` and mesh."""
     block = computation.regions[0].blocks[0]
     start = ir.InsertionPoint.at_block_begin(block)
+
+    def clone(maker: Operation) -> Operation:
+        """A copy of what makes a constant, after copies of what makes its operands."""
+        operands = [clone(operand.owner.operation).results[0] for operand in maker.operands]
+        copy = maker.clone(start)
+        for at, operand in enumerate(operands):
+            copy.operands[at] = operand
+        return copy
+
+    # jax passes the constants of a `shard_map` as operands beside the tile; a function of its own has them inside.
     for at in reversed(range(len(computation.operands))):
         maker = computation.operands[at].owner
         if not isinstance(maker, ir.Block):
-            block.arguments[at].replace_all_uses_with(_cloned(maker.operation, start).results[0])
+            block.arguments[at].replace_all_uses_with(clone(maker.operation).results[0])
             block.erase_argument(at)
-    return block
+    _return_with("func.return", block)
+    kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last(block).operands])
+    attributes = {"sym_name": ir.StringAttr.get("tile"), "function_type": ir.TypeAttr.get(kinds)}
+    with ir.InsertionPoint(module.body):
+        function = ir.Operation.create("func.func", [], [], attributes, regions=1)
+    block.append_to(function.regions[0])
+    for op in list(module.body.operations):
+        if op.operation.name == "sdy.mesh" or op.operation.attributes.get("sym_name") == ir.StringAttr.get("main"):
+            op.operation.erase()
+    return function
 
 
-def _cloned(maker: Operation, start: Any) -> Operation:
-    """A copy of what makes a constant, after copies of what makes its operands."""
-    operands = [_cloned(operand.owner.operation, start).results[0] for operand in maker.operands]
-    clone = maker.clone(start)
-    for at, operand in enumerate(operands):
-        clone.operands[at] = operand
-    return clone
-
-
-def _inline(call: Operation, module: Module) -> None:
+def _inline_call(call: Operation, module: Module) -> None:
     """Replaces a call by the operations of the called function; jaxlib has no inliner for functions."""
     callee = ir.StringAttr.get(call.attributes["callee"].value)
     (function,) = (op.operation for op in module.body.operations if op.attributes["sym_name"] == callee)
@@ -210,20 +211,6 @@ def _list_groups(op: Operation, mesh: Mesh) -> None:
     op.attributes[_GROUPS] = ir.Attribute.parse(f"dense<{groups}> : tensor<{len(groups)}x{len(groups[0])}xi64>")
 
 
-def _as_function(module: Module, block: Block) -> Operation:
-    """Makes the block the body of a function `tile` and removes the module's `main` and mesh."""
-    _return_with("func.return", block)
-    kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last(block).operands])
-    attributes = {"sym_name": ir.StringAttr.get("tile"), "function_type": ir.TypeAttr.get(kinds)}
-    with ir.InsertionPoint(module.body):
-        function = ir.Operation.create("func.func", [], [], attributes, regions=1)
-    block.append_to(function.regions[0])
-    for op in list(module.body.operations):
-        if op.operation.name == "sdy.mesh" or op.operation.attributes.get("sym_name") == ir.StringAttr.get("main"):
-            op.operation.erase()
-    return function
-
-
 def _return_with(name: str, block: Block) -> None:
     """Replaces the terminator of a block by one for the operation that contains it now."""
     last = _last(block)
@@ -234,3 +221,42 @@ def _return_with(name: str, block: Block) -> None:
 
 def _last(block: Block) -> Operation:
     return list(block.operations)[-1].operation
+
+
+def spell_sharding(layout: Layout, mesh: str) -> str:
+    """A contiguous layout as a Shardy sharding on the mesh with symbol `mesh`.
+
+    >>> spell_sharding(Layout.parse("f32[{y}8, {x:(1)2}8]", Mesh(x=4, y=2)), "mesh")
+    '<@mesh, [{"y"}, {"x":(1)2}]>'
+    >>> spell_sharding(Layout.parse("f32[{y}8] + sum{x}", Mesh(x=4, y=2)), "mesh")
+    '<@mesh, [{"y"}], unreduced={"x"}>'
+    """
+
+    def spell(axes: Iterable[SubAxis]) -> str:
+        names = map(layout.mesh.spell, axes)
+        return "{" + ", ".join(re.sub(r"^[^:]+", r'"\g<0>"', name) for name in names) + "}"
+
+    dims = [spell(d.axis for d in dim.digits if d.axis is not None) for dim in layout.dims]
+    partial = ""
+    if layout.partial:
+        kind = "" if layout.reduction == "sum" else layout.reduction
+        partial = f", unreduced={kind}{spell(layout.partial)}"
+    return f"<@{mesh}, [{', '.join(dims)}]{partial}>"
+
+
+def walk(op: Operation) -> list[Operation]:
+    """All operations nested in one, in order, as a list: the operation may be changed while one iterates."""
+    operations: list[Operation] = []
+
+    def visit(inner: Operation) -> Any:
+        operations.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return operations[1:]
+
+
+def run_passes(module: Module, pipeline: str) -> None:
+    """Runs MLIR passes on a module in place; `pipeline` is in the syntax of `mlir-opt`."""
+    with module.context:
+        _PassManager.parse(f"builtin.module({pipeline})").run(module.operation)

@@ -15,14 +15,12 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Any
 
 from reshard.jax.stablehlo_pass import handover
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, changed, unmark
 from reshard.jax.stablehlo_pass.shardings import MANUAL, meshes
-from reshard.lower.to_stablehlo import CHANNEL, Attribute, Module, Operation, Value, framed, insert, ir, walk
+from reshard.lower.to_stablehlo import CHANNEL, Module, Operation, Value, insert_plan, ir, walk
 from reshard.plans.plan import Plan
-from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
 _HANDLE = re.compile(r"handle = (\d+)")
@@ -97,41 +95,7 @@ def _replacement(
         return value
     if plan is None:
         return handover.constrained(value, reshard.op.attributes["sharding"])
-    mesh = symbols[plan.source.mesh]
-    padded = _resized(value, plan.source.padded_shape, plan.source, mesh)
-    return _resized(insert(plan, padded, mesh, channels), tuple(value.type.shape), plan.target, mesh)
-
-
-def _resized(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) -> Value:
-    """The value padded or cut at the high end of each dim, as manual computations take even tiles only.
-
-    For example, 10 x 16 in 4 pieces of 3 is padded to 12 x 16, and the result of the move is cut to 10 x 16 again.
-    """
-    tensor = ir.RankedTensorType(value.type)
-    now, rank = tuple(tensor.shape), len(shape)
-    if now == shape:
-        return value
-    sharding = ir.Attribute.parse(f"#sdy.sharding{framed(layout, mesh)}")
-    result = [ir.RankedTensorType.get(shape, tensor.element_type)]
-    if now > shape:
-        ends = {"start_indices": [0] * rank, "limit_indices": list(shape), "strides": [1] * rank}
-        made = ir.Operation.create("stablehlo.slice", result, [value], _int_arrays(ends))
-    else:
-        more = [to - size for size, to in zip(now, shape, strict=True)]
-        edges = {"edge_padding_low": [0] * rank, "edge_padding_high": more, "interior_padding": [0] * rank}
-        made = ir.Operation.create("stablehlo.pad", result, [value, _zero(tensor.element_type)], _int_arrays(edges))
-    return handover.constrained(made.results[0], sharding)
-
-
-def _int_arrays(values: Mapping[str, list[int]]) -> dict[str, Attribute]:
-    return {name: ir.DenseI64ArrayAttr.get(value) for name, value in values.items()}
-
-
-def _zero(element: Any) -> Value:
-    text = "0" if isinstance(element, ir.IntegerType) else "(0.0,0.0)" if isinstance(element, ir.ComplexType) else "0.0"
-    return handover.parsed(
-        f'%0 = "stablehlo.constant"() <{{value = dense<{text}> : tensor<{element}>}}> : () -> tensor<{element}>'
-    )
+    return insert_plan(plan, value, symbols[plan.source.mesh], channels)
 
 
 def _last_channel(module: Module) -> int:
