@@ -23,8 +23,8 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import MeshError
 from reshard.lower import lower_plan
-from reshard.lower.program import Program, lower_batch, lower_steps
-from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order, tile_function
+from reshard.lower.program import AnyProgram, lower_batch, lower_steps
+from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.runtime.xla import LEAST as LEAST
 from reshard.runtime.xla import PARTS as PARTS
@@ -57,22 +57,7 @@ def apply(
     """
     if not plan.steps:
         return array
-    mesh = cut(mesh, (plan.source, plan.target))
-    axes = free_axes(mesh)
-    before, after = spec(plan.source, axes), spec(plan.target, axes)
-    array = _padded(_not_reduced(array), plan.source, NamedSharding(mesh, before))
-    more: dict[str, jax.Array] = {}
-    specs = [before]
-    if into is not None:
-        more["into"] = _padded(into, plan.target, NamedSharding(mesh, after))
-        specs.append(after)
-    if scale is not None:
-        wide, held = (plan.source, before) if narrows(plan.steps) else (plan.target, after)
-        more["scale"], spelled = scales.spread(scale, wide, held)
-        specs.append(spelled)
-    program = lower_plan(plan)
-    moved = _on_tiles(program, mesh, axes, specs, after, tuple(more))(array, *more.values())
-    return _trimmed(moved, plan.target, NamedSharding(mesh, after))
+    return _move_arrays([plan], lower_plan(plan), mesh, [array], into, scale)[0]
 
 
 def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -86,27 +71,38 @@ def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> lis
     """
     if not batch.steps:
         return list(arrays)
-    mesh = cut(mesh, [end for plan in dict.fromkeys(batch.plans) for end in (plan.source, plan.target)])
+    return _move_arrays(batch.plans, lower_batch(batch), mesh, arrays)
+
+
+def _move_arrays(
+    plans: Sequence[Plan],
+    program: AnyProgram,
+    mesh: AnyMesh,
+    arrays: Sequence[jax.Array],
+    into: jax.Array | None = None,
+    scale: jax.Array | None = None,
+) -> list[jax.Array]:
+    """Moves arrays by the program of their plans, in one `shard_map`; uneven ones are padded before and cut after."""
+    mesh = cut(mesh, [end for plan in dict.fromkeys(plans) for end in (plan.source, plan.target)])
     axes = free_axes(mesh)
-    before, after = ([spec(end, axes) for end in ends] for ends in _ends_of(batch))
+    before, after = [spec(plan.source, axes) for plan in plans], [spec(plan.target, axes) for plan in plans]
     given = [
         _padded(_not_reduced(array), plan.source, NamedSharding(mesh, held))
-        for plan, array, held in zip(batch.plans, arrays, before, strict=True)
+        for plan, array, held in zip(plans, arrays, before, strict=True)
     ]
-    moved = jax.shard_map(
-        batch_function(lower_batch(batch), axes.axes),
-        mesh=mesh,
-        in_specs=tuple(before),
-        out_specs=tuple(after),
-        axis_names=frozenset(axes.axes),
-        check_vma=False,  # As in `apply`.
-    )(*given)
-    each = zip(batch.plans, moved, after, strict=True)
+    more: dict[str, jax.Array] = {}
+    specs = list(before)
+    if into is not None:
+        more["into"] = _padded(into, plans[0].target, NamedSharding(mesh, after[0]))
+        specs.append(after[0])
+    if scale is not None:
+        first = narrows(plans[0].steps)
+        wide, held = (plans[0].source, before[0]) if first else (plans[0].target, after[0])
+        more["scale"], spelled = scales.spread(scale, wide, held)
+        specs.append(spelled)
+    moved = _on_tiles(program, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
+    each = zip(plans, moved, after, strict=True)
     return [_trimmed(array, plan.target, NamedSharding(mesh, held)) for plan, array, held in each]
-
-
-def _ends_of(batch: Batch) -> tuple[list[Layout], list[Layout]]:
-    return [plan.source for plan in batch.plans], [plan.target for plan in batch.plans]
 
 
 def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedSharding) -> jax.Array:
@@ -144,7 +140,7 @@ def to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable
         if scale is not None:
             more["scale"], held = scales.spread(scale, source, before)
             specs.append(held)
-        return _on_tiles(program, mesh, axes, specs, stack, tuple(more))(array, *more.values())
+        return _on_tiles(program, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
 
     return jax.jit(moved)
 
@@ -170,7 +166,7 @@ def from_stack(
         if scale is not None:
             more["scale"], held = scales.spread(scale, result, after)
             specs.append(held)
-        return _on_tiles(program, mesh, axes, specs, after, tuple(more))(tiles, *more.values())
+        return _on_tiles(program, mesh, axes, specs, (after,), tuple(more))(tiles, *more.values())[0]
 
     donated = (0,) if source.tile_bytes == result.tile_bytes and source.dtype == result.dtype else ()
     return jax.jit(moved, out_shardings=target, donate_argnums=donated), stack
@@ -182,21 +178,21 @@ def stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
 
 
 def _on_tiles(
-    program: Program,
+    program: AnyProgram,
     mesh: AnyMesh,
     axes: Mesh,
     before: Sequence[PartitionSpec],
-    after: PartitionSpec,
+    after: tuple[PartitionSpec, ...],
     more: tuple[str, ...] = (),
-) -> Callable[..., jax.Array]:
-    """The program on global arrays: that of the source, then `more` by name."""
-    run = tile_function(program, axes.axes)
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """The program on global arrays: those of the sources, then `more` by name."""
+    run, count = batch_function(program, axes.axes), len(after)
 
-    def on_tile(tile: jax.Array, *others: jax.Array) -> jax.Array:
-        return run(tile, Beside(**dict(zip(more, others, strict=True))))
+    def run_on_tiles(*tiles: jax.Array) -> tuple[jax.Array, ...]:
+        return run(*tiles[:count], beside=Beside(**dict(zip(more, tiles[count:], strict=True))))
 
     return jax.shard_map(
-        on_tile,
+        run_on_tiles,
         mesh=mesh,
         in_specs=tuple(before),
         out_specs=after,
@@ -267,30 +263,22 @@ def cut(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
     """
     own = free_axes(mesh)
     spans = [_span(own, axis) for axis in map(own.sub_axis, own.axes)]
-    ends = {1, own.size}.union(*spans, *(_ends(layout) for layout in layouts))
+    used = [(layout.mesh, axis) for layout in layouts for axis in (*layout.held, *layout.partial)]
+    ends = sorted({1, own.size}.union(*spans, *(_span(*each) for each in used)))
     if not any(low < end < high for low, high in spans for end in ends):
         return mesh
     refusal = f"mesh {own} cannot be cut for {', '.join(map(str, layouts))}"
-    sizes = _sizes_between(sorted(ends), refusal)
+    if any(high % low for low, high in pairwise(ends)):
+        raise MeshError(f"{refusal}: its axes would have to be cut at {ends}, which do not divide each other")
     if any(kind == AxisType.Manual for kind in mesh.axis_types):
         raise MeshError(f"{refusal} inside a shard_map that is manual over other axes; use layouts of whole axes there")
+    sizes = tuple(high // low for low, high in pairwise(ends))[::-1]
     names = tuple(f"axis{at}" for at in range(len(sizes)))
     if isinstance(mesh, JaxMesh):
         return JaxMesh(mesh.devices.reshape(sizes), names)
     return AbstractMesh(sizes, names)
 
 
-def _sizes_between(ends: Sequence[int], refusal: str) -> tuple[int, ...]:
-    """The sizes of the axes, major first, whose strides are these ends."""
-    if any(high % low for low, high in pairwise(ends)):
-        raise MeshError(f"{refusal}: its axes would have to be cut at {list(ends)}, which do not divide each other")
-    return tuple(high // low for low, high in pairwise(ends))[::-1]
-
-
-def _ends(layout: Layout) -> set[int]:
-    """The strides at which the sub-axes that a layout uses begin and end."""
-    return {end for axis in (*layout.held, *layout.partial) for end in _span(layout.mesh, axis)}
-
-
 def _span(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:
+    """The strides at which an axis begins and ends."""
     return mesh.stride(axis), mesh.stride(axis) * axis.size
