@@ -34,7 +34,9 @@ def show(kind: type[BaseException], error: BaseException, frames: TracebackType 
     try:
         Path(folder, key).touch(exist_ok=False)
     except OSError:
-        _wait(done)
+        until = time.monotonic() + _PATIENCE
+        while not done.exists() and time.monotonic() < until:
+            time.sleep(0.01)
         return
     _print(kind, error, frames)
     done.touch()
@@ -42,20 +44,15 @@ def show(kind: type[BaseException], error: BaseException, frames: TracebackType 
 
 def _print(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Writes the traceback at once, without the frames that run the script."""
-    kept = [frame for frame in traceback.extract_tb(frames) if not _runs_scripts(frame.filename)]
+    # What runs scripts is no part of the user's program.
+    kept = [
+        frame
+        for frame in traceback.extract_tb(frames)
+        if "runpy" not in frame.filename and frame.filename != __file__ and Path(frame.filename).parent.name != "mpi4py"
+    ]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)] if kept else []
     sys.stderr.write("".join([*lines, *traceback.format_exception_only(kind, error)]))
     sys.stderr.flush()
-
-
-def _runs_scripts(path: str) -> bool:
-    return "runpy" in path or path == __file__ or Path(path).parent.name == "mpi4py"
-
-
-def _wait(done: Path) -> None:
-    until = time.monotonic() + _PATIENCE
-    while not done.exists() and time.monotonic() < until:
-        time.sleep(0.01)
 
 
 def main() -> None:

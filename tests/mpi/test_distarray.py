@@ -5,8 +5,6 @@ On several ranks the topics of `tests.mpi.arrays` run; the rest is on the one ra
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -18,20 +16,9 @@ from reshard.errors import LayoutError, PlanError, TileError
 from reshard.mpi import DistArray
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh
-from tests.mpi import running
-from tests.mpi.sampling import sampled
 
 COMM = MPI.COMM_SELF
 LAYOUT = Layout.parse("f64[5, 7]", Mesh(x=1))
-
-
-TOPICS = sampled(["making", "functions", "unpadded"], [1, 3, 6], ("making", 3), ("functions", 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("topic", "ranks"), TOPICS)
-def test_arrays_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
-    running.check(f"arrays.{topic}", ranks, tmp_path)
 
 
 def test_values() -> None:

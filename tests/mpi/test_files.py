@@ -14,7 +14,6 @@ from reshard.errors import LayoutError
 from reshard.mpi import files
 from reshard.types import Layout, Mesh
 from tests.mpi import running
-from tests.mpi.sampling import sampled
 from tests.oracle import PADDING, tiles_of
 
 SAVED = Layout.parse("s32[2{x}2/7, {y}2/3]", Mesh({"x": 2, "y": 2}, device_ids=[3, 1, 0, 2]))
@@ -23,12 +22,6 @@ OTHERS = [
     Layout.parse("s32[{k}3/7, 3]", Mesh(k=3)),
     Layout.parse("s32[4{k}1/7, {j}1]", Mesh(k=2, j=3)),
 ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("topic", "ranks"), sampled(["saving"], [1, 3, 6], ("saving", 3)))
-def test_saving_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
-    running.check(f"arrays.{topic}", ranks, tmp_path)
 
 
 @pytest.fixture

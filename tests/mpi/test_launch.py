@@ -1,20 +1,27 @@
-"""Starting ranks, and the commands that start them; refusals need no MPI."""
+"""Starting ranks, knowing which one this is, and what `import reshard.mpi` needs."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+import reshard.mpi
 from reshard.cli.calibrate import CalibrateOptions
 from reshard.cli.calibrate import run as calibrate
-from reshard.cli.run import RunOptions, run
+from reshard.cli.run import RunOptions
 from reshard.errors import RankError
-from reshard.mpi import launch
+from reshard.mpi import launch, rank
 from reshard.mpi.launch import SETTINGS, command, environment, find
 from reshard.synth import Network
+
+# ---- Starting ranks, and the commands that start them; refusals need no MPI
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -60,7 +67,7 @@ def test_ranks_are_started_and_ended(tmp_path: Path):
     script = tmp_path / "script.py"
     touch = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
     script.write_text(f"import sys\nfrom mpi4py import MPI\n{touch}\n")
-    assert run(RunOptions(ranks=3, module=None, arguments=[str(script), str(tmp_path / "rank")])) == 0
+    assert run_command(RunOptions(ranks=3, module=None, arguments=[str(script), str(tmp_path / "rank")])) == 0
     assert {path.name for path in tmp_path.glob("rank-*")} == {f"rank-{rank}-of-3" for rank in range(3)}
     script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    raise SystemExit(3)\n")
     assert launch(2, [str(script)]) != 0
@@ -76,3 +83,128 @@ def test_calibrate_writes_a_network(tmp_path: Path):
     network = Network.load(str(path))
     assert network.name == "here"
     assert json.loads(path.read_text())["inner"]["bandwidth"] > 1e6
+
+
+# ---- What a person sees of a run on ranks: nothing when all is well, and one traceback of an error that ranks share
+
+
+SHARED = "from mpi4py import MPI\n\ndef f():\n    raise ValueError('the sizes do not fit')\n\nf()\n"
+
+
+EACH = "from mpi4py import MPI\nimport time\ntime.sleep(MPI.COMM_WORLD.rank)\nprint(1 / 0)\n"
+
+
+def run(script: Path, text: str, ranks: int = 4) -> subprocess.CompletedProcess[str]:
+    """What `reshard run` prints of a script."""
+    script.write_text(text, encoding="utf-8")
+    line = [sys.executable, "-m", "reshard", "run", "-n", str(ranks), str(script)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=600, check=False, env=environment())
+
+
+def test_silence_when_all_is_well(tmp_path: Path):
+    pytest.importorskip("mpi4py")
+    ran = run(tmp_path / "fine.py", "from mpi4py import MPI\n")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("text", "error", "line"), [(SHARED, "ValueError: the sizes", 4), (EACH, "ZeroDivision", 4)])
+def test_one_traceback_that_begins_in_the_script(tmp_path: Path, text: str, error: str, line: int):
+    pytest.importorskip("mpi4py")
+    ran = run(tmp_path / "wrong.py", text)
+    assert ran.returncode != 0
+    assert ran.stderr.count("Traceback") == 1 and ran.stderr.count(error) == 1
+    assert f'File "{tmp_path / "wrong.py"}", line {line}' in ran.stderr and "runpy" not in ran.stderr
+
+
+def test_different_errors_are_all_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setenv(rank.FOLDER, str(tmp_path))
+    for error in (ValueError("one"), ValueError("two"), KeyError("one"), ValueError("one")):
+        rank.show(type(error), error, None)
+    assert capsys.readouterr().err.splitlines() == ["ValueError: one", "ValueError: two", "KeyError: 'one'"]
+
+
+def test_without_a_folder_each_rank_shows_its_own(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.delenv(rank.FOLDER, raising=False)
+    for _ in range(2):
+        rank.show(ValueError, ValueError("one"), None)
+    assert capsys.readouterr().err.splitlines() == ["ValueError: one"] * 2
+
+
+# ---- The package `reshard.mpi`: its names are loaded late, and stay the functions that they are
+
+
+def test_starting_ranks_does_not_make_this_process_one() -> None:
+    code = "import sys, reshard.mpi; reshard.mpi.launch; print('mpi4py' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", ["DistArray", "calibrate", "redistribute", "relabelled", "world", "launch"])
+def test_a_name_is_the_same_object_each_time(name: str) -> None:
+    """Importing a module sets an attribute of its package: it must not replace a function."""
+    pytest.importorskip("mpi4py")
+    first = getattr(reshard.mpi, name)
+    __import__("reshard.mpi.distarray")
+    assert callable(first) and getattr(reshard.mpi, name) is vars(reshard.mpi)[name] is first
+    assert name in dir(reshard.mpi)
+
+
+def test_a_name_that_it_does_not_have() -> None:
+    with pytest.raises(AttributeError, match=r"module 'reshard\.mpi' has no attribute 'nothing'"):
+        _ = reshard.mpi.nothing
+
+
+def test_without_mpi4py_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['mpi4py'] = None; import reshard.mpi; reshard.mpi.DistArray"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: reshard.mpi.DistArray needs mpi4py and an MPI: pip install 'reshard[mpi]'" in run.stderr
+
+
+def test_without_an_mpi_library_it_says_which_wheel_brings_one(tmp_path: Path) -> None:
+    code = "import reshard.mpi; reshard.mpi.DistArray"
+    environment = {**os.environ, "MPI4PY_LIBMPI": str(tmp_path / "none.so")}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert "needs an MPI, and mpi4py finds none on this machine: pip install 'reshard[mpich]'" in run.stderr
+
+
+MACOS = "for name in ('memfd_create', 'posix_fallocate', 'sched_yield', 'sched_getaffinity'): delattr(os, name)\n"
+
+
+WINDOWS = MACOS + "del os.pwrite, os.posix_fadvise\nsegment.FOLDER = '/nowhere/tmp'\n"
+
+
+ON_ANOTHER_SYSTEM = """
+import ctypes, os, shutil, subprocess, sys, tempfile, threading
+import numpy as np
+from mpi4py import MPI
+{early}sys.platform = {platform!r}
+import reshard as rs
+from reshard.runtime.on_mpi.node import arena as segment
+{late}import reshard.mpi
+mesh = rs.Mesh(x=2)
+rows, columns = (rs.Layout.parse(text, mesh) for text in ("f64[{{x}}32, 64]", "f64[64, {{x}}32]"))
+whole, rank = np.arange(64.0 * 64).reshape(64, 64), MPI.COMM_WORLD.rank
+tile = reshard.mpi.redistribute(whole[32 * rank : 32 * rank + 32].copy(), rows, columns, MPI.COMM_WORLD)
+assert np.array_equal(tile, whole[:, 32 * rank : 32 * rank + 32])
+"""
+
+
+@pytest.mark.fast(1)
+@pytest.mark.parametrize(("platform", "early", "late"), [("darwin", MACOS, ""), ("win32", "", WINDOWS)])
+def test_what_only_linux_has_is_not_needed(tmp_path: Path, platform: str, early: str, late: str) -> None:
+    """The functions and files of Linux are taken away; the ranks move their tiles all the same."""
+    pytest.importorskip("mpi4py")
+    script = tmp_path / "move.py"
+    script.write_text(ON_ANOTHER_SYSTEM.format(platform=platform, early=early, late=late), encoding="utf-8")
+    assert reshard.mpi.launch(2, [str(script)], timeout=600) == 0
+
+
+# ---- The script that docs/mpi.md shows is the one that it runs
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_script_is_shown_as_it_is():
+    _, _, body = (DOCS / "mpi_pencils.py").read_text().partition("comm = MPI.COMM_WORLD\n")
+    assert f"```text\ncomm = MPI.COMM_WORLD\n{body}```" in (DOCS / "mpi.md").read_text()

@@ -1,18 +1,34 @@
-"""Checks of tiles and whole arrays, and layouts derived from others."""
+"""What is checked of tiles and layouts, tiles assigned to ranks, the figures of schedules, and measured networks."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from itertools import permutations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
 from reshard.errors import LayoutError, PlanError, TileError
-from reshard.mpi import tiles
+from reshard.mpi import DistArray, calibration, relabel, schedule_figures, tiles
+from reshard.mpi.calibration import LinkMeasurement
+from reshard.mpi.relabel import kept_elements, relabelled
+from reshard.synth import Network
 from reshard.types import Layout, Mesh
+from tests.oracle import PADDING, tiles_of
+
+# ---- Checks of tiles and whole arrays, and layouts derived from others
+
 
 ROWS = Layout.parse("f32[{x}3/5, 7]", Mesh(x=2))
+
+
 TILE = np.zeros((3, 7), np.float32)
+
+
 WORDS = Layout.parse("u64[{x}4]", Mesh(x=2))
 
 
@@ -207,3 +223,168 @@ def test_dims_that_cannot_be_made_local() -> None:
 def test_without_a_local_dim_the_axes_join_another_one(before: str, dim: int, after: str) -> None:
     mesh = Mesh(x=4, y=2)
     assert str(tiles.with_local_dim(Layout.parse(before, mesh), dim)) == after
+
+
+# ---- Relabelling: the elements that stay are counted as the meaning says, and no assignment of tiles keeps more
+
+
+pytest.importorskip("scipy")
+
+
+TURNED = Mesh({"x": 3}, device_ids=[2, 0, 1])
+
+
+PAIRS = [
+    ("f32[{x}4, 6]", Mesh(x=3), "f32[{x}4, 6]", TURNED),
+    ("f32[{x}4, 6]", Mesh(x=3), "f32[12, {x}2]", TURNED),
+    ("f32[{x}3/7, 5]", Mesh(x=3), "f32[3{x}1/7, 5]", Mesh(x=3)),
+    ("f32[{a}2/3, {b}3/5]", Mesh(a=2, b=2), "f32[3, {b}{a}2/5]", Mesh(a=2, b=2)),
+    ("f32[6]", Mesh(x=4), "f32[{x}2/6]", Mesh(x=4)),
+    ("f32[{x}3/7, 5]", Mesh(x=3), "f32[4{x}1/7, 5]", Mesh({"x": 2}, device_ids=[1, 2])),
+    ("f32[{x}1/1]", Mesh(x=2), "f32[{x}1/1]", Mesh({"x": 2}, device_ids=[1, 0])),  # one element is worth two tiles
+]
+
+
+def layouts(pair: tuple[str, Mesh, str, Mesh]) -> tuple[Layout, Layout]:
+    before, one, after, other = pair
+    return Layout.parse(before, one), Layout.parse(after, other)
+
+
+def in_common(source: Layout, target: Layout) -> np.ndarray:
+    """At [r, t], the elements of device r's tile that are in device t's tile of the target, from the oracle's tiles."""
+    held, wanted = ({d: set(t.ravel()) - {PADDING} for d, t in tiles_of(side).items()} for side in (source, target))
+    devices = sorted(target.mesh.devices)
+    return np.array([[len(held.get(mine, set()) & wanted[theirs]) for theirs in devices] for mine in devices])
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_kept_elements(pair: tuple[str, Mesh, str, Mesh]) -> None:
+    source, target = layouts(pair)
+    assert np.array_equal(kept_elements(source, target), in_common(source, target))
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_no_assignment_keeps_more(pair: tuple[str, Mesh, str, Mesh]) -> None:
+    source, target = layouts(pair)
+    result = relabelled(source, target)
+    counts = in_common(source, target)
+    most = max(sum(counts[rank, tile] for rank, tile in enumerate(order)) for order in permutations(range(len(counts))))
+    assert np.trace(in_common(source, result)) == most
+    assert result.mesh.axes == target.mesh.axes and set(result.mesh.devices) == set(target.mesh.devices)
+    assert (result.dims, result.dtype) == (target.dims, target.dtype)
+
+
+def test_if_all_assignments_keep_as_much_no_tile_changes_its_rank() -> None:
+    rows, columns = Layout.parse("f32[{x}2, 6]", Mesh(x=3)), Layout.parse("f32[6, {x}2]", TURNED)
+    assert relabelled(rows, columns) == columns
+
+
+def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(relabel, "import_module", absent)
+    with pytest.raises(PlanError, match="pip install scipy"):
+        relabelled(*layouts(PAIRS[0]))
+
+
+def test_what_is_not_a_layout_is_refused():
+    layout = Layout.parse("f32[{x}4, 6]", Mesh(x=3))
+    with pytest.raises(LayoutError, match=r"the target .* is a list, not a Layout"):
+        relabelled(layout, [1.0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PlanError, match="give two layouts of one array"):
+        relabelled(layout, Layout.parse("f32[{x}4, 5]", Mesh(x=3)))
+    with pytest.raises(LayoutError, match=r"the layout .* is a ndarray, not a Layout"):
+        DistArray(np.zeros((4, 6)), layout, comm=None)  # pyright: ignore[reportArgumentType]
+
+
+# ---- The figures of a rank's schedule, on meshes that no test could start
+
+
+MESH = Mesh(x=8)
+
+
+ROWS_FIGURES, COLUMNS = Layout.parse("f32[{x}2, 16, 8192]", MESH), Layout.parse("f32[16, {x}2, 8192]", MESH)
+
+
+"""In runs that are long enough to be read by the ranks of a node, so that all goes straight."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "messages"), [(None, 7), (8, 7), (4, 6), (2, 4), ([0, 0, 0, 1, 1, 2, 2, 2], 5), (1, 0)]
+)
+def test_messages_go_to_the_ranks_of_other_nodes(nodes: int | list[int] | None, messages: int) -> None:
+    figures = schedule_figures(ROWS_FIGURES, COLUMNS, rank=2, nodes=nodes)
+    assert (figures.sends, figures.receives) == (messages, messages)
+    assert figures.seconds > 0 and figures.bytes > 0
+
+
+def test_a_rank_among_thousands_needs_little_memory() -> None:
+    mesh = Mesh(x=64, y=64)
+    pencils = Layout.parse("f32[{x}64, {y}64, 4096]", mesh), Layout.parse("f32[{x}64, 4096, {y}64]", mesh)
+    figures = schedule_figures(*pencils, rank=1234)
+    assert (figures.sends, figures.receives) == (63, 63)
+    assert figures.bytes < 1 << 20
+    assert schedule_figures(*pencils, rank=1234, nodes=64).bytes < 1 << 20
+
+
+@pytest.mark.slow
+def test_a_slab_on_thousand_ranks_takes_one_message_a_node_in_place_of_one_a_rank() -> None:
+    mesh = Mesh(x=1024)
+    slabs = Layout.parse("f32[{x}1, 1024, 16]", mesh), Layout.parse("f32[1024, {x}1, 16]", mesh)
+    assert schedule_figures(*slabs, rank=1).sends == 1023
+    carried = [schedule_figures(*slabs, rank=rank, nodes=16)[2:] for rank in (1, 63)]
+    assert carried == [(1, 1), (0, 0)]  # 15 nodes in 4 groups of ranks: 60 messages, on 64 ranks
+    assert schedule_figures(*slabs, rank=1, nodes=16, budget=2 * slabs[0].tile_bytes).sends == 1023
+
+
+def test_reductions_and_other_devices() -> None:
+    summed = Layout.parse("f32[64] + sum{x}", MESH)
+    assert schedule_figures(summed, Layout.parse("f32[{x}8]", MESH))[2:] == (0, 0)
+    there = Layout.parse("f32[{z}32]", Mesh({"z": 2}, device_ids=[8, 9]))
+    assert schedule_figures(Layout.parse("f32[{x}8]", MESH), there, rank=3)[2:] == (1, 0)
+    assert schedule_figures(Layout.parse("f32[{x}8]", MESH), there, rank=9)[2:] == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 8}, "rank 8: .* has ranks 0 to 7"),
+        ({"nodes": 3}, "nodes 3: 8 ranks are not spread evenly over that many"),
+        ({"nodes": [0, 1]}, "give the node of each of the 8 ranks"),
+    ],
+)
+def test_what_the_layouts_do_not_have(options: dict, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        schedule_figures(ROWS_FIGURES, COLUMNS, **options)
+
+
+# ---- Calibration: measured links become a network, the same on all ranks
+
+
+NEAR, FAR = LinkMeasurement(1e-6, 1e10), LinkMeasurement(1e-5, 1e9)
+
+
+def calibrated(monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], far: LinkMeasurement | None) -> Network:
+    """The network of a team with these nodes, whose links are measured as given."""
+    team = SimpleNamespace(nodes=nodes, size=len(nodes))
+    agreed = nullcontext((team, None, None))
+    monkeypatch.setattr(calibration, "collective", lambda *_: agreed)
+    monkeypatch.setattr(calibration, "measure", lambda team, watch, near: NEAR if near else far)
+    comm: Any = None
+    return calibration.calibrate(comm, "mine")
+
+
+def test_links_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = calibrated(monkeypatch, (0, 0, 0, 1, 1), FAR)
+    assert network.inner is not None and network.outer is not None
+    assert (network.inner.latency, network.inner.bandwidth) == NEAR[:2]
+    assert (network.outer.latency, network.outer.bandwidth) == FAR[:2]
+    assert (network.name, network.domain) == ("mine", 2)  # the smallest node
+    assert network.source == "measured on 5 ranks on 2 nodes, all ranks exchanging at once"
+
+
+def test_on_one_node_the_outer_link_is_the_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = calibrated(monkeypatch, (0, 0, 0), None)
+    assert network.outer == network.inner and network.domain == 3
+    assert "on 1 node," in str(network.source)

@@ -1,6 +1,7 @@
-"""In the fast tier, one job of each size runs all of these topics: starting ranks takes longer than what they do.
+"""The topics of ranks, joined into jobs: starting ranks takes longer than what most of them do.
 
-The slow tier runs each in a job of its own, in the tests of the module that it is about.
+The fast tier runs a sample of every kind on 2, 3 and 4 ranks; the slow tier runs what that leaves out. A report names
+the topic and the case that failed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from tests.mpi import running
 
-TOPICS = {
+FAST = {
     2: ["calls.moves", "measuring.together", "sharing.many", "views.casts", "on_gpus.dtypes"],
     3: [
         *(f"modules.{name}" for name in ("cma", "exchange", "in_place", "node_sync", "reduction")),
@@ -24,6 +25,78 @@ TOPICS = {
 }
 
 
-@pytest.mark.parametrize("ranks", TOPICS)
+@pytest.mark.parametrize("ranks", FAST)
 def test_topics_one_after_another(ranks: int, tmp_path: Path):
-    running.check_all(TOPICS[ranks], ranks, tmp_path)
+    running.check_all(FAST[ranks], ranks, tmp_path)
+
+
+MISTAKES = ("planning", "arguments", "threads", "sums", "meetings", "skipped", "no_memory")
+SLOW = [
+    (1, ["cases.moves", "on_gpus.moves", "arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
+    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "on_gpus.refused", "again.moves"]),
+    (
+        3,
+        ["cases.moves", "calls.measurements", "calls.teams", "calls.moves", *(f"mistakes.{name}" for name in MISTAKES)],
+    ),
+    (3, ["crossing.arrays", "crossing.plans", "crossing.mistakes", "trees.faults", "arrays.relabelling"]),
+    (3, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
+    (4, ["cases.moves", "on_gpus.moves", "views.moves", "arrays.calibration", "trees.few_messages", "trees.moves"]),
+    (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
+    (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
+    (6, ["cases.moves", "crossing.relays", "views.moves"]),
+    (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
+    (8, ["cases.moves", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
+]
+ALONE = [("failure", 4), ("untouched", 4), ("stuck", 4)]
+"""Calls after which ranks are late, or gone."""
+
+SHARING = [("communicators", 3), ("very_many_communicators", 2), ("finalized", 2), ("full", 4), ("very_many", 3)]
+"""What fills the memory of the machine, or frees communicators."""
+
+CROSSING = [
+    pytest.param("crossing", topic, ranks, marks=pytest.mark.sweep)
+    for topic in ("moves", "plans", "arrays", "relays", "groups")
+    for ranks in (2, 3, 4, 6, 8)
+    if (topic, ranks) != ("relays", 2)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "topics"), SLOW, ids=[f"{ranks}-{topics[0]}" for ranks, topics in SLOW])
+def test_slow_topics_one_after_another(ranks: int, topics: list[str], tmp_path: Path):
+    running.check_all(topics, ranks, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "topic", "ranks"),
+    [
+        *(("failing", *each) for each in ALONE),
+        *(("sharing", *each) for each in SHARING),
+        pytest.param("sharing", "every_full", 4, marks=pytest.mark.sweep),
+        *CROSSING,
+    ],
+)
+def test_topics_that_need_ranks_of_their_own(module: str, topic: str, ranks: int, tmp_path: Path):
+    running.check(f"{module}.{topic}", ranks, tmp_path)
+
+
+TREES = ["trees.across", "trees.moves_through_views", "trees.groups"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "topics"),
+    [
+        *((nodes, 4, TREES) for nodes in (1, 2, 4)),
+        *((nodes, 6, ["trees.across", "trees.models"]) for nodes in (1, 3, 6)),
+        (2, 4, ["trees.moves"]),
+        (2, 5, ["trees.groups"]),
+        (3, 3, ["trees.across"]),
+    ],
+)
+def test_trees_on_pretended_nodes(
+    nodes: int, ranks: int, topics: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RESHARD_MPI_NODES", str(nodes))
+    running.check_all(topics, ranks, tmp_path)

@@ -145,23 +145,6 @@ MANIFEST_END = "\n"
 """What follows the manifest in the request for a tree."""
 
 
-def begin(
-    team: Team,
-    limit: float,
-    request: str,
-    prepare: Callable[[], T],
-    posting: Callable[[T], Posted] | None = None,
-) -> tuple[Watch, T]:
-    """Prepares a call and agrees on `request` with the other ranks: either all ranks go on, or all raise and nothing
-    has moved.
-
-    Returns the watch for the call's waits, and what `prepare` returned. `posting` turns that into the words that the
-    other ranks of the node need, see `window_tiles.where`.
-    """
-    watch = Watch(team, limit)
-    return watch, prepare_together(team, watch, prepare, lambda _: request, posting)
-
-
 def prepare_together(
     team: Team,
     watch: Watch,
@@ -306,14 +289,11 @@ def _requests(statements: list[_Statement]) -> str:
     """The different requests, each with the ranks that made it."""
     ranks: dict[str, list[int]] = {}
     for rank, each in enumerate(statements):
-        ranks.setdefault(f"{_shown(each.request)} (call {each.calls} of this communicator)", []).append(rank)
+        request, end, options = each.request.partition(MANIFEST_END)
+        if end:  # The manifests are equal on all ranks by now.
+            request = f"a tree of arrays, {options or 'no options'}"
+        ranks.setdefault(f"{request} (call {each.calls} of this communicator)", []).append(rank)
     return "; ".join(f"ranks {made}: {request}" for request, made in ranks.items())
-
-
-def _shown(request: str) -> str:
-    """A request without its manifest, which is equal on all ranks by now."""
-    manifest, end, options = request.partition(MANIFEST_END)
-    return f"a tree of arrays, {options or 'no options'}" if end else manifest
 
 
 def _error(statement: _Statement, text: str) -> ReshardError:

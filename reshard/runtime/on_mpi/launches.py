@@ -219,7 +219,9 @@ class _Scheduler:
     def _admitted(self, stack: Stack, route: Hops | None) -> Iterator[Launch]:
         """Takes in a stack, after the bundles that would have too little room from then on."""
         more, target = None, self._kinds.tile(stack.plan.target)
-        own = None if route is None else _key(stack, route)
+        own: _Key | None = None
+        if route is not None:
+            own = stack.plan.source.dtype, tuple(hop.form if isinstance(hop.form, int) else 0 for hop in route)
         if route is not None:
             more = self._waiting(stack, route)
         for key, pending in list(self._pending.items()):
@@ -264,10 +266,6 @@ class _Scheduler:
         if self._several and room < 4 * itemsize and len(pending.stacks) == 1:
             return pending.stacks[0]
         return Bundle(pending.stacks, pending.routes, itemsize, room // 2)
-
-
-def _key(stack: Stack, route: Hops) -> _Key:
-    return stack.plan.source.dtype, tuple(hop.form if isinstance(hop.form, int) else 0 for hop in route)
 
 
 def _stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:

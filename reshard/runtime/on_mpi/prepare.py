@@ -292,7 +292,9 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     source, target, nodes = request.source, request.target, facts.nodes
     chosen = _plan(request)
     device = device_of((source.mesh, target.mesh), rank, len(nodes))
-    spare = chosen.peak_bytes - _tiles_bytes(source, target)
+    # No rank is on both sides of a move to other devices, so none has both tiles.
+    before, after = source.tile_bytes, target.tile_bytes
+    spare = chosen.peak_bytes - (max(before, after) if disjoint(source.mesh, target.mesh) else before + after)
     mine = (chosen, device, rank, len(nodes), itemsize)
     if chosen.donate:
         return TilePlan(request, "overwrite", "overwrite", *mine, 0)
@@ -338,12 +340,6 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def _tiles_bytes(source: Layout, target: Layout) -> int:
-    """The most bytes that the tiles of one rank have: of both sides, unless no rank is on both."""
-    before, after = source.tile_bytes, target.tile_bytes
-    return max(before, after) if disjoint(source.mesh, target.mesh) else before + after
-
-
 def _plan(request: Request) -> Plan:
     """The plan, which overwrites a donated tile only if the budget leaves no room for a second one.
 
@@ -356,15 +352,11 @@ def _plan(request: Request) -> Plan:
         if not options.donate or request.into:
             raise
         donating = find_plan(source, target, options._replace(donate=True))
-        if not _overwrites(donating):
+        # Only a single step in place overwrites the tile, and a numpy array cannot grow where it is.
+        fits = donating.target.tile_bytes <= donating.source.tile_bytes
+        if not (len(donating.steps) == 1 and donating.steps[0].mode.in_place and fits):
             raise
         return donating
-
-
-def _overwrites(chosen: Plan) -> bool:
-    """Whether a plan is a single step in place whose result is no larger: a numpy array cannot grow where it is."""
-    fits = chosen.target.tile_bytes <= chosen.source.tile_bytes
-    return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
 
 
 def _choose_transport(request: Request, facts: Facts, spare: int, moves: _DirectMove) -> Transport:

@@ -510,7 +510,11 @@ def meet(comm: MPI.Intracomm, limit: float) -> None:
     """Returns on all ranks once all are here; raises `RankError` on a rank that has waited `limit` seconds."""
     grace = min(_GRACE, limit / 4)
     deadline = time.monotonic() + limit - grace
-    if not _meeting_of(comm).held(deadline, grace):
+    meeting = cast("Meeting | None", comm.Get_attr(_MEETING_KEY))
+    if meeting is None:
+        meeting = Meeting(comm)
+        comm.Set_attr(_MEETING_KEY, meeting)
+    if not meeting.held(deadline, grace):
         raise RankError(
             f"rank {comm.rank}: the other ranks did not make this call within {limit:g} s; if they are only slow, give "
             f"a higher limit, else look for a rank that died or did not make the call"
@@ -597,11 +601,3 @@ def _free_meeting(comm: MPI.Comm, _: int, meeting: Meeting) -> None:
 
 
 _MEETING_KEY = MPI.Comm.Create_keyval(delete_fn=_free_meeting)
-
-
-def _meeting_of(comm: MPI.Intracomm) -> Meeting:
-    meeting = cast("Meeting | None", comm.Get_attr(_MEETING_KEY))
-    if meeting is None:
-        meeting = Meeting(comm)
-        comm.Set_attr(_MEETING_KEY, meeting)
-    return meeting

@@ -118,55 +118,40 @@ class TileTransfer:
 def choose_transport(transfer: TileTransfer) -> Transport:
     """The transport to take, given what the ranks of the node posted and whether it has room; the same on all of them.
 
-    Allocates what it needs to share.
+    Allocates what it needs to share. Messages between nodes are the same for all transports inside a node.
     """
-    team, ready = transfer.call.team, transfer.ready
+    team, ready, request = transfer.call.team, transfer.ready, transfer.request
     selected = ready.transport if team.plain or ready.transport != "read" else ready.otherwise
     if ready.by_node is not None and ready.joined is not None:
         _, room, free = ready.joined
         transfer.allotment = allot(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
         if transfer.allotment is not None:
             return "by node"
-    if selected == "overwrite" or ready.moves is None:
+    if selected == "overwrite" or ready.moves is None or (selected == "plan" and not team.one_node):
         return selected
-    if selected == "plan" and not team.one_node:
-        return "plan"
-    return _choose_in_node(transfer, selected)
-
-
-def _choose_in_node(transfer: TileTransfer, selected: Transport) -> Transport:
-    """The transport between the tiles of this node; messages between nodes are the same for all of them."""
     shared = all(posted.place for posted in transfer.posted.values())
-    pulls = shared or (selected == "read" and transfer.ready.crowded < 0)
-    push = (transfer.ready.push or not pulls) and _results_in_windows(transfer)
+    # Where more ranks take than give, more of them copy at once when they read.
+    pulls = shared or (selected == "read" and ready.crowded < 0)
+    if not ready.push and pulls:
+        push = False
+    elif request.into:
+        push = all(posted.out_place for posted in transfer.posted.values())
+    else:
+        push = transfer.place().place != 0  # The node has room for the results of all its ranks.
     if selected == "plan" and not (shared or push):
         return "plan"
-    if len(transfer.call.team.members) == 1:
+    if len(team.members) == 1:
         return "pull"
-    if push:
-        return "push"
-    return "pull" if shared else _choose_for_private_tiles(transfer, selected)
-
-
-def _choose_for_private_tiles(transfer: TileTransfer, selected: Transport) -> Transport:
-    """Read if that was selected, else pack if the packed elements and their starts fit, else stage whole tiles.
-
-    Without room on the node for either, its ranks send each other messages.
-    """
-    team = transfer.call.team
+    if push or shared:
+        return "push" if push else "pull"
     if selected == "read":
         return "read"
-    if not transfer.stages():
+    if not transfer.stages():  # Another node may have room, so its ranks send and receive as they would with it.
         return "plan" if team.one_node else "messages"
-    fits = len(team.members) <= WORDS and unreplicated(transfer.request.target)
+    # The starts of what is packed are posted as words, one for each rank of the node; and what goes to several ranks
+    # would be packed for each.
+    fits = len(team.members) <= WORDS and unreplicated(request.target)
     return "pack" if fits else "stage"
-
-
-def _results_in_windows(transfer: TileTransfer) -> bool:
-    """Whether the results of all ranks of the node lie in its arena; allocates them unless the caller did."""
-    if transfer.request.into:
-        return all(posted.out_place for posted in transfer.posted.values())
-    return transfer.place().place != 0
 
 
 def _by_node(transfer: TileTransfer) -> WindowTile:

@@ -22,18 +22,6 @@ from tests.mpi.fake_gpu import TorchLike, gpus
 from tests.mpi.moving import laid
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 4))])
-def test_moves(ranks: int, tmp_path: Path):
-    running.check("on_gpus.moves", ranks, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("topic", ["dtypes", "refused"])
-def test_calls(topic: str, tmp_path: Path):
-    running.check(f"on_gpus.{topic}", 2, tmp_path)
-
-
 @pytest.mark.parametrize("order", ["C", "F", "strided", "reversed"])
 @pytest.mark.parametrize("chunk", [0, 1, 7, 1000])
 def test_a_tile_goes_to_the_host_and_back(order: str, chunk: int):
