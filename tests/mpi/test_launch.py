@@ -16,6 +16,7 @@ import reshard.mpi
 from reshard.cli.calibrate import CalibrateOptions
 from reshard.cli.calibrate import run as calibrate
 from reshard.cli.run import RunOptions
+from reshard.cli.run import run as run_command
 from reshard.errors import RankError
 from reshard.mpi import launch, rank
 from reshard.mpi.launch import SETTINGS, command, environment, find
