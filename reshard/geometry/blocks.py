@@ -169,10 +169,11 @@ def fuse_axes(block: Block) -> Block:
     return Block(block.src, block.dst, tuple(fused))
 
 
-def merge_blocks(blocks: Iterable[Block]) -> list[Block]:
+def merge_blocks(blocks: Iterable[Block], rising: bool = True) -> list[Block]:
     """The same elements in the same order, evenly spaced equal blocks made one of one more axis.
 
-    Passes repeat as long as they leave fewer blocks: rows become planes, and planes volumes.
+    Passes repeat as long as they leave fewer blocks: rows become planes, and planes volumes. Unless `rising`, distances
+    may fall or be 0.
 
     >>> merge_blocks([Block(at, at + 1, (Axis(2, 1, 1),)) for at in (0, 4, 8)])
     [Block(src=0, dst=1, axes=(Axis(extent=3, src=4, dst=4), Axis(extent=2, src=1, dst=1)))]
@@ -188,7 +189,7 @@ def merge_blocks(blocks: Iterable[Block]) -> list[Block]:
                 last, following = merged[at + count - 1], merged[at + count]
                 apart = following.src - last.src, following.dst - last.dst
                 # Steps ascend at both ends: readers take the first offset for the lowest.
-                if following.axes != first.axes or min(apart) <= 0 or step not in (None, apart):
+                if following.axes != first.axes or (rising and min(apart) <= 0) or step not in (None, apart):
                     break
                 step, count = apart, count + 1
             rows.append(first if step is None else Block(first.src, first.dst, (Axis(count, *step), *first.axes)))

@@ -6,90 +6,82 @@ share, and what each gives lies at one distance in the result.
     from rank 0    start 0       to 0     extents (8, 32)
     from rank 1    start 4096    to 2048  extents (8, 32)      ->    start 0 to 0, extents (4, 8, 32)
     ...
+
+The blocks here count bytes, from the start of the shared memory and from that of the result.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
-from typing import NamedTuple
 
+from reshard.geometry.blocks import Axis, Block, merge_blocks
 from reshard.runtime.on_mpi.direct import Direct
-from reshard.runtime.on_mpi.wire.chunks import Region
 from reshard.types import Layout
 
 _LONG = 512  # Bytes from which a run does not gain from being one element, see `strided_copy`.
 
 
-class ByteCopy(NamedTuple):
-    """A strided copy: bytes from the start of either memory, and the extents and byte strides of its axes."""
+def fuse_copies(copies: Iterable[Block]) -> list[Block]:
+    """The same copies as few ones, of more axes, in any order.
 
-    source: int
-    target: int
-    extents: tuple[int, ...]
-    source_strides: tuple[int, ...]
-    target_strides: tuple[int, ...]
-
-
-def fused(copies: Iterable[ByteCopy]) -> list[ByteCopy]:
-    """The same copies as few ones, of more axes.
-
-    >>> one = ByteCopy(0, 0, (8,), (8,), (16,))
-    >>> fused([one, one._replace(source=512, target=8)])
-    [ByteCopy(source=0, target=0, extents=(2, 8), source_strides=(512, 8), target_strides=(8, 16))]
+    >>> one = Block(0, 0, (Axis(8, 8, 16),))
+    >>> fuse_copies([one, one._replace(src=512, dst=8)])
+    [Block(src=0, dst=0, axes=(Axis(extent=2, src=512, dst=8), Axis(extent=8, src=8, dst=16)))]
     """
-    before = sorted(copies, key=lambda each: (each[2:], each[1], each[0]))
-    after = [joined for _, alike in groupby(before, lambda each: each[2:]) for joined in _runs(list(alike))]
-    return after if len(after) == len(before) else fused(after)
+    before = list(copies)
+    while True:
+        # Distances may fall, unlike those of messages: a rank may take its parts from the last rank to the first.
+        before.sort(key=lambda each: (each.axes, each.dst, each.src))
+        after = merge_blocks(before, rising=False)
+        if len(after) == len(before):
+            return after
+        before = after
 
 
-def tile_copies(
+def list_tile_copies(
     move: Direct, source: Layout, target: Layout, rank: int, itemsize: int, starts: Sequence[int]
-) -> list[ByteCopy]:
+) -> list[Block]:
     """What a rank copies in a move inside one node to its tile, out of memory in which the tiles of all ranks lie, its
     own too, at `starts`.
     """
-    before, after = (_strides(end.tile_shape, itemsize) for end in (source, target))
-    pairs = [(rank, pair) for pair in move.own]
-    pairs += [(other, pair) for other, those in move.pulls for pair in those]
-    return fused(
-        ByteCopy(
-            starts[other] + _at(region, before),
-            _at(into, after),
-            into.extents,
-            tuple(before[dim] * step for dim, step in region.steps),
-            tuple(after[dim] * step for dim, step in into.steps),
-        )
-        for other, (region, into) in pairs
-    )
+    before, after = (_list_strides(end.tile_shape, itemsize) for end in (source, target))
+    copies: list[Block] = []
+    for other, pairs in ((rank, move.own), *move.pulls):
+        for region, into in pairs:
+            src = sum(at * stride for at, stride in zip(region.start, before, strict=True))
+            dst = sum(at * stride for at, stride in zip(into.start, after, strict=True))
+            steps = zip(into.extents, region.steps, into.steps, strict=True)
+            axes = tuple([Axis(extent, before[a] * step, after[b] * by) for extent, (a, step), (b, by) in steps])
+            copies.append(Block(starts[other] + src, dst, axes))
+    return fuse_copies(copies)
 
 
-def wide(copy: ByteCopy, itemsize: int) -> tuple[ByteCopy, int]:
+def widen_block(block: Block, itemsize: int) -> tuple[Block, int]:
     """The same copy of fewer elements, those that are together on both sides as one, and the bytes of each.
 
-    >>> wide(ByteCopy(0, 0, (3, 8), (64, 8), (128, 8)), 8)
-    (ByteCopy(source=0, target=0, extents=(3,), source_strides=(64,), target_strides=(128,)), 64)
+    >>> widen_block(Block(0, 0, (Axis(3, 64, 128), Axis(8, 8, 8))), 8)
+    (Block(src=0, dst=0, axes=(Axis(extent=3, src=64, dst=128),)), 64)
     """
-    start, into, extents, before, after = copy
-    while extents and before[-1] == after[-1] == itemsize and extents[-1] * itemsize < _LONG:
-        itemsize *= extents[-1]
-        extents, before, after = extents[:-1], before[:-1], after[:-1]
-    return ByteCopy(start, into, extents, before, after), itemsize
+    axes = block.axes
+    while axes and axes[-1].src == axes[-1].dst == itemsize and axes[-1].extent * itemsize < _LONG:
+        itemsize *= axes[-1].extent
+        axes = axes[:-1]
+    return block._replace(axes=axes), itemsize
 
 
-def strides_like(copy: ByteCopy, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+def find_strides(block: Block, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
     """The byte strides at which what a copy reads lies like a C-ordered result of this shape, which it fills; None if
     no strides say that.
 
-    >>> strides_like(ByteCopy(0, 0, (2, 3), (96, 8), (8, 16)), (3, 2), 8)
+    >>> find_strides(Block(0, 0, (Axis(2, 96, 8), Axis(3, 8, 16))), (3, 2), 8)
     (8, 96)
-    >>> strides_like(ByteCopy(0, 0, (2, 3), (8, 16), (24, 8)), (6,), 8) is None
+    >>> find_strides(Block(0, 0, (Axis(2, 8, 24), Axis(3, 16, 8))), (6,), 8) is None
     True
     """
-    axes = sorted(zip(copy.target_strides, copy.extents, copy.source_strides, strict=True))
-    axes = [axis for axis in axes if axis[1] != 1]
+    axes = sorted([(axis.dst, axis.extent, axis.src) for axis in block.axes if axis.extent != 1])
     strides: list[int] = []
-    for extent, step in reversed(list(zip(shape, _strides(shape, itemsize), strict=True))):
+    for extent, step in reversed(list(zip(shape, _list_strides(shape, itemsize), strict=True))):
         length = 1
         stride = axes[0][2] if axes else itemsize
         while length < extent:
@@ -102,45 +94,6 @@ def strides_like(copy: ByteCopy, shape: tuple[int, ...], itemsize: int) -> tuple
     return None if axes else tuple(reversed(strides))
 
 
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _list_strides(shape: Sequence[int], itemsize: int) -> list[int]:
     """The byte strides of a C-ordered tile."""
-    strides: list[int] = []
-    for extent in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= extent
-    return tuple(reversed(strides))
-
-
-def _at(region: Region, strides: tuple[int, ...]) -> int:
-    """The byte of a C-ordered tile at which a region starts."""
-    return sum(at * stride for at, stride in zip(region.start, strides, strict=True))
-
-
-def _runs(alike: list[ByteCopy]) -> list[ByteCopy]:
-    """Copies that differ in their starts alone, those at one distance from each other as one."""
-    runs: list[list[ByteCopy]] = [[alike[0]]]
-    for one, other in pairwise(alike):
-        run = runs[-1]
-        if len(run) == 1 or _distance(run[0], run[1]) == _distance(one, other):
-            run.append(other)
-        else:
-            runs.append([other])
-    return [_joined(run) for run in runs]
-
-
-def _distance(one: ByteCopy, other: ByteCopy) -> tuple[int, int]:
-    return other.source - one.source, other.target - one.target
-
-
-def _joined(run: list[ByteCopy]) -> ByteCopy:
-    first = run[0]
-    if len(run) == 1:
-        return first
-    source, target = _distance(*run[:2])
-    return ByteCopy(
-        first.source,
-        first.target,
-        (len(run), *first.extents),
-        (source, *first.source_strides),
-        (target, *first.target_strides),
-    )
+    return [itemsize * math.prod(shape[dim + 1 :]) for dim in range(len(shape))]

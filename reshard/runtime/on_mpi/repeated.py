@@ -32,13 +32,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from reshard.geometry.blocks import Block
 from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import digest_of, disagree
 from reshard.runtime.on_mpi.copies.strided_copy import Array, raw, words
 from reshard.runtime.on_mpi.direct import Direct
-from reshard.runtime.on_mpi.fused_copies import ByteCopy, strides_like, tile_copies, wide
+from reshard.runtime.on_mpi.fused_copies import find_strides, list_tile_copies, widen_block
 from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, moving, pause, team_at_hand
@@ -215,25 +216,25 @@ class PreparedMove(AgreedCall):
         starts = [start + member * part for member in range(team.size)]
         mine = starts[team.node_sync.me]
         self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
-        copies = tile_copies(self._direct, source, target, team.rank, self._dtype.itemsize, starts)
+        copies = list_tile_copies(self._direct, source, target, team.rank, self._dtype.itemsize, starts)
         self._copies = tuple(self._viewed(each, memory) for each in copies)
         self._like_result = self._of_result(copies, memory)
 
-    def _viewed(self, copy: ByteCopy, memory: Array) -> _Copy:
+    def _viewed(self, copy: Block, memory: Array) -> _Copy:
         """A copy with its views of the shared memory."""
-        (start, into, extents, before, after), width = wide(copy, self._dtype.itemsize)
-        dtype = words(width)
-        halves = (np.ndarray(extents, dtype, memory, start + half * STAGED, before) for half in (0, 1))
-        return _Copy((next(halves), next(halves)), extents, dtype, into, after)
+        wide, width = widen_block(copy, self._dtype.itemsize)
+        dtype, before = words(width), [axis.src for axis in wide.axes]
+        halves = (np.ndarray(wide.extents, dtype, memory, wide.src + half * STAGED, before) for half in (0, 1))
+        return _Copy((next(halves), next(halves)), wide.extents, dtype, wide.dst, tuple(axis.dst for axis in wide.axes))
 
-    def _of_result(self, copies: Sequence[ByteCopy], memory: Array) -> tuple[Array, Array] | None:
+    def _of_result(self, copies: Sequence[Block], memory: Array) -> tuple[Array, Array] | None:
         """In either half, an array of the result's shape that holds it, if a small result is a single copy."""
         if len(copies) != 1 or not self._taken or math.prod(self._shapes[1]) * self._dtype.itemsize > _SMALL:
             return None
-        strides = strides_like(copies[0], self._shapes[1], self._dtype.itemsize)
+        strides = find_strides(copies[0], self._shapes[1], self._dtype.itemsize)
         if strides is None:
             return None
-        starts = (copies[0].source + half * STAGED for half in (0, 1))
+        starts = (copies[0].src + half * STAGED for half in (0, 1))
         halves = (np.ndarray(self._shapes[1], self._dtype, memory, start, strides) for start in starts)
         return next(halves), next(halves)
 

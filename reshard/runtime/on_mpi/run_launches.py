@@ -27,7 +27,7 @@ from reshard.runtime.account import Account, InBytes
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw, words
 from reshard.runtime.on_mpi.direct import direct, pushing
-from reshard.runtime.on_mpi.fused_copies import tile_copies, wide
+from reshard.runtime.on_mpi.fused_copies import list_tile_copies, widen_block
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.launches import Bundle, Hop, Launch, SharedStack, Stack
 from reshard.runtime.on_mpi.prepare import TilePlan
@@ -250,9 +250,10 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
             clear_new(team, target, out)
         array: Any = np.ndarray  # Looked up once: there are as many small copies as arrays.
         move = direct(source, target, team.rank, team.nodes, itemsize, 0)
-        for each in tile_copies(move, source, target, team.rank, itemsize, starts):
-            (at, to, extents, before, after), width = wide(each, itemsize)
-            dtype = words(width)
+        for each in list_tile_copies(move, source, target, team.rank, itemsize, starts):
+            (at, to, axes), width = widen_block(each, itemsize)
+            dtype, extents = words(width), [axis.extent for axis in axes]
+            before, after = [axis.src for axis in axes], [axis.dst for axis in axes]
             for number, out in enumerate(outs):  # Their tiles lie one after another.
                 shared = array(extents, dtype, memory, at + number * size * itemsize, before)
                 array(extents, dtype, raw(out), to, after)[...] = shared

@@ -18,7 +18,7 @@ bytes 1.4 instead of 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import NamedTuple
@@ -53,6 +53,15 @@ Order = tuple[CopyPart, ...]
 """Which part of which copy comes next."""
 
 
+class _Placed(NamedTuple):
+    """A part of a copy by the element of the tile where it starts."""
+
+    offset: int
+    number: int
+    where: Index
+    elements: int
+
+
 def copy_order(regions: Sequence[Region], shape: Sequence[int], itemsize: int, reads: bool = False) -> Order:
     """The order of copies to or from these regions of a C-ordered tile: by memory address, short runs in parts.
 
@@ -64,81 +73,54 @@ def copy_order(regions: Sequence[Region], shape: Sequence[int], itemsize: int, r
     >>> [part.number for part in copy_order(halves, (4096, 64), 8)]
     [0, 1, 0, 1]
     """
-    runs = [_run(region, shape) * itemsize for region in regions]
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    runs: list[int] = []  # Bytes that are contiguous in the tile.
+    for region in regions:
+        run = 1
+        for extent, (dim, step) in reversed(list(zip(region.extents, region.steps, strict=True))):
+            if extent != 1 and step * strides[dim] != run:
+                break
+            run *= extent
+        runs.append(run * itemsize)
+    # Reading ahead pays if all parts of a turn fit into a cache together, and if none is so small that numpy's call
+    # takes longer than what it saves.
     few = 1 < len(regions) <= _AHEAD // _LEAST
     short = reads and few and max(runs) < _WORTH_READING and math.prod(shape) * itemsize > _AHEAD
-    most = _AHEAD // len(regions) if short else _PART
+    most = max(1, (_AHEAD // len(regions) if short else _PART) // itemsize)
     parts: list[_Placed] = []
     for number, (region, run) in enumerate(zip(regions, runs, strict=True)):
-        cut = len(regions) > 1 and run < NEAR
-        for spans in pieces.cut(region.extents, max(1, most // itemsize)) if cut else [_whole(region)]:
+        whole = tuple((0, extent) for extent in region.extents)
+        for spans in pieces.cut(region.extents, most) if len(regions) > 1 and run < NEAR else [whole]:
             part = region.part(spans)
-            parts.append(_Placed(_offset(part.start, shape), number, _slices(spans, region.extents), part.extents))
-    parts.sort(key=lambda each: each[:2])
+            offset = sum(at * stride for at, stride in zip(part.start, strides, strict=True))
+            # An ellipsis stands for the whole axes at the end: numpy makes a view of fewer slices in less time.
+            cut = next((at + 1 for at in range(len(spans) - 1, -1, -1) if spans[at] != whole[at]), 0)
+            where: Index = (*(slice(low, low + extent) for low, extent in spans[:cut]), ...)
+            parts.append(_Placed(offset, number, where, math.prod(part.extents)))
+    parts.sort(key=lambda part: part[:2])
     if not short:
-        return tuple(CopyPart(number, where) for _, number, where, _ in parts)
-    return tuple(_with_reads(parts, math.prod(shape), itemsize))
+        return tuple(CopyPart(part.number, part.where) for part in parts)
+    return tuple(_read_ahead(parts, math.prod(shape), itemsize))
 
 
-class _Placed(NamedTuple):
-    """A part of a copy by the element of the tile where it starts."""
+def _read_ahead(parts: Sequence[_Placed], elements: int, itemsize: int) -> Iterator[CopyPart]:
+    """The parts; the first one of each turn comes with what the turn reads, if it reads most of that.
 
-    offset: int
-    number: int
-    where: Index
-    extents: tuple[int, ...]
-
-
-def _with_reads(parts: Sequence[_Placed], elements: int, itemsize: int) -> Iterator[CopyPart]:
-    """The parts; the first one of each turn comes with what the turn reads, if it reads most of that."""
-    turns = list(_turns(parts))
-    for turn, later in zip(turns, [*turns[1:], None], strict=True):
-        low, high = turn[0].offset, elements if later is None else later[0].offset
-        used = sum(math.prod(part.extents) for part in turn)
+    A turn ends where a copy comes again.
+    """
+    turns: list[dict[int, _Placed]] = [{}]
+    for part in parts:
+        if part.number in turns[-1]:
+            turns.append({})
+        turns[-1][part.number] = part
+    ends = [*(next(iter(turn.values())).offset for turn in turns[1:]), elements]
+    for turn, high in zip(turns, ends, strict=True):
+        low = next(iter(turn.values())).offset
+        used = sum(part.elements for part in turn.values())
         worth = len(turn) > 1 and 4 * used >= 3 * (high - low) and (high - low) * itemsize <= 2 * _AHEAD
         ahead = (low * itemsize, high * itemsize) if worth else None
-        yield from (CopyPart(part.number, part.where, None if at else ahead) for at, part in enumerate(turn))
-
-
-def _turns(parts: Iterable[_Placed]) -> Iterator[list[_Placed]]:
-    """The parts in order, cut where a copy comes again."""
-    turn: dict[int, _Placed] = {}
-    for part in parts:
-        if part.number in turn:
-            yield list(turn.values())
-            turn = {}
-        turn[part.number] = part
-    yield list(turn.values())
-
-
-def _whole(region: Region) -> tuple[tuple[int, int], ...]:
-    return tuple((0, extent) for extent in region.extents)
-
-
-def _offset(start: Sequence[int], shape: Sequence[int]) -> int:
-    offset = 0
-    for at, extent in zip(start, shape, strict=True):
-        offset = offset * extent + at
-    return offset
-
-
-def _slices(spans: Sequence[tuple[int, int]], extents: Sequence[int]) -> Index:
-    """The spans as an index: slices, with an ellipsis in place of the whole axes at the end."""
-    slices = [slice(low, low + extent) for low, extent in spans]
-    while slices and slices[-1] == slice(0, extents[len(slices) - 1]):
-        slices.pop()
-    return (*slices, ...)
-
-
-def _run(region: Region, shape: Sequence[int]) -> int:
-    """Elements that are contiguous in a C-ordered tile of this shape."""
-    steps = [step * int(np.prod(shape[dim + 1 :], dtype=np.int64)) for dim, step in region.steps]
-    run = 1
-    for extent, step in reversed(list(zip(region.extents, steps, strict=True))):
-        if extent != 1 and step != run:
-            break
-        run *= extent
-    return run
+        for at, part in enumerate(turn.values()):
+            yield CopyPart(part.number, part.where, None if at else ahead)
 
 
 def copy_steps(

@@ -89,22 +89,22 @@ def copy(target: Array, source: Array) -> None:
     if not blocked(target, source):
         np.copyto(target, source)
         return
-    ends = _fastest(target), _fastest(source)
+    ends = _find_fastest(target), _find_fastest(source)
     key = target.strides, source.strides, target.shape
-    large = target.size >= 2 * len(_BLOCKINGS) * _TRIED and target.shape[_along(target, ends)] >= _LONGEST
+    large = target.size >= 2 * len(_BLOCKINGS) * _TRIED and target.shape[_choose_axis(target, ends)] >= _LONGEST
     if key not in _best and not large:
-        _copy_blocks(target, source, _extents(target, ends, _BLOCKINGS[0]))
+        _copy_blocks(target, source, _choose_extents(target, ends, _BLOCKINGS[0]))
         return
     if key not in _best:
-        target, source, _best[key] = _tried(target, source, ends)
-    _copy_blocks(target, source, _extents(target, ends, _best[key]))
+        target, source, _best[key] = _measure_blockings(target, source, ends)
+    _copy_blocks(target, source, _choose_extents(target, ends, _best[key]))
 
 
 def blocked(target: Array, source: Array) -> bool:
     """Whether a copy must go block by block, because the memory orders of the views differ."""
     if target.nbytes <= _LARGE or target.itemsize >= LINE:
         return False
-    return _fastest(target) != _fastest(source)
+    return _find_fastest(target) != _find_fastest(source)
 
 
 def widened(target: Array, source: Array) -> tuple[Array, Array]:
@@ -131,33 +131,33 @@ _Blocking = tuple[int, int, int]
 _best: dict[_Key, _Blocking] = {}
 
 
-def _fastest(array: Array) -> int:
+def _find_fastest(array: Array) -> int:
     """The axis with the smallest stride among those with more than one index."""
     axes = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
     return min(axes, key=lambda axis: abs(array.strides[axis]), default=0)
 
 
-def _tried(target: Array, source: Array, ends: tuple[int, int]) -> tuple[Array, Array, _Blocking]:
+def _measure_blockings(target: Array, source: Array, ends: tuple[int, int]) -> tuple[Array, Array, _Blocking]:
     """Copies one part of the array with each blocking; returns what is left to copy, and the fastest blocking."""
-    along = _along(target, ends)
+    along = _choose_axis(target, ends)
     step = max(_THICK, -(-_TRIED * target.shape[along] // target.size))
     times: list[tuple[float, _Blocking]] = []
     for blocking in _BLOCKINGS:
         head, tail = ((*(slice(None),) * along, cut) for cut in (slice(step), slice(step, None)))
         start = time.perf_counter()
-        _copy_blocks(target[head], source[head], _extents(target, ends, blocking))
+        _copy_blocks(target[head], source[head], _choose_extents(target, ends, blocking))
         times.append((time.perf_counter() - start, blocking))
         target, source = target[tail], source[tail]
     return target, source, min(times)[1]
 
 
-def _along(target: Array, ends: tuple[int, int]) -> int:
+def _choose_axis(target: Array, ends: tuple[int, int]) -> int:
     """The axis along which the measured parts are cut: if possible, a long one that is neither view's fastest."""
     most = target.shape
     return max(range(target.ndim), key=lambda axis: (axis not in ends and most[axis] >= _LONGEST, most[axis]))
 
 
-def _extents(target: Array, ends: tuple[int, int], blocking: _Blocking) -> tuple[int, ...]:
+def _choose_extents(target: Array, ends: tuple[int, int], blocking: _Blocking) -> tuple[int, ...]:
     """A block's extents: those of the blocking, enlarged if other axes are too short for `_BLOCK` elements."""
     to, by = ends
     wanted = {by: blocking[0], to: blocking[1]}

@@ -33,7 +33,7 @@ class RemoteMemory:
     """
 
     def __init__(self, node: MPI.Intracomm) -> None:
-        self._read = _system_call()
+        self._read = _find_system_call()
         sign = np.array([os.getpid() ^ 0x5EED, node.rank], np.int64)
         others: list[tuple[int, int, list[int]]] = node.allgather((os.getpid(), sign.ctypes.data, sign.tolist()))
         self._pids = [pid for pid, _, _ in others]
@@ -46,7 +46,7 @@ class RemoteMemory:
         in order.
         """
         done = 0
-        remote, local = _short(remote), _short(local)
+        remote, local = _shorten_runs(remote), _shorten_runs(local)
         for start in range(0, len(remote), _VECTORS):
             there = remote[start : start + _VECTORS]
             wanted = int(there[:, 1].sum())
@@ -72,7 +72,7 @@ class RemoteMemory:
         return self._call(member, there, here) == into.nbytes and into.tolist() == list(sign)
 
 
-def _short(runs: NDArray[Any]) -> NDArray[Any]:
+def _shorten_runs(runs: NDArray[Any]) -> NDArray[Any]:
     """The same memory as runs of at most `_LONGEST` bytes."""
     if not len(runs) or int(runs[0, 1] if len(runs) == 1 else runs[:, 1].max()) <= _LONGEST:
         return runs
@@ -85,7 +85,7 @@ def _short(runs: NDArray[Any]) -> NDArray[Any]:
     return short
 
 
-def _system_call() -> Any:
+def _find_system_call() -> Any:
     if sys.platform != "linux":
         return None
     call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)

@@ -43,56 +43,49 @@ def cma_read(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool)
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         key = target.strides, buffered
         if key not in move.parts:
-            move.parts[key] = _all_parts(move, shape, target, buffered)
+            pairs = [(rank, pair) for rank, of_rank in move.pulls for pair in of_rank]
+            listed = [(rank, part) for rank, pair in pairs for part in _list_parts(*pair, shape, target, buffered)]
+            # What goes through the buffer is copied by numpy, and follows the target's memory: see `copy_order`.
+            move.parts[key] = sorted(listed, key=lambda each: each[1].into.start) if buffered else listed
         parts: list[tuple[int, _RemoteRuns]] = move.parts[key]
         members = {rank: call.team.members.index(rank) for rank, _ in move.pulls}
         own: list[Copies] = [partial(copy, into.of(target), source.of(tile)) for source, into in move.own]
-        return own + [partial(_read, call, part, members[rank], addresses[rank], target) for rank, part in parts]
+        return own + [partial(_read_part, call, part, members[rank], addresses[rank], target) for rank, part in parts]
 
     return fill
 
 
-def _all_parts(move: Direct, shape: Sequence[int], target: Array, buffered: bool) -> list[tuple[int, _RemoteRuns]]:
-    """The parts of all ranks; if they go through a buffer, in the order of the target's memory, see `copy_order`."""
-    parts = [
-        (rank, part) for rank, pairs in move.pulls for pair in pairs for part in _parts(*pair, shape, target, buffered)
-    ]
-    return sorted(parts, key=lambda each: each[1].into.start) if buffered else parts
-
-
-def _read(call: Call, part: _RemoteRuns, member: int, address: int, target: Array) -> None:
-    there, here, into = part
-    if here is None:
-        _buffered(call, member, _at(there, address), into.of(target))
-    else:
-        start = target.__array_interface__["data"][0]
-        call.team.remote_memory.read(member, _at(there, address), _at(here, start))
-
-
-def _buffered(call: Call, member: int, there: Array, into: Array) -> None:
+def _read_part(call: Call, part: _RemoteRuns, member: int, address: int, target: Array) -> None:
+    there = _add_address(part.there, address)
+    if part.here is not None:
+        here = _add_address(part.here, target.__array_interface__["data"][0])
+        call.team.remote_memory.read(member, there, here)
+        return
+    into = part.into.of(target)
     call.memory.take(call.device, into.size)
     buffer = call.pool.take(into.size * into.itemsize)
-    here = np.array([[buffer.ctypes.data, buffer.size]], np.uint64)
-    call.team.remote_memory.read(member, there, here)
+    call.team.remote_memory.read(member, there, np.array([[buffer.ctypes.data, buffer.size]], np.uint64))
     copy(into, buffer.view(into.dtype).reshape(into.shape))
     call.pool.give(buffer)
     call.memory.free(call.device, into.size)
 
 
-def _parts(source: Region, into: Region, shape: Sequence[int], target: Array, buffered: bool) -> Iterator[_RemoteRuns]:
+def _list_parts(
+    source: Region, into: Region, shape: Sequence[int], target: Array, buffered: bool
+) -> Iterator[_RemoteRuns]:
     size = target.itemsize
     strides = [size * math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    both = _run(source, strides, into, target.strides, size)
+    both = _measure_run(source, strides, into, target.strides, size)
     if not buffered or both >= STRAIGHT:
-        yield _RemoteRuns(_runs(source, strides, both, size), _runs(into, target.strides, both, size), into)
+        yield _RemoteRuns(_list_runs(source, strides, both, size), _list_runs(into, target.strides, both, size), into)
         return
     for spans in pieces.cut(source.extents, max(1, SCRATCH // size)):
         part = source.part(spans)
-        run = _run(part, strides, part, strides, size)
-        yield _RemoteRuns(_runs(part, strides, run, size), None, into.part(spans))
+        run = _measure_run(part, strides, part, strides, size)
+        yield _RemoteRuns(_list_runs(part, strides, run, size), None, into.part(spans))
 
 
-def _run(one: Region, steps: Sequence[int], other: Region, strides: Sequence[int], size: int) -> int:
+def _measure_run(one: Region, steps: Sequence[int], other: Region, strides: Sequence[int], size: int) -> int:
     """Bytes that are contiguous in both regions."""
     run = size
     for (d, a), (e, b), extent in reversed(list(zip(one.steps, other.steps, one.extents, strict=True))):
@@ -102,7 +95,7 @@ def _run(one: Region, steps: Sequence[int], other: Region, strides: Sequence[int
     return run
 
 
-def _runs(region: Region, strides: Sequence[int], run: int, size: int) -> Array:
+def _list_runs(region: Region, strides: Sequence[int], run: int, size: int) -> Array:
     """A region as rows (offset, bytes), in runs of `run` bytes, in order."""
     offsets = np.array([sum(at * stride for at, stride in zip(region.start, strides, strict=True))], np.int64)
     count = math.prod(region.extents) * size // run
@@ -113,7 +106,7 @@ def _runs(region: Region, strides: Sequence[int], run: int, size: int) -> Array:
     return np.stack([offsets, np.full_like(offsets, run)], axis=1)
 
 
-def _at(runs: Array, address: int) -> Array:
+def _add_address(runs: Array, address: int) -> Array:
     """Runs (offset, bytes) of a tile at this address, as (address, bytes)."""
     absolute = runs.copy()
     absolute[:, 0] += address

@@ -1,0 +1,364 @@
+"""Copies between strided views copy every element and nothing else: by numpy, past the caches, in order, and fused."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshard.geometry.blocks import Axis, Block
+from reshard.runtime.on_mpi.copies import copy_order, stream_copy, strided_copy
+from reshard.runtime.on_mpi.copies.stream_copy import (
+    LARGE,
+    SWITCH,
+    copy_all,
+    describe_copies,
+    find_kernel,
+    stream_steps,
+)
+from reshard.runtime.on_mpi.copies.strided_copy import Array, blocked, copy, raw, view, widened
+from reshard.runtime.on_mpi.fused_copies import find_strides, fuse_copies
+from reshard.runtime.on_mpi.wire.chunks import Region
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "complex64", "complex128", "S3", "i4,f4,i4"])
+def test_raw_words_have_the_bytes_of_the_elements(dtype: str):
+    array = np.frombuffer(bytes(range(120)), np.uint8).copy().view(np.uint8)
+    array = array[: 120 // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize] % 2
+    elements = array.view(dtype)
+    words = raw(elements)
+    assert words.dtype.itemsize == elements.dtype.itemsize
+    assert words.tobytes() == elements.tobytes()
+    assert np.shares_memory(words, elements)
+
+
+@pytest.mark.parametrize("order", ["C", "F", "reversed"])
+def test_a_view_has_the_elements_of_its_axes(order: str):
+    array = np.arange(7 * 5 * 3).reshape(7, 5, 3)
+    array = array[::-1] if order == "reversed" else np.array(array, order=order)
+    seen = view(array, (1, 0, 2), [(1, 2), (0, 3), (0, 1)], (2, 2, 3))
+    wanted = [[[array[1 + 3 * i + j, 2 * c, 2] for j in range(3)] for i in range(2)] for c in range(2)]
+    assert np.array_equal(seen, wanted)
+    seen[...] = -1
+    assert (array == -1).sum() == 12
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch):
+    """Sizes at which small arrays are copied as large ones are."""
+    monkeypatch.setattr(strided_copy, "_SMALL", 0)
+    monkeypatch.setattr(strided_copy, "_LARGE", 64)
+    monkeypatch.setattr(strided_copy, "_BLOCK", 8)
+    monkeypatch.setattr(strided_copy, "_TRIED", 16)
+    monkeypatch.setattr(strided_copy, "_THICK", 2)
+    monkeypatch.setattr(strided_copy, "_LONGEST", 20)
+    monkeypatch.setattr(strided_copy, "_best", {})
+    monkeypatch.setattr(strided_copy, "_BLOCKINGS", ((4, 2, 2), (2, 2, 2), (1 << 62,) * 3))
+
+
+@pytest.mark.parametrize("shape", [(23, 5, 7), (1, 41, 3), (6, 0, 2), (64,), (), (3, 2, 29, 2)])
+@pytest.mark.parametrize("dtype", ["u1", "u8", "c16"])
+def test_a_copy_copies_every_element_whatever_the_orders(small_blocks: None, shape: tuple[int, ...], dtype: str):
+    content = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+    for before, after in itertools.product(itertools.permutations(range(len(shape))), repeat=2):
+        source = np.array(content.transpose(before), order="C").transpose(np.argsort(before))
+        target = np.zeros([shape[d] for d in after], dtype).transpose(np.argsort(after))
+        copy(target, source)
+        assert np.array_equal(target, content)
+
+
+def test_a_blocking_is_measured_once_and_kept(small_blocks: None):
+    source = np.arange(40 * 30 * 2, dtype="u4").reshape(40, 30, 2)
+    target = np.zeros((30, 40, 2), "u4").transpose(1, 0, 2)
+    for _ in range(2):
+        target[...] = 0
+        copy(target, source[::1])
+        assert np.array_equal(target, source)
+    assert len(strided_copy._best) == 1
+
+
+def test_only_large_copies_between_orders_are_blocked():
+    large = np.zeros((1 << 9, 1 << 9), "u4")
+    assert blocked(large, large.T)
+    assert not blocked(large, large)
+    assert not blocked(large[:64, :64], large[:64, :64].T)
+    assert not blocked(large.view("V2048"), large.view("V2048"))
+
+
+@pytest.mark.parametrize(("run", "wide"), [(2, "u8"), (4, "c16"), (5, "V20"), (128, None)])
+def test_runs_that_are_one_in_both_views_are_one_element(run: int, wide: str | None):
+    one, other = (np.arange(20000, dtype="u4").reshape(-1, 200)[:, :run] for _ in range(2))
+    one, other = np.tile(one, (64, 1)), np.ascontiguousarray(np.tile(other, (64, 1)))
+    rows = np.zeros((6400, 300), "u4")[:, :run]
+    target, source = widened(rows, other)
+    assert target.dtype == (np.dtype(wide) if wide else rows.dtype)
+    np.copyto(target, source)
+    assert np.array_equal(rows, one)
+
+
+needs_kernel = pytest.mark.skipif(find_kernel() is None, reason="the C extension was not built")
+
+GUARD = 256
+
+
+def memory(nbytes: int, offset: int) -> Array:
+    """Memory of bytes that starts this far from a cache line's beginning, with guards around it."""
+    whole = np.full(nbytes + 2 * GUARD + 64, 0xEE, np.uint8)
+    start = -whole.ctypes.data % 64 + offset + 64
+    return whole[start : start + nbytes]
+
+
+def guarded(part: Array) -> bool:
+    """Whether the memory around a part is untouched."""
+    whole = part
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    start = part.ctypes.data - whole.ctypes.data
+    return bool((whole[:start] == 0xEE).all() and (whole[start + part.nbytes :] == 0xEE).all())
+
+
+@needs_kernel
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_same_as_numpy(data: st.DataObject) -> None:
+    """Several parts of rows into tiles of their own, or back, some backwards, with axes in another order."""
+    lead = data.draw(st.lists(st.integers(1, 5), max_size=3))
+    row, copies = data.draw(st.sampled_from([16, 48, 64, 128, 192, 1040])), data.draw(st.integers(1, 4))
+    taken = data.draw(st.lists(st.integers(0, copies - 1), min_size=1, unique=True))
+    order = [*data.draw(st.permutations(range(len(lead)))), len(lead)]
+    offsets = data.draw(st.tuples(*[st.sampled_from([0, 0, 16, 8])] * 2))
+    itemsize = data.draw(st.sampled_from([1, 4, 8, 16]))
+    dtype = np.dtype({1: "u1", 4: "u4", 8: "u8", 16: "c16"}[itemsize])
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+
+    shape = [*lead, copies * row]
+    big = memory(int(np.prod(shape)) * itemsize, offsets[0])
+    parts = [memory(big.size // copies, offsets[1]) for _ in taken]
+    views: list[tuple[Array, Array]] = []
+    for part, number in zip(parts, taken, strict=True):
+        mine = part.view(dtype).reshape([[*lead, row][axis] for axis in order]).transpose(np.argsort(order))
+        views.append((mine, big.view(dtype).reshape(shape)[..., number * row : (number + 1) * row]))
+    if data.draw(st.booleans()):
+        views = [(one[::-1], other[::-1]) for one, other in views]
+    if data.draw(st.booleans()):
+        views = [(other, one) for one, other in views]
+    for _, source in views:
+        source[...] = rng.integers(0, 255, source.shape)
+    wanted = [source.copy() for _, source in views]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_copy, "_PART", data.draw(st.sampled_from([256, 2048, 1 << 20])))
+        patch.setattr(stream_copy, "_LEAST", 0)
+        steps = stream_steps(views, 0)
+    for step in steps or ():
+        step()
+    if steps is not None:
+        assert all(np.array_equal(target, source) for (target, _), source in zip(views, wanted, strict=True))
+    assert all(map(guarded, [big, *parts]))
+
+
+def pencils(run: int, gap: int = 0, rows: int = 2048) -> list[tuple[Array, Array]]:
+    """Four parts of rows, in runs of `run` bytes, into tiles of their own; with a gap at the end of each row."""
+    source = memory(rows * (4 * run + gap), 0).reshape(rows, 4 * run + gap)
+    source[...] = np.arange(source.size, dtype=np.uint32).astype(np.uint8).reshape(source.shape)
+    return [(memory(rows * run, 0).reshape(rows, run), source[:, n * run : (n + 1) * run]) for n in range(4)]
+
+
+def matches(views: Sequence[tuple[Array, Array]]) -> bool:
+    return all(np.array_equal(*pair) for pair in views)
+
+
+@needs_kernel
+@pytest.mark.parametrize("run, gap", [(512, 0), (512, 512), (64, 128), (512, 100 * 64)])
+def test_rows_and_gaps(run: int, gap: int) -> None:
+    views = pencils(run, gap)
+    steps = stream_steps(views, 0)
+    assert steps is not None
+    for step in steps:
+        step()
+    assert matches(views) and all(guarded(target) for target, _ in views)
+
+
+@needs_kernel
+@pytest.mark.parametrize("run, why", [(72, "runs are no multiple of 16 bytes"), (80, "short runs at no cache line")])
+def test_left_to_numpy(run: int, why: str) -> None:
+    views = pencils(run)
+    assert stream_steps(views, 0) is None, why
+    copy_all(views)
+    assert matches(views)
+
+
+@needs_kernel
+def test_a_tile_that_is_shifted_onto_itself_is_left_to_numpy() -> None:
+    tile = memory(1 << 20, 0)
+    tile[...] = np.arange(1 << 20, dtype=np.uint32).astype(np.uint8)
+    wanted = memory((1 << 20) - 64, 0)
+    wanted[...] = tile[:-64]
+    views = [(tile[64:], tile[:-64])]
+    assert stream_steps(views, 0) is None
+    assert stream_steps([(wanted, tile[:-64])], 0) is not None
+    copy_all(views)
+    assert np.array_equal(tile[64:], wanted)
+
+
+@needs_kernel
+def test_large_only() -> None:
+    """Of fewer bytes than `LARGE`, or of copies that are small each, numpy makes the copies."""
+    assert stream_steps(pencils(512, rows=LARGE // 2048 - 1)) is None
+    assert stream_steps(pencils(512, rows=LARGE // 2048)) is not None
+    blocks = memory(LARGE, 0).reshape(64, -1)
+    assert stream_steps([(np.empty_like(block), block) for block in blocks]) is None
+
+
+@needs_kernel
+def test_steps_keep_their_arrays() -> None:
+    target = memory(LARGE, 0)
+    steps = stream_steps([(target, np.full(LARGE, 7, np.uint8))])
+    for step in steps or ():
+        step()
+    assert (target == 7).all()
+
+
+@pytest.mark.parametrize("why", ["the C extension was not built", f"{SWITCH} is 0"])
+def test_without_the_extension(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if SWITCH in why and find_kernel() is None:
+        pytest.skip("the C extension was not built")
+    monkeypatch.setenv(SWITCH, "0") if SWITCH in why else monkeypatch.setattr(stream_copy, "_stream", None)
+    assert describe_copies().startswith(f"numpy: {why}")
+    views = pencils(512)
+    assert stream_steps(views, 0) is None
+    copy_all(views)
+    assert matches(views)
+
+
+@needs_kernel
+def test_a_table_of_another_size_is_refused() -> None:
+    kernel = find_kernel()
+    assert kernel is not None
+    with pytest.raises(ValueError, match="another size"):
+        kernel(np.array([64, 3, 1, 0, 0], np.int64).tobytes(), 0, 64)
+
+
+HALVES = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]
+
+
+def test_halves_of_rows_take_turns():
+    order = copy_order.copy_order(HALVES, (4096, 64), 8)
+    assert [part.number for part in order] == [0, 1, 0, 1]
+
+
+def test_long_runs_and_single_copies_are_not_cut():
+    rows = [Region((at, 0), ((0, 2), (1, 1)), (4, 4096)) for at in (1, 0)]
+    assert [part.number for part in copy_order.copy_order(rows, (8, 4096), 8)] == [1, 0]
+    assert len(copy_order.copy_order(HALVES[:1], (4096, 64), 8)) == 1
+
+
+@pytest.mark.parametrize("part", [64, 300, 1 << 20])
+def test_the_parts_of_a_copy_are_the_copy(part: int, monkeypatch: pytest.MonkeyPatch):
+    """Interleaved columns of 13 rows: each element of the tile is counted once, and addresses never go back."""
+    monkeypatch.setattr(copy_order, "_PART", part)
+    tile = np.zeros((13, 30), "u4")
+    regions = [Region((0, at), ((0, 1), (1, 3)), (13, 10)) for at in range(3)]
+    order = copy_order.copy_order(regions, tile.shape, tile.itemsize)
+    starts = []
+    for number, where, _ in order:
+        view = regions[number].of(tile)[where]
+        starts.append(view.__array_interface__["data"][0])
+        view += 1
+    assert (tile == 1).all()
+    assert starts == sorted(starts)
+    assert len(order) > len(regions) or part > tile.nbytes
+
+
+def test_steps_copy_what_their_views_say():
+    source, target = np.arange(4096 * 64, dtype="u8").reshape(4096, 64), np.zeros((4096, 64), "u8")
+    order = copy_order.copy_order(HALVES, target.shape, 8)
+    steps = copy_order.copy_steps([(region.of(target), region.of(source)) for region in HALVES], order)
+    assert len(steps) == 4
+    for step in steps:
+        step()
+    assert np.array_equal(target, source)
+
+
+def test_short_runs_of_a_tile_are_read_ahead(monkeypatch: pytest.MonkeyPatch):
+    """Every byte of the tile is read once, before the copies that take it; not long runs, nor a tile hardly used."""
+    monkeypatch.setattr(copy_order, "stream_steps", lambda views: None)  # Numpy's copies alone are read ahead.
+    source, target = np.arange(1 << 19, dtype="u8").reshape(8192, 64), np.zeros((8192, 64), "u8")
+    halves = [region._replace(extents=(8192, 32)) for region in HALVES]
+    order = copy_order.copy_order(halves, source.shape, 8, True)
+    ahead = [part.ahead for part in order if part.ahead]
+    assert ahead[0][0] == 0 and ahead[-1][1] == source.nbytes and len(ahead) > 1
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(ahead))
+    assert order[0].ahead and not order[1].ahead
+    steps = copy_order.copy_steps([(region.of(target), region.of(source)) for region in halves], order, source)
+    assert len(steps) == len(order) + len(ahead)
+    for step in steps:
+        step()
+    assert np.array_equal(target, source)
+    assert not any(part.ahead for part in copy_order.copy_order(halves, (8192, 128), 8, True))
+    wide = [region._replace(extents=(64, 2048)) for region in (HALVES[0], Region((0, 2048), *HALVES[0][1:]))]
+    assert not any(part.ahead for part in copy_order.copy_order(wide, (64, 4096), 8, True))
+
+
+def test_transposing_copies_go_one_by_one():
+    source, target = np.arange(512 * 512, dtype="u4").reshape(512, 512), np.zeros((512, 512), "u4")
+    views = [(target[:256], source.T[:256]), (target[256:], source.T[256:])]
+    steps = copy_order.copy_steps(views, (copy_order.CopyPart(0, (...,)), copy_order.CopyPart(1, (...,))))
+    assert len(steps) == 2
+    for step in steps:
+        step()
+    assert np.array_equal(target, source.T)
+
+
+def elements(copies: list[Block]) -> list[tuple[int, int]]:
+    """(source, target) of every element."""
+    return sorted(
+        (
+            each.src + sum(i * axis.src for i, axis in zip(at, each.axes, strict=True)),
+            each.dst + sum(i * axis.dst for i, axis in zip(at, each.axes, strict=True)),
+        )
+        for each in copies
+        for at in itertools.product(*map(range, each.extents))
+    )
+
+
+@pytest.mark.fast(20)
+@pytest.mark.parametrize("seed", range(40))
+def test_the_same_elements_are_copied(seed: int):
+    choose = random.Random(seed)
+    shapes = [(Axis(2, 24, 64), Axis(3, 8, 8)), (Axis(2, 8, 16),), ()]
+    copies = [
+        Block(256 * choose.randrange(4), 8 * choose.randrange(6), choose.choice(shapes))
+        for _ in range(choose.randrange(9))
+    ]
+    made = fuse_copies(copies)
+    assert elements(made) == elements(copies)
+    assert len(made) <= len(copies)
+
+
+def test_a_grid_of_blocks_is_one_copy():
+    copies = [Block(1000 * a + 100 * b, 80 * a + 8 * b, (Axis(4, 8, 160),)) for a in range(3) for b in range(2)]
+    assert [each.extents for each in fuse_copies(copies)] == [(3, 2, 4)]
+    turned = [Block(1000 * (2 - a) + 100 * b, 80 * a + 8 * b, (Axis(4, 8, 160),)) for a in range(3) for b in range(2)]
+    assert [each.axes[0] for each in fuse_copies(turned)] == [Axis(3, -1000, 80)]
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (24,), (2, 1, 12), (6, 4)])
+def test_what_a_copy_reads_lies_like_the_result(shape: tuple[int, ...]):
+    """Three axes of 2, 3 and 4 in every order: the strides, if there are any, say what the copy does."""
+    memory, told = np.arange(24, dtype="u4"), 0
+    for order in itertools.permutations(range(3)):
+        source = memory.reshape([(2, 3, 4)[at] for at in order]).transpose(np.argsort(order))
+        target = np.zeros((2, 3, 4), "u4")
+        axes = zip((2, 3, 4), source.strides, target.strides, strict=True)
+        block = Block(0, 0, tuple(Axis(*axis) for axis in axes))
+        strides = find_strides(block, shape, 4)
+        target[...] = source
+        if strides is not None:
+            told += 1
+            assert np.array_equal(np.ndarray(shape, "u4", memory, 0, strides), target.reshape(shape))
+    assert told or shape == (4, 6)  # Cut within the axis of 4.
