@@ -14,21 +14,21 @@
 
 Both the report and the pass inside XLA follow values through the module by `dataflow`. The steps of an examination:
 
-    chains         joins collectives and the local moves between them; `needed` sees which of them waste nothing
+    chains         joins collectives and the local moves between them
+    chain_reader   reads a chain, for the report and for the pass: where data enters it, the values that are used, the
+                   moves between, the known ones that match them, and whether it surely wastes nothing
     infer_layouts  reads the layouts before and after a chain off its elements
-    matching       matches a move with the known ones
     elements       numbers elements, so that equal numbers are the same element
     rebuilds       finds the arrays that all devices come to have, though each uses a part
-    moves          prices a move and plans it; `liveness` adds up the memory on the way, `memory` the program's
+    memory         adds up the memory on the way, and that of the whole program
     examination    makes the places (`places`) and the report
 
 What the pass does with chains:
 
     proposals      the chains that plans could replace, each with its outcome; the doctor asks it too
     predictions    what that costs, by the plans' own figures
-    replacements   where data enters a chain, the values that a plan must yield, and the move between
-    batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` and
-                   `op_choices` say where rows may be
+    batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` says
+                   where rows may be
     shifts         describes a result as boxes of neighbours' tiles, where no two layouts do
     checks         whether the rewritten module still computes what it did
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from reshard import hlo
+from reshard.doctor.chain_reader import Matcher, Pair
 from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps
@@ -32,14 +33,14 @@ from reshard.doctor.proposals import (
     why_unmeasured,
 )
 from reshard.doctor.rebuilds import rebuilt
-from reshard.doctor.replacements import Matcher, Mover
 from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Collective, Module
 from reshard.hlo.frames import metadata_fields
 from reshard.hlo.text import platform_of
-from reshard.synth import Network, PlanOptions
+from reshard.plans.plan import Plan
+from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.mesh import Mesh
 
 _CALLS = "all_gather|all_to_all|ppermute|pshuffle|pbroadcast|psum|psum_scatter|pmax|pmin|pmean|reduce_scatter"
@@ -115,7 +116,14 @@ class _Examination:
             may_exceed=options.platform == "cpu",  # elsewhere the compiler decides, and often that they may not
         )
         self.liveness = self.proposals.liveness
-        self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, options.plan.network)
+        self.network = options.plan.network
+        self.matcher = Matcher(known)
+
+    def _plan(self, pair: Pair) -> Plan | None:
+        try:
+            return find_plan(*pair, PlanOptions(None, self.network))
+        except ReshardError:
+            return None
 
     def places(self) -> list[Place]:
         """A place for each proposal, in the order of the program."""
@@ -182,7 +190,8 @@ class _Examination:
         # A collective is the user's own by its op_name: its `source` may be that of a neighbour.
         names = (metadata_fields(one.instruction.attributes.get("metadata", "")) for one in chain.collectives)
         is_manual = all(_IN_SHARD_MAP.search(fields.get("op_name", "")) for fields in names)
-        moves, where, leaves, counted = self.mover.read(chain, place.where, planned=not is_manual)
+        planner = None if is_manual else self._plan
+        moves, where, leaves, counted = self.proposals.reader.moves(chain, place.where, self.matcher, planner)
         memory = self.liveness.of(chain)
         arrays = [array for array in (memory.largest, *(move.after for move in moves)) if array is not None]
         # Parts of tiles that are only passed on to neighbours are no move between layouts.

@@ -19,12 +19,12 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, batch_op, results_of
+from reshard.doctor.chain_reader import ChainReader, Unfit, use_of
 from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel
 from reshard.doctor.dataflow.trace import Tracer, at_places
 from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, layouts_of, mesh_of, traced_digits
-from reshard.doctor.replacements import Finder, Unfit, use_of
 from reshard.errors import LayoutError, MeshError, ReshardError
 from reshard.hlo import Array, Instruction
 from reshard.hlo.splice import Use
@@ -76,11 +76,11 @@ class OpReplacement:
 class OpFinder:
     """Finds what could run on the rows of each device."""
 
-    def __init__(self, finder: Finder) -> None:
-        self.finder = finder
-        self.flow: Flow = finder.flow
-        self.maps: IndexMaps = finder.maps
-        self.numbering: Numbering = finder.numbering
+    def __init__(self, reader: ChainReader) -> None:
+        self.reader = reader
+        self.flow: Flow = reader.flow
+        self.maps: IndexMaps = reader.maps
+        self.numbering: Numbering = reader.numbering
 
     def joined(self, chains: Sequence[Chain]) -> Iterator[tuple[Chain, Instruction, BatchOp]]:
         """The chains that bring an operation's operands, as one, and the operation."""
@@ -115,7 +115,7 @@ class OpFinder:
         if not outputs:
             raise Unfit(f"nothing uses the results of {instruction.name}")
         after = [self._digits_after(region, instruction, output) for output in outputs]
-        choices = Choices(op, before, after, self.maps.scalars.devices, self.finder.mesh)
+        choices = Choices(op, before, after, self.maps.scalars.devices, self.reader.mesh)
         orders = [choices.order(dims) for dims in choices.after]
         described = tuple(output._replace(order=order) for output, order in zip(outputs, orders, strict=True))
         moves = choices.of([op.results[output.number] for output in outputs])
@@ -162,7 +162,7 @@ class OpFinder:
         (leaf,) = entered.values()
         if leaf.array is None or value.array is None or leaf.array.dtype != value.array.dtype:
             raise Unfit(f"{value.name} is converted on the way")
-        return self.finder.stored_name(chain.region, leaf), leaf, leaf.array
+        return self.reader.stored_name(chain.region, leaf), leaf, leaf.array
 
     def _digits_before(self, value: HloValue, leaf: HloValue) -> RowDims:
         """The digits of each dim of an operand: the devices that hold them before the chain, or their place there."""

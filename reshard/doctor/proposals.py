@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard.doctor.batch_ops import batch_ops
+from reshard.doctor.chain_reader import ChainReader, Replacement, Unfit, holds_whole_array, is_needed
 from reshard.doctor.chains import REDUCTIONS, Chain, chains
 from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
@@ -24,7 +25,6 @@ from reshard.doctor.dataflow.sums import is_exact
 from reshard.doctor.memory import Liveness, PlannedChain, program_memory
 from reshard.doctor.op_layouts import OpFinder, OpMoves, OpOutput, OpReplacement
 from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_of
-from reshard.doctor.replacements import Finder, Replacement, Unfit, holds_whole_array, is_needed
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
@@ -169,14 +169,14 @@ class Proposals:
         self.options = options
         self.measure = measure
         self.may_exceed = may_exceed
-        self.finder = Finder(flow, maps, numbering, mesh)
+        self.reader = ChainReader(flow, maps, numbering, mesh)
         self.liveness = Liveness(flow, numbering)
 
     def __iter__(self) -> Iterator[Proposal]:
         taken: set[Collective] = set()
         why_not: dict[str, str] = {}
         # To look for the chains that bring an operation's rows takes long, and most modules have no such operation.
-        finder = OpFinder(self.finder)
+        finder = OpFinder(self.reader)
         known = next(batch_ops(self.flow), None) is not None
         for chain, instruction, op in finder.joined(self.apart) if known else ():
             try:
@@ -243,7 +243,7 @@ class Proposals:
             if is_needed(chain, self.flow):
                 raise Unfit(f"it receives no more than is needed, {place_of(chain).received_bytes} B")
             budget = allowed() - 1 if self.options.prefer == "memory" else None
-            one = self._accept(self._plan_chain(chain, self.finder.replacements(chain), budget), allowed)
+            one = self._accept(self._plan_chain(chain, self.reader.replacements(chain), budget), allowed)
             if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
                 return one
             smaller = self.smaller(one)

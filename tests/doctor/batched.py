@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from reshard import hlo
+from reshard.doctor.chain_reader import ChainReader
 from reshard.doctor.chains import chains
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.op_layouts import OpFinder
-from reshard.doctor.replacements import Finder
 
 HEAD = """HloModule m, num_partitions=4
 
@@ -79,5 +79,5 @@ class Proposed(NamedTuple):
 def proposed(body):
     traced = Traced(hlo.parse(HEAD + body), 4)
     listed = list(chains(traced.flow, traced.maps, hlo.collectives(traced.flow.module)))
-    finder = OpFinder(Finder(traced.flow, traced.maps, traced.numbering, None))
+    finder = OpFinder(ChainReader(traced.flow, traced.maps, traced.numbering, None))
     return Proposed(traced, finder, tuple(finder.joined(listed)))

@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.doctor import examine
-from reshard.doctor.replacements import Matcher, TracedMove
+from reshard.doctor.chain_reader import Matcher, TracedMove
 from reshard.hlo import Source
 from tests.doctor.fragments import BACK, FORTH, GATHER, OFFSET, SLICE, ZERO, known, layouts, only, text
 

@@ -3,8 +3,8 @@
 import pytest
 
 import reshard as rs
+from reshard.doctor.chain_reader import ChainReader, Matcher
 from reshard.doctor.dataflow.flow import Numbering
-from reshard.doctor.replacements import Matcher, Mover
 from tests.doctor.fragments import FORTH, GATHER, HERE, OFFSET, RESHARD, SLICE, ZERO, Analysis, known, text
 
 
@@ -12,8 +12,8 @@ def read(*lines, moves=(), planned=True, mesh=None, **options):
     """The moves of the one chain of a program, and its origin."""
     analysis = Analysis(text(*lines, **options))
     (chain,) = analysis.chains()
-    mover = Mover(analysis.maps, Numbering(analysis.flow), Matcher(moves), mesh, None)
-    return mover.read(chain, HERE, planned)
+    reader = ChainReader(analysis.flow, analysis.maps, Numbering(analysis.flow), mesh)
+    return reader.moves(chain, HERE, Matcher(moves), (lambda pair: rs.plan(*pair)) if planned else None)
 
 
 def test_a_move_between_two_layouts():

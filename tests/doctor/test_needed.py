@@ -1,6 +1,6 @@
 """Which chains surely receive what is needed: those of one collective whose result is used whole, and no others."""
 
-from reshard.doctor.replacements import is_needed
+from reshard.doctor.chain_reader import is_needed
 from tests.doctor.fragments import GATHER, RESHARD, Analysis, text
 
 USE = "ROOT %r = f32[8,8]{1,0} add(%g, %g)"

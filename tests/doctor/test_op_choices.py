@@ -3,8 +3,8 @@
 import pytest
 
 from reshard.doctor.batch_ops import BatchOp
+from reshard.doctor.chain_reader import Unfit
 from reshard.doctor.op_layouts import Choices, RowDigit, by_dim, strides_of
-from reshard.doctor.replacements import Unfit
 from reshard.hlo import Array
 
 ROWS = Array("f32", (8, 4))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.doctor.replacements import Unfit
+from reshard.doctor.chain_reader import Unfit
 from tests.doctor.batched import FFT, SORT, proposed
 
 

@@ -1,10 +1,10 @@
 import pytest
 
 from reshard import hlo
+from reshard.doctor.chain_reader import ChainReader, Unfit
 from reshard.doctor.chains import chains
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.infer_layouts import Pick
-from reshard.doctor.replacements import Finder, Unfit
 from reshard.hlo.splice import Use
 from tests.hlo.splices import NAMES, recorded
 
@@ -31,7 +31,7 @@ def replacements(text, devices=4, from_sums=True):
     """The replacements of each chain, or the reason why there are none."""
     module = hlo.parse(text)
     traced = Traced(module, devices)
-    finder = Finder(traced.flow, traced.maps, traced.numbering, None)
+    finder = ChainReader(traced.flow, traced.maps, traced.numbering, None)
     results = []
     for chain in chains(traced.flow, traced.maps, hlo.collectives(module, every_branch=True), from_sums=from_sums):
         try:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, same_op
+from reshard.doctor.chain_reader import Replacement, finished
 from reshard.doctor.checks.proofs import Key, Proofs, Signatures
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import (
@@ -38,7 +39,6 @@ from reshard.doctor.dataflow.sums import Summands, same_sums, summands
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer
 from reshard.doctor.infer_layouts import along
 from reshard.doctor.op_layouts import OpReplacement, is_index
-from reshard.doctor.replacements import Replacement, finished
 from reshard.errors import SpliceError
 from reshard.hlo import Module
 

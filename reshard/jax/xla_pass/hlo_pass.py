@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard import hlo
+from reshard.doctor.chain_reader import Replacement, Unfit
 from reshard.doctor.chains import Chain
 from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.dataflow.flow import Flow
@@ -35,7 +36,6 @@ from reshard.doctor.proposals import (
     why_no_better,
     why_unmeasured,
 )
-from reshard.doctor.replacements import Replacement, Unfit
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto

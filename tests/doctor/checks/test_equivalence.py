@@ -3,11 +3,11 @@
 import pytest
 
 from reshard import hlo
+from reshard.doctor.chain_reader import ChainReader
 from reshard.doctor.chains import chains
 from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.checks.proofs import Proofs
 from reshard.doctor.dataflow.replicas import Replicas
-from reshard.doctor.replacements import Finder
 from reshard.errors import SpliceError
 
 HEAD = """HloModule m, num_partitions=4
@@ -58,7 +58,7 @@ def check(new, old=OLD, shardings=()):
     before = Traced(hlo.parse(HEAD + old), 4)
     after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
     (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
-    (one,) = Finder(before.flow, before.maps, before.numbering, None).replacements(chain)
+    (one,) = ChainReader(before.flow, before.maps, before.numbering, None).replacements(chain)
     check_equivalent(Spliced(before, after, "main", {}, KNOWN), one, Replicas(before.maps, lambda: shardings))
 
 
