@@ -5,51 +5,158 @@
     gather.operands                           ids, `computation << 32 | n`, as in the proto
     module.encode() == data                   byte for byte, as long as nothing is changed
 
-The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`. Everything that has no name here is kept.
+The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`. Everything that has no name here is kept:
+edited text would lose constants, the sign of zero, ids and the schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
 from reshard.hlo.module import Computation
 from reshard.hlo.wire import ProtoMessage
 
-
-class _Module:
-    COMPUTATIONS, PROGRAM_SHAPE, ENTRY_ID, SCHEDULE = 3, 4, 6, 7
-
-
-class _Computation:
-    NAME, INSTRUCTIONS, PROGRAM_SHAPE, ID, ROOT_ID = 1, 2, 4, 5, 6
+T = TypeVar("T")
+_COMPUTATIONS, _PROGRAM_SHAPE, _ENTRY_ID, _SCHEDULE = 3, 4, 6, 7  # of a module
+_INSTRUCTIONS, _PARAMETERS, _RESULT, _NAMES = 2, 1, 2, 3  # of a computation, and of its program shape
+_OPCODE, _SHAPE, _LAYOUT = 2, 3, 5
+_STARTERS = ("while", "conditional", "call")
 
 
-class _ProgramShape:
-    PARAMETERS, RESULT, NAMES = 1, 2, 3
+class _Edited:
+    """What has a message, whose fields are read once; `is_changed` once one of them was written."""
+
+    __slots__ = ("is_changed", "known", "message")
+
+    def __init__(self, message: ProtoMessage, known: dict[int, Any] | None = None) -> None:
+        self.message = message
+        self.known: dict[int, Any] = {} if known is None else known
+        self.is_changed = False
 
 
-class ComputationProto:
+class _Field(Generic[T]):
+    """A field of a message as an attribute. Lists of ids are not to be changed in place."""
+
+    def __init__(
+        self,
+        number: int,
+        read: Callable[[ProtoMessage, int], T],
+        write: Callable[[ProtoMessage, int, T], None],
+    ) -> None:
+        self.number, self.read, self.write = number, read, write
+
+    @overload
+    def __get__(self, one: None, owner: type) -> _Field[T]: ...
+    @overload
+    def __get__(self, one: _Edited, owner: type) -> T: ...
+    def __get__(self, one: _Edited | None, owner: type) -> T | _Field[T]:
+        if one is None:
+            return self
+        value = one.known.get(self.number)
+        if value is None:
+            value = one.known[self.number] = self.read(one.message, self.number)
+        return value
+
+    def __set__(self, one: _Edited, value: T) -> None:
+        one.known[self.number] = value
+        one.is_changed = True
+        self.write(one.message, self.number, value)
+
+
+def _write_number(message: ProtoMessage, number: int, value: int) -> None:
+    if value:
+        message.set_number(number, value)
+    else:
+        message.remove(number)  # A proto leaves zeros out.
+
+
+def _text(number: int) -> _Field[str]:
+    return _Field(number, ProtoMessage.text, lambda message, at, value: message.set_data(at, value.encode()))
+
+
+def _number(number: int) -> _Field[int]:
+    return _Field(number, ProtoMessage.number, _write_number)
+
+
+def _data(number: int) -> _Field[bytes]:
+    return _Field(number, lambda message, at: message.data(at) or b"", ProtoMessage.set_data)
+
+
+def _ids(number: int) -> _Field[list[int]]:
+    return _Field(number, ProtoMessage.numbers, ProtoMessage.set_numbers)
+
+
+class InstructionProto(_Edited):
+    """One instruction; what its proto says beside the fields named here is kept as it is.
+
+    `shape` is the ShapeProto of its result, layout included, `metadata` its OpMetadata, `channel` 0 without one.
+    `operands`, `control` and `called` are ids: of operands, of control predecessors, and of computations.
+    """
+
+    name, opcode = _text(1), _text(_OPCODE)
+    id, parameter, channel, side_effect = _number(35), _number(9), _number(26), _number(65)
+    shape, metadata = _data(_SHAPE), _data(7)
+    operands, control, called = _ids(36), _ids(37), _ids(38)
+
+    @classmethod
+    def decode(cls, data: bytes) -> InstructionProto:
+        """Decodes an instruction."""
+        return cls(wire.decode(data))
+
+    def copy(self) -> InstructionProto:
+        """An instruction of its own with the same fields."""
+        return InstructionProto(ProtoMessage(list(self.message.fields)), dict(self.known))
+
+
+class Summary(NamedTuple):
+    """The names, ids and channels of a computation's instructions, and the ids of the computations that they call.
+
+    `started` are those that loops, branches and calls run.
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[int, ...]
+    channels: tuple[int, ...]
+    called: tuple[int, ...]
+    started: tuple[int, ...]
+
+
+def summary_of(instructions: Iterable[InstructionProto]) -> Summary:
+    """What other computations need to know of these instructions."""
+    listed = list(instructions)
+    return Summary(
+        tuple([one.name for one in listed]),
+        tuple([one.id for one in listed]),
+        tuple([channel for one in listed if (channel := one.channel)]),
+        tuple([number for one in listed for number in one.called]),
+        tuple([number for one in listed if one.opcode in _STARTERS for number in one.called]),
+    )
+
+
+class ComputationProto(_Edited):
     """A computation; its instructions stand in an order in which operands come first.
 
     They are decoded when they are first looked at: most computations of a fragment never are. `data` is what it was
     decoded from, None if it was not, and `read` what `proto_reader` has made of it: what is changed is a fresh one.
     """
 
+    __slots__ = ("_highest_id", "_instructions", "_summary", "data", "read")
+
+    name, id, root_id = _text(1), _number(5), _number(6)
+
     def __init__(
         self, message: ProtoMessage, instructions: list[InstructionProto] | None = None, data: bytes | None = None
     ) -> None:
-        self.message = message
+        super().__init__(message)
         self.data = data
+        self.read: Computation | None = None
         self._instructions = instructions
         self._summary: Summary | None = None
-        self._is_renamed = False
         self._highest_id = 0
-        self.read: Computation | None = None
 
     @classmethod
     def decode(cls, data: bytes) -> ComputationProto:
@@ -58,12 +165,10 @@ class ComputationProto:
 
     def encode(self) -> bytes:
         """The bytes of the computation."""
-        if self._instructions is None and self.data is not None and not self._is_renamed:
+        if self._instructions is None and self.data is not None and not self.is_changed:
             return self.data
         if self._instructions is not None:
-            self.message.set_all_data(
-                _Computation.INSTRUCTIONS, [wire.encode(instruction.message) for instruction in self._instructions]
-            )
+            self.message.set_all_data(_INSTRUCTIONS, [wire.encode(one.message) for one in self._instructions])
         return wire.encode(self.message)
 
     def fresh(self) -> ComputationProto:
@@ -71,7 +176,8 @@ class ComputationProto:
         if self.data is None:
             raise NotationError(f"HLO computation {self.name}: it was not decoded from bytes")
         made = ComputationProto.decode(self.data)
-        made._summary = self._as_decoded() if self.read is not None or not self.is_opened else None
+        if self.read is not None or not self.is_opened:
+            made._summary = self.summary
         return made
 
     def copy(self) -> ComputationProto:
@@ -87,62 +193,26 @@ class ComputationProto:
     def instructions(self) -> list[InstructionProto]:
         """Its instructions, operands before their users."""
         if self._instructions is None:
-            self._instructions = self._decoded()
+            self._instructions = list(map(InstructionProto.decode, self.message.all_data(_INSTRUCTIONS)))
         return self._instructions
 
     @instructions.setter
     def instructions(self, instructions: list[InstructionProto]) -> None:
         self._instructions = instructions
 
-    def _decoded(self) -> list[InstructionProto]:
-        return [InstructionProto.decode(one) for one in self.message.all_data(_Computation.INSTRUCTIONS)]
-
     @property
     def summary(self) -> Summary:
         """What other computations need to know of it."""
         if self._instructions is not None and self.read is None:
-            return summary_of(self._instructions)
-        return self._as_decoded()  # What was read is not changed, so its summary is that of its bytes.
-
-    def _as_decoded(self) -> Summary:
+            return summary_of(self._instructions)  # They may have been changed since.
         if self._summary is None:
-            self._summary = summary_of_encoded(self.message.all_data(_Computation.INSTRUCTIONS))
+            decoded = self._instructions or map(InstructionProto.decode, self.message.all_data(_INSTRUCTIONS))
+            self._summary = summary_of(decoded)
         return self._summary
 
     @property
-    def name(self) -> str:
-        """Its name, unique in the module."""
-        return self.message.text(_Computation.NAME)
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self.message.set_data(_Computation.NAME, value.encode())
-        self._is_renamed = True
-
-    @cached_property
-    def id(self) -> int:
-        """Its id, unique in the module."""
-        return self.message.number(_Computation.ID)
-
-    def renumber(self, value: int) -> None:
-        """Gives the computation another id."""
-        self.message.set_number(_Computation.ID, value)
-        self.__dict__["id"] = value
-        self._is_renamed = True
-
-    @property
-    def root_id(self) -> int:
-        """The id of the instruction that yields its result."""
-        return self.message.number(_Computation.ROOT_ID)
-
-    @root_id.setter
-    def root_id(self, value: int) -> None:
-        self.message.set_number(_Computation.ROOT_ID, value)
-        self._is_renamed = True
-
-    @property
     def root(self) -> InstructionProto:
-        """That instruction."""
+        """The instruction that yields its result."""
         return self.by_id(self.root_id)
 
     @property
@@ -177,13 +247,13 @@ class ComputationProto:
 
     def describe_parameters(self) -> None:
         """Writes the shapes of its parameters and of its result into its program shape."""
-        shape = wire.decode(self.message.data(_Computation.PROGRAM_SHAPE) or b"")
+        shape = wire.decode(self.message.data(_PROGRAM_SHAPE) or b"")
         parameters = self.parameters
-        shape.set_all_data(_ProgramShape.PARAMETERS, [one.shape for one in parameters])
-        shape.set_data(_ProgramShape.RESULT, self.root.shape)
-        shape.set_all_data(_ProgramShape.NAMES, [one.name.encode() for one in parameters])
-        self.message.set_data(_Computation.PROGRAM_SHAPE, wire.encode(shape))
-        self._is_renamed = True
+        shape.set_all_data(_PARAMETERS, [one.shape for one in parameters])
+        shape.set_data(_RESULT, self.root.shape)
+        shape.set_all_data(_NAMES, [one.name.encode() for one in parameters])
+        self.message.set_data(_PROGRAM_SHAPE, wire.encode(shape))
+        self.is_changed = True
 
 
 @dataclass(eq=False)
@@ -220,11 +290,11 @@ class ModuleProto:
         """
         message = wire.decode(data)
         known = {} if like is None else {one.data: one for one in like.computations}
-        listed = message.all_data(_Module.COMPUTATIONS)
+        listed = message.all_data(_COMPUTATIONS)
         computations = [known.get(one) or ComputationProto.decode(one) for one in listed]
         if not computations:
             raise NotationError(f"serialized HLO of {len(data)} bytes: it has no computation; give an HloModuleProto")
-        schedule = message.data(_Module.SCHEDULE)
+        schedule = message.data(_SCHEDULE)
         return cls(message, computations, None if schedule is None else _decode_schedule(schedule))
 
     def fresh(self) -> ModuleProto:
@@ -239,16 +309,16 @@ class ModuleProto:
 
     def encode(self) -> bytes:
         """The bytes of the module."""
-        self.message.set_all_data(_Module.COMPUTATIONS, [one.encode() for one in self.computations])
-        data = self.message.data(_Module.SCHEDULE)
+        self.message.set_all_data(_COMPUTATIONS, [one.encode() for one in self.computations])
+        data = self.message.data(_SCHEDULE)
         if self.schedule is not None and data is not None and _decode_schedule(data) != self.schedule:
-            self.message.set_data(_Module.SCHEDULE, _encode_schedule(self.schedule))
+            self.message.set_data(_SCHEDULE, _encode_schedule(self.schedule))
         return wire.encode(self.message)
 
     @property
     def entry(self) -> ComputationProto:
         """The computation that runs first."""
-        return self.computation(self.message.number(_Module.ENTRY_ID))
+        return self.computation(self.message.number(_ENTRY_ID))
 
     @property
     def is_laid_out(self) -> bool:
@@ -258,11 +328,9 @@ class ModuleProto:
         """
         if self.schedule is not None:
             return True
-        program = wire.decode(self.message.data(_Module.PROGRAM_SHAPE) or b"")
+        program = wire.decode(self.message.data(_PROGRAM_SHAPE) or b"")
         given = [one.shape for one in self.entry.parameters]
-        return program.all_data(_ProgramShape.PARAMETERS) == given and (
-            program.data(_ProgramShape.RESULT) == self.entry.root.shape
-        )
+        return program.all_data(_PARAMETERS) == given and (program.data(_RESULT) == self.entry.root.shape)
 
     def computation(self, number: int) -> ComputationProto:
         """The computation of an id; raises `NotationError` if there is none."""
@@ -284,7 +352,7 @@ class ModuleProto:
     def remove_schedule(self) -> None:
         """Makes it a module whose order of execution the compiler has yet to choose."""
         self.schedule = None
-        self.message.remove(_Module.SCHEDULE)
+        self.message.remove(_SCHEDULE)
 
     def instructions(self) -> Iterator[InstructionProto]:
         """Every instruction of the module."""
@@ -315,212 +383,20 @@ def _encode_schedule(schedule: dict[int, list[int]]) -> bytes:
     return wire.encode(made)
 
 
-# An HloInstructionProto as something that can be edited, and what is read of many without decoding them.
-#
-# The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`. Everything that has no name here is
-# kept.
-
-
-_STARTERS = ("while", "conditional", "call")
-_ENCODED_STARTERS = tuple(opcode.encode() for opcode in _STARTERS)
-
-
-class _Shape:
-    LAYOUT = 5
-
-
-class _Instruction:
-    NAME, OPCODE, SHAPE, METADATA, PARAMETER, CHANNEL, SIDE_EFFECT = 1, 2, 3, 7, 9, 26, 65
-    ID, OPERANDS, CONTROL, CALLED = 35, 36, 37, 38
-
-
-_SUMMARIZED = frozenset({
-    _Instruction.NAME, _Instruction.OPCODE, _Instruction.ID, _Instruction.CHANNEL, _Instruction.CALLED,
-})  # fmt: skip
-
-
-@dataclass(eq=False)
-class InstructionProto:
-    """One instruction; what its proto says beside the fields named here is kept as it is.
-
-    Lists of ids are decoded once: they are not to be changed in place.
-    """
-
-    message: ProtoMessage
-    _name: str | None = field(default=None, repr=False)
-    _ids: dict[int, list[int]] = field(default_factory=dict[int, list[int]], repr=False)
-
-    @classmethod
-    def decode(cls, data: bytes) -> InstructionProto:
-        """Decodes an instruction."""
-        return cls(wire.decode(data))
-
-    def copy(self) -> InstructionProto:
-        """An instruction of its own with the same fields."""
-        return InstructionProto(ProtoMessage(list(self.message.fields)), self._name, dict(self._ids))
-
-    @property
-    def name(self) -> str:
-        """Its name, unique in the module."""
-        if self._name is None:
-            self._name = self.message.text(_Instruction.NAME)
-        return self._name
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self._name = value
-        self.message.set_data(_Instruction.NAME, value.encode())
-
-    @cached_property
-    def opcode(self) -> str:
-        """HLO's opcode."""
-        return self.message.text(_Instruction.OPCODE)
-
-    @cached_property
-    def id(self) -> int:
-        """Its id, unique in the module."""
-        return self.message.number(_Instruction.ID)
-
-    def renumber(self, value: int) -> None:
-        """Gives the instruction another id."""
-        self.message.set_number(_Instruction.ID, value)
-        self.__dict__["id"] = value
-
-    @property
-    def shape(self) -> bytes:
-        """The ShapeProto of its result, layout included."""
-        return self.message.data(_Instruction.SHAPE) or b""
-
-    @property
-    def operands(self) -> list[int]:
-        """The ids of its operands."""
-        return self._listed(_Instruction.OPERANDS)
-
-    @operands.setter
-    def operands(self, ids: Iterable[int]) -> None:
-        self._list(_Instruction.OPERANDS, ids)
-
-    @property
-    def control(self) -> list[int]:
-        """The ids of its control predecessors."""
-        return self._listed(_Instruction.CONTROL)
-
-    @control.setter
-    def control(self, ids: Iterable[int]) -> None:
-        self._list(_Instruction.CONTROL, ids)
-
-    @property
-    def called(self) -> list[int]:
-        """The ids of the computations that it calls."""
-        return self._listed(_Instruction.CALLED)
-
-    @called.setter
-    def called(self, ids: Iterable[int]) -> None:
-        self._list(_Instruction.CALLED, ids)
-
-    def _listed(self, number: int) -> list[int]:
-        ids = self._ids.get(number)
-        if ids is None:
-            ids = self._ids[number] = self.message.numbers(number)
-        return ids
-
-    def _list(self, number: int, ids: Iterable[int]) -> None:
-        self._ids[number] = listed = list(ids)
-        self.message.set_numbers(number, listed)
-
-    @property
-    def channel(self) -> int:
-        """Its channel id, 0 without one."""
-        return self.message.number(_Instruction.CHANNEL)
-
-    @channel.setter
-    def channel(self, value: int) -> None:
-        self.message.set_number(_Instruction.CHANNEL, value)
-
-    @property
-    def has_side_effect(self) -> bool:
-        """Whether a call of foreign code does more than to yield its result."""
-        return bool(self.message.number(_Instruction.SIDE_EFFECT))
-
-    @property
-    def parameter(self) -> int:
-        """The number of a parameter."""
-        return self.message.number(_Instruction.PARAMETER)
-
-    @parameter.setter
-    def parameter(self, value: int) -> None:
-        if value:
-            self.message.set_number(_Instruction.PARAMETER, value)
-        else:
-            self.message.remove(_Instruction.PARAMETER)
-
-    @property
-    def metadata(self) -> bytes:
-        """Its OpMetadata: the operation's name and source line."""
-        return self.message.data(_Instruction.METADATA) or b""
-
-    @metadata.setter
-    def metadata(self, value: bytes) -> None:
-        self.message.set_data(_Instruction.METADATA, value)
-
-
 def without_layout(shape: bytes) -> bytes:
     """The ShapeProto of an array without its memory layout."""
     message = wire.decode(shape)
-    message.remove(_Shape.LAYOUT)
+    message.remove(_LAYOUT)
     return wire.encode(message)
 
 
-def parameter_instruction(name: str, number: int, shape: bytes) -> InstructionProto:
+def make_parameter(name: str, number: int, shape: bytes) -> InstructionProto:
     """A new parameter of that name, number and shape.
 
-    >>> made = parameter_instruction("p.1", 1, b"")
+    >>> made = make_parameter("p.1", 1, b"")
     >>> made.name, made.opcode, made.parameter
     ('p.1', 'parameter', 1)
     """
     made = InstructionProto(ProtoMessage([]))
-    made.name = name
-    made.message.set_data(_Instruction.OPCODE, b"parameter")
-    made.message.set_data(_Instruction.SHAPE, shape)
-    made.parameter = number
+    made.name, made.opcode, made.shape, made.parameter = name, "parameter", shape, number
     return made
-
-
-class Summary(NamedTuple):
-    """The names, ids and channels of a computation's instructions, and the ids of the computations that they call.
-
-    `started` are those that loops, branches and calls run.
-    """
-
-    names: tuple[str, ...]
-    ids: tuple[int, ...]
-    channels: tuple[int, ...]
-    called: tuple[int, ...]
-    started: tuple[int, ...]
-
-
-def summary_of(instructions: Iterable[InstructionProto]) -> Summary:
-    """What other computations need to know of these instructions."""
-    listed = [(one.opcode, one.called, one) for one in instructions]
-    return Summary(
-        tuple(one.name for _, _, one in listed),
-        tuple(one.id for _, _, one in listed),
-        tuple(channel for _, _, one in listed if (channel := one.channel)),
-        tuple(number for _, called, _ in listed for number in called),
-        tuple(number for opcode, called, _ in listed if opcode in _STARTERS for number in called),
-    )
-
-
-def summary_of_encoded(instructions: Iterable[bytes]) -> Summary:
-    """The same for instructions that have not been decoded, and need not be for this."""
-    names, ids, channels = list[str](), list[int](), list[int]()
-    called, started = list[int](), list[int]()
-    for data in instructions:
-        values = wire.scan(data, _SUMMARIZED)
-        names += [str(one, "utf-8", "replace") for one in values[_Instruction.NAME] if isinstance(one, bytes)][-1:]
-        ids += wire.unpacked(values[_Instruction.ID])[-1:]
-        channels += wire.unpacked(values[_Instruction.CHANNEL])[-1:]
-        if callees := wire.unpacked(values[_Instruction.CALLED]):
-            called += callees
-            started += callees if values[_Instruction.OPCODE][-1] in _ENCODED_STARTERS else []
-    return Summary(tuple(names), tuple(ids), tuple(channels), tuple(called), tuple(started))

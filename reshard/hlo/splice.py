@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from reshard.errors import SpliceError
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, parameter_instruction, without_layout
+from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, make_parameter, without_layout
 
 _ENTERED = ("fusion", "call")
 
@@ -201,7 +201,7 @@ def _link(
     inserted = [one for one in entry.instructions if one.opcode != "parameter"]
     _renumber(region, inserted, linked)
     for computation in added:
-        computation.renumber(linked.computations[computation.id])
+        computation.id = linked.computations[computation.id]
         _renumber(ComputationProto(computation.message, []), computation.instructions, linked)
     for computation in added:
         _adopt(computation, linked, known, metadata)
@@ -231,7 +231,7 @@ def _adopt(computation: ComputationProto, linked: Linked, names: SpliceContext, 
 def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: SpliceContext, metadata: bytes) -> None:
     """Gives instructions the ids, names and channels of the module that they are added to."""
     for instruction in instructions:
-        instruction.renumber(linked.instructions[instruction.id])
+        instruction.id = linked.instructions[instruction.id]
         instruction.name = names.fresh(instruction.name)
         instruction.metadata = metadata
         if operands := instruction.operands:
@@ -280,8 +280,8 @@ def _replace(known: SpliceContext, region: ComputationProto, use: Use, value: in
         caller = scope.named(name)
         inner = _entered(known, caller)
         shape = scope.by_id(carried).shape
-        parameter = parameter_instruction(known.fresh(f"{name}.tile"), len(inner.parameters), shape)
-        parameter.renumber(inner.new_ids(1)[0])
+        parameter = make_parameter(known.fresh(f"{name}.tile"), len(inner.parameters), shape)
+        parameter.id = inner.new_ids(1)[0]
         inner.instructions.insert(0, parameter)
         inner.describe_parameters()
         caller.operands = [*caller.operands, carried]
@@ -358,7 +358,7 @@ def remove_unused(module: ModuleProto, computation: ComputationProto, entered: S
 
 
 def _has_effect(instruction: InstructionProto) -> bool:
-    return instruction.opcode in _KEPT or instruction.has_side_effect
+    return instruction.opcode in _KEPT or bool(instruction.side_effect)
 
 
 def _remove(module: ModuleProto, computation: ComputationProto, gone: InstructionProto, is_followed: bool) -> None:
@@ -366,7 +366,7 @@ def _remove(module: ModuleProto, computation: ComputationProto, gone: Instructio
     computation.instructions.remove(gone)
     for other in computation.instructions if is_followed else ():
         if gone.id in (control := other.control):
-            other.control = dict.fromkeys([*(one for one in control if one != gone.id), *gone.control])
+            other.control = list(dict.fromkeys([*(one for one in control if one != gone.id), *gone.control]))
     if module.schedule is not None and computation.id in module.schedule:
         module.schedule[computation.id].remove(gone.id)
 

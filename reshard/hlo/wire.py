@@ -144,34 +144,6 @@ def decode(data: bytes) -> ProtoMessage:
     return ProtoMessage(fields)
 
 
-def scan(data: bytes, wanted: frozenset[int]) -> dict[int, list[Value]]:
-    """The values of some fields of a message, all in order; others are skipped, which is faster than to decode them.
-
-    >>> scan(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]), frozenset({2}))
-    {2: [b'hi']}
-    """
-    values: dict[int, list[Value]] = {number: [] for number in wanted}
-    at, end = 0, len(data)
-    while at < end:  # ends: each field takes at least a byte
-        key = data[at]
-        at += 1
-        if key >= 0x80:
-            key, at = _read_varint(data, at - 1)
-        if key & 7 == _BYTES:
-            length = data[at]
-            at += 1
-            if length >= 0x80:
-                length, at = _read_varint(data, at - 1)
-            if key >> 3 in wanted:
-                values[key >> 3].append(data[at : at + length])
-            at += length
-            continue
-        value, at = _read_value(data, at, key & 7)
-        if key >> 3 in wanted:
-            values[key >> 3].append(value)
-    return values
-
-
 def encode(message: ProtoMessage) -> bytes:
     """The bytes of a message."""
     data = bytearray()

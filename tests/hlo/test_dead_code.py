@@ -17,7 +17,7 @@ def with_copy(proto, of, opcode="copy"):
     made = of.copy()
     made.message.set_data(2, opcode.encode())
     made.message.remove(38)
-    made.renumber(entry.new_ids(1)[0])
+    made.id = entry.new_ids(1)[0]
     made.name = "unused"
     made.operands = [of.id]
     entry.instructions.insert(entry.instructions.index(of) + 1, made)

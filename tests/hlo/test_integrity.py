@@ -177,7 +177,7 @@ def test_a_dead_parameter(case):
 def test_an_instruction_too_many(case):
     _, proto, _ = case
     copy = proto.entry.instructions[0].copy()
-    copy.renumber(proto.entry.new_ids(1)[0])
+    copy.id = proto.entry.new_ids(1)[0]
     copy.name = "smuggled"
     proto.entry.instructions.append(copy)
     if proto.schedule is not None:

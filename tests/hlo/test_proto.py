@@ -2,7 +2,7 @@ import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo.proto import ModuleProto, parameter_instruction, without_layout
+from reshard.hlo.proto import ModuleProto, make_parameter, without_layout
 from tests.hlo.splices import NAMES, recorded
 
 
@@ -63,8 +63,8 @@ def test_program_shapes_follow_the_parameters():
 
 
 def test_an_instruction_has_all_its_fields():
-    one = parameter_instruction("tile", 2, b"\x10\x0b")
-    one.renumber(7)
+    one = make_parameter("tile", 2, b"\x10\x0b")
+    one.id = 7
     one.control, one.channel, one.metadata = [3, 4], 5, b"\x12\x01m"
     one.called = [9]
     copy = one.copy()
@@ -118,7 +118,7 @@ def test_layouts_are_chosen_where_the_entry_has_those_that_were_asked_for(name):
     fragment = ModuleProto.decode(module.splices[0].fragment)
     assert module.decoded().is_laid_out and fragment.is_laid_out
     (parameter,) = fragment.entry.parameters
-    parameter.message.set_data(3, without_layout(parameter.shape))
+    parameter.shape = without_layout(parameter.shape)
     assert fragment.is_laid_out == (fragment.schedule is not None)
 
 

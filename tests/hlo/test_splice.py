@@ -126,7 +126,7 @@ def test_a_computation_with_two_callers_is_not_changed():
     (change,) = module.splices
     caller = proto.entry.named(change.uses[0].path[0])
     twin = caller.copy()
-    twin.renumber(proto.entry.new_ids(1)[0])
+    twin.id = proto.entry.new_ids(1)[0]
     twin.name = "twin"
     proto.entry.instructions.insert(proto.entry.instructions.index(caller) + 1, twin)
     with pytest.raises(SpliceError, match="other instructions call the same computation"):
