@@ -3,7 +3,7 @@
     module = parse(compiled.as_text())
     for collective in collectives(module):
         print(collective.kind, collective.received_bytes, collective.times, collective.source)
-    traffic(module).received_bytes, largest(module).array.elements
+    traffic(module).received_bytes
 
 Reading a module
     `parse` reads the text; `Module`, `Computation`, `Instruction` and `Array` are what it returns.
@@ -12,9 +12,6 @@ Collectives
     `traffic` adds them up: a `Traffic`, with one `Total` per kind.
     `parse_groups` reads `replica_groups` in any spelling and returns `Groups`.
     `trip_count` is the number of iterations of a while loop.
-Arrays
-    `largest` is the largest array of a module; `large_arrays` lists the instructions that make large ones. Both
-    return an `ArrayDefinition`.
 Origins
     `Source` is the user's line for an instruction, `Frame` one line of its stack. `origin` finds a line near an
     instruction that has none, and `platform` says which compiler wrote the text.
@@ -28,14 +25,11 @@ Rewriting a module
 """
 
 from reshard.hlo.executed_collectives import KINDS as KINDS
-from reshard.hlo.executed_collectives import ArrayDefinition as ArrayDefinition
 from reshard.hlo.executed_collectives import Collective as Collective
 from reshard.hlo.executed_collectives import Groups as Groups
 from reshard.hlo.executed_collectives import Total as Total
 from reshard.hlo.executed_collectives import Traffic as Traffic
 from reshard.hlo.executed_collectives import collectives as collectives
-from reshard.hlo.executed_collectives import large_arrays as large_arrays
-from reshard.hlo.executed_collectives import largest as largest
 from reshard.hlo.executed_collectives import parse_groups as parse_groups
 from reshard.hlo.executed_collectives import traffic as traffic
 from reshard.hlo.executed_collectives import trip_count as trip_count

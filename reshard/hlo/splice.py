@@ -11,7 +11,7 @@ removed: instructions, and parameters of fusions. All else keeps its bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,7 +58,7 @@ class Linked:
     """
 
     def __init__(self, is_laid_out: bool = True) -> None:
-        self.compared = _same if is_laid_out else without_layout
+        self.compared: Callable[[bytes], bytes] = bytes if is_laid_out else without_layout
         self.stand_ins: dict[str, str] = {}
         self.instructions: dict[int, int] = {}
         self.computations: dict[int, int] = {}
@@ -79,13 +79,20 @@ class Splicer:
         """Splices one fragment in; raises `SpliceError` where that cannot be done."""
         known, module = self._known, self._known.module
         region = module.computation_named(change.region)
-        fragment = _decoded(change.fragment).copy()
+        fragment = _decode_fragment(change.fragment).copy()
         entry = fragment.entry
         if (module.schedule is None) != (fragment.schedule is None):
             raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
         source = region.named(change.source)
-        uses = [_outermost(known, region, use) for use in change.uses]
-        at = min(_index_of(region, _entered_at(region, use)) for use in uses)
+        uses = [_outermost_use(known, region, use) for use in change.uses]
+        first: list[int] = []
+        for use in uses:  # The instructions that need a value: the fusion that it is inside of, or its first user.
+            if use.path:
+                first.append(region.named(use.path[0]).id)
+            else:
+                replaced = region.named(use.name)
+                first += [one.id for one in region.users(replaced.id)][:1] or [replaced.id]
+        at = next(at for at, one in enumerate(region.instructions) if one.id in first)
         linked, results = Linked(fragment.is_laid_out), outputs(entry)
         made = _link(known, region, fragment, source, change.metadata, linked)
         values = [linked.instructions[one] for one in results]
@@ -95,10 +102,10 @@ class Splicer:
             )
         region.instructions[at:at] = made
         linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
-        consumers = [_replace(known, region, use, values[use.output], linked) for use in uses]
+        consumers = {one for use in uses for one in _replace_use(known, region, use, values[use.output], linked)}
         if module.schedule is not None and fragment.schedule is not None:
             _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
-        remove_unused(module, region, {one.id for use in uses for one in _scopes(known, region, use.path)[1:]})
+        remove_unused(module, region, {one.id for use in uses for one in _list_scopes(known, region, use.path)[1:]})
         return linked
 
     def finish(self) -> None:
@@ -106,17 +113,8 @@ class Splicer:
         remove_uncalled(self._known.module)
 
 
-def splice(module: ModuleProto, change: Splice) -> Linked:
-    """Splices one fragment into a module, in place; see `Splicer`."""
-    splicer = Splicer(module)
-    linked = splicer.splice(change)
-    splicer.finish()
-    return linked
-
-
-@lru_cache(maxsize=64)
-def _decoded(fragment: bytes) -> ModuleProto:
-    """A fragment, to be copied: many chains of a program, and many programs, ask for the same."""
+@lru_cache(maxsize=64)  # Many chains of a program, and many programs, ask for the same fragment; each splice copies it.
+def _decode_fragment(fragment: bytes) -> ModuleProto:
     return ModuleProto.decode(fragment)
 
 
@@ -127,7 +125,7 @@ def outputs(entry: ComputationProto) -> list[int]:
 
 def replaced_values(known: SpliceContext, region: str, use: Use) -> list[int]:
     """The ids of the values that a splice replaces for a use: its own, and those of fusions that only yield it."""
-    scopes = _scopes(known, known.module.computation_named(region), use.path)
+    scopes = _list_scopes(known, known.module.computation_named(region), use.path)
     names = [*use.path, use.name]
     values = [scopes[-1].named(names[-1]).id]
     while len(scopes) > 1 and scopes[-1].root_id == values[-1]:  # ends: the scopes get fewer
@@ -137,13 +135,9 @@ def replaced_values(known: SpliceContext, region: str, use: Use) -> list[int]:
     return values
 
 
-def _same(shape: bytes) -> bytes:
-    return shape
-
-
-def _outermost(known: SpliceContext, region: ComputationProto, use: Use) -> Use:
+def _outermost_use(known: SpliceContext, region: ComputationProto, use: Use) -> Use:
     """The use, outside of every fusion that only yields it."""
-    scopes = _scopes(known, region, use.path)
+    scopes = _list_scopes(known, region, use.path)
     path, name = list(use.path), use.name
     while path and scopes[-1].root.name == name:  # ends: the path gets shorter
         scopes.pop()
@@ -151,35 +145,17 @@ def _outermost(known: SpliceContext, region: ComputationProto, use: Use) -> Use:
     return Use(tuple(path), name, use.output)
 
 
-def _scopes(known: SpliceContext, region: ComputationProto, path: Sequence[str]) -> list[ComputationProto]:
-    """The region, and the computation that each instruction of a path enters."""
+def _list_scopes(known: SpliceContext, region: ComputationProto, path: Sequence[str]) -> list[ComputationProto]:
+    """The region, and the computation that each instruction of a path runs, and no other does."""
     scopes = [region]
     for name in path:
-        scopes.append(_entered(known, scopes[-1].named(name)))
+        caller = scopes[-1].named(name)
+        if caller.opcode not in _ENTERED or len(caller.called) != 1:
+            raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
+        if known.calls[caller.called[0]] != 1:
+            raise SpliceError(f"{caller.name}: other instructions call the same computation")
+        scopes.append(known.module.computation(caller.called[0]))
     return scopes
-
-
-def _entered(known: SpliceContext, caller: InstructionProto) -> ComputationProto:
-    """The computation that an instruction runs, and no other does."""
-    if caller.opcode not in _ENTERED or len(caller.called) != 1:
-        raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
-    number = caller.called[0]
-    if known.calls[number] != 1:
-        raise SpliceError(f"{caller.name}: other instructions call the same computation")
-    return known.module.computation(number)
-
-
-def _entered_at(region: ComputationProto, use: Use) -> int:
-    """The id of the first instruction of the region that needs the value of a use."""
-    if use.path:
-        return region.named(use.path[0]).id
-    replaced = region.named(use.name)
-    users = region.users(replaced.id)
-    return users[0].id if users else replaced.id
-
-
-def _index_of(computation: ComputationProto, number: int) -> int:
-    return next(at for at, one in enumerate(computation.instructions) if one.id == number)
 
 
 def _link(
@@ -199,49 +175,36 @@ def _link(
     added = [one for one in fragment.computations if one is not entry]
     linked.computations = dict(zip([one.id for one in added], module.new_ids(len(added)), strict=True))
     inserted = [one for one in entry.instructions if one.opcode != "parameter"]
-    _renumber(region, inserted, linked)
+    # All ids first, since operands, callers and control predecessors name each other.
     for computation in added:
         computation.id = linked.computations[computation.id]
-        _renumber(ComputationProto(computation.message, []), computation.instructions, linked)
+    for instructions, numbers in (
+        (inserted, region.new_ids(len(inserted))),
+        *((one.instructions, range(one.id << 32 | 1, (one.id << 32) + 1 + len(one.instructions))) for one in added),
+    ):
+        linked.instructions.update(zip([one.id for one in instructions], numbers, strict=True))
+    for computation in (*added, None):
+        if computation is not None:
+            computation.root_id = linked.instructions[computation.root_id]
+            computation.name = known.fresh(computation.name)
+        for instruction in inserted if computation is None else computation.instructions:
+            instruction.id = linked.instructions[instruction.id]
+            instruction.name = known.fresh(instruction.name)
+            instruction.metadata = metadata
+            if operands := instruction.operands:
+                instruction.operands = [linked.instructions[one] for one in operands]
+            if control := instruction.control:
+                instruction.control = [linked.instructions[one] for one in control]
+            if called := instruction.called:
+                instruction.called = [linked.computations[one] for one in called]
+                known.calls.update(instruction.called)
+            if instruction.channel:
+                instruction.channel = linked.channels[instruction.channel]
     for computation in added:
-        _adopt(computation, linked, known, metadata)
-    _rewire(inserted, linked, known, metadata)
+        computation.describe_parameters()
     place = module.computations.index(region)
-    module.computations[place:place] = added
-    known.calls.update(
-        number for one in (*added, ComputationProto(region.message, inserted)) for number in one.summary.called
-    )
+    module.computations[place:place] = added  # before their caller
     return inserted
-
-
-def _renumber(computation: ComputationProto, instructions: Sequence[InstructionProto], linked: Linked) -> None:
-    """Chooses the ids of added instructions: after those that the computation has."""
-    for number, instruction in zip(computation.new_ids(len(instructions)), instructions, strict=True):
-        linked.instructions[instruction.id] = number
-
-
-def _adopt(computation: ComputationProto, linked: Linked, names: SpliceContext, metadata: bytes) -> None:
-    """Makes a computation of the fragment one of the module."""
-    computation.root_id = linked.instructions[computation.root_id]
-    computation.name = names.fresh(computation.name)
-    _rewire(computation.instructions, linked, names, metadata)
-    computation.describe_parameters()
-
-
-def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: SpliceContext, metadata: bytes) -> None:
-    """Gives instructions the ids, names and channels of the module that they are added to."""
-    for instruction in instructions:
-        instruction.id = linked.instructions[instruction.id]
-        instruction.name = names.fresh(instruction.name)
-        instruction.metadata = metadata
-        if operands := instruction.operands:
-            instruction.operands = [linked.instructions[one] for one in operands]
-        if control := instruction.control:
-            instruction.control = [linked.instructions[one] for one in control]
-        if called := instruction.called:
-            instruction.called = [linked.computations[one] for one in called]
-        if instruction.channel:
-            instruction.channel = linked.channels[instruction.channel]
 
 
 class SpliceContext:
@@ -271,35 +234,27 @@ class SpliceContext:
         return {channel: first + at for at, channel in enumerate(used)}
 
 
-def _replace(known: SpliceContext, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
+def _replace_use(known: SpliceContext, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
     """Replaces one use by a value of the region; returns the ids of the region's instructions that now take it."""
-    if not use.path:
-        return _replace_in(region, region.named(use.name), value, linked)
     scope, carried = region, value
-    for name in use.path:
-        caller = scope.named(name)
-        inner = _entered(known, caller)
-        shape = scope.by_id(carried).shape
+    scopes = _list_scopes(known, region, use.path)
+    for name, inner in zip(use.path, scopes[1:], strict=True):  # A tile enters a fusion as one more parameter.
+        caller, shape = scope.named(name), scope.by_id(carried).shape
         parameter = make_parameter(known.fresh(f"{name}.tile"), len(inner.parameters), shape)
         parameter.id = inner.new_ids(1)[0]
         inner.instructions.insert(0, parameter)
         inner.describe_parameters()
         caller.operands = [*caller.operands, carried]
         scope, carried = inner, parameter.id
-    _replace_in(scope, scope.named(use.name), carried, linked)
-    return [region.named(use.path[0]).id]
-
-
-def _replace_in(computation: ComputationProto, old: InstructionProto, value: int, linked: Linked) -> list[int]:
-    """Lets all users of an instruction take another value, which must have the same shape and layout."""
-    if linked.compared(computation.by_id(value).shape) != linked.compared(old.shape):
+    old = scope.named(use.name)
+    if linked.compared(scope.by_id(carried).shape) != linked.compared(old.shape):
         raise SpliceError(f"{old.name}: the fragment yields another shape or layout")
-    users = computation.users(old.id)
+    users = scope.users(old.id)
     for user in users:
-        user.operands = [value if one == old.id else one for one in user.operands]
-    if computation.root_id == old.id:
-        computation.root_id = value
-    return [user.id for user in users]
+        user.operands = [carried if one == old.id else one for one in user.operands]
+    if scope.root_id == old.id:
+        scope.root_id = carried
+    return [region.named(use.path[0]).id] if use.path else [user.id for user in users]
 
 
 def _insert_in_schedule(
@@ -308,14 +263,13 @@ def _insert_in_schedule(
     entry: ComputationProto,
     region: ComputationProto,
     linked: Linked,
-    consumers: Sequence[Sequence[int]],
+    consumers: Set[int],
 ) -> None:
     """Schedules the fragment just before the first instruction that takes its result, or at the end."""
     own = {linked.instructions.get(one.id, one.id) for one in entry.parameters}
     order = [number for one in added[entry.id] if (number := linked.instructions[one]) not in own]
     ids = schedule[region.id]
-    first = {one for several in consumers for one in several}
-    at = next((at for at, one in enumerate(ids) if one in first), len(ids))
+    at = next((at for at, one in enumerate(ids) if one in consumers), len(ids))
     ids[at:at] = order
     for number, sequence in added.items():
         if number != entry.id:
@@ -345,33 +299,26 @@ def remove_unused(module: ModuleProto, computation: ComputationProto, entered: S
         users.update(instruction.operands)
     removed = False
     for instruction in reversed(list(computation.instructions)):
-        if not users[instruction.id] and not _has_effect(instruction):
+        if not users[instruction.id] and not (instruction.opcode in _KEPT or instruction.side_effect):
             users.subtract(instruction.operands)
-            _remove(module, computation, instruction, instruction.id in followed)
+            computation.instructions.remove(instruction)
+            # What had to follow it now follows what it had to follow.
+            for other in computation.instructions if instruction.id in followed else ():
+                if instruction.id in (control := other.control):
+                    others = [one for one in control if one != instruction.id]
+                    other.control = list(dict.fromkeys([*others, *instruction.control]))
+            if module.schedule is not None and computation.id in module.schedule:
+                module.schedule[computation.id].remove(instruction.id)
             removed = True
         elif instruction.opcode == "fusion" and instruction.called[0] in entered:
             before = instruction.operands
-            removed = _trim(module, instruction, entered) or removed
+            removed = _trim_fusion(module, instruction, entered) or removed
             users.subtract(before)
             users.update(instruction.operands)
     return removed
 
 
-def _has_effect(instruction: InstructionProto) -> bool:
-    return instruction.opcode in _KEPT or bool(instruction.side_effect)
-
-
-def _remove(module: ModuleProto, computation: ComputationProto, gone: InstructionProto, is_followed: bool) -> None:
-    """Removes an instruction; what had to follow it now follows what it had to follow."""
-    computation.instructions.remove(gone)
-    for other in computation.instructions if is_followed else ():
-        if gone.id in (control := other.control):
-            other.control = list(dict.fromkeys([*(one for one in control if one != gone.id), *gone.control]))
-    if module.schedule is not None and computation.id in module.schedule:
-        module.schedule[computation.id].remove(gone.id)
-
-
-def _trim(module: ModuleProto, fusion: InstructionProto, entered: Set[int]) -> bool:
+def _trim_fusion(module: ModuleProto, fusion: InstructionProto, entered: Set[int]) -> bool:
     """Whether a fusion had parameters or instructions that nobody used, which are removed."""
     inner = module.computation(fusion.called[0])
     changed = remove_unused(module, inner, entered)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splice, Use
+from reshard.hlo.splice import Linked, Splice, Splicer, Use
 
 DATA = Path(__file__).resolve().parent / "data" / "splices"
 NAMES = ("train_cpu", "scan_cpu", "train_v5p", "scan_v5p")
@@ -37,3 +37,11 @@ def recorded(name: str) -> Recorded:
         for at, one in enumerate(described)
     )
     return Recorded((DATA / f"{name}.pb").read_bytes(), (DATA / f"{name}.hlo").read_text(), splices)
+
+
+def splice(module: ModuleProto, change: Splice) -> Linked:
+    """Splices one fragment into a module, in place."""
+    splicer = Splicer(module)
+    linked = splicer.splice(change)
+    splicer.finish()
+    return linked

@@ -5,8 +5,7 @@ import pytest
 from reshard.errors import SpliceError
 from reshard.hlo import integrity, wire
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import splice
-from tests.hlo.splices import NAMES, recorded
+from tests.hlo.splices import NAMES, recorded, splice
 
 GROUPS, LITERAL, SIZES, SHAPE, DIMENSIONS, OPCODE, ALIASES, PAIRS = 93, 8, 20, 3, 14, 2, 8, 52
 

@@ -131,7 +131,6 @@ def test_large_dumps_and_large_constants():
     read = module(*many, f"%c = f32[500000]{{0}} constant({{{literal}}}), sharding={{replicated}}", before=called)
     assert sum(len(one.literal) for one in read.entry.instructions) > 5_000_000
     assert hlo.traffic(read).launches == 3000
-    assert hlo.largest(read).array.elements == 4096 * 2048
 
 
 def test_a_number_that_python_does_not_read_is_refused():

@@ -6,8 +6,8 @@ from reshard import hlo
 from reshard.errors import NotationError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splicer, Use, splice
-from tests.hlo.splices import NAMES, recorded
+from reshard.hlo.splice import Splicer, Use
+from tests.hlo.splices import NAMES, recorded, splice
 
 
 def spliced(name):
