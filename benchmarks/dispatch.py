@@ -59,8 +59,8 @@ def main() -> None:
 def _with_the_pass(step: Callable[..., Any], arrays: list[jax.Array]) -> Callable[[], Any]:
     """A call of a function of `jax.jit` inside `enabled`, as the switch of a whole process makes it."""
     improved = jax.jit(step)
-    on, back = xla_hook.switch()
-    switched = xla_hook.prepared(None, None)
+    on, back = xla_hook.switch_functions()
+    switched = xla_hook.prepare_pass(None, None)
 
     def call() -> Any:
         before = on(switched)

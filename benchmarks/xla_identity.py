@@ -159,7 +159,9 @@ def collectives(text: str) -> list[tuple[str, int]]:
 def _largest(text: str) -> int:
     """Elements of the largest array in the module."""
     computations = hlo.parse(text).computations.values()
-    made = [array for one in computations for each in one.instructions if each.opcode != "bitcast" for array in each.results]
+    made = [
+        array for one in computations for each in one.instructions if each.opcode != "bitcast" for array in each.results
+    ]
     largest = max(made, key=lambda array: array.elements, default=None)
     return largest.elements if largest else 0
 

@@ -69,14 +69,14 @@ def batch_op(module: Module, scope: Scope, instruction: Instruction) -> BatchOp 
     attributes, rank = instruction.attributes, len(arrays[0].dims) if arrays else 0
     match instruction.opcode:
         case "fft":
-            lengths = _ints(attributes.get("fft_length", ""))
+            lengths = _numbers_in(attributes.get("fft_length", ""))
             batch = tuple(range(rank - len(lengths)))
             return BatchOp("fft", attributes.get("fft_type", ""), batch, arrays, results, lengths)
         case "sort":
-            batch = tuple(dim for dim in range(rank) if dim not in _ints(attributes.get("dimensions", "")))
+            batch = tuple(dim for dim in range(rank) if dim not in _numbers_in(attributes.get("dimensions", "")))
             return BatchOp("sort", "", batch, arrays, results, (), _is_stable(module, instruction))
         case _:
-            return _custom(instruction, arrays, rank)
+            return _read_foreign_call(instruction, arrays, rank)
 
 
 def _is_stable(module: Module, instruction: Instruction) -> bool:
@@ -88,14 +88,14 @@ def _is_stable(module: Module, instruction: Instruction) -> bool:
     return any(comparator.users.get(one.name) for one in indices)
 
 
-def _custom(instruction: Instruction, operands: tuple[Array, ...], rank: int) -> BatchOp | None:
+def _read_foreign_call(instruction: Instruction, operands: tuple[Array, ...], rank: int) -> BatchOp | None:
     """A call of foreign code; its attributes say how many of its first dims count rows."""
     attributes = instruction.attributes
     target = attributes.get("custom_call_target", "").strip('"')
     if target == _TOP_K and len(operands) == 1:
         return BatchOp("top_k", target, tuple(range(rank - 1)), operands, instruction.arrays)
     batched = _BATCHED.search(attributes.get("frontend_attributes", ""))
-    config = _attributes(attributes.get("backend_config", "{}"))
+    config = _read_foreign_attributes(attributes.get("backend_config", "{}"))
     if batched is None or config is None or attributes.get("api_version") != "API_VERSION_TYPED_FFI":
         return None
     if "output_to_operand_aliasing" in attributes or "custom_call_has_side_effect" in attributes:
@@ -103,7 +103,7 @@ def _custom(instruction: Instruction, operands: tuple[Array, ...], rank: int) ->
     return BatchOp("ffi", target, tuple(range(int(batched[1]))), operands, instruction.arrays, attributes=tuple(config))
 
 
-def _attributes(config: str) -> list[tuple[str, int, str]] | None:
+def _read_foreign_attributes(config: str) -> list[tuple[str, int, str]] | None:
     """The attributes of foreign code, None if some are not numbers."""
     rest, listed = config.strip().removeprefix("{").removesuffix("}"), list[tuple[str, int, str]]()
     while rest.strip():  # ends: each round reads an attribute
@@ -119,7 +119,7 @@ def same_op(old: Module, one: Instruction, new: Module, other: Instruction) -> b
     """Whether two instructions do the same to a row, whatever the number of rows."""
     return (
         one.opcode == other.opcode
-        and _said(one) == _said(other)
+        and _defining_attributes(one) == _defining_attributes(other)
         and [array.dtype for array in one.arrays] == [array.dtype for array in other.arrays]
         and len(one.called) == len(other.called)
         and all(
@@ -129,7 +129,7 @@ def same_op(old: Module, one: Instruction, new: Module, other: Instruction) -> b
     )
 
 
-def _said(instruction: Instruction) -> dict[str, str]:
+def _defining_attributes(instruction: Instruction) -> dict[str, str]:
     """The attributes that say what an instruction does; a compiler's notes on speed do not."""
     attributes = {key: text for key, text in instruction.attributes.items() if key not in _IGNORED}
     if instruction.opcode != "custom-call":
@@ -139,17 +139,17 @@ def _said(instruction: Instruction) -> dict[str, str]:
 
 def _same_computation(one: Computation, other: Computation) -> bool:
     numbers: dict[tuple[object, ...], int] = {}
-    return _number(one, numbers) == _number(other, numbers)
+    return _number_computation(one, numbers) == _number_computation(other, numbers)
 
 
-def _number(computation: Computation, numbers: dict[tuple[object, ...], int]) -> int | None:
+def _number_computation(computation: Computation, numbers: dict[tuple[object, ...], int]) -> int | None:
     """The number of what a computation yields, whatever its names and its order; equal values have equal numbers."""
     known: dict[str, int] = {}
     for one in computation.instructions:
         literal = one.literal
         shapes = tuple((array.dtype, array.dims) for array in one.arrays)
         operands = tuple(known[name] for name in one.operands)
-        key = (one.opcode, shapes, literal, tuple(sorted(_said(one).items())), operands)
+        key = (one.opcode, shapes, literal, tuple(sorted(_defining_attributes(one).items())), operands)
         known[one.name] = numbers.setdefault(key, len(numbers))
     return None if computation.root is None else known[computation.root.name]
 
@@ -170,5 +170,5 @@ def results_of(region: Scope, instruction: Instruction) -> list[HloValue]:
     return [HloValue(region, instruction.name, (at,)) for at in range(len(instruction.arrays))]
 
 
-def _ints(text: str) -> tuple[int, ...]:
+def _numbers_in(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text))

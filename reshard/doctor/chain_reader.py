@@ -21,7 +21,7 @@ import numpy as np
 
 from reshard.doctor.chains import REDUCTIONS, Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
-from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, conversion
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.sums import is_sum, summed_digits
 from reshard.doctor.dataflow.trace import Tracer
@@ -169,7 +169,7 @@ class ChainReader:
     def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
         """The dtype to move: the narrowest on the way, or that of the sum."""
         try:
-            one = conversion(self.maps, value, leaf)
+            one = find_conversion(self.maps, value, leaf)
         except Unconvertible as why:
             raise Unfit(str(why)) from None
         if summed and one.narrowest not in (one.before, one.after):
@@ -285,7 +285,7 @@ class ChainReader:
             origin, met = self._move(chain, value, where, matcher, planner)
             move, where = origin.move, origin.where
             for leaf in met:
-                leaves[leaf] = _joined(leaves.get(leaf), origin)
+                leaves[leaf] = _join_origins(leaves.get(leaf), origin)
             moves[move] = moves.get(move, 0) + 1
         alike = tuple(replace(move, arrays=count) for move, count in moves.items())
         return ChainMoves(alike, where, leaves, self._counted(chain, list(results.values())))
@@ -341,7 +341,7 @@ class ChainReader:
         pair = None if move is None else (move.source, move.target)
         firsts = np.arange(tracer.devices) if move is None else move.firsts
         bound = None if pair is None else lower_bound(*pair)
-        if pair is not None and any(_elements(form) >= _elements(value) for form in used):
+        if pair is not None and any(_elements_of(form) >= _elements_of(value) for form in used):
             return _Needed(tracer, pair, bound, firsts)
         counted = _count_arriving(tracer, value, used, dtype)
         if counted is not None and counted == bound:
@@ -364,10 +364,10 @@ def use_of(region: Scope, value: HloValue) -> Use:
             raise Unfit(f"{value.name} is used outside of its region")
         path.append(scope.caller.instruction.name)
         scope = scope.caller.scope
-    return Use(tuple(reversed(path)), finished(value))
+    return Use(tuple(reversed(path)), finishing_name(value))
 
 
-def finished(value: HloValue) -> str:
+def finishing_name(value: HloValue) -> str:
     """The instruction that yields the value: for the start of an asynchronous pair, its end."""
     if not value.instruction.opcode.endswith("-start"):
         return value.name
@@ -378,7 +378,7 @@ def finished(value: HloValue) -> str:
     return ends[0]
 
 
-def _joined(one: LeafOrigin | None, other: LeafOrigin) -> LeafOrigin:
+def _join_origins(one: LeafOrigin | None, other: LeafOrigin) -> LeafOrigin:
     """What two moves of an array say of it together: the first that the program names, else the copies of both."""
     if one is None or (other.named and not one.named):
         return other
@@ -407,11 +407,11 @@ def _count_arriving(tracer: Tracer, value: HloValue, used: Sequence[HloValue], d
 
 def _used_form(value: HloValue, used: Sequence[HloValue]) -> HloValue:
     """The form with the fewest dims in which all of a result is used: most likely the user's own shape."""
-    whole = [form for form in used if _elements(form) == _elements(value)]
+    whole = [form for form in used if _elements_of(form) == _elements_of(value)]
     return min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
 
 
-def _elements(value: HloValue) -> int:
+def _elements_of(value: HloValue) -> int:
     return 0 if value.array is None else value.array.elements
 
 
@@ -486,11 +486,11 @@ class Matcher:
         Moves of the same line come first, then those next to it. Otherwise the match must be unambiguous: every move
         that fits is of one line.
         """
-        fits = [at for at, move in enumerate(self.known) if _fits(move, traced)]
+        fits = [at for at, move in enumerate(self.known) if _fits_move(move, traced)]
         candidates = self._nearest(fits, f"{traced.where.file}:{traced.where.line}")
         if not candidates:
             return None
-        at = min(candidates, key=lambda at: (-_likeness(self.known[at], traced), self.matched[at], at))
+        at = min(candidates, key=lambda at: (-_rate_likeness(self.known[at], traced), self.matched[at], at))
         self.matched[at] += 1
         return _as_sent(self.known[at], traced.dtype)
 
@@ -502,7 +502,7 @@ class Matcher:
         return fits if len({self.known[at].where for at in fits}) == 1 else []
 
 
-def _fits(move: Known, traced: TracedMove) -> bool:
+def _fits_move(move: Known, traced: TracedMove) -> bool:
     before, after = (math.prod(layout.tile_shape) for layout in (move.source, move.target))
     if before not in map(math.prod, traced.before) or after not in map(math.prod, traced.after):
         return False
@@ -513,19 +513,19 @@ def _fits(move: Known, traced: TracedMove) -> bool:
         return False
     if bound > traced.received_bytes or traced.needed_bytes not in (None, bound):
         return False
-    return _likeness(move, traced) > 0 and _same_digits(move, traced)
+    return _rate_likeness(move, traced) > 0 and _moves_same_digits(move, traced)
 
 
-def _same_digits(move: Known, traced: TracedMove) -> bool:
+def _moves_same_digits(move: Known, traced: TracedMove) -> bool:
     """Whether the same digits change holders, in any order: XLA may transpose arrays on the way."""
     moved, expected = _moved_digits(traced.layouts), _moved_digits((move.source, move.target))
     return moved is None or expected is None or sorted(moved) == sorted(expected)
 
 
-def _likeness(move: Known, traced: TracedMove) -> int:
+def _rate_likeness(move: Known, traced: TracedMove) -> int:
     """How well the tiles' dims and the order of the digits fit a move, rather than its reverse."""
-    before, after = (_without_ones(layout.tile_shape) for layout in (move.source, move.target))
-    tiles = (before in map(_without_ones, traced.before)) + (after in map(_without_ones, traced.after))
+    before, after = (_drop_ones(layout.tile_shape) for layout in (move.source, move.target))
+    tiles = (before in map(_drop_ones, traced.before)) + (after in map(_drop_ones, traced.after))
     moved = _moved_digits(traced.layouts)
     return 2 * tiles + (moved is not None and moved == _moved_digits((move.source, move.target)))
 
@@ -540,7 +540,7 @@ def _moved_digits(pair: Pair | None) -> list[tuple[int, int, int]] | None:
     ]
 
 
-def _without_ones(dims: Dims) -> Dims:
+def _drop_ones(dims: Dims) -> Dims:
     return tuple(size for size in dims if size != 1)
 
 

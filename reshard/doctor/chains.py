@@ -52,7 +52,7 @@ class Chain:
         return all((each.computation, each.name) in names for each in self.collectives)
 
 
-def chains(
+def list_chains(
     flow: Flow, maps: IndexMaps, collectives: Sequence[Collective], *, from_sums: bool = False
 ) -> Iterator[Chain]:
     """The chains of a module; each of its collectives is in exactly one. They begin with all-reduces if `from_sums`."""
@@ -74,7 +74,9 @@ class _Region:
         self.region = region
         self.makes = tuple(kind for kind in REDUCTIONS if not (from_sums and kind == "all_reduce"))
         self.sites = flow.makers(region)
-        self.collectives = {_result_of(site): taken for site in self.sites if (taken := _take(site, pending))}
+        self.collectives = {
+            _result_of(site): taken for site in self.sites if (taken := _take_collective(site, pending))
+        }
         self.used: set[HloValue] = set()
         self.needed: set[HloValue] = set()
         self._moved: dict[HloValue, bool] = {}
@@ -88,9 +90,9 @@ class _Region:
         self.used = self._used(values)
         self.needed = self._needed(values)
         starts = [(start, value) for value in values if (start := self.through(value)) is not None]
-        by_chain = _grouped((self._root(start), value) for start, value in starts)
-        used_forms = _grouped((self._first_form(value), value) for value in values if value in self.used)
-        for root, members in _grouped((self._root(start), start) for start in self.collectives).items():
+        by_chain = _group_values((self._root(start), value) for start, value in starts)
+        used_forms = _group_values((self._first_form(value), value) for value in values if value in self.used)
+        for root, members in _group_values((self._root(start), start) for start in self.collectives).items():
             inside = tuple(by_chain.get(root, ()))
             results = {value: tuple(used_forms.get(value, ())) for value in inside if value in self.needed}
             collectives = tuple(self.collectives[start] for start in members)
@@ -198,7 +200,7 @@ class _Region:
         return frozenset(leaves)
 
 
-def _grouped(pairs: Iterable[tuple[HloValue, HloValue]]) -> dict[HloValue, list[HloValue]]:
+def _group_values(pairs: Iterable[tuple[HloValue, HloValue]]) -> dict[HloValue, list[HloValue]]:
     groups: dict[HloValue, list[HloValue]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -213,7 +215,7 @@ def _result_of(site: Site) -> HloValue:
     return HloValue(site.scope, site.instruction.name)
 
 
-def _take(site: Site, pending: _Pending) -> Collective | None:
+def _take_collective(site: Site, pending: _Pending) -> Collective | None:
     """Takes the collective at a site out of `pending`, if there is one."""
     rest = pending.get((site.scope.computation.name, site.instruction.name))
     return rest.pop(0) if rest else None

@@ -45,11 +45,11 @@ class HeldElements(NamedTuple):
         return HeldElements(self.device[kept], Origins(*(part[kept] for part in self.origins)))
 
 
-def groups_of(devices: int, held: Sequence[HeldElements]) -> Numbers:
+def find_device_groups(devices: int, held: Sequence[HeldElements]) -> Numbers:
     """The group of each device, named by its first device: those that have elements of each other, or of a third.
 
     >>> nothing = np.zeros(2, np.int64)
-    >>> groups_of(4, [HeldElements(np.array([0, 3]), Origins(nothing, np.array([2, 1]), nothing))]).tolist()
+    >>> find_device_groups(4, [HeldElements(np.array([0, 3]), Origins(nothing, np.array([2, 1]), nothing))]).tolist()
     [0, 1, 0, 1]
     """
     pairs = np.unique(np.concatenate([each.device * devices + each.origins.device for each in held]))

@@ -32,13 +32,13 @@ from reshard.doctor.proposals import (
     predict_costs,
     why_unmeasured,
 )
-from reshard.doctor.rebuilds import rebuilt
+from reshard.doctor.rebuilds import find_rebuilt
 from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Collective, Module
 from reshard.hlo.frames import metadata_fields
-from reshard.hlo.text import platform_of
+from reshard.hlo.text import compiled_platform
 from reshard.plans.plan import Plan
 from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.mesh import Mesh
@@ -86,7 +86,7 @@ def examine(
         raise ReshardError(f"platform {quoted(platform)}: give cpu, gpu or tpu, or None to go by the text")
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
-    options = ProposalOptions(PlanOptions.read(network=network), platform or platform_of(text))
+    options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text))
     examination = _Examination(module, collectives, tuple(known), options)
     places = most_wasteful_first(examination.places())
     devices = count_devices(module, collectives)
@@ -204,7 +204,7 @@ class _Examination:
         )  # fmt: skip
         if is_manual:
             return place
-        array = rebuilt(chain, self.liveness.stored(chain), self.maps, self.numbering, leaves)
+        array = find_rebuilt(chain, self.liveness.stored(chain), self.maps, self.numbering, leaves)
         if array is None:
             return place
         origin = leaves.get(array.leaf)

@@ -29,9 +29,9 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.dataflow.flow import HloValue
-from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.sums import digits_of
+from reshard.doctor.dataflow.sums import strided_digits
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, at_places
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
@@ -116,18 +116,18 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
 
 def _box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
     """The box, by first and last indices, whose elements are these places in order; None if they are not a box."""
-    indices = unravel(places, tile.dims)
+    indices = unravel_places(places, tile.dims)
     box = tuple((int(row.min()), int(row.max())) for row in indices)
     sizes = [last - first + 1 for first, last in box]
     if math.prod(sizes) != places.size:
         return None
     starts = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
-    return box if (unravel(np.arange(places.size), sizes) + starts == indices).all() else None
+    return box if (unravel_places(np.arange(places.size), sizes) + starts == indices).all() else None
 
 
 def _group(senders: Numbers) -> list[tuple[int, int]]:
     """The digits of the device that its sender does not depend on; raises `Untraceable` if it depends otherwise."""
-    digits = digits_of(np.flatnonzero(senders == senders[0]).tolist())
+    digits = strided_digits(np.flatnonzero(senders == senders[0]).tolist())
     devices = np.arange(senders.size)
     others = devices - sum(devices // stride % radix * stride for stride, radix in digits)
     if (senders != others + senders[0]).any():
@@ -350,7 +350,7 @@ def _hold(
     total = math.prod(sizes)
     random = np.random.default_rng(0)
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
-    points = unravel(places, sizes)
+    points = unravel_places(places, sizes)
     origins = _origins(tracer, result, Points(points[0], points[1:]), summed)
     device, place = np.zeros(places.size, np.int64), np.full(places.size, start[1], np.int64)
     for row, digits in zip(points, coordinates, strict=True):

@@ -22,7 +22,7 @@ from reshard.doctor.batch_ops import BatchOp, batch_op, results_of
 from reshard.doctor.chain_reader import ChainReader, Unfit, use_of
 from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
-from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
 from reshard.doctor.dataflow.trace import Tracer, at_places
 from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, layouts_of, mesh_of, traced_digits
 from reshard.errors import LayoutError, MeshError, ReshardError
@@ -86,7 +86,7 @@ class OpFinder:
         """The chains that bring an operation's operands, as one, and the operation."""
         takers: dict[tuple[Scope, str], list[Chain]] = {}
         ops: dict[tuple[Scope, str], BatchOp] = {}
-        by_form = {form: chain for chain in chains if not chain.reduces for form in _forms(chain)}
+        by_form = {form: chain for chain in chains if not chain.reduces for form in _list_used_forms(chain)}
         for region in {chain.region for chain in by_form.values()}:
             for instruction in region.computation.instructions:
                 op = batch_op(self.flow.module, region, instruction)
@@ -94,11 +94,11 @@ class OpFinder:
                     continue
                 origins = [self.flow.origin(HloValue(region, name)) for name in instruction.operands]
                 feeding = [chain for origin in origins if (chain := by_form.get(origin)) is not None]
-                if feeding and all(_forms(chain) <= set(origins) for chain in feeding):
+                if feeding and all(_list_used_forms(chain) <= set(origins) for chain in feeding):
                     takers[region, instruction.name] = list(dict.fromkeys(feeding))
                     ops[region, instruction.name] = op
         for (region, name), parts in takers.items():
-            yield _merged(parts), region.computation.by_name[name], ops[region, name]
+            yield _merge_chains(parts), region.computation.by_name[name], ops[region, name]
 
     def replacement(self, chain: Chain, instruction: Instruction, op: BatchOp) -> OpReplacement:
         """What has to be made for the results of an operation; raises `Unfit` with the reason if that is not known."""
@@ -182,10 +182,10 @@ class OpFinder:
         if any(one.device != one.weight for one in traced.device):
             raise Unfit(f"{value.name} is moved between devices")
         digits = [RowDigit(one.place, one.radix, one.weight, None) for one in traced.device if one.place]
-        strides = strides_of(dims)
+        strides = tile_strides(dims)
         for stride, dim in zip(strides, traced.index, strict=True):
             digits += [RowDigit(one.place, one.radix, None, one.weight * stride) for one in dim]
-        return by_dim(digits, () if result.array is None else result.array.dims, value.name)
+        return group_by_dim(digits, () if result.array is None else result.array.dims, value.name)
 
     def _traced(self, value: HloValue, leaf: HloValue) -> TracedDigits:
         try:
@@ -255,12 +255,12 @@ class OpFinder:
         return list(used)
 
 
-def _forms(chain: Chain) -> set[HloValue]:
+def _list_used_forms(chain: Chain) -> set[HloValue]:
     """The used forms of what a chain moves."""
     return {form for value, forms in chain.results.items() for form in forms or (value,)}
 
 
-def _merged(chains: Sequence[Chain]) -> Chain:
+def _merge_chains(chains: Sequence[Chain]) -> Chain:
     """Several chains of a region as one."""
     if len(chains) == 1:
         return chains[0]
@@ -295,7 +295,7 @@ def is_index(maps: IndexMaps, numbering: Numbering, value: HloValue, dim: int) -
             return False
         at = origins.leaf == number
         along = int(end.instruction.attributes.get("iota_dimension", "0"))
-        index[at] = unravel(origins.place[at], end.array.dims)[along]
+        index[at] = unravel_places(origins.place[at], end.array.dims)[along]
     return bool((index == points.indices[dim]).all())
 
 
@@ -338,7 +338,7 @@ class Choices:
         self.before = list(before)
         self.after = [list(dims) for dims in after]
         for dim in op.batch:
-            one, *others = _aligned([self.before[dim], *(dims[dim] for dims in self.after)])
+            one, *others = _align_digits([self.before[dim], *(dims[dim] for dims in self.after)])
             self.before[dim] = one
             for dims, other in zip(self.after, others, strict=True):
                 dims[dim] = other
@@ -366,7 +366,10 @@ class Choices:
 
     def _moves(self, rows: list[list[int | None]], results: Sequence[Array]) -> OpMoves:
         holders = dict(zip(self.op.batch, rows, strict=True))
-        arrays = [_global(self.before, holders), *(_global(dims, holders) for dims in self.after)]
+        arrays = [
+            _list_global_digits(self.before, holders),
+            *(_list_global_digits(dims, holders) for dims in self.after),
+        ]
         dtypes = [array.dtype for array in (self.op.operands[0], *results)]
         pairs = [
             layouts_of(mesh, dims, dtype, ())
@@ -388,7 +391,7 @@ class Choices:
         return mesh_of(self.devices, dims, ())
 
 
-def _global(dims: RowDims, holders: dict[int, list[int | None]]) -> list[list[GlobalDigit]]:
+def _list_global_digits(dims: RowDims, holders: dict[int, list[int | None]]) -> list[list[GlobalDigit]]:
     """The digits of an array, most significant first: held as they are, and as where the operation runs."""
     rows = [holders.get(at, [None] * len(digits)) for at, digits in enumerate(dims)]
     return [
@@ -397,30 +400,30 @@ def _global(dims: RowDims, holders: dict[int, list[int | None]]) -> list[list[Gl
     ]
 
 
-def _aligned(several: Sequence[list[RowDigit]]) -> list[list[RowDigit]]:
+def _align_digits(several: Sequence[list[RowDigit]]) -> list[list[RowDigit]]:
     """The same dim as digits of the same weights; raises `Unfit` if there are none."""
     cuts = sorted({one.weight * one.radix for digits in several for one in digits})
     if any(high % low for low, high in pairwise([1, *cuts])):
         raise Unfit("the rows are counted in other digits before and after")
-    return [[part for one in digits for part in _cut(one, cuts)] for digits in several]
+    return [[part for one in digits for part in _cut_digit(one, cuts)] for digits in several]
 
 
-def _cut(digit: RowDigit, cuts: Sequence[int]) -> Iterator[RowDigit]:
+def _cut_digit(digit: RowDigit, cuts: Sequence[int]) -> Iterator[RowDigit]:
     """The digits that a digit is made of, cut at these weights."""
     for cut in cuts:
         if digit.weight < cut < digit.weight * digit.radix:
             low = cut // digit.weight
             yield digit._replace(radix=low)
-            digit = RowDigit(cut, digit.radix // low, _times(digit.device, low), _times(digit.place, low))
+            digit = RowDigit(cut, digit.radix // low, _scale_stride(digit.device, low), _scale_stride(digit.place, low))
     yield digit
 
 
-def by_dim(digits: Iterable[RowDigit], dims: Sequence[int], name: str) -> RowDims:
+def group_by_dim(digits: Iterable[RowDigit], dims: Sequence[int], name: str) -> RowDims:
     """Digits whose weights are strides in a row-major array, by its dims; raises `Unfit` unless they are all of it."""
-    strides = strides_of(dims)
+    strides = tile_strides(dims)
     made: RowDims = [[] for _ in dims]
     for digit in digits:
-        for part in _cut(digit, sorted(strides)):
+        for part in _cut_digit(digit, sorted(strides)):
             at = next(at for at, stride in enumerate(strides) if stride <= part.weight and dims[at] > 1)
             made[at].append(part._replace(weight=part.weight // strides[at]))
     for at, size in enumerate(dims):
@@ -431,9 +434,9 @@ def by_dim(digits: Iterable[RowDigit], dims: Sequence[int], name: str) -> RowDim
     return made
 
 
-def strides_of(dims: Sequence[int]) -> list[int]:
+def tile_strides(dims: Sequence[int]) -> list[int]:
     return [math.prod(dims[at + 1 :]) for at in range(len(dims))]
 
 
-def _times(number: int | None, factor: int) -> int | None:
+def _scale_stride(number: int | None, factor: int) -> int | None:
     return None if number is None else number * factor

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from reshard.doctor.batch_ops import batch_ops
 from reshard.doctor.chain_reader import ChainReader, Replacement, Unfit, holds_whole_array, is_needed
-from reshard.doctor.chains import REDUCTIONS, Chain, chains
+from reshard.doctor.chains import REDUCTIONS, Chain, list_chains
 from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
 from reshard.doctor.dataflow.sums import is_exact
@@ -186,7 +186,7 @@ class Proposals:
                 continue
             taken.update(chain.collectives)
             yield one
-        for chain in chains(self.flow, self.maps, self.collectives, from_sums=True):
+        for chain in list_chains(self.flow, self.maps, self.collectives, from_sums=True):
             parts = [chain]
             if chain.reduces and len(chain.collectives) > 1:
                 parts = [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
@@ -210,7 +210,7 @@ class Proposals:
     @cached_property
     def apart(self) -> tuple[Chain, ...]:
         """The chains of the module, each sum as one of its own."""
-        return tuple(chains(self.flow, self.maps, self.collectives))
+        return tuple(list_chains(self.flow, self.maps, self.collectives))
 
     @cached_property
     def peak_bytes(self) -> int:

@@ -30,7 +30,7 @@ from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Origins, Tracer, at_places
-from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, groups_of
+from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, find_device_groups
 from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"
@@ -51,7 +51,7 @@ class Rebuilt(NamedTuple):
     leaf: int
 
 
-def rebuilt(
+def find_rebuilt(
     chain: Chain,
     stored: Iterable[HloValue],
     maps: IndexMaps,
@@ -147,16 +147,16 @@ class _Search:
         for value in stored:
             arrays.setdefault(self.numbering.of(value), value)
         unused = [value for number, value in arrays.items() if number not in used]
-        for value in sorted(unused, key=_elements, reverse=True)[:_LARGEST]:
+        for value in sorted(unused, key=_count_elements, reverse=True)[:_LARGEST]:
             try:
                 comparison = self._comparison(value)
             except Untraceable:
                 continue
             if comparison is not None and value.array is not None:
-                yield from _extents(comparison, value.array)
+                yield from _list_extents(comparison, value.array)
 
     def _comparison(self, value: HloValue) -> _Comparison | None:
-        uses = self._uses if _elements(value) * self.devices <= _EXACT else None
+        uses = self._uses if _count_elements(value) * self.devices <= _EXACT else None
         if uses is not None and uses.device.size * self.devices <= _BITS:
             return self._compare_all(uses, self._held(value))
         if value.opcode not in COLLECTIVES:  # Its size may count padding and repetition: see below.
@@ -166,10 +166,10 @@ class _Search:
     @cached_property
     def _uses(self) -> HeldElements | None:
         """Every element that is used; None if there are too many, or if the text does not say which."""
-        if not self.forms or sum(map(_elements, self.forms)) * self.devices > _EXACT:
+        if not self.forms or sum(map(_count_elements, self.forms)) * self.devices > _EXACT:
             return None
         try:
-            return _joined([self._held(form) for form in self.forms])
+            return _join_held([self._held(form) for form in self.forms])
         except Untraceable:
             return None
 
@@ -193,7 +193,7 @@ class _Search:
         uses, holds = uses.known, holds.known
         if not uses.device.size:
             return None
-        groups = groups_of(self.devices, (uses, holds))
+        groups = find_device_groups(self.devices, (uses, holds))
         keys = ElementKeys(self.devices, self.leaves, (uses, holds))
         elements, used = np.unique(keys.of(uses), return_inverse=True)
         held = keys.of(holds)
@@ -212,12 +212,12 @@ class _Search:
         The value is what a collective made: its size says how many elements it has only if no padding or repetition
         was added since.
         """
-        used = sum(_elements(way.form) for way in ways)
-        if not ways or used >= _elements(value):
+        used = sum(_count_elements(way.form) for way in ways)
+        if not ways or used >= _count_elements(value):
             return None
         holds = self._held_here(value, np.unique(np.concatenate([way.through for way in ways])))
         uses = [self._held(way.form, way.places) for way in ways if way.places is not None]
-        groups = groups_of(self.devices, [each.known for each in (holds, *uses)])
+        groups = find_device_groups(self.devices, [each.known for each in (holds, *uses)])
         keys = ElementKeys(self.devices, self.leaves, (holds, *uses))
         held, *each_used = (keys.of(each).reshape(self.devices, -1) for each in (holds, *uses))
         differing = np.concatenate(each_used, axis=1) if len(uses) == len(ways) else None
@@ -227,11 +227,11 @@ class _Search:
         """How the elements of a value come to be used, at sampled places; only the forms that use any of them."""
         number = self.numbering.of(value)
         for form in self.forms:
-            places = _sampled(form)
+            places = _sample_places(form)
             try:
                 origins = self._held(form, places, stop=value).origins
             except Untraceable:
-                yield _Way(form, None, _sampled(value))
+                yield _Way(form, None, _sample_places(value))
                 continue
             through = origins.place[origins.leaf == number]
             if through.size:
@@ -247,7 +247,7 @@ class _Search:
         return table
 
 
-def _extents(comparison: _Comparison, array: Array) -> Iterator[Rebuilt]:
+def _list_extents(comparison: _Comparison, array: Array) -> Iterator[Rebuilt]:
     """What is rebuilt among all devices; else, in a group of them."""
     devices = np.arange(comparison.groups.size)
     whole = comparison.leaf(devices)
@@ -259,16 +259,16 @@ def _extents(comparison: _Comparison, array: Array) -> Iterator[Rebuilt]:
     yield from (Rebuilt(GROUP, array, leaf) for leaf in islice(leaves, 1))
 
 
-def _joined(held: Sequence[HeldElements]) -> HeldElements:
+def _join_held(held: Sequence[HeldElements]) -> HeldElements:
     origins = (np.concatenate(parts) for parts in zip(*(each.origins for each in held), strict=True))
     return HeldElements(np.concatenate([each.device for each in held]), Origins(*origins))
 
 
-def _elements(value: HloValue) -> int:
+def _count_elements(value: HloValue) -> int:
     return 0 if value.array is None else value.array.elements
 
 
-def _sampled(value: HloValue) -> Numbers:
+def _sample_places(value: HloValue) -> Numbers:
     """Random places of a value, the same each time; all of them if they are few."""
-    count = _elements(value)
+    count = _count_elements(value)
     return np.arange(count) if count <= _SAMPLED else np.random.default_rng(0).integers(0, count, _SAMPLED)

@@ -18,7 +18,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from reshard.doctor.dataflow.flow import HloValue
-from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Origins, Tracer
 from reshard.hlo import Array
@@ -89,17 +89,17 @@ def infer_shift(tracer: Tracer, result: HloValue) -> Shift | None:
     if result.array is None or not result.array.elements:
         return None
     try:
-        cuts = _cuts(tracer, result, result.array.dims)
+        cuts = _find_cuts(tracer, result, result.array.dims)
         if math.prod(len(one) - 1 for one in cuts) > _MOST_CELLS:
             return None
-        cells = _cells(tracer, result, list(product(*map(pairwise, cuts))))
+        cells = _find_cells(tracer, result, list(product(*map(pairwise, cuts))))
     except Untraceable:
         return None
     known = [cell for cell in cells if cell is not None]
     return Shift(tuple(cuts), tuple(known)) if len(known) == len(cells) else None
 
 
-def _cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[tuple[int, ...]]:
+def _find_cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[tuple[int, ...]]:
     """The bounds of cells along each dim: where, on any device, an element and the next are not neighbours in one tile.
 
     All lines are followed at once: along each dim, those at the first and the last index of the others.
@@ -109,7 +109,9 @@ def _cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[tuple[i
         for dim in range(len(dims))
         for corner in sorted(set(product(*((0, size - 1) if at != dim else (0,) for at, size in enumerate(dims)))))
     ]
-    devices, indices = _followed(tracer, result, np.concatenate([_line(dims, *line) for line in lines], axis=1))
+    devices, indices = _follow_points(
+        tracer, result, np.concatenate([_points_of_line(dims, *line) for line in lines], axis=1)
+    )
     ends = np.cumsum([dims[dim] for dim, _ in lines])[:-1]
     cuts = [{0, size} for size in dims]
     parts = zip(lines, np.split(devices, ends, axis=1), np.split(indices, ends, axis=2), strict=True)
@@ -123,25 +125,25 @@ def _cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[tuple[i
     return [tuple(sorted(one)) for one in cuts]
 
 
-def _line(dims: Sequence[int], dim: int, corner: Sequence[int]) -> Numbers:
+def _points_of_line(dims: Sequence[int], dim: int, corner: Sequence[int]) -> Numbers:
     """The indices of the elements along a dim, through a corner."""
     indices = np.repeat(np.array(corner, np.int64)[:, np.newaxis], dims[dim], axis=1)
     indices[dim] = np.arange(dims[dim])
     return indices
 
 
-def _cells(
+def _find_cells(
     tracer: Tracer, result: HloValue, boxes: Sequence[Sequence[tuple[int, int]]]
 ) -> list[tuple[ShiftSource, ...] | None]:
     """Where the devices get each cell from; None if its corners do not agree, or there are too many sources."""
     corners = [np.array(list(product(*((first, after - 1) for first, after in box))), np.int64).T for box in boxes]
-    devices, indices = _followed(tracer, result, np.concatenate(corners, axis=1))
+    devices, indices = _follow_points(tracer, result, np.concatenate(corners, axis=1))
     ends = np.cumsum([one.shape[1] for one in corners])[:-1]
     parts = zip(corners, np.split(devices, ends, axis=1), np.split(indices, ends, axis=2), strict=True)
-    return [_sources(*part) for part in parts]
+    return [_sources_of_cell(*part) for part in parts]
 
 
-def _sources(corners: Numbers, device: Numbers, index: Numbers) -> tuple[ShiftSource, ...] | None:
+def _sources_of_cell(corners: Numbers, device: Numbers, index: Numbers) -> tuple[ShiftSource, ...] | None:
     """Where the devices get one cell from, whose corners come from these devices and indices."""
     offsets = index - (corners - corners[:, :1])[:, np.newaxis]
     if (device != device[:, :1]).any() or (offsets != offsets[:, :, :1]).any():
@@ -161,7 +163,7 @@ def _sources(corners: Numbers, device: Numbers, index: Numbers) -> tuple[ShiftSo
     return tuple(ShiftSource(start, tuple(into.get(one, _NOBODY) for one in everyone)) for start, _, into in groups)
 
 
-def _followed(tracer: Tracer, result: HloValue, indices: Numbers) -> tuple[Numbers, Numbers]:
+def _follow_points(tracer: Tracer, result: HloValue, indices: Numbers) -> tuple[Numbers, Numbers]:
     """The device (of each device and point) and the index (of each dim, device and point) that points come from."""
     count = indices.shape[1]
     points = Points(np.repeat(np.arange(tracer.devices), count), np.tile(indices, (1, tracer.devices)))
@@ -171,5 +173,5 @@ def _followed(tracer: Tracer, result: HloValue, indices: Numbers) -> tuple[Numbe
         raise Untraceable("it is not all of one tile")
     if len(tiles[0].dims) != indices.shape[0]:
         raise Untraceable("its tile has other dims")
-    index = unravel(origins.place, tiles[0].dims)
+    index = unravel_places(origins.place, tiles[0].dims)
     return origins.device.reshape(-1, count), index.reshape(indices.shape[0], -1, count)

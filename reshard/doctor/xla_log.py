@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
 from reshard.hlo.frames import metadata_fields
-from reshard.hlo.text import ARRAY, parse_arrays
+from reshard.hlo.text import ARRAY, read_arrays
 from reshard.plans.plan import Plan
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
@@ -154,7 +154,7 @@ def _move(text: WarningText, times: int, network: Network | None) -> Remateriali
 
 def _layouts(text: WarningText) -> tuple[Layout, Layout]:
     """The layouts before and after, on one mesh if there is one that has the axes of both."""
-    (tile,) = parse_arrays(text.tile)
+    (tile,) = read_arrays(text.tile)
     probes = [Layout.from_hlo(sharding, (1,) * len(tile.dims), tile.dtype) for sharding in (text.source, text.target)]
     devices = max(probe.mesh.size for probe in probes)
     shape = [size * count for size, count in zip(tile.dims, _tiles(probes[0]), strict=True)]

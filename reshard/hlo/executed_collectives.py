@@ -92,7 +92,7 @@ def collective_form(computation: Computation, instruction: Instruction, fused: b
         return None
     results = instruction.results
     if kind == "permute":
-        return CollectiveForm(kind, opcode, results, _partners(_pairs_text(instruction)))
+        return CollectiveForm(kind, opcode, results, _count_partners(_pairs_text(instruction)))
     if kind == "all_reduce" and fused and (slices := _only_slices(computation, instruction)):
         return CollectiveForm("reduce_scatter", opcode, slices)
     return CollectiveForm(kind, opcode, results)
@@ -108,7 +108,7 @@ def _pairs_text(instruction: Instruction) -> str:
     return pairs[1] if pairs else instruction.attributes.get("source_target_pairs", "")
 
 
-def _partners(pairs: str) -> int:
+def _count_partners(pairs: str) -> int:
     """2 if any device sends to another device, else 1."""
     return 2 if _ELSEWHERE.search(pairs) else 1
 
@@ -150,7 +150,7 @@ def _recv_form(instruction: Instruction) -> CollectiveForm | None:
         slices = _slice_count(_SLICES.search(said))
         return CollectiveForm(_BETWEEN_SLICES[transfer[1]], "recv", results, slices)
     if pairs := _SENT.search(said):
-        return CollectiveForm("permute", "recv", results, _partners(pairs[1]))
+        return CollectiveForm("permute", "recv", results, _count_partners(pairs[1]))
     return None
 
 
@@ -222,18 +222,20 @@ def parse_groups(text: str, devices: int | None) -> Groups:
     if devices is not None and whole(devices, 1) is None:
         raise NotationError(f"the number of devices {quoted(devices)}: give a whole number of at least 1, or None")
     if any(written(number) is None for number in re.findall(r"\d+", text)):
-        raise _too_many(text)
+        raise _too_many_devices(text)
     if _LISTED.fullmatch(text):
-        return _listed(text, devices)
+        return _read_listed_groups(text, devices)
     if iota := _IOTA.fullmatch(text):
         count, size = int(iota[1]), int(iota[2])
-        return _regular(text, _ids(text, iota[3]), [StridedDigit(count, size)], [StridedDigit(size, 1)])
+        return _make_regular_groups(
+            text, _read_ids(text, iota[3]), [StridedDigit(count, size)], [StridedDigit(size, 1)]
+        )
     if mesh := _MESH.fullmatch(text):
-        return _mesh(text, mesh[1], mesh[2], mesh[3])
-    raise _unreadable(text)
+        return _read_mesh_groups(text, mesh[1], mesh[2], mesh[3])
+    raise _unreadable_groups(text)
 
 
-def _listed(text: str, devices: int | None) -> Groups:
+def _read_listed_groups(text: str, devices: int | None) -> Groups:
     lists = tuple(tuple(map(int, group.split(","))) for group in _GROUP.findall(text))
     if lists:
         return Groups(len(lists), max(map(len, lists)), lambda: lists)
@@ -243,14 +245,14 @@ def _listed(text: str, devices: int | None) -> Groups:
             "keep num_partitions=8 (or replica_count=8) in the HloModule line"
         )
     if devices > MOST_DEVICES:
-        raise _too_many(text)
+        raise _too_many_devices(text)
     return Groups(1, devices, lambda: (tuple(range(devices)),))
 
 
-def _mesh(text: str, axes: str, order: str | None, used: str) -> Groups:
+def _read_mesh_groups(text: str, axes: str, order: str | None, used: str) -> Groups:
     """Groups along factors of mesh axes: the used factors number the members, all others the groups."""
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
-    strides = _strides(tuple(sizes.values()))
+    strides = _row_major_strides(tuple(sizes.values()))
     factored = {
         name: _FactoredAxis(size, stride, {1, size})
         for (name, size), stride in zip(sizes.items(), strides, strict=True)
@@ -261,7 +263,7 @@ def _mesh(text: str, axes: str, order: str | None, used: str) -> Groups:
         low = int(before or 1)
         high = low * int(size or sizes.get(name, 0))
         if not high or sizes.get(name, 0) % high:
-            raise _unreadable(text)
+            raise _unreadable_groups(text)
         factored[name].cuts.update((low, high))
         taken.add((name, low))
         inner.append(factored[name].digit(low, high))
@@ -272,7 +274,9 @@ def _mesh(text: str, axes: str, order: str | None, used: str) -> Groups:
         if (name, low) not in taken
     ]
     total = math.prod(sizes.values())
-    return _regular(text, _ids(text, order) if order else _Ids(total, lambda: range(total)), outer, inner)
+    return _make_regular_groups(
+        text, _read_ids(text, order) if order else _Ids(total, lambda: range(total)), outer, inner
+    )
 
 
 class _FactoredAxis(NamedTuple):
@@ -294,43 +298,43 @@ class _Ids(NamedTuple):
     expand: Callable[[], Sequence[int]]
 
 
-def _regular(text: str, ids: _Ids, outer: Sequence[StridedDigit], inner: Sequence[StridedDigit]) -> Groups:
+def _make_regular_groups(text: str, ids: _Ids, outer: Sequence[StridedDigit], inner: Sequence[StridedDigit]) -> Groups:
     """Groups of positions in `ids`: the `outer` digits number the groups, the `inner` ones the members of each."""
     count, size = (math.prod(digit.size for digit in digits) for digits in (outer, inner))
     if ids.size != count * size:
-        raise _unreadable(text)
+        raise _unreadable_groups(text)
     if ids.size > MOST_DEVICES:
-        raise _too_many(text)
+        raise _too_many_devices(text)
 
     def expand() -> tuple[tuple[int, ...], ...]:
-        order, members = ids.expand(), _numbers(inner)
-        return tuple(tuple(order[first + at] for at in members) for first in _numbers(outer))
+        order, members = ids.expand(), _expand_digits(inner)
+        return tuple(tuple(order[first + at] for at in members) for first in _expand_digits(outer))
 
     return Groups(count, size, expand)
 
 
-def _ids(text: str, order: str) -> _Ids:
+def _read_ids(text: str, order: str) -> _Ids:
     """Reads device ids: a list, or a transposed iota."""
     if iota := _IOTA_IDS.fullmatch(order):
-        sizes = _ints(iota[1])
-        permutation = _ints(iota[2]) if iota[2] else tuple(range(len(sizes)))
+        sizes = _read_ints(iota[1])
+        permutation = _read_ints(iota[2]) if iota[2] else tuple(range(len(sizes)))
         if sorted(permutation) != list(range(len(sizes))):
-            raise _unreadable(text)
-        strides = _strides(sizes)
+            raise _unreadable_groups(text)
+        strides = _row_major_strides(sizes)
         digits = [StridedDigit(sizes[at], strides[at]) for at in permutation]
-        return _Ids(math.prod(sizes), lambda: _numbers(digits))
+        return _Ids(math.prod(sizes), lambda: _expand_digits(digits))
     if re.fullmatch(r"[\d,\s]+", order):
-        listed = _ints(order)
+        listed = _read_ints(order)
         return _Ids(len(listed), lambda: listed)
-    raise _unreadable(text)
+    raise _unreadable_groups(text)
 
 
-def _strides(sizes: Sequence[int]) -> list[int]:
+def _row_major_strides(sizes: Sequence[int]) -> list[int]:
     """The stride of each dim, the last varying fastest."""
     return [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
 
 
-def _numbers(digits: Sequence[StridedDigit]) -> list[int]:
+def _expand_digits(digits: Sequence[StridedDigit]) -> list[int]:
     """All numbers with these digits, major to minor."""
     numbers = [0]
     for size, stride in digits:
@@ -338,18 +342,18 @@ def _numbers(digits: Sequence[StridedDigit]) -> list[int]:
     return numbers
 
 
-def _ints(text: str) -> tuple[int, ...]:
+def _read_ints(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part.strip())
 
 
-def _too_many(text: str) -> NotationError:
+def _too_many_devices(text: str) -> NotationError:
     return NotationError(
         f"HLO replica groups {quoted(text)}: they are over more devices than the {MOST_DEVICES} that can be listed; "
         "give the module of a real machine"
     )
 
 
-def _unreadable(text: str) -> NotationError:
+def _unreadable_groups(text: str) -> NotationError:
     return NotationError(
         f"HLO replica groups {text[:120]!r}: write {{{{0,1}},{{2,3}}}}, [2,4]<=[4,2]T(1,0) "
         "or mesh['x'=4,'y'=2] {'x'}, over each device once"
@@ -513,7 +517,7 @@ class _Walk:
             yield from self._loop(called, site, times, outer)
         elif opcode == "conditional":
             branches = [list(self.run(computation, times, outer)) for computation in called]
-            heaviest = max(branches, key=_weight)
+            heaviest = max(branches, key=_weigh_branch)
             for branch in branches if self.every_branch else [heaviest]:
                 yield from branch if branch is heaviest else (replace(one, counted=False) for one in branch)
         else:
@@ -547,7 +551,7 @@ class _Walk:
             form.results,
             size,
             groups,
-            _received(form.kind, sum(array.nbytes for array in form.results), size),
+            _received_in(form.kind, sum(array.nbytes for array in form.results), size),
             times,
             source_of(self.module, (site, *callers)),
             instruction,
@@ -582,7 +586,7 @@ def _with_partitions(replicas: Groups, partitions: int) -> Groups:
     return Groups(replicas.count, replicas.size * partitions, expand)
 
 
-def _received(kind: str, result: int, size: int) -> int:
+def _received_in(kind: str, result: int, size: int) -> int:
     """The bytes that a device receives in a collective with `result` bytes in groups of `size` devices."""
     match kind:
         case "all_gather" | "all_to_all":
@@ -595,7 +599,7 @@ def _received(kind: str, result: int, size: int) -> int:
             return result if size > 1 else 0
 
 
-def _weight(branch: list[Collective]) -> tuple[int, int]:
+def _weigh_branch(branch: list[Collective]) -> tuple[int, int]:
     total = traffic(branch)
     return total.received_bytes, total.launches
 
@@ -665,18 +669,18 @@ class _Loop:
         self.start = inside.by_name.get(loop.operands[0]) if loop.operands else None
 
     def count(self) -> int | None:
-        root = _origin(self.condition, self.condition.root)
+        root = _behind_copies(self.condition, self.condition.root)
         if root is None or root.opcode != "compare" or len(root.operands) != 2:
             return None
         direction = root.attributes.get("direction", "")
-        left, right = (_origin(self.condition, self.condition.by_name.get(name)) for name in root.operands)
+        left, right = (_behind_copies(self.condition, self.condition.by_name.get(name)) for name in root.operands)
         if direction not in _INCLUSIVE or left is None or right is None:
             return None
         return self._iterations(left, right, direction)
 
     def _iterations(self, counter: Instruction, bound: Instruction, direction: str) -> int | None:
         """How often the counter steps until `compare(counter, bound)` fails."""
-        at = _index(self.condition, counter)
+        at = _element_read(self.condition, counter)
         limit = self._constant(self.condition, bound)
         if at is None or limit is None:
             return None
@@ -688,33 +692,33 @@ class _Loop:
 
     def _constant(self, computation: Computation, instruction: Instruction | None) -> int | None:
         """The integer that an instruction of the condition or the body yields in every iteration."""
-        origin = _origin(computation, instruction)
-        value = _integer(origin)
-        at = _index(computation, origin)
+        origin = _behind_copies(computation, instruction)
+        value = _integer_of(origin)
+        at = _element_read(computation, origin)
         return self._initial(at) if value is None and at is not None and self._is_invariant(at) else value
 
     def _initial(self, at: int) -> int | None:
         """The integer in element `at` of the tuple that the loop starts with."""
-        return _integer(_origin(self.inside, self._element(self.inside, self.start, at)))
+        return _integer_of(_behind_copies(self.inside, self._element(self.inside, self.start, at)))
 
     def _next(self, at: int) -> Instruction | None:
         """The instruction that computes element `at` for the next iteration."""
-        return _origin(self.body, self._element(self.body, self.body.root, at))
+        return _behind_copies(self.body, self._element(self.body, self.body.root, at))
 
     def _is_invariant(self, at: int) -> bool:
         """Whether the body passes the element on unchanged."""
-        return _index(self.body, self._next(at)) == at
+        return _element_read(self.body, self._next(at)) == at
 
     def _step(self, at: int) -> int | None:
         """The constant that the body adds to the element."""
         update = self._next(at)
         if update is None or update.opcode not in ("add", "subtract") or len(update.operands) != 2:
             return None
-        left, right = (_origin(self.body, self.body.by_name.get(name)) for name in update.operands)
-        if _index(self.body, left) != at:
+        left, right = (_behind_copies(self.body, self.body.by_name.get(name)) for name in update.operands)
+        if _element_read(self.body, left) != at:
             left, right = right, left if update.opcode == "add" else None
         step = self._constant(self.body, right)
-        if _index(self.body, left) != at or step is None:
+        if _element_read(self.body, left) != at or step is None:
             return None
         return step if update.opcode == "add" else -step
 
@@ -726,14 +730,14 @@ class _Loop:
         return computation.by_name.get(made.operands[at])
 
 
-def _origin(computation: Computation, instruction: Instruction | None) -> Instruction | None:
+def _behind_copies(computation: Computation, instruction: Instruction | None) -> Instruction | None:
     """The instruction that made the value, behind any copies."""
     while instruction is not None and instruction.opcode in _SAME and instruction.operands:
         instruction = computation.by_name.get(instruction.operands[0])
     return instruction
 
 
-def _integer(instruction: Instruction | None) -> int | None:
+def _integer_of(instruction: Instruction | None) -> int | None:
     """The value of an integer constant; None for any other instruction."""
     if instruction is None or instruction.opcode != "constant":
         return None
@@ -741,7 +745,7 @@ def _integer(instruction: Instruction | None) -> int | None:
     return int(literal[0]) if literal else None
 
 
-def _index(computation: Computation, instruction: Instruction | None) -> int | None:
+def _element_read(computation: Computation, instruction: Instruction | None) -> int | None:
     """The element of the computation's parameter that an instruction reads; None if it reads none."""
     if instruction is None or instruction.opcode != "get-tuple-element":
         return None

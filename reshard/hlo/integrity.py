@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
-from reshard.hlo.splice import Linked, Splice, SpliceContext, outputs, replaced_values
+from reshard.hlo.splice import Linked, Splice, SpliceContext, replaced_values, result_ids
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
@@ -35,7 +35,7 @@ class Change(NamedTuple):
     linked: Linked
 
 
-def check(old: ModuleProto, new: ModuleProto, changes: Sequence[Change]) -> None:
+def check_splices(old: ModuleProto, new: ModuleProto, changes: Sequence[Change]) -> None:
     """Raises `SpliceError`, naming the instruction, unless `new` is `old` with these splices and nothing else.
 
     Both must be as they were decoded, `new` from the bytes that the compiler will get and `like` the old one: of
@@ -194,7 +194,7 @@ def _list_fresh(
     replaced: dict[int, int] = {}
     roots: dict[int, int] = {}
     for splice, linked in changes:
-        results = [linked.instructions[one] for one in outputs(fragments[splice.fragment].entry)]
+        results = [linked.instructions[one] for one in result_ids(fragments[splice.fragment].entry)]
         roots.update({root: root for root in results})
         for use in splice.uses:
             values = replaced_values(before, splice.region, use)

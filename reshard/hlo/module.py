@@ -47,23 +47,23 @@ class Array:
         >>> Array("bf16", (8, 4)).nbytes, Array("s4", (3,)).nbytes, Array("token", ()).nbytes
         (64, 2, 0)
         """
-        return -(-self.elements * _bits(self.dtype) // 8)
+        return -(-self.elements * _bits_of_dtype(self.dtype) // 8)
 
 
 Shape = Array | tuple["Shape", ...]
 """What an instruction yields: an array or a tuple of shapes."""
 
 
-def flatten(shape: Shape) -> tuple[Array, ...]:
+def flatten_shape(shape: Shape) -> tuple[Array, ...]:
     """The arrays of a shape, in order.
 
-    >>> [array.dtype for array in flatten(parse_shape("((f32[8]), u32[])"))]
+    >>> [array.dtype for array in flatten_shape(parse_shape("((f32[8]), u32[])"))]
     ['f32', 'u32']
     """
-    return (shape,) if isinstance(shape, Array) else tuple(array for part in shape for array in flatten(part))
+    return (shape,) if isinstance(shape, Array) else tuple(array for part in shape for array in flatten_shape(part))
 
 
-def _bits(dtype: str) -> int:
+def _bits_of_dtype(dtype: str) -> int:
     """The size of an element, which HLO's names of types state."""
     if dtype in _NO_BYTES:
         return 0
@@ -130,7 +130,7 @@ class Instruction:
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
         """All arrays of the result, in order, without their tuples."""
-        return flatten(self.shape)
+        return flatten_shape(self.shape)
 
     @property
     def results(self) -> tuple[Array, ...]:
@@ -143,11 +143,11 @@ class Instruction:
         if isinstance(shape, Array) or len(shape) < 2:
             return self.arrays
         if self.opcode == "recv":
-            return flatten(shape[0])
+            return flatten_shape(shape[0])
         if not self.opcode.endswith("-start"):
             return self.arrays
         plain = self.opcode == "all-reduce-start" and all(isinstance(part, Array) for part in shape)
-        return self.arrays if plain else flatten(shape[1])
+        return self.arrays if plain else flatten_shape(shape[1])
 
     @cached_property
     def operands(self) -> tuple[str, ...]:

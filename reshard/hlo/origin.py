@@ -31,17 +31,17 @@ def source_of(module: Module, sites: tuple[CallSite, ...]) -> Source:
     In this order: the instruction's own metadata; that of the callers that only wrap it (a fusion, an asynchronous
     call); that of the nearest instructions, users before operands, since a collective serves its users.
     """
-    wrapped = list(_wrapping(sites))
-    own = [source for site in wrapped if (source := _stated(module, site.instruction))]
+    wrapped = list(_list_wrapping(sites))
+    own = [source for site in wrapped if (source := _stated_source(module, site.instruction))]
     if with_line := next((source for source in own if source.file), None):
         return replace(with_line, op_name=own[0].op_name or with_line.op_name)
-    near = next(_near(module, wrapped), None)
+    near = next(_sources_nearby(module, wrapped), None)
     if near is None:
         return own[0] if own else Source("")
     return replace(near, op_name=own[0].op_name if own else near.op_name, exact=False)
 
 
-def _wrapping(sites: tuple[CallSite, ...]) -> Iterator[CallSite]:
+def _list_wrapping(sites: tuple[CallSite, ...]) -> Iterator[CallSite]:
     """The first site, and the callers that do nothing but wrap it."""
     yield sites[0]
     for site in sites[1:]:
@@ -50,24 +50,24 @@ def _wrapping(sites: tuple[CallSite, ...]) -> Iterator[CallSite]:
         yield site
 
 
-def _stated(module: Module, instruction: Instruction) -> Source | None:
+def _stated_source(module: Module, instruction: Instruction) -> Source | None:
     """The origin in the instruction's own metadata."""
     metadata = instruction.metadata
     return module.frames.source(metadata) if metadata else None
 
 
-def _near(module: Module, sites: Iterable[CallSite]) -> Iterator[Source]:
+def _sources_nearby(module: Module, sites: Iterable[CallSite]) -> Iterator[Source]:
     """The origins of nearby instructions that have a line, the nearest first."""
     for site in sites:
         seen, queue = {site.instruction.name}, [site.instruction]
         for instruction in queue:  # breadth first: the queue grows while it is walked
-            fresh = [near for near in _neighbours(site.computation, instruction) if near.name not in seen]
+            fresh = [near for near in _list_neighbours(site.computation, instruction) if near.name not in seen]
             seen.update(near.name for near in fresh)
             queue += fresh[: max(0, _MOST_LOOKED_AT - len(queue))]
-            yield from (source for near in fresh for source in _sources(module, near))
+            yield from (source for near in fresh for source in _sources_with_line(module, near))
 
 
-def _neighbours(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+def _list_neighbours(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
     """The users of an instruction, then its operands."""
     operands = (computation.by_name.get(name) for name in instruction.operands)
     for near in (*computation.users.get(instruction.name, ()), *operands):
@@ -75,10 +75,10 @@ def _neighbours(computation: Computation, instruction: Instruction) -> Iterator[
             yield near
 
 
-def _sources(module: Module, instruction: Instruction) -> Iterator[Source]:
+def _sources_with_line(module: Module, instruction: Instruction) -> Iterator[Source]:
     """The origins with a line of an instruction and, if it is a fusion, of the instructions inside."""
     fused = [module.computation(name) for name in instruction.called] if instruction.opcode == "fusion" else []
     for one in (instruction, *(inner for computation in fused for inner in computation.instructions)):
-        source = _stated(module, one)
+        source = _stated_source(module, one)
         if source and source.file:
             yield source

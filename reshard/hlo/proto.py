@@ -74,19 +74,19 @@ def _write_number(message: ProtoMessage, number: int, value: int) -> None:
         message.remove(number)  # A proto leaves zeros out.
 
 
-def _text(number: int) -> _Field[str]:
+def _text_field(number: int) -> _Field[str]:
     return _Field(number, ProtoMessage.text, lambda message, at, value: message.set_data(at, value.encode()))
 
 
-def _number(number: int) -> _Field[int]:
+def _number_field(number: int) -> _Field[int]:
     return _Field(number, ProtoMessage.number, _write_number)
 
 
-def _data(number: int) -> _Field[bytes]:
+def _data_field(number: int) -> _Field[bytes]:
     return _Field(number, lambda message, at: message.data(at) or b"", ProtoMessage.set_data)
 
 
-def _ids(number: int) -> _Field[list[int]]:
+def _ids_field(number: int) -> _Field[list[int]]:
     return _Field(number, ProtoMessage.numbers, ProtoMessage.set_numbers)
 
 
@@ -97,15 +97,15 @@ class InstructionProto(_Edited):
     `operands`, `control` and `called` are ids: of operands, of control predecessors, and of computations.
     """
 
-    name, opcode = _text(1), _text(_OPCODE)
-    id, parameter, channel, side_effect = _number(35), _number(9), _number(26), _number(65)
-    shape, metadata = _data(_SHAPE), _data(7)
-    operands, control, called = _ids(36), _ids(37), _ids(38)
+    name, opcode = _text_field(1), _text_field(_OPCODE)
+    id, parameter, channel, side_effect = _number_field(35), _number_field(9), _number_field(26), _number_field(65)
+    shape, metadata = _data_field(_SHAPE), _data_field(7)
+    operands, control, called = _ids_field(36), _ids_field(37), _ids_field(38)
 
     @classmethod
     def decode(cls, data: bytes) -> InstructionProto:
         """Decodes an instruction."""
-        return cls(wire.decode(data))
+        return cls(wire.decode_message(data))
 
     def copy(self) -> InstructionProto:
         """An instruction of its own with the same fields."""
@@ -146,7 +146,7 @@ class ComputationProto(_Edited):
 
     __slots__ = ("_highest_id", "_instructions", "_summary", "data", "read")
 
-    name, id, root_id = _text(1), _number(5), _number(6)
+    name, id, root_id = _text_field(1), _number_field(5), _number_field(6)
 
     def __init__(
         self, message: ProtoMessage, instructions: list[InstructionProto] | None = None, data: bytes | None = None
@@ -161,15 +161,15 @@ class ComputationProto(_Edited):
     @classmethod
     def decode(cls, data: bytes) -> ComputationProto:
         """Decodes a computation."""
-        return cls(wire.decode(data), None, data)
+        return cls(wire.decode_message(data), None, data)
 
     def encode(self) -> bytes:
         """The bytes of the computation."""
         if self._instructions is None and self.data is not None and not self.is_changed:
             return self.data
         if self._instructions is not None:
-            self.message.set_all_data(_INSTRUCTIONS, [wire.encode(one.message) for one in self._instructions])
-        return wire.encode(self.message)
+            self.message.set_all_data(_INSTRUCTIONS, [wire.encode_message(one.message) for one in self._instructions])
+        return wire.encode_message(self.message)
 
     def fresh(self) -> ComputationProto:
         """The same computation as it was decoded, to be changed; what is known of it is kept."""
@@ -247,12 +247,12 @@ class ComputationProto(_Edited):
 
     def describe_parameters(self) -> None:
         """Writes the shapes of its parameters and of its result into its program shape."""
-        shape = wire.decode(self.message.data(_PROGRAM_SHAPE) or b"")
+        shape = wire.decode_message(self.message.data(_PROGRAM_SHAPE) or b"")
         parameters = self.parameters
         shape.set_all_data(_PARAMETERS, [one.shape for one in parameters])
         shape.set_data(_RESULT, self.root.shape)
         shape.set_all_data(_NAMES, [one.name.encode() for one in parameters])
-        self.message.set_data(_PROGRAM_SHAPE, wire.encode(shape))
+        self.message.set_data(_PROGRAM_SHAPE, wire.encode_message(shape))
         self.is_changed = True
 
 
@@ -288,7 +288,7 @@ class ModuleProto:
 
         Computations of equal bytes are those of `like`, if it is given: neither module may then be changed.
         """
-        message = wire.decode(data)
+        message = wire.decode_message(data)
         known = {} if like is None else {one.data: one for one in like.computations}
         listed = message.all_data(_COMPUTATIONS)
         computations = [known.get(one) or ComputationProto.decode(one) for one in listed]
@@ -300,12 +300,12 @@ class ModuleProto:
     def fresh(self) -> ModuleProto:
         """The same module as it was decoded, to be changed."""
         message = ProtoMessage(list(self.message.fields))
-        return ModuleProto(message, [one.fresh() for one in self.computations], _copied(self.schedule))
+        return ModuleProto(message, [one.fresh() for one in self.computations], _copy_schedule(self.schedule))
 
     def copy(self) -> ModuleProto:
         """A module of its own with the same computations."""
         message = ProtoMessage(list(self.message.fields))
-        return ModuleProto(message, [one.copy() for one in self.computations], _copied(self.schedule))
+        return ModuleProto(message, [one.copy() for one in self.computations], _copy_schedule(self.schedule))
 
     def encode(self) -> bytes:
         """The bytes of the module."""
@@ -313,7 +313,7 @@ class ModuleProto:
         data = self.message.data(_SCHEDULE)
         if self.schedule is not None and data is not None and _decode_schedule(data) != self.schedule:
             self.message.set_data(_SCHEDULE, _encode_schedule(self.schedule))
-        return wire.encode(self.message)
+        return wire.encode_message(self.message)
 
     @property
     def entry(self) -> ComputationProto:
@@ -328,7 +328,7 @@ class ModuleProto:
         """
         if self.schedule is not None:
             return True
-        program = wire.decode(self.message.data(_PROGRAM_SHAPE) or b"")
+        program = wire.decode_message(self.message.data(_PROGRAM_SHAPE) or b"")
         given = [one.shape for one in self.entry.parameters]
         return program.all_data(_PARAMETERS) == given and (program.data(_RESULT) == self.entry.root.shape)
 
@@ -360,14 +360,14 @@ class ModuleProto:
             yield from computation.instructions
 
 
-def _copied(schedule: dict[int, list[int]] | None) -> dict[int, list[int]] | None:
+def _copy_schedule(schedule: dict[int, list[int]] | None) -> dict[int, list[int]] | None:
     return None if schedule is None else {number: list(ids) for number, ids in schedule.items()}
 
 
 def _decode_schedule(data: bytes) -> dict[int, list[int]]:
     """HloScheduleProto: a map from a computation's id to the ids of its instructions in order."""
-    entries = [wire.decode(entry) for entry in wire.decode(data).all_data(1)]
-    return {entry.number(1): wire.decode(entry.data(2) or b"").numbers(1) for entry in entries}
+    entries = [wire.decode_message(entry) for entry in wire.decode_message(data).all_data(1)]
+    return {entry.number(1): wire.decode_message(entry.data(2) or b"").numbers(1) for entry in entries}
 
 
 def _encode_schedule(schedule: dict[int, list[int]]) -> bytes:
@@ -376,18 +376,18 @@ def _encode_schedule(schedule: dict[int, list[int]]) -> bytes:
         sequence, entry = ProtoMessage([]), ProtoMessage([])
         sequence.set_numbers(1, ids)
         entry.set_number(1, computation)
-        entry.set_data(2, wire.encode(sequence))
-        entries.append(wire.encode(entry))
+        entry.set_data(2, wire.encode_message(sequence))
+        entries.append(wire.encode_message(entry))
     made = ProtoMessage([])
     made.set_all_data(1, entries)
-    return wire.encode(made)
+    return wire.encode_message(made)
 
 
 def without_layout(shape: bytes) -> bytes:
     """The ShapeProto of an array without its memory layout."""
-    message = wire.decode(shape)
+    message = wire.decode_message(shape)
     message.remove(_LAYOUT)
-    return wire.encode(message)
+    return wire.encode_message(message)
 
 
 def make_parameter(name: str, number: int, shape: bytes) -> InstructionProto:

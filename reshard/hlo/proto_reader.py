@@ -139,7 +139,7 @@ class _Encoded:
     def attributes(self) -> Mapping[str, str]:
         values: dict[int, list[Value]] = {}
         for field in self.does.message.fields:
-            if field.number not in _READ_APART and not _is_default(field):
+            if field.number not in _READ_APART and not _is_unprinted(field):
                 values.setdefault(field.number, []).append(field.value)
         opcode, attributes = self.does.opcode, _computations_of(self.does.opcode, self.called())
         if opcode == "get-tuple-element":
@@ -164,7 +164,7 @@ class _Encoded:
         return MappingProxyType(attributes)
 
 
-def _is_default(field: Field) -> bool:
+def _is_unprinted(field: Field) -> bool:
     """Whether XLA prints nothing for a field: some say what holds without them, and only of some instructions."""
     number, _, value = field
     if number == _PRECISION and isinstance(value, bytes):
@@ -190,18 +190,18 @@ def _computations_of(opcode: str, called: Sequence[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=1 << 12)  # A module has few shapes, and each many times.
 def _read_shape(data: bytes) -> Shape:
-    shape = wire.decode(data)
+    shape = wire.decode_message(data)
     dtype = shape.number(2)
     if dtype == _TUPLE:
         return tuple(map(_read_shape, shape.all_data(4)))
     layout = shape.data(5)
-    text = "" if layout is None else _layout_text(wire.decode(layout))
+    text = "" if layout is None else _spell_memory_layout(wire.decode_message(layout))
     return Array(_DTYPES[dtype] if dtype < len(_DTYPES) else f"dtype{dtype}", tuple(shape.numbers(3)), text)
 
 
-def _layout_text(layout: ProtoMessage) -> str:
+def _spell_memory_layout(layout: ProtoMessage) -> str:
     """A memory layout as XLA prints it: `1,0:T(8,128)(2,1)S(1)`."""
-    tiles = ["({})".format(",".join(map(str, wire.decode(one).numbers(1)))) for one in layout.all_data(6)]
+    tiles = ["({})".format(",".join(map(str, wire.decode_message(one).numbers(1)))) for one in layout.all_data(6)]
     bits, space = layout.number(7), layout.number(8)
     rest = "T" + "".join(tiles) if tiles else ""
     rest += (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
@@ -211,7 +211,7 @@ def _layout_text(layout: ProtoMessage) -> str:
 def _read_literal(data: bytes, shape: Shape) -> str:
     """The numbers of a constant if they are whole ones; else a digest, which tells constants apart."""
     if isinstance(shape, Array) and shape.dtype in (*_NUMBERS, *_AS_BYTES):
-        literal = wire.decode(data)
+        literal = wire.decode_message(data)
         if shape.dtype in _NUMBERS:
             numbers = literal.numbers(_NUMBERS[shape.dtype])
         else:
@@ -226,25 +226,25 @@ def _read_metadata(data: bytes) -> str:
     """An OpMetadata as XLA prints it, as far as it names the operation and its line; empty if it does not."""
     if not data:
         return ""
-    message = wire.decode(data)
+    message = wire.decode_message(data)
     texts = [(key, message.text(number)) for key, number in (("op_name", 2), ("source_file", 3))]
     numbers = [(key, message.number(number)) for key, number in (("source_line", 4), ("stack_frame_id", 15))]
-    parts = [f'{key}="{_escaped(text)}"' for key, text in texts if text]
+    parts = [f'{key}="{_escape_text(text)}"' for key, text in texts if text]
     parts += [f"{key}={number}" for key, number in numbers if number]
     return f"{{{' '.join(parts)}}}" if parts else ""
 
 
-def _escaped(text: str) -> str:
+def _escape_text(text: str) -> str:
     return _ESCAPED.sub(lambda match: _ESCAPES.get(match[0], f"\\{match[0]}"), text)
 
 
 def _read_frames(data: bytes) -> FramesById:
     """A StackFrameIndexProto; ids count from 1."""
-    index = wire.decode(data)
+    index = wire.decode_message(data)
     files, functions = ([one.decode("utf-8", "replace") for one in index.all_data(number)] for number in (1, 2))
-    locations = [wire.decode(one) for one in index.all_data(3)]
+    locations = [wire.decode_message(one) for one in index.all_data(3)]
     frames: dict[int, tuple[Frame, int]] = {}
-    for at, one in enumerate(map(wire.decode, index.all_data(4)), 1):
+    for at, one in enumerate(map(wire.decode_message, index.all_data(4)), 1):
         place = locations[one.number(1) - 1] if 0 < one.number(1) <= len(locations) else ProtoMessage([])
         file, function = (
             names[place.number(number) - 1] if 0 < place.number(number) <= len(names) else ""
@@ -258,74 +258,74 @@ def _read_frames(data: bytes) -> FramesById:
 # How attributes are spelled: the values of a field, to the text that XLA prints for it.
 
 
-def _ints(values: Iterable[Value]) -> str:
-    return f"{{{','.join(map(str, wire.unpacked(values)))}}}"
+def _spell_ints(values: Iterable[Value]) -> str:
+    return f"{{{','.join(map(str, wire.unpack_numbers(values)))}}}"
 
 
-def _last(values: Sequence[Value]) -> str:
+def _spell_last(values: Sequence[Value]) -> str:
     value = values[-1]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(wire.unpacked([value])[0])
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(wire.unpack_numbers([value])[0])
 
 
-def _messages(values: Iterable[Value]) -> list[ProtoMessage]:
-    return [wire.decode(one) for one in values if isinstance(one, bytes)]
+def _decode_messages(values: Iterable[Value]) -> list[ProtoMessage]:
+    return [wire.decode_message(one) for one in values if isinstance(one, bytes)]
 
 
-def _flag(values: Sequence[Value]) -> str:
+def _spell_flag(values: Sequence[Value]) -> str:
     return "true" if values[-1] else "false"
 
 
-def _slices(values: Sequence[Value]) -> str:
-    ranges = [(one.number(1), one.number(2), one.number(3)) for one in _messages(values)]
+def _spell_slices(values: Sequence[Value]) -> str:
+    ranges = [(one.number(1), one.number(2), one.number(3)) for one in _decode_messages(values)]
     strided = any(step > 1 for _, _, step in ranges)
     spelled = [f"[{start}:{limit}:{step}]" if strided else f"[{start}:{limit}]" for start, limit, step in ranges]
     return f"{{{', '.join(spelled)}}}"
 
 
-def _padding(values: Sequence[Value]) -> str:
-    dims = [one for config in _messages(values) for one in _messages(config.all_data(1))]
+def _spell_padding(values: Sequence[Value]) -> str:
+    dims = [one for config in _decode_messages(values) for one in _decode_messages(config.all_data(1))]
     edges = [(one.number(1), one.number(2), one.number(3)) for one in dims]
     return "x".join(f"{low}_{high}_{inside}" if inside else f"{low}_{high}" for low, high, inside in edges)
 
 
-def _pairs(values: Sequence[Value]) -> str:
-    pairs = (f"{{{one.number(1)},{one.number(2)}}}" for one in _messages(values))
+def _spell_pairs(values: Sequence[Value]) -> str:
+    pairs = (f"{{{one.number(1)},{one.number(2)}}}" for one in _decode_messages(values))
     return f"{{{','.join(pairs)}}}"
 
 
-def _front(values: Sequence[Value]) -> str:
-    entries = sorted((one.text(1), one.text(2)) for each in _messages(values) for one in _messages(each.all_data(1)))
-    return "{" + ",".join(f'{key}="{text}"' for key, text in entries) + "}"
+def _spell_frontend_attributes(values: Sequence[Value]) -> str:
+    entries = [one for each in _decode_messages(values) for one in _decode_messages(each.all_data(1))]
+    return "{" + ",".join(sorted(f'{one.text(1)}="{one.text(2)}"' for one in entries)) + "}"
 
 
-def _listed_groups(values: Sequence[Value]) -> dict[str, str]:
-    groups = (_ints(data for data in [field.value for field in one.fields]) for one in _messages(values))
+def _spell_listed_groups(values: Sequence[Value]) -> dict[str, str]:
+    groups = (_spell_ints(data for data in [field.value for field in one.fields]) for one in _decode_messages(values))
     return {"replica_groups": f"{{{','.join(groups)}}}"}
 
 
-def _iota_groups(values: Sequence[Value]) -> dict[str, str]:
-    (groups,) = _messages(values)
+def _spell_iota_groups(values: Sequence[Value]) -> dict[str, str]:
+    (groups,) = _decode_messages(values)
     sizes, order = groups.numbers(3), groups.numbers(4)
     text = f"[{groups.number(1)},{groups.number(2)}]<=[{','.join(map(str, sizes))}]"
     turned = order != sorted(order)
     return {"replica_groups": text + (f"T({','.join(map(str, order))})" if turned else "")}
 
 
-def _device_list(values: Sequence[Value]) -> dict[str, str]:
-    (devices,) = _messages(values)
+def _spell_device_list(values: Sequence[Value]) -> dict[str, str]:
+    (devices,) = _decode_messages(values)
     iota = devices.all_data(2)
-    return _iota_groups(iota) if iota else _listed_groups(devices.all_data(1))
+    return _spell_iota_groups(iota) if iota else _spell_listed_groups(devices.all_data(1))
 
 
-def _mesh_groups(values: Sequence[Value]) -> dict[str, str]:
+def _spell_mesh_groups(values: Sequence[Value]) -> dict[str, str]:
     """Groups along axes of a mesh, whose text has a comma: XLA prints what follows it as another attribute."""
-    (groups,) = _messages(values)
-    mesh = wire.decode(groups.data(1) or b"")
-    axes = [(one.text(1), one.number(2)) for one in _messages(mesh.all_data(1))]
+    (groups,) = _decode_messages(values)
+    mesh = wire.decode_message(groups.data(1) or b"")
+    axes = [(one.text(1), one.number(2)) for one in _decode_messages(mesh.all_data(1))]
     used: list[str] = []
-    for one in _messages(groups.all_data(2)):
+    for one in _decode_messages(groups.all_data(2)):
         part = one.data(2)
-        cut = None if part is None else wire.decode(part)
+        cut = None if part is None else wire.decode_message(part)
         name = f"'{axes[one.number(1)][0]}'"
         used.append(name if cut is None else f"{name}:({cut.number(1)}){cut.number(2)}")
     text, along = ",".join(f"'{name}'={size}" for name, size in axes), f"{{{','.join(used)}}}"
@@ -336,27 +336,27 @@ def _mesh_groups(values: Sequence[Value]) -> dict[str, str]:
 
 
 _GROUPS: Mapping[int, Callable[[Sequence[Value]], dict[str, str]]] = MappingProxyType(
-    {49: _listed_groups, 87: _device_list, 92: _iota_groups, 93: _mesh_groups}
+    {49: _spell_listed_groups, 87: _spell_device_list, 92: _spell_iota_groups, 93: _spell_mesh_groups}
 )
 _SPELLED: Mapping[int, tuple[str, Callable[[Sequence[Value]], str]]] = MappingProxyType({
-    11: ("kind", _last),
-    13: ("index", _last),
-    14: ("dimensions", _ints),
-    17: ("slice", _slices),
-    20: ("dynamic_slice_sizes", _ints),
-    21: ("padding", _padding),
-    26: ("channel_id", _last),
-    28: ("custom_call_target", lambda values: f'"{_last(values)}"'),
-    31: ("fft_type", lambda values: _FFT_TYPES[wire.unpacked(values)[-1]]),
-    32: ("fft_length", _ints),
-    43: ("backend_config", _last),
-    52: ("source_target_pairs", _pairs),
+    11: ("kind", _spell_last),
+    13: ("index", _spell_last),
+    14: ("dimensions", _spell_ints),
+    17: ("slice", _spell_slices),
+    20: ("dynamic_slice_sizes", _spell_ints),
+    21: ("padding", _spell_padding),
+    26: ("channel_id", _spell_last),
+    28: ("custom_call_target", lambda values: f'"{_spell_last(values)}"'),
+    31: ("fft_type", lambda values: _FFT_TYPES[wire.unpack_numbers(values)[-1]]),
+    32: ("fft_length", _spell_ints),
+    43: ("backend_config", _spell_last),
+    52: ("source_target_pairs", _spell_pairs),
     57: ("operand_layout_constraints", repr),
-    60: ("is_stable", _flag),
-    63: ("direction", _last),
-    65: ("custom_call_has_side_effect", _flag),
-    68: ("frontend_attributes", _front),
-    71: ("use_global_device_ids", _flag),
+    60: ("is_stable", _spell_flag),
+    63: ("direction", _spell_last),
+    65: ("custom_call_has_side_effect", _spell_flag),
+    68: ("frontend_attributes", _spell_frontend_attributes),
+    71: ("use_global_device_ids", _spell_flag),
     74: ("output_to_operand_aliasing", repr),
-    77: ("api_version", lambda values: f"API_VERSION_{_APIS[wire.unpacked(values)[-1]]}"),
+    77: ("api_version", lambda values: f"API_VERSION_{_APIS[wire.unpack_numbers(values)[-1]]}"),
 })  # fmt: skip

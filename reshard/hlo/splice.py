@@ -93,8 +93,8 @@ class Splicer:
                 replaced = region.named(use.name)
                 first += [one.id for one in region.users(replaced.id)][:1] or [replaced.id]
         at = next(at for at, one in enumerate(region.instructions) if one.id in first)
-        linked, results = Linked(fragment.is_laid_out), outputs(entry)
-        made = _link(known, region, fragment, source, change.metadata, linked)
+        linked, results = Linked(fragment.is_laid_out), result_ids(entry)
+        made = _link_fragment(known, region, fragment, source, change.metadata, linked)
         values = [linked.instructions[one] for one in results]
         if any(use.output >= len(values) for use in uses):
             raise SpliceError(
@@ -118,7 +118,7 @@ def _decode_fragment(fragment: bytes) -> ModuleProto:
     return ModuleProto.decode(fragment)
 
 
-def outputs(entry: ComputationProto) -> list[int]:
+def result_ids(entry: ComputationProto) -> list[int]:
     """The ids of the results of a fragment, in order."""
     return entry.root.operands if entry.root.opcode == "tuple" else [entry.root_id]
 
@@ -158,7 +158,7 @@ def _list_scopes(known: SpliceContext, region: ComputationProto, path: Sequence[
     return scopes
 
 
-def _link(
+def _link_fragment(
     known: SpliceContext,
     region: ComputationProto,
     fragment: ModuleProto,

@@ -62,18 +62,18 @@ class _Line(NamedTuple):
         return not self.shape_text.startswith("(")
 
     def shape(self) -> Shape:
-        return parse_shape(self.shape_text)
+        return read_shape(self.shape_text)
 
     def operands(self) -> tuple[str, ...]:
         if self.opcode in _NO_OPERANDS:
             return ()
-        text = _COMMENT.sub("", self.rest[: _close(self.rest)])
+        text = _COMMENT.sub("", self.rest[: _find_close(self.rest)])
         if "%" in text:
             return tuple(_NAME.findall(text))
         return tuple(part.split()[-1] for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
 
     def attributes(self) -> Mapping[str, str]:
-        parts = _split(self.rest[_close(self.rest) + 1 :])
+        parts = _split_outside_brackets(self.rest[_find_close(self.rest) + 1 :])
         pairs = (part.partition("=") for part in parts)
         return MappingProxyType({key.strip(): value.strip() for key, _, value in pairs if key.strip()})
 
@@ -107,24 +107,24 @@ def parse(text: str) -> Module:
     """
     headers = list(_MODULE.finditer(text)) if isinstance(text, str) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(headers) != 1:
-        _refuse(text, len(headers))
+        _refuse_text(text, len(headers))
     if re.search(rf"[0-9]{{{_MOST_DIGITS + 1}}}", text):
         raise NotationError(
             f"HLO text: it has a number of more than {_MOST_DIGITS} digits; give a module as XLA prints it"
         )
     header = headers[0]
-    computations, entry, preamble = _computations(header[1], text[header.end() :].split("\n"))
+    computations, entry, preamble = _read_computations(header[1], text[header.end() :].split("\n"))
     return Module(
         header[1],
         MappingProxyType(computations),
         computations[entry],
-        _count(header[2], "num_partitions"),
-        _count(header[2], "replica_count"),
+        _read_count(header[2], "num_partitions"),
+        _read_count(header[2], "replica_count"),
         Tables(lambda: read_tables("\n".join(preamble))),
     )
 
 
-def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation], str, list[str]]:
+def _read_computations(module: str, lines: list[str]) -> tuple[dict[str, Computation], str, list[str]]:
     """The computations by name, the name of the entry, and the lines before the first computation."""
     computations: dict[str, Computation] = {}
     entry: str | None = None
@@ -133,7 +133,7 @@ def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation]
     body: list[Instruction] = []
     for line in lines:
         if line[:1] in (" ", "\t") and name is not None:
-            body += _instruction(module, name, line)
+            body += _read_line(module, name, line)
         elif line[:1] == "}" and name is not None:
             computations[name], name, body = Computation(name, tuple(body)), None, []
         elif name is None and (head := _COMPUTATION.match(line)):
@@ -147,7 +147,7 @@ def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation]
     return computations, entry, preamble
 
 
-def _instruction(module: str, computation: str, line: str) -> list[Instruction]:
+def _read_line(module: str, computation: str, line: str) -> list[Instruction]:
     """The instruction on a line; empty if the line only continues a literal."""
     if plain := _ONE_ARRAY.match(line):
         return [Instruction(plain[2], plain[4], bool(plain[1]), _Line(plain[4], plain[3], line[plain.end() :]))]
@@ -163,7 +163,7 @@ def _instruction(module: str, computation: str, line: str) -> list[Instruction]:
     return [Instruction(named[2], opcode[2], bool(named[1]), _Line(opcode[2], opcode[1], line[opcode.end() :]))]
 
 
-def _close(text: str) -> int:
+def _find_close(text: str) -> int:
     """The index of the parenthesis that closes the one just before the text."""
     depth = 0
     for mark in _MARK.finditer(text):
@@ -173,7 +173,7 @@ def _close(text: str) -> int:
     return len(text)
 
 
-def _split(text: str) -> list[str]:
+def _split_outside_brackets(text: str) -> list[str]:
     """Splits at the commas that are outside of all brackets and quotes."""
     parts: list[str] = []
     depth = start = 0
@@ -188,18 +188,18 @@ def _split(text: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def _count(header: str, key: str) -> int | None:
+def _read_count(header: str, key: str) -> int | None:
     count = re.search(rf"\b{key}=(\d+)", header)
     return int(count[1]) if count else None
 
 
-def _refuse(text: object, headers: int) -> NoReturn:
+def _refuse_text(text: object, headers: int) -> NoReturn:
     if headers:
         raise NotationError(f"HLO text: it has {headers} HloModule headers; give one module at a time")
-    raise NotationError(f"HLO text: {_diagnosis(text)}")
+    raise NotationError(f"HLO text: {_diagnose_text(text)}")
 
 
-def _diagnosis(text: object) -> str:
+def _diagnose_text(text: object) -> str:
     """What the text seems to be, and what to give instead."""
     advice = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
     if not isinstance(text, str):
@@ -213,21 +213,21 @@ def _diagnosis(text: object) -> str:
     return f"no line of it starts with HloModule: {text.strip()[:60]!r}; {advice}"
 
 
-def platform_of(text: str) -> str:
+def compiled_platform(text: str) -> str:
     """`tpu` or `gpu`, by tiled layouts and by backend configurations; else `cpu`.
 
-    >>> platform_of("ENTRY %main (p: bf16[8,128]) -> bf16[8,128] { %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)")
+    >>> compiled_platform("ENTRY %main (p: bf16[8,128]) -> bf16[8,128] { %p = bf16[8,128]{1,0:T(8,128)} parameter(0)")
     'tpu'
-    >>> platform_of("ENTRY %main (p: f32[8]) -> f32[8] { ROOT %p = f32[8]{0} parameter(0) }")
+    >>> compiled_platform("ENTRY %main (p: f32[8]) -> f32[8] { ROOT %p = f32[8]{0} parameter(0) }")
     'cpu'
     """
     return next((platform for platform, mark in _MARKS if mark.search(text)), "cpu")
 
 
-def parse_shape(text: str) -> Shape:
+def read_shape(text: str) -> Shape:
     """Reads a shape; raises `NotationError` for text that is not exactly one.
 
-    >>> parse_shape("(f32[8,4]{1,0}, s32[])")
+    >>> read_shape("(f32[8,4]{1,0}, s32[])")
     (Array(dtype='f32', dims=(8, 4), layout='1,0'), Array(dtype='s32', dims=(), layout=''))
     """
     stack: list[list[Shape]] = [[]]
@@ -238,21 +238,21 @@ def parse_shape(text: str) -> Shape:
             shape = tuple(stack.pop())
             stack[-1].append(shape)
         elif part[1]:
-            stack[-1].append(_array(part[1], part[2], part[3] or ""))
+            stack[-1].append(_make_array(part[1], part[2], part[3] or ""))
     if len(stack) != 1 or len(stack[0]) != 1:
         raise NotationError(f"HLO shape {text[:120]!r}: give one array, as in f32[8,4]{{1,0}}, or a tuple of shapes")
     return stack[0][0]
 
 
-def parse_arrays(text: str) -> tuple[Array, ...]:
-    """Reads the arrays of a shape in order, without their tuples: faster than `parse_shape`, and unchecked.
+def read_arrays(text: str) -> tuple[Array, ...]:
+    """Reads the arrays of a shape in order, without their tuples: faster than `read_shape`, and unchecked.
 
-    >>> [array.dtype for array in parse_arrays("((f32[8]), u32[])")]
+    >>> [array.dtype for array in read_arrays("((f32[8]), u32[])")]
     ['f32', 'u32']
     """
-    return tuple(_array(*parts) for parts in ARRAY.findall(text))
+    return tuple(_make_array(*parts) for parts in ARRAY.findall(text))
 
 
 @lru_cache(maxsize=1 << 14)  # A module has few shapes, and names each of them often.
-def _array(dtype: str, dims: str, layout: str) -> Array:
+def _make_array(dtype: str, dims: str, layout: str) -> Array:
     return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)

@@ -8,11 +8,11 @@ A decoded message keeps every field in its order, those of unknown meaning too, 
 of type 2 stay bytes until someone decodes them: most of a module is never looked at. XLA's text cannot stand in for
 this: it leaves large constants out and prints -0 as 0.
 
-    >>> message = decode(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]))
+    >>> message = decode_message(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]))
     >>> message.number(1), message.text(2)
     (150, 'hi')
     >>> message.set_number(1, 3)
-    >>> encode(message)
+    >>> encode_message(message)
     b'\\x08\\x03\\x12\\x02hi'
 """
 
@@ -53,7 +53,7 @@ class ProtoMessage:
         """The last value of an integer field; negative numbers are read as such."""
         for field in reversed(self.fields):
             if field.number == number and isinstance(field.value, int):
-                return _signed(field.value)
+                return _sign_number(field.value)
         return default
 
     def data(self, number: int) -> bytes | None:
@@ -73,7 +73,7 @@ class ProtoMessage:
 
     def numbers(self, number: int) -> list[int]:
         """Every value of a repeated integer field, packed or not."""
-        return unpacked(field.value for field in self.fields if field.number == number)
+        return unpack_numbers(field.value for field in self.fields if field.number == number)
 
     def set_number(self, number: int, value: int) -> None:
         """Sets an integer field."""
@@ -108,10 +108,10 @@ class ProtoMessage:
         self.fields = [*self.fields[:at], *fields, *after]
 
 
-def decode(data: bytes) -> ProtoMessage:
+def decode_message(data: bytes) -> ProtoMessage:
     """Decodes the fields of one message; those inside stay bytes. Raises `NotationError` for other bytes.
 
-    >>> decode(b"\\x08\\x01").fields
+    >>> decode_message(b"\\x08\\x01").fields
     [Field(number=1, wire_type=0, value=1)]
     """
     fields: list[Field] = []
@@ -144,7 +144,7 @@ def decode(data: bytes) -> ProtoMessage:
     return ProtoMessage(fields)
 
 
-def encode(message: ProtoMessage) -> bytes:
+def encode_message(message: ProtoMessage) -> bytes:
     """The bytes of a message."""
     data = bytearray()
     for number, wire_type, value in message.fields:
@@ -193,12 +193,14 @@ def _append_varint(data: bytearray, value: int) -> None:
     data.append(value)
 
 
-def unpacked(values: Iterable[Value]) -> list[int]:
+def unpack_numbers(values: Iterable[Value]) -> list[int]:
     """The numbers of a repeated integer field, packed or not."""
-    return [_signed(one) for value in values for one in ([value] if isinstance(value, int) else _unpacked(value))]
+    return [
+        _sign_number(one) for value in values for one in ([value] if isinstance(value, int) else _unpack_bytes(value))
+    ]
 
 
-def _unpacked(data: bytes) -> list[int]:
+def _unpack_bytes(data: bytes) -> list[int]:
     values: list[int] = []
     at = 0
     while at < len(data):  # ends: each number takes at least a byte
@@ -207,5 +209,5 @@ def _unpacked(data: bytes) -> list[int]:
     return values
 
 
-def _signed(value: int) -> int:
+def _sign_number(value: int) -> int:
     return value - _WORD if value >= _WORD >> 1 else value

@@ -30,7 +30,7 @@ from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.strict import Limits, effective_limits, has_limits
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import JaxlibReader
-from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched, prepared
+from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched, prepare_pass
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
 from reshard.types.whole import checked_flag
@@ -76,7 +76,7 @@ def jit(
         return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
     limits = Limits(not checked_flag(strict, "strict"), bytes_of(max_bytes, "max_bytes"))
     checked_function(f)
-    return Jitted(f, options, prepared(network, budget, prefer), limits)
+    return Jitted(f, options, prepare_pass(network, budget, prefer), limits)
 
 
 class Jitted:
@@ -89,7 +89,7 @@ class Jitted:
         functools.update_wrapper(self, f)
         self._plain: Any = jax.jit(f, **jit_options)
         self._switched = switched
-        self._on, self._back = xla_hook.switch()
+        self._on, self._back = xla_hook.switch_functions()
         self._limits = limits
         self._limited = limits != Limits()
         self._accepted: set[Any] = set()
@@ -116,12 +116,12 @@ class Jitted:
         return self._lowered(self._trace(args, kwargs), args, kwargs)
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with xla_hook.on(self._switched):
+        with xla_hook.switched_on(self._switched):
             return self._plain.trace(*args, **kwargs)
 
     def _lowered(self, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         shapes, named = abstract(args, kwargs)
-        with xla_hook.on(self._switched):
+        with xla_hook.switched_on(self._switched):
             lowered = traced.lower()
         return Lowered(lowered, self._switched, self._limits, lambda: self._plain.lower(*shapes, **named))
 
@@ -171,13 +171,13 @@ class Lowered:
         return compiled
 
     def _compiled(self, *args: Any, **kwargs: Any) -> tuple[Any, Decision, PassReport]:
-        with xla_hook.on(self.switched), xla_hook.watching() as watched:
+        with xla_hook.switched_on(self.switched), xla_hook.watch_modules() as watched:
             executable = self.lowered.compile(*args, **kwargs)
         held = _identity(executable)
         if not watched and held in _outcomes:
             return executable, *_outcomes[held]
         if not watched and _has_collectives(executable):
-            with xla_hook.on(replace(self.switched, reports=[])), xla_hook.watching() as watched:
+            with xla_hook.switched_on(replace(self.switched, reports=[])), xla_hook.watch_modules() as watched:
                 executable = self.again().compile(*args, **kwargs)
             held = _identity(executable)
         outcome = _outcome(executable, watched)

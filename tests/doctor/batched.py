@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from reshard import hlo
 from reshard.doctor.chain_reader import ChainReader
-from reshard.doctor.chains import chains
+from reshard.doctor.chains import list_chains
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.op_layouts import OpFinder
 
@@ -78,6 +78,6 @@ class Proposed(NamedTuple):
 
 def proposed(body):
     traced = Traced(hlo.parse(HEAD + body), 4)
-    listed = list(chains(traced.flow, traced.maps, hlo.collectives(traced.flow.module)))
+    listed = list(list_chains(traced.flow, traced.maps, hlo.collectives(traced.flow.module)))
     finder = OpFinder(ChainReader(traced.flow, traced.maps, traced.numbering, None))
     return Proposed(traced, finder, tuple(finder.joined(listed)))

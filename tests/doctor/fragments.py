@@ -6,7 +6,7 @@ from pathlib import Path
 import reshard as rs
 from reshard import hlo
 from reshard.doctor import ArrayMove, Known, Place
-from reshard.doctor.chains import chains
+from reshard.doctor.chains import list_chains
 from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
@@ -83,7 +83,7 @@ class Analysis:
         return HloValue(scope, name, path)
 
     def chains(self):
-        return list(chains(self.flow, self.maps, hlo.collectives(self.module, every_branch=True)))
+        return list(list_chains(self.flow, self.maps, hlo.collectives(self.module, every_branch=True)))
 
 
 HERE = Source("jit(f)/mul", "train.py", 26, "step")

@@ -5,7 +5,7 @@ import pytest
 
 import reshard as rs
 from reshard.doctor.dataflow.trace import NOWHERE, Origins
-from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, first_copies, groups_of
+from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, find_device_groups, first_copies
 from reshard.types.meaning import meaning
 from tests.doctor.fragments import HERE, move
 
@@ -28,13 +28,13 @@ def test_the_first_copy_is_the_first_device_with_the_same_tile(text):
 
 
 def test_groups_are_joined_by_what_their_devices_have_of_each_other():
-    assert groups_of(5, [held((0, 0, 2, 0)), held((2, 0, 4, 0))]).tolist() == [0, 1, 0, 3, 0]
-    assert groups_of(3, [held()]).tolist() == [0, 1, 2]
+    assert find_device_groups(5, [held((0, 0, 2, 0)), held((2, 0, 4, 0))]).tolist() == [0, 1, 0, 3, 0]
+    assert find_device_groups(3, [held()]).tolist() == [0, 1, 2]
 
 
 def test_a_ring_is_one_group():
     ring = held(*((device, 0, (device + 1) % 7, 0) for device in range(7)))
-    assert not groups_of(7, [ring]).any()
+    assert not find_device_groups(7, [ring]).any()
 
 
 def test_elements_are_equal_if_leaf_place_and_copy_are():

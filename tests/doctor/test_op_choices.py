@@ -4,7 +4,7 @@ import pytest
 
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.chain_reader import Unfit
-from reshard.doctor.op_layouts import Choices, RowDigit, by_dim, strides_of
+from reshard.doctor.op_layouts import Choices, RowDigit, group_by_dim, tile_strides
 from reshard.hlo import Array
 
 ROWS = Array("f32", (8, 4))
@@ -13,12 +13,12 @@ OP = BatchOp("fft", "", (0,), (ROWS,), (ROWS,))
 
 def test_digits_by_dims():
     digits = [RowDigit(8, 4, 1, None), RowDigit(1, 8, None, 1)]  # 1 x 8 goes through dim 1 and half of a digit of dim 0
-    (rows, columns) = by_dim(digits, (8, 4), "x")
+    (rows, columns) = group_by_dim(digits, (8, 4), "x")
     assert rows == [RowDigit(1, 2, None, 4), RowDigit(2, 4, 1, None)]
     assert columns == [RowDigit(1, 4, None, 1)]
     with pytest.raises(Unfit, match="x is used in part"):
-        by_dim(digits[:1], (8, 4), "x")
-    assert strides_of((2, 3, 4)) == [12, 4, 1]
+        group_by_dim(digits[:1], (8, 4), "x")
+    assert tile_strides((2, 3, 4)) == [12, 4, 1]
 
 
 def test_dims_that_count_rows_are_cut_alike():

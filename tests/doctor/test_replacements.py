@@ -2,7 +2,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chain_reader import ChainReader, Unfit
-from reshard.doctor.chains import chains
+from reshard.doctor.chains import list_chains
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.infer_layouts import Pick
 from reshard.hlo.splice import Use
@@ -33,7 +33,7 @@ def replacements(text, devices=4, from_sums=True):
     traced = Traced(module, devices)
     finder = ChainReader(traced.flow, traced.maps, traced.numbering, None)
     results = []
-    for chain in chains(traced.flow, traced.maps, hlo.collectives(module, every_branch=True), from_sums=from_sums):
+    for chain in list_chains(traced.flow, traced.maps, hlo.collectives(module, every_branch=True), from_sums=from_sums):
         try:
             results.append(finder.replacements(chain))
         except Unfit as why:

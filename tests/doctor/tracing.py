@@ -3,7 +3,7 @@
 import numpy as np
 
 from reshard.doctor.dataflow.flow import Numbering
-from reshard.doctor.dataflow.index_maps import Points, unravel
+from reshard.doctor.dataflow.index_maps import Points, unravel_places
 from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 from tests.doctor.fragments import Analysis
 from tests.doctor.oracle import Machine
@@ -30,7 +30,7 @@ def program(*lines):
 def everywhere(devices, dims):
     """All points of an array."""
     count = int(np.prod(dims))
-    return Points(np.repeat(np.arange(devices), count), unravel(np.tile(np.arange(count), devices), dims))
+    return Points(np.repeat(np.arange(devices), count), unravel_places(np.tile(np.arange(count), devices), dims))
 
 
 def follow(text, choose):

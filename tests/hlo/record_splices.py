@@ -56,7 +56,7 @@ def lowered(source, devices):
 
 
 def record(name, source, devices):
-    improve, splice = hlo_pass.improve, Splicer.splice
+    improve, splice = hlo_pass.improve_module, Splicer.splice
     modules, changes = [], []
 
     def improving(module, fragments, compiler, options):
@@ -67,18 +67,18 @@ def record(name, source, devices):
         changes.append(change)
         return splice(splicer, change)
 
-    xla_hook.improve, Splicer.splice = improving, splicing
+    xla_hook.improve_module, Splicer.splice = improving, splicing
     with xla_hook.enabled() as log:
         lowered(source, devices).compile()
-    xla_hook.improve, Splicer.splice = improve, splice
+    xla_hook.improve_module, Splicer.splice = improve, splice
     print(log)
     (module, text), *_ = modules
     (DATA / f"{name}.pb").write_bytes(module)
     (DATA / f"{name}.hlo").write_text(text)
     for at, change in enumerate(changes):
-        fragment = wire.decode(change.fragment)
+        fragment = wire.decode_message(change.fragment)
         fragment.remove(_STACK_FRAMES)  # They name files of this machine, and a splice does not take them over.
-        (DATA / f"{name}_{at}.pb").write_bytes(wire.encode(fragment))
+        (DATA / f"{name}_{at}.pb").write_bytes(wire.encode_message(fragment))
     described = [
         {"region": one.region, "source": one.source, "uses": [[list(use.path), use.name] for use in one.uses]}
         for one in changes

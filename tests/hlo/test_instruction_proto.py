@@ -23,4 +23,4 @@ def test_the_summary_says_what_the_instructions_say(name):
 def test_a_shape_without_its_layout():
     shapes = {one.shape for one in recorded("train_v5p").decoded().instructions()}
     assert len({without_layout(shape) for shape in shapes}) < len(shapes)
-    assert all(wire.decode(without_layout(shape)).data(5) is None for shape in shapes)
+    assert all(wire.decode_message(without_layout(shape)).data(5) is None for shape in shapes)

@@ -11,7 +11,7 @@ GROUPS, LITERAL, SIZES, SHAPE, DIMENSIONS, OPCODE, ALIASES, PAIRS = 93, 8, 20, 3
 
 
 def check(old, data, changes):
-    integrity.check(old, ModuleProto.decode(data, like=old), changes)
+    integrity.check_splices(old, ModuleProto.decode(data, like=old), changes)
 
 
 @pytest.fixture(params=NAMES)
@@ -84,9 +84,9 @@ def test_a_slice_off_by_one(case):
 
 def test_a_copy_of_another_dtype(case):
     one = next(one for one in added(case) if one.opcode in ("copy", "bitcast"))
-    shape = wire.decode(one.shape)
+    shape = wire.decode_message(one.shape)
     shape.set_number(2, 16)
-    one.message.set_data(SHAPE, wire.encode(shape))
+    one.message.set_data(SHAPE, wire.encode_message(shape))
     assert refused(case)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.hlo.text import platform_of
+from reshard.hlo.text import compiled_platform
 from tests.doctor.fragments import HLO_DATA
 
 NAMES = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tpu7x": "tpu"}
@@ -10,9 +10,9 @@ NAMES = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tpu7x"
 
 @pytest.mark.parametrize("path", sorted(HLO_DATA.glob("*.hlo")), ids=lambda path: path.stem)
 def test_recorded_modules(path):
-    assert platform_of(path.read_text()) == NAMES[path.stem.split("_")[1]]
+    assert compiled_platform(path.read_text()) == NAMES[path.stem.split("_")[1]]
 
 
 def test_gpu():
     backend = 'backend_config={"operation_queue_id":"0","wait_on_operation_queues":[]}'
-    assert platform_of(f"  %g = f32[8]{{0}} all-gather(%p), {backend}") == "gpu"
+    assert compiled_platform(f"  %g = f32[8]{{0}} all-gather(%p), {backend}") == "gpu"

@@ -5,7 +5,7 @@ import pytest
 from reshard import hlo
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
-from reshard.hlo.wire import ProtoMessage, decode, encode
+from reshard.hlo.wire import ProtoMessage, decode_message, encode_message
 from tests.hlo.splices import NAMES, recorded
 
 READ = (
@@ -54,7 +54,7 @@ def edited(opcode, field, *values):
     module = ModuleProto.decode(recorded("scan_cpu").module)
     one = next(each for each in module.instructions() if each.opcode == opcode)
     one.message.remove(93)
-    one.message.set_all_data(field, [encode(message(value)) for value in values])
+    one.message.set_all_data(field, [encode_message(message(value)) for value in values])
     read = read_proto(decode_again(module))
     return next(each for held in read.computations.values() for each in held.instructions if each.name == one.name)
 
@@ -74,7 +74,7 @@ def message(fields):
 
 def decode_again(module):
     for one in module.computations:
-        assert decode(one.encode())
+        assert decode_message(one.encode())
     return module.encode()
 
 
@@ -83,10 +83,13 @@ def test_replica_groups_of_every_form():
     assert edited("all-gather", 92, iota).attributes["replica_groups"] == "[4,2]<=[2,4]T(1,0)"
     listed = edited("all-gather", 49, {1: [0, 2]}, {1: [1, 3]})
     assert listed.attributes["replica_groups"] == "{{0,2},{1,3}}"
-    nested = edited("all-gather", 87, {2: encode(message(iota))})
+    nested = edited("all-gather", 87, {2: encode_message(message(iota))})
     assert nested.attributes["replica_groups"] == "[4,2]<=[2,4]T(1,0)"
-    axis, part = encode(message({1: b"x", 2: 8})), encode(message({2: encode(message({1: 2, 2: 2}))}))
-    mesh = encode(message({1: axis, 2: [3, 1, 2, 0, 4, 5, 6, 7]}))
+    axis, part = (
+        encode_message(message({1: b"x", 2: 8})),
+        encode_message(message({2: encode_message(message({1: 2, 2: 2}))})),
+    )
+    mesh = encode_message(message({1: axis, 2: [3, 1, 2, 0, 4, 5, 6, 7]}))
     ordered = edited("all-gather", 93, {1: mesh, 2: part}).attributes
     assert ordered["replica_groups"] == "mesh['x'=8]" and ordered["device_ids"] == "(3,1,2,0,4,5,6,7) {'x':(2)2}"
     assert edited("all-gather", 92).attributes["replica_groups"] == "{}"

@@ -4,8 +4,8 @@ import pytest
 
 from reshard.errors import NotationError
 from reshard.hlo import Array
-from reshard.hlo.module import flatten
-from reshard.hlo.text import parse_arrays, parse_shape
+from reshard.hlo.module import flatten_shape
+from reshard.hlo.text import read_arrays, read_shape
 from tests.hlo.fragments import module
 
 
@@ -25,13 +25,13 @@ def instruction(line):
     ],
 )
 def test_a_shape(text, shape):
-    assert instruction(f"%a = {text} custom-call()").shape == parse_shape(text) == shape
+    assert instruction(f"%a = {text} custom-call()").shape == read_shape(text) == shape
 
 
 def test_the_arrays_of_a_shape_in_order():
     text = "((f32[2]{0:T(256)}, ()), (u32[]{:S(2)}, (bf16[3,5])))"
-    assert [array.dtype for array in flatten(parse_shape(text))] == ["f32", "u32", "bf16"]
-    assert flatten(parse_shape(text)) == parse_arrays(text)
+    assert [array.dtype for array in flatten_shape(read_shape(text))] == ["f32", "u32", "bf16"]
+    assert flatten_shape(read_shape(text)) == read_arrays(text)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_the_gathers_go_and_the_fragments_come(name):
     left = kinds(proto)
     assert [kind for kind in left if kind != "all-gather"] == sorted(fragments)
     assert left.count("all-gather") == (1 if name.startswith("train") else 0)  # The one of the weights is needed.
-    integrity.check(old := module.decoded(), ModuleProto.decode(proto.encode(), old), changes)
+    integrity.check_splices(old := module.decoded(), ModuleProto.decode(proto.encode(), old), changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -43,7 +43,7 @@ def test_computations_may_go_once_after_all_splices(name):
     changes = [integrity.Change(one, splicer.splice(one)) for one in module.splices]
     splicer.finish()
     assert [one.opcode for one in proto.instructions()] == [one.opcode for one in each.instructions()]
-    integrity.check(old := module.decoded(), ModuleProto.decode(proto.encode(), old), changes)
+    integrity.check_splices(old := module.decoded(), ModuleProto.decode(proto.encode(), old), changes)
 
 
 def test_a_fusion_takes_the_tile_instead_of_the_slice():

@@ -189,7 +189,7 @@ def test_a_program_that_the_pass_cannot_do_is_compiled_as_it_is(monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise RuntimeError("no such pass")
 
-    monkeypatch.setattr("reshard.jax.xla_pass.xla_hook.improve", fail)
+    monkeypatch.setattr("reshard.jax.xla_pass.xla_hook.improve_module", fail)
     f = jit(program)
     np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) * 2 + 1)
     compiled = f.lower(numbered()).compile()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, same_op
-from reshard.doctor.chain_reader import Replacement, finished
+from reshard.doctor.chain_reader import Replacement, finishing_name
 from reshard.doctor.checks.proofs import Key, Proofs, Signatures
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import (
@@ -29,13 +29,13 @@ from reshard.doctor.dataflow.index_maps import (
     Unconvertible,
     Untraceable,
     array_of,
-    conversion,
-    ravel,
-    unravel,
+    find_conversion,
+    ravel_indices,
+    unravel_places,
 )
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
-from reshard.doctor.dataflow.sums import Summands, same_sums, summands
+from reshard.doctor.dataflow.sums import Summands, list_summands, same_sums
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer
 from reshard.doctor.infer_layouts import along
 from reshard.doctor.op_layouts import OpReplacement, is_index
@@ -77,14 +77,14 @@ class Traced:
     def summands(self, value: HloValue, leaf: HloValue, points: Points) -> Summands:
         """The elements of the leaf that points of a value sum; raises `SpliceError` if they cannot be followed."""
         try:
-            return summands(self.maps, self.numbering, value, leaf, points)
+            return list_summands(self.maps, self.numbering, value, leaf, points)
         except (Untraceable, Unconvertible) as error:
             raise SpliceError(f"{value.name}: its summands cannot be followed ({error})") from None
 
     def conversion(self, value: HloValue, leaf: HloValue) -> Conversion:
         """The conversions between the leaf and a value; raises `SpliceError` if they differ between its elements."""
         try:
-            return conversion(self.maps, value, leaf)
+            return find_conversion(self.maps, value, leaf)
         except Unconvertible as error:
             raise SpliceError(f"{value.name}: {error}") from None
 
@@ -121,7 +121,7 @@ def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Repli
             key = spliced.key((value, fresh), (before, leaf))
             if spliced.proofs.hold(key, before, replicas):
                 continue
-            check = _check_sums if replacement.is_summed else _check_moved
+            check = _check_summed if replacement.is_summed else _check_moved
             check(spliced, (value, fresh), (before, leaf), replacement, replicas, key)
 
 
@@ -141,7 +141,7 @@ def _check_moved(
         raise SpliceError(f"{value.name}: some of its elements are padding")
     was, is_now = old.conversion(value, replacement.leaf), new.conversion(fresh, leaf)
     if was != is_now:
-        raise SpliceError(f"{value.name}: {_spelled(was)} would become {_spelled(is_now)}")
+        raise SpliceError(f"{value.name}: {_spell_conversion(was)} would become {_spell_conversion(is_now)}")
     if (after.leaf != new.numbering.of(leaf)).any():
         raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
     wrong = (after.place != before.place) | replicas.differ(replacement.leaf, after.device, before.device)
@@ -155,7 +155,7 @@ def _check_moved(
     spliced.proofs.add(key, after.device, before.device, old.devices)
 
 
-def _check_sums(
+def _check_summed(
     spliced: Spliced,
     values: tuple[HloValue, HloValue],
     leaves: tuple[HloValue, HloValue],
@@ -187,7 +187,7 @@ def fresh_values(spliced: Spliced, value: HloValue) -> list[HloValue]:
 
 def _fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
     old, new, region = spliced.old, spliced.new, spliced.region
-    outer = HloValue(value.scope, finished(value))
+    outer = HloValue(value.scope, finishing_name(value))
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
         outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)
     scope = _same_scope(old, new, outer.scope, region)
@@ -198,13 +198,13 @@ def _fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
         twin = scope.computation.by_name.get(user.name)
         if twin is None:
             continue  # It is gone with the chain.
-        yield from _taken(old, new, HloValue(outer.scope, user.name), HloValue(scope, twin.name), outer)
+        yield from _operands_taken(old, new, HloValue(outer.scope, user.name), HloValue(scope, twin.name), outer)
     root, fresh = outer.scope.computation.root, scope.computation.root
     if root is not None and root.name == outer.name and fresh is not None:
         yield new.flow.origin(HloValue(scope, fresh.name))
 
 
-def _taken(old: Traced, new: Traced, user: HloValue, twin: HloValue, value: HloValue) -> Iterator[HloValue]:
+def _operands_taken(old: Traced, new: Traced, user: HloValue, twin: HloValue, value: HloValue) -> Iterator[HloValue]:
     """The operands of a user's twin that stand where the user has the value."""
     before, after = user.instruction, twin.instruction
     if before.opcode not in ("fusion", "call"):
@@ -229,7 +229,7 @@ def _taken_inside(old: Traced, new: Traced, inside: Scope, entered: Scope, numbe
     value = HloValue(inside, parameter.name)
     for user in inside.computation.users.get(parameter.name, ()):
         if user.name in entered.computation.by_name:
-            yield from _taken(old, new, HloValue(inside, user.name), HloValue(entered, user.name), value)
+            yield from _operands_taken(old, new, HloValue(inside, user.name), HloValue(entered, user.name), value)
 
 
 def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
@@ -244,7 +244,7 @@ def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
     return inner
 
 
-def _spelled(one: Conversion) -> str:
+def _spell_conversion(one: Conversion) -> str:
     return " to ".join(dtype for dtype, _ in groupby(one))
 
 
@@ -253,7 +253,7 @@ def points_of(devices: int, dims: Sequence[int]) -> Points:
     sizes = (devices, *dims)
     total = math.prod(sizes)
     if total <= _ALL:
-        every = unravel(np.arange(total), sizes)
+        every = unravel_places(np.arange(total), sizes)
         return Points(every[0], every[1:])
     lines = along(sizes)
     rows = np.random.default_rng(0).integers(0, np.array(sizes).reshape(-1, 1), (len(sizes), _RANDOM))
@@ -292,14 +292,14 @@ def check_same_rows(spliced: Spliced, replacement: OpReplacement, replicas: Repl
                 if spliced.proofs.hold(key, replacement.leaf, replicas):
                     continue
                 points = points_of(old.devices, output.after.dims)
-                before = _rows(old, value, points, replacement.op)
-                after = _rows(new, fresh, points, replacement.op)
+                before = _find_rows(old, value, points, replacement.op)
+                after = _find_rows(new, fresh, points, replacement.op)
                 _check_op(old, new, before, after, replacement)
                 pairs = _check_operands(old, new, (before, after), leaf, replacement, replicas)
                 spliced.proofs.add(key, *pairs, old.devices)
 
 
-def _rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -> _Rows:
+def _find_rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -> _Rows:
     """The rows of the operation that points of a value come from, which has rows in the same dims as another one."""
     tracer = Tracer(traced.maps, traced.numbering, frozenset())
     try:
@@ -313,11 +313,11 @@ def _rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -> _Ro
     op = like._replace(operands=operands, results=end.instruction.arrays)
     if max(op.batch, default=-1) >= len(array_of(end).dims):
         raise SpliceError(f"{value.name}: its elements come from {end.name}, which is another operation")
-    index = unravel(origins.place, array_of(end).dims)
+    index = unravel_places(origins.place, array_of(end).dims)
     inner = list(op.inner(array_of(end)))
     sizes = array_of(end).dims
-    row = ravel(index[list(op.batch)], [sizes[dim] for dim in op.batch])
-    return _Rows(end, op, origins.device, row, ravel(index[inner], [sizes[dim] for dim in inner]))
+    row = ravel_indices(index[list(op.batch)], [sizes[dim] for dim in op.batch])
+    return _Rows(end, op, origins.device, row, ravel_indices(index[inner], [sizes[dim] for dim in inner]))
 
 
 def _check_op(old: Traced, new: Traced, before: _Rows, after: _Rows, replacement: OpReplacement) -> None:
@@ -352,7 +352,7 @@ def _check_operands(
 ) -> tuple[Numbers, Numbers]:
     """Checks that the rows of both operations have the same elements of the source; returns the devices of each."""
     before, after = rows
-    pairs = _different(np.stack([before.device, before.row, after.device, after.row]))
+    pairs = _different_columns(np.stack([before.device, before.row, after.device, after.row]))
     here: list[Numbers] = []
     there: list[Numbers] = []
     operands = [traced.flow.operands(one.result) for traced, one in ((old, before), (new, after))]
@@ -375,14 +375,14 @@ def _check_operands(
     return np.concatenate(here), np.concatenate(there)
 
 
-def _different(columns: Numbers) -> Numbers:
+def _different_columns(columns: Numbers) -> Numbers:
     """The columns that differ; most are those before them, and numbers are sorted faster than columns."""
     changes = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     columns = columns[:, np.concatenate([[True], changes])]
     sizes = [1 + int(row.max()) for row in columns]
     if math.prod(sizes) > np.iinfo(np.int64).max:
         return np.unique(columns, axis=1)
-    return columns[:, np.unique(ravel(columns, sizes), return_index=True)[1]]
+    return columns[:, np.unique(ravel_indices(columns, sizes), return_index=True)[1]]
 
 
 def _points_in(
@@ -392,19 +392,19 @@ def _points_in(
     inner = [array_of(operand).dims[dim] for dim in op.inner(array_of(operand))]
     length, count = math.prod(inner), pairs.shape[1]
     each = length if count * length <= _MOST else max(1, _MOST // count)
-    chosen, places = unravel(np.arange(count * each, dtype=np.int64), (count, each))
+    chosen, places = unravel_places(np.arange(count * each, dtype=np.int64), (count, each))
     if each < length:
         places = np.random.default_rng(0).integers(0, length, (count * each,))
-    index = unravel(places, inner)
+    index = unravel_places(places, inner)
     return (
-        _points(op, operand, pairs[0][chosen], pairs[1][chosen], index),
-        _points(other_op, other, pairs[2][chosen], pairs[3][chosen], index),
+        _points_in_rows(op, operand, pairs[0][chosen], pairs[1][chosen], index),
+        _points_in_rows(other_op, other, pairs[2][chosen], pairs[3][chosen], index),
     )
 
 
-def _points(op: BatchOp, operand: HloValue, device: Numbers, row: Numbers, inside: Numbers) -> Points:
+def _points_in_rows(op: BatchOp, operand: HloValue, device: Numbers, row: Numbers, inside: Numbers) -> Points:
     array = array_of(operand)
     indices = np.zeros((len(array.dims), device.size), np.int64)
-    indices[list(op.batch)] = unravel(row, [array.dims[dim] for dim in op.batch])
+    indices[list(op.batch)] = unravel_places(row, [array.dims[dim] for dim in op.batch])
     indices[list(op.inner(array))] = inside
     return Points(device, indices)

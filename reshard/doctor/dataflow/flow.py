@@ -131,7 +131,7 @@ class Flow:
         key = scope, instruction.name
         if key not in self._inner:
             computation = self.module.computation(instruction.called[0])
-            if any(computation is outer.computation for outer in _enclosing(scope)):
+            if any(computation is outer.computation for outer in _list_enclosing(scope)):
                 raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
             self._inner[key] = Scope(computation, Site(scope, instruction), True)
         return self._inner[key]
@@ -168,7 +168,7 @@ class Flow:
         if instruction.is_array or instruction.opcode.endswith("-start"):
             yield self.origin(value)
             return
-        for path in paths(instruction.shape):
+        for path in array_paths(instruction.shape):
             yield self.origin(HloValue(value.scope, value.name, (*value.path, *path)))
 
     def position(self, value: HloValue) -> tuple[float, ...]:
@@ -201,7 +201,7 @@ class Flow:
             case "tuple" if path and path[0] < len(instruction.operands):
                 return HloValue(scope, instruction.operands[path[0]], path[1:])
             case "parameter" if scope.opened and scope.caller is not None:
-                arguments = _arguments(scope.caller)
+                arguments = _list_arguments(scope.caller)
                 number = parameter_number(instruction)
                 return HloValue(scope.caller.scope, arguments[number], path) if number < len(arguments) else None
             case opcode if opcode in _OPENED and (inner := self.inner(scope, instruction)):
@@ -229,7 +229,7 @@ class Flow:
                 queue += [Scope(computation, site, False) for computation in started]
 
 
-def _enclosing(scope: Scope) -> Iterator[Scope]:
+def _list_enclosing(scope: Scope) -> Iterator[Scope]:
     """A scope, and those that its callers are in, outwards."""
     yield scope
     while scope.caller is not None:  # ends: scopes are nested in their callers
@@ -242,7 +242,7 @@ def parameter_number(instruction: Instruction) -> int:
     return int(instruction.literal) if instruction.literal.isdigit() else 0
 
 
-def _arguments(caller: Site) -> tuple[str, ...]:
+def _list_arguments(caller: Site) -> tuple[str, ...]:
     """The operands of a call; an offloaded call gets its operands from its -update."""
     users = caller.scope.computation.users.get(caller.instruction.name, ())
     update = next((user for user in users if user.opcode == "call-update"), None)
@@ -271,13 +271,13 @@ def _behind_async(value: HloValue) -> HloValue | None:
     return None
 
 
-def paths(shape: Shape) -> Iterator[tuple[int, ...]]:
+def array_paths(shape: Shape) -> Iterator[tuple[int, ...]]:
     """The paths to the arrays of a shape."""
     if isinstance(shape, Array):
         yield ()
         return
     for at, part in enumerate(shape):
-        yield from ((at, *rest) for rest in paths(part))
+        yield from ((at, *rest) for rest in array_paths(part))
 
 
 # Value numbering: equal values get equal numbers. Compilers recompute a value inside every fusion that needs it.

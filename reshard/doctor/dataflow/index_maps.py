@@ -80,7 +80,7 @@ class IndexMaps:
             case "pad":
                 return operands[:1]
             case "broadcast":
-                return operands if _elements(operands[0]) == _elements(value) else None
+                return operands if _count_or_none(operands[0]) == _count_or_none(value) else None
             case "dynamic-slice":
                 known = all(self.scalars.at(offset) is not None for offset in operands[1:])
                 return operands[:1] if known else None
@@ -137,7 +137,7 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 
-def _elements(value: HloValue) -> int:
+def _count_or_none(value: HloValue) -> int:
     return -1 if value.array is None else value.array.elements
 
 
@@ -149,64 +149,66 @@ def array_of(value: HloValue) -> Array:
     return array
 
 
-def _ints(text: str) -> list[int]:
+def _integers_in(text: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(text)]
 
 
 def attribute_ints(value: HloValue, name: str) -> list[int]:
     """The integers of an attribute of the value's instruction, none without it."""
-    return _ints(value.instruction.attributes.get(name, ""))
+    return _integers_in(value.instruction.attributes.get(name, ""))
 
 
-def _same(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_same(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     yield Preimage(None, maps.flow.operands(value)[0], points)
 
 
-def _reshape(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_reshape(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
     before, after = array_of(operand), array_of(value)
-    yield Preimage(None, operand, points._replace(indices=unravel(ravel(points.indices, after.dims), before.dims)))
+    yield Preimage(
+        None, operand, points._replace(indices=unravel_places(ravel_indices(points.indices, after.dims), before.dims))
+    )
 
 
-def _bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     """The same bytes under another shape: the elements keep their order in memory (tiling aside)."""
     operand = maps.flow.operands(value)[0]
     before, after = array_of(operand), array_of(value)
     if before.elements != after.elements:
         raise Untraceable(f"{value.name} changes the size of the elements")
-    out, inside = _major_to_minor(after), _major_to_minor(before)
-    place = ravel(points.indices[out], [after.dims[at] for at in out])
+    out, inside = _dims_in_memory(after), _dims_in_memory(before)
+    place = ravel_indices(points.indices[out], [after.dims[at] for at in out])
     index = np.empty((len(before.dims), place.size), np.int64)
-    index[inside] = unravel(place, [before.dims[at] for at in inside])
+    index[inside] = unravel_places(place, [before.dims[at] for at in inside])
     yield Preimage(None, operand, points._replace(indices=index))
 
 
-def _transpose(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_transpose(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = np.empty_like(points.indices)
     index[attribute_ints(value, "dimensions")] = points.indices
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
-def _broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
     yield Preimage(None, operand, points._replace(indices=points.indices[attribute_ints(value, "dimensions")]))
 
 
-def _slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     ranges = _SLICE.findall(value.instruction.attributes["slice"])
     start = np.array([int(first) for first, _, _ in ranges], np.int64).reshape(-1, 1)
     step = np.array([int(stride or 1) for _, _, stride in ranges], np.int64).reshape(-1, 1)
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=start + step * points.indices))
 
 
-def _reverse(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_reverse(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = points.indices.copy()
     for dim in attribute_ints(value, "dimensions"):
         index[dim] = array_of(value).dims[dim] - 1 - index[dim]
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
-def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand, *offsets = maps.flow.operands(value)
     before, after = array_of(operand), array_of(value)
     index = points.indices.copy()
@@ -219,9 +221,9 @@ def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator
     yield Preimage(None, operand, points._replace(indices=index))
 
 
-def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
-    edges = [_ints(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
+    edges = [_integers_in(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
     low = np.array([edge[0] for edge in edges], np.int64).reshape(-1, 1)
     step = np.array([1 + (edge[2] if len(edge) > 2 else 0) for edge in edges], np.int64).reshape(-1, 1)
     sizes = np.array(array_of(operand).dims, np.int64).reshape(-1, 1)
@@ -230,7 +232,7 @@ def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]
     yield Preimage(inside, operand, Points(points.device, index).at(inside))
 
 
-def _concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     (dim,) = attribute_ints(value, "dimensions")
     start = 0
     for operand in maps.flow.operands(value):
@@ -242,7 +244,7 @@ def _concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[P
         start = stop
 
 
-def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     predicate, *choices = maps.flow.operands(value)
     known = maps.scalars.at(predicate)
     if not isinstance(known, np.ndarray):  # it depends on the index: one choice is padding, take all from the other
@@ -250,23 +252,23 @@ def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preima
         yield Preimage(None, source, points)
         return
     picked = known.reshape(maps.scalars.devices, -1)
-    at = ravel(points.indices, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
+    at = ravel_indices(points.indices, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
     first = picked[points.device, at] != 0
     for where, operand in zip((first, ~first), choices, strict=True):
         if not maps.is_constant(operand):
             yield Preimage(where, operand, points.at(where))
 
 
-def _all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
     (dim,) = attribute_ints(value, "dimensions")
     index = points.indices.copy()
-    member, index[dim] = _parted(points.indices[dim], array_of(operand).dims[dim])
-    yield Preimage(None, operand, Points(_members(maps, value)[points.device, member], index))
+    member, index[dim] = _divide_fast(points.indices[dim], array_of(operand).dims[dim])
+    yield Preimage(None, operand, Points(_members_by_device(maps, value)[points.device, member], index))
 
 
-def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operands, members, ranks = maps.flow.operands(value), _members(maps, value), _ranks(maps, value)
+def _map_all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operands, members, ranks = maps.flow.operands(value), _members_by_device(maps, value), _ranks_in_groups(maps, value)
     mine = ranks[points.device]
     if value.path:  # one operand per member of the group
         device = members[points.device, value.path[0]]
@@ -277,34 +279,34 @@ def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Pr
     (dim,) = attribute_ints(value, "dimensions")
     block = array_of(value).dims[dim] // members.shape[1]
     index = points.indices.copy()
-    member, rest = _parted(points.indices[dim], block)
+    member, rest = _divide_fast(points.indices[dim], block)
     index[dim] = mine * block + rest
     yield Preimage(None, operands[0], Points(members[points.device, member], index))
 
 
-def _permute(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_permute(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     sources = np.full(maps.scalars.devices, -1, np.int64)
     for source, target in permute_pairs(value.instruction):
         sources[target] = source
-    return _sent(maps, value, points, sources)
+    return _map_sent(maps, value, points, sources)
 
 
-def _collective_broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+def _map_collective_broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     """The first device of a group sends its tile to all of it; devices in no group get zeros."""
     sources = np.full(maps.scalars.devices, -1, np.int64)
     for group in _group_lists(maps, value):
         sources[list(group)] = group[0]
-    return _sent(maps, value, points, sources)
+    return _map_sent(maps, value, points, sources)
 
 
-def _sent(maps: IndexMaps, value: HloValue, points: Points, sources: Numbers) -> Iterator[Preimage]:
+def _map_sent(maps: IndexMaps, value: HloValue, points: Points, sources: Numbers) -> Iterator[Preimage]:
     """The whole tile of the source of each device; -1 stands for none."""
     operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
     inside = sources[points.device] >= 0
     yield Preimage(inside, operand, Points(sources[points.device], points.indices).at(inside))
 
 
-def _members(maps: IndexMaps, value: HloValue) -> Numbers:
+def _members_by_device(maps: IndexMaps, value: HloValue) -> Numbers:
     """The group of each device, a row per device, in the order of the group."""
     lists = device_groups(maps, value)
     members = np.zeros((maps.scalars.devices, len(lists[0])), np.int64)
@@ -313,7 +315,7 @@ def _members(maps: IndexMaps, value: HloValue) -> Numbers:
     return members
 
 
-def _ranks(maps: IndexMaps, value: HloValue) -> Numbers:
+def _ranks_in_groups(maps: IndexMaps, value: HloValue) -> Numbers:
     """The position of each device in its group."""
     ranks = np.zeros(maps.scalars.devices, np.int64)
     for group in device_groups(maps, value):
@@ -334,21 +336,21 @@ def _group_lists(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...
     attributes = value.instruction.attributes
     order = attributes.get("device_ids", "")
     text = attributes["replica_groups"] + (f", device_ids={order}" if order else "")
-    return _listed(text, maps.scalars.devices)
+    return _list_groups(text, maps.scalars.devices)
 
 
 @lru_cache(maxsize=256)
-def _listed(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
+def _list_groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
     return parse_groups(text, devices).lists
 
 
-def _major_to_minor(array: Array) -> list[int]:
+def _dims_in_memory(array: Array) -> list[int]:
     """The dims of an array in the order of its memory layout."""
-    order = _ints(array.layout.partition(":")[0])
+    order = _integers_in(array.layout.partition(":")[0])
     return order[::-1] if len(order) == len(array.dims) else list(range(len(array.dims)))
 
 
-def ravel(index: Numbers, dims: Sequence[int]) -> Numbers:
+def ravel_indices(index: Numbers, dims: Sequence[int]) -> Numbers:
     """The row-major place of each index; `index` has one row per dim."""
     place = np.zeros(index.shape[1], np.int64)
     for row, size in zip(index, dims, strict=True):
@@ -356,16 +358,16 @@ def ravel(index: Numbers, dims: Sequence[int]) -> Numbers:
     return place
 
 
-def unravel(place: Numbers, dims: Sequence[int]) -> Numbers:
+def unravel_places(place: Numbers, dims: Sequence[int]) -> Numbers:
     """The index of each row-major place, one row per dim."""
     index = np.zeros((len(dims), place.size), np.int64)
     for dim in reversed(range(len(dims))):
         if dims[dim] > 1:
-            place, index[dim] = _parted(place, dims[dim])
+            place, index[dim] = _divide_fast(place, dims[dim])
     return index
 
 
-def _parted(numbers: Numbers, size: int) -> tuple[Numbers, Numbers]:
+def _divide_fast(numbers: Numbers, size: int) -> tuple[Numbers, Numbers]:
     """Quotients, rounded down, and remainders; several times faster than `np.divmod`."""
     if size < 1 or size & (size - 1):
         quotients = numbers // size
@@ -376,22 +378,22 @@ def _parted(numbers: Numbers, size: int) -> tuple[Numbers, Numbers]:
 _IndexMap = Callable[[IndexMaps, HloValue, Points], Iterator[Preimage]]
 _INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
     {
-        "copy": _same,
-        "convert": _same,
-        "reshape": _reshape,
-        "bitcast": _bitcast,
-        "transpose": _transpose,
-        "broadcast": _broadcast,
-        "slice": _slice,
-        "reverse": _reverse,
-        "dynamic-slice": _dynamic_slice,
-        "pad": _pad,
-        "concatenate": _concatenate,
-        "select": _select,
-        "all-gather": _all_gather,
-        "all-to-all": _all_to_all,
-        "collective-permute": _permute,
-        "collective-broadcast": _collective_broadcast,
+        "copy": _map_same,
+        "convert": _map_same,
+        "reshape": _map_reshape,
+        "bitcast": _map_bitcast,
+        "transpose": _map_transpose,
+        "broadcast": _map_broadcast,
+        "slice": _map_slice,
+        "reverse": _map_reverse,
+        "dynamic-slice": _map_dynamic_slice,
+        "pad": _map_pad,
+        "concatenate": _map_concatenate,
+        "select": _map_select,
+        "all-gather": _map_all_gather,
+        "all-to-all": _map_all_to_all,
+        "collective-permute": _map_permute,
+        "collective-broadcast": _map_collective_broadcast,
     }
 )
 
@@ -426,7 +428,7 @@ class Unconvertible(Exception):
     """Why conversions on the way cannot be done elsewhere."""
 
 
-def conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Conversion:
+def find_conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Conversion:
     """What becomes of the elements that `value` has from `leaf`; raises `Unconvertible` if that is not one conversion.
 
     >>> from reshard.doctor.checks.equivalence import Traced
@@ -439,10 +441,10 @@ def conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Conversion:
     ...   %c = f32[8]{0} copy(%w)
     ...   ROOT %n = bf16[8]{0} convert(%c)
     ... }'''), 1)
-    >>> conversion(traced.maps, *(HloValue(traced.region("main"), name) for name in ("c", "p")))
+    >>> find_conversion(traced.maps, *(HloValue(traced.region("main"), name) for name in ("c", "p")))
     Conversion(before='bf16', narrowest='bf16', after='f32')
     """
-    before, after = _dtype(leaf), _dtype(value)
+    before, after = _dtype_of_value(leaf), _dtype_of_value(value)
     ways = _Ways(maps, leaf).of(value)
     if len(ways) > 1:
         raise Unconvertible(f"it converts some of the elements of {value.name} on the way, and others not")
@@ -464,14 +466,14 @@ class _Ways:
     def of(self, value: HloValue) -> frozenset[_Dtypes]:
         """The ways to a value; none if it has nothing of the leaf."""
         if value not in self._known:
-            own = frozenset({_dtype(value)})
+            own = frozenset({_dtype_of_value(value)})
             sources = [] if value == self.leaf else self.maps.sources(value) or []
             before = frozenset({own}) if value == self.leaf else frozenset[_Dtypes]()
             self._known[value] = before.union(*({way | own for way in self.of(source)} for source in sources))
         return self._known[value]
 
 
-def _dtype(value: HloValue) -> str:
+def _dtype_of_value(value: HloValue) -> str:
     if value.array is None:
         raise Unconvertible(f"{value.name} is not an array")
     return value.array.dtype

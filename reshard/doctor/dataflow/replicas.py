@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from reshard.doctor.dataflow.flow import HloValue, Scope, Site, parameter_number, paths
+from reshard.doctor.dataflow.flow import HloValue, Scope, Site, array_paths, parameter_number
 from reshard.doctor.dataflow.index_maps import IndexMaps, Untraceable, device_groups
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.errors import NotationError, ReshardError
@@ -93,7 +93,7 @@ class Replicas:
         own = np.arange(self.devices)
         numbers = self.maps.scalars.at(value)
         if isinstance(numbers, np.ndarray):
-            return _compressed([numbers.reshape(self.devices, -1)])
+            return _number_rows([numbers.reshape(self.devices, -1)])
         if value.opcode in ("constant", "iota"):
             return np.zeros(self.devices, np.int64)
         if value.opcode == "parameter":
@@ -128,7 +128,7 @@ class Replicas:
         for name in value.instruction.called:
             root = self._root(value.site, name)
             parts.append(np.arange(self.devices) if root is None else self.of(root._replace(path=value.path)))
-        return _compressed([part.reshape(-1, 1) for part in parts])
+        return _number_rows([part.reshape(-1, 1) for part in parts])
 
     def _loop(self, site: Site) -> dict[tuple[int, ...], Numbers]:
         """The classes of the arrays that a loop carries, in every turn and after the last; empty if not known.
@@ -148,13 +148,13 @@ class Replicas:
             return {}
         carried = {
             path: self.of(HloValue(site.scope, site.instruction.operands[0], path))
-            for path in paths(site.instruction.shape)
+            for path in array_paths(site.instruction.shape)
         }
         for _ in range(_TURNS):
             turn = self._within((body.scope, condition.scope), carried)
             going_on = turn.of(condition)
             refined = {
-                path: _compressed([part.reshape(-1, 1) for part in (was, turn.of(body._replace(path=path)), going_on)])
+                path: _number_rows([part.reshape(-1, 1) for part in (was, turn.of(body._replace(path=path)), going_on)])
                 for path, was in carried.items()
             }
             if all(refined[path].max() == was.max() for path, was in carried.items()):
@@ -179,21 +179,21 @@ class Replicas:
     def _combined(self, value: HloValue, operands: Sequence[Numbers]) -> Numbers:
         """The classes of an instruction's result, from those of its operands."""
         own = np.arange(self.devices)
-        together = _compressed([one.reshape(-1, 1) for one in operands])
+        together = _number_rows([one.reshape(-1, 1) for one in operands])
         if value.opcode in _DETERMINISTIC:
             return together
         if value.opcode == "collective-permute":
             sources = np.full(self.devices, -1, np.int64)
             for source, target in permute_pairs(value.instruction):
                 sources[target] = source
-            return _compressed([np.where(sources < 0, -1, together[sources]).reshape(-1, 1)])
+            return _number_rows([np.where(sources < 0, -1, together[sources]).reshape(-1, 1)])
         members = np.zeros((self.devices, 0), np.int64)
         for group in device_groups(self.maps, value):
             if members.shape[1] != len(group):
                 members = np.zeros((self.devices, len(group)), np.int64)
             members[list(group)] = group
         columns = [together[members]]
-        return _compressed(columns) if value.opcode in _GROUPED else _compressed([*columns, own.reshape(-1, 1)])
+        return _number_rows(columns) if value.opcode in _GROUPED else _number_rows([*columns, own.reshape(-1, 1)])
 
 
 def sharding_classes(sharding: str, rank: int, devices: int) -> Numbers:
@@ -212,10 +212,10 @@ def sharding_classes(sharding: str, rank: int, devices: int) -> Numbers:
     if mesh.size != devices or mesh.device_ids is not None or layout.partial:
         return np.arange(devices)
     rows = [[mesh.coordinate(at, axis) for axis in layout.held] for at in range(devices)]
-    return _compressed([np.array(rows, np.int64).reshape(devices, -1)])
+    return _number_rows([np.array(rows, np.int64).reshape(devices, -1)])
 
 
-def _compressed(columns: Sequence[Numbers]) -> Numbers:
+def _number_rows(columns: Sequence[Numbers]) -> Numbers:
     """Numbers equal rows alike."""
     rows = np.concatenate(columns, axis=1)
     if not rows.shape[1]:

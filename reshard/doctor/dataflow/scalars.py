@@ -40,23 +40,23 @@ _BOOLEANS = {"true": 1, "false": 0}
 _INTEGRAL = re.compile(r"[su]\d+|pred")
 
 
-def _same(a: Numbers) -> Any:
+def _pass_on(a: Numbers) -> Any:
     return a
 
 
-def _divide(a: Numbers, b: Numbers) -> Any:
+def _divide_numbers(a: Numbers, b: Numbers) -> Any:
     return np.where(b == 0, 0, np.trunc(a / np.where(b == 0, 1, b)))
 
 
-def _remainder(a: Numbers, b: Numbers) -> Any:
+def _take_remainder(a: Numbers, b: Numbers) -> Any:
     return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b)))
 
 
-def _clamp(low: Numbers, a: Numbers, high: Numbers) -> Any:
+def _clamp_numbers(low: Numbers, a: Numbers, high: Numbers) -> Any:
     return np.clip(a, low, high)
 
 
-def _select(predicate: Numbers, a: Numbers, b: Numbers) -> Any:
+def _select_numbers(predicate: Numbers, a: Numbers, b: Numbers) -> Any:
     return np.where(predicate.reshape(predicate.shape + (1,) * (a.ndim - predicate.ndim)) != 0, a, b)
 
 
@@ -65,8 +65,8 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "add": np.add,
         "subtract": np.subtract,
         "multiply": np.multiply,
-        "divide": _divide,
-        "remainder": _remainder,
+        "divide": _divide_numbers,
+        "remainder": _take_remainder,
         "minimum": np.minimum,
         "maximum": np.maximum,
         "and": np.bitwise_and,
@@ -77,12 +77,12 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "shift-right-arithmetic": np.right_shift,
         "negate": np.negative,
         "not": np.logical_not,
-        "convert": _same,
-        "copy": _same,
-        "bitcast": _same,
-        "reshape": _same,
-        "clamp": _clamp,
-        "select": _select,
+        "convert": _pass_on,
+        "copy": _pass_on,
+        "bitcast": _pass_on,
+        "reshape": _pass_on,
+        "clamp": _clamp_numbers,
+        "select": _select_numbers,
     }
 )
 _COMPARE: Mapping[str, Callable[[Numbers, Numbers], Any]] = MappingProxyType(

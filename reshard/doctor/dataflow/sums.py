@@ -24,9 +24,9 @@ from reshard.doctor.dataflow.index_maps import (
     Untraceable,
     array_of,
     attribute_ints,
-    conversion,
     device_groups,
-    unravel,
+    find_conversion,
+    unravel_places,
 )
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import NOWHERE, Tracer
@@ -72,7 +72,7 @@ def summed_digits(maps: IndexMaps, value: HloValue) -> list[tuple[int, int]]:
     """
     groups = [sorted(group) for group in device_groups(maps, value)]
     offsets = [device - groups[0][0] for device in groups[0]]
-    digits = digits_of(offsets)
+    digits = strided_digits(offsets)
     for first, *rest in groups:
         if [device - first for device in (first, *rest)] != offsets:
             raise Untraceable(f"{value.name}: its groups have several forms")
@@ -81,12 +81,12 @@ def summed_digits(maps: IndexMaps, value: HloValue) -> list[tuple[int, int]]:
     return digits
 
 
-def digits_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
+def strided_digits(offsets: Sequence[int]) -> list[tuple[int, int]]:
     """The digits, as strides and radices, whose combinations are exactly these numbers, in order.
 
     Raises `Untraceable` if there are none.
 
-    >>> digits_of([0, 1, 4, 5])
+    >>> strided_digits([0, 1, 4, 5])
     [(1, 2), (4, 2)]
     """
     digits: list[tuple[int, int]] = []
@@ -104,7 +104,7 @@ def digits_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
     return digits
 
 
-def summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: HloValue, points: Points) -> Summands:
+def list_summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: HloValue, points: Points) -> Summands:
     """What the points of a value add up of a leaf; raises `Untraceable` if that is not known, or not the same sum."""
     tracer = Tracer(maps, numbering, frozenset({leaf}))
     origins = tracer(value, points)
@@ -116,15 +116,15 @@ def summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: HloVa
         end = tracer.ends[number]
         device, place = origins.device[at], origins.place[at]
         if number == numbering.of(leaf):
-            after = conversion(maps, value, end)
+            after = find_conversion(maps, value, end)
             parts.append((at, Summands(device[:, np.newaxis], place[:, np.newaxis], 0, frozenset({after}))))
             continue
-        reached = Points(device, unravel(place, array_of(end).dims))
-        parts.append((at, _through(maps, numbering, end, leaf, reached, conversion(maps, value, end))))
-    return _joined(value, points.device.size, parts)
+        reached = Points(device, unravel_places(place, array_of(end).dims))
+        parts.append((at, _sum_through(maps, numbering, end, leaf, reached, find_conversion(maps, value, end))))
+    return _join_summands(value, points.device.size, parts)
 
 
-def _through(
+def _sum_through(
     maps: IndexMaps, numbering: Numbering, end: HloValue, leaf: HloValue, points: Points, after: Conversion
 ) -> Summands:
     """What points of a reduction's result add up."""
@@ -132,7 +132,7 @@ def _through(
         raise Untraceable(f"some of its elements come from {end.name}")
     inner = _operands_of(maps, end, points)
     (operand,) = maps.flow.operands(end)
-    before = summands(maps, numbering, operand, leaf, inner)
+    before = list_summands(maps, numbering, operand, leaf, inner)
     if {dtype for one in before.after for dtype in one} != {array_of(end).dtype}:
         raise Untraceable(f"{end.name}: its summands are converted")
     rows = points.device.size
@@ -156,7 +156,7 @@ def _operands_of(maps: IndexMaps, end: HloValue, points: Points) -> Points:
     return Points(members[points.device].reshape(-1), np.repeat(indices, members.shape[1], axis=1))
 
 
-def _joined(value: HloValue, count: int, parts: Sequence[tuple[Numbers, Summands]]) -> Summands:
+def _join_summands(value: HloValue, count: int, parts: Sequence[tuple[Numbers, Summands]]) -> Summands:
     """The summands of all points; each must have as many, in as many rounds."""
     shapes = {(part.device.shape[1], part.rounds) for _, part in parts}
     if len(shapes) != 1:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.dataflow.flow import HloValue, Numbering
-from reshard.doctor.dataflow.index_maps import IndexMaps, Points, Untraceable, ravel, unravel
+from reshard.doctor.dataflow.index_maps import IndexMaps, Points, Untraceable, ravel_indices, unravel_places
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.hlo import Array
 
@@ -56,7 +56,7 @@ class Tracer:
         pending = {value: [(np.arange(points.device.size), points)]}
         while pending:  # ends: each step goes back to operands
             value = max(pending, key=self.maps.flow.position)
-            rows, points = _joined(pending.pop(value))
+            rows, points = _join_points(pending.pop(value))
             if value in self.leaves or self.maps.sources(value) is None:
                 for into, part in zip(origins, self._at_leaf(value, points), strict=True):
                     into[rows] = part
@@ -73,7 +73,7 @@ class Tracer:
         """
         arrivals: list[Arrivals] = []
         for value in values:
-            if _count(value) * self.devices > _MOST:
+            if _elements_in(value) * self.devices > _MOST:
                 return None
             points = at_places(value, self.devices)
             origins = self(value, points)
@@ -88,7 +88,7 @@ class Tracer:
         self.tiles[number] = value.array
         self.ends[number] = value
         leaf = np.full(points.device.size, number, np.int64)
-        return Origins(leaf, points.device, ravel(points.indices, value.array.dims))
+        return Origins(leaf, points.device, ravel_indices(points.indices, value.array.dims))
 
 
 class Arrivals(NamedTuple):
@@ -100,7 +100,7 @@ class Arrivals(NamedTuple):
     place: Numbers
 
 
-def _joined(parts: Sequence[tuple[Numbers, Points]]) -> tuple[Numbers, Points]:
+def _join_points(parts: Sequence[tuple[Numbers, Points]]) -> tuple[Numbers, Points]:
     """The points of a value that several others ask for, and their rows in the answer."""
     if len(parts) == 1:
         return parts[0]
@@ -112,11 +112,11 @@ def _joined(parts: Sequence[tuple[Numbers, Points]]) -> tuple[Numbers, Points]:
 def at_places(value: HloValue, devices: int, places: Numbers | None = None) -> Points:
     """The elements of a value on every device, device by device: all of them, or those at some places of its tile."""
     dims = () if value.array is None else value.array.dims
-    each = np.arange(_count(value)) if places is None else places
-    return Points(np.repeat(np.arange(devices), each.size), unravel(np.tile(each, devices), dims))
+    each = np.arange(_elements_in(value)) if places is None else places
+    return Points(np.repeat(np.arange(devices), each.size), unravel_places(np.tile(each, devices), dims))
 
 
-def _count(value: HloValue) -> int:
+def _elements_in(value: HloValue) -> int:
     return 1 if value.array is None else value.array.elements
 
 

@@ -33,7 +33,7 @@ from reshard.doctor.shifts import Shift, ShiftSource
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.jax.xla_pass.compiling_thread import CompilingThread
-from reshard.jax.xla_pass.program_peaks import peak_bytes
+from reshard.jax.xla_pass.program_peaks import compiled_peak_bytes
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.plans.plan import Plan
@@ -168,9 +168,9 @@ class Fragments:
     def _costs(self, key: Key) -> tuple[int, int, int]:
         """The peak of a fragment as it is compiled, the bytes that a device receives, and the launches."""
         with jax.enable_x64(True):
-            compiled = _lowered(key, self.devices).compile(_QUICKER.get(self.platform))
+            compiled = _lower_fragment(key, self.devices).compile(_QUICKER.get(self.platform))
         traffic = hlo.traffic(hlo.parse(compiled.as_text()))
-        return peak_bytes(compiled.memory_analysis()), traffic.received_bytes, traffic.launches
+        return compiled_peak_bytes(compiled.memory_analysis()), traffic.received_bytes, traffic.launches
 
 
 def is_capturing() -> bool:
@@ -178,7 +178,7 @@ def is_capturing() -> bool:
     return _capturing.mark is not None
 
 
-def capture(module: bytes) -> bool:
+def capture_module(module: bytes) -> bool:
     """Whether this thread is compiling a fragment; keeps the module if so."""
     into = _capturing.mark
     if into is None:
@@ -187,7 +187,7 @@ def capture(module: bytes) -> bool:
     return True
 
 
-def _lowered(key: Key, devices: Sequence[Any]) -> Any:
+def _lower_fragment(key: Key, devices: Sequence[Any]) -> Any:
     """The fragment's program. One with several results yields a constant as well.
 
     So its root is always a tuple of instructions, and never one instruction that yields them all.
@@ -237,18 +237,18 @@ class JaxlibReader:
 
     def text(self, module: bytes) -> str:
         """The text of a module, large constants included."""
-        options = _hlo().HloPrintOptions()
+        options = _import_hlo().HloPrintOptions()
         options.print_large_constants = True
-        return _hlo().HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+        return _import_hlo().HloModule.from_serialized_hlo_module_proto(module).to_string(options)
 
 
 def parameter_shardings(module: bytes) -> tuple[str, ...]:
     """The shardings of the parameters of a serialized module's entry, in HLO's notation; empty if it does not say."""
-    shardings = _hlo().HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings
-    return tuple(str(_hlo().HloSharding.from_proto(one)) for one in shardings or ())
+    shardings = _import_hlo().HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings
+    return tuple(str(_import_hlo().HloSharding.from_proto(one)) for one in shardings or ())
 
 
-def _hlo() -> Any:
+def _import_hlo() -> Any:
     """jaxlib's own module for HLO, which has no public name."""
     return importlib.import_module("jaxlib._hlo")
 
@@ -311,12 +311,12 @@ class OpFragmentKey:
             rows = gather(in_places(tile, self.places).reshape(self.plan.source.tile_shape))
             results = run(rows)
             tiles = [move(results[one.number]) for move, one in zip(moves, self.outputs, strict=True)]
-            return tuple(_laid_out(tile, one) for tile, one in zip(tiles, self.outputs, strict=True))
+            return tuple(_lay_out_result(tile, one) for tile, one in zip(tiles, self.outputs, strict=True))
 
         return moved
 
 
-def _laid_out(tile: jax.Array, output: OutputKey) -> jax.Array:
+def _lay_out_result(tile: jax.Array, output: OutputKey) -> jax.Array:
     """The tile of a layout as the array that the program uses."""
     by_place = sorted(range(len(output.order)), key=lambda at: -output.order[at][1])
     digits = tile.reshape([radix for radix, _ in output.order]).transpose(by_place)
@@ -333,30 +333,30 @@ def rows_function(op: BatchOp, indices: Sequence[int | None]) -> Callable[[jax.A
     >>> order
     Array([[3, 1, 2, 0]], dtype=int32)
     """
-    return lambda tile: _KINDS[op.kind](op, _operands(op, indices, tile))
+    return lambda tile: _KINDS[op.kind](op, _operands_of_rows(op, indices, tile))
 
 
-def _operands(op: BatchOp, indices: Sequence[int | None], tile: jax.Array) -> list[jax.Array]:
+def _operands_of_rows(op: BatchOp, indices: Sequence[int | None], tile: jax.Array) -> list[jax.Array]:
     return [
         tile if dim is None else jax.lax.broadcasted_iota(dtypes.canonical(array.dtype), tile.shape, dim)
         for array, dim in zip(op.operands, indices, strict=True)
     ]
 
 
-def _fft(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+def _run_fft(op: BatchOp, operands: list[jax.Array]) -> Tiles:
     return (_jax.lax.fft(operands[0], op.target, op.lengths),)
 
 
-def _sort(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+def _run_sort(op: BatchOp, operands: list[jax.Array]) -> Tiles:
     (dim,) = op.inner(op.operands[0])
     return tuple(_jax.lax.sort(tuple(operands), dimension=dim, is_stable=op.stable, num_keys=1))
 
 
-def _top_k(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+def _run_top_k(op: BatchOp, operands: list[jax.Array]) -> Tiles:
     return tuple(_jax.lax.top_k(operands[0], op.results[0].dims[-1]))
 
 
-def _ffi(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+def _call_foreign_code(op: BatchOp, operands: list[jax.Array]) -> Tiles:
     rows = dict(zip(op.batch, (operands[0].shape[dim] for dim in op.batch), strict=True))
     shapes = [
         jax.ShapeDtypeStruct(
@@ -367,23 +367,23 @@ def _ffi(op: BatchOp, operands: list[jax.Array]) -> Tiles:
     call = _jax.ffi.ffi_call(
         op.target,
         shapes,
-        input_layouts=[_major_to_minor(array) for array in op.operands],
-        output_layouts=[_major_to_minor(array) for array in op.results],
+        input_layouts=[_major_to_minor_dims(array) for array in op.operands],
+        output_layouts=[_major_to_minor_dims(array) for array in op.results],
     )
     return tuple(call(*operands, **{name: np.dtype(dtype).type(value) for name, value, dtype in op.attributes}))
 
 
-def _major_to_minor(array: Array) -> list[int]:
+def _major_to_minor_dims(array: Array) -> list[int]:
     if not re.fullmatch(r"[\d,]*", array.layout):
         raise SpliceError(f"the memory layout {array.layout} is not known")
     return [int(dim) for dim in array.layout.split(",") if dim][::-1]
 
 
 _KINDS: dict[str, Callable[[BatchOp, list[jax.Array]], Tiles]] = {
-    "fft": _fft,
-    "sort": _sort,
-    "top_k": _top_k,
-    "ffi": _ffi,
+    "fft": _run_fft,
+    "sort": _run_sort,
+    "top_k": _run_top_k,
+    "ffi": _call_foreign_code,
 }
 
 
@@ -434,27 +434,27 @@ class ShiftKey:
 
         def moved(tile: jax.Array) -> tuple[jax.Array, ...]:
             tile = tile.astype(dtypes.canonical(self.dtype))
-            boxes = {(source, sizes): _permuted(tile, axis, source, sizes) for source, sizes in self.boxes}
-            results = (_result(tile, axis, shift, boxes) for shift in self.shifts)
+            boxes = {(source, sizes): _permute_box(tile, axis, source, sizes) for source, sizes in self.boxes}
+            results = (_join_cells(tile, axis, shift, boxes) for shift in self.shifts)
             pairs = zip(results, self.afters, strict=True)
             return tuple(result.astype(dtypes.canonical(after.dtype)) for result, after in pairs)
 
         return moved
 
 
-def _box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
+def _cut_box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
     ends = [first + size for first, size in zip(source.start, sizes, strict=True)]
     return jax.lax.slice(tile, source.start, ends)
 
 
-def _permuted(tile: jax.Array, axis: str, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
+def _permute_box(tile: jax.Array, axis: str, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
     pairs = [(device, target) for target, device in enumerate(source.devices) if device >= 0]
-    return jax.lax.ppermute(_box(tile, source, sizes), axis, pairs)
+    return jax.lax.ppermute(_cut_box(tile, source, sizes), axis, pairs)
 
 
-def _result(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array]) -> jax.Array:
+def _join_cells(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array]) -> jax.Array:
     """A result: its cells, joined along one dim after another, the last one first."""
-    parts = [_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in enumerate(shift.cells)]
+    parts = [_make_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in enumerate(shift.cells)]
     for dim in reversed(range(len(shift.cuts))):
         count = len(shift.cuts[dim]) - 1
         rows = [parts[at : at + count] for at in range(0, len(parts), count)]
@@ -462,11 +462,11 @@ def _result(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array
     return parts[0]
 
 
-def _cell(
+def _make_cell(
     tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[ShiftSource, ...], boxes: dict[Box, jax.Array]
 ) -> jax.Array:
     """One cell: what the first source brings, but on the devices that others bring it to."""
-    brought = [_box(tile, one, sizes) if one.is_local else boxes[one, sizes] for one in sources]
+    brought = [_cut_box(tile, one, sizes) if one.is_local else boxes[one, sizes] for one in sources]
     cell = brought[0]
     for one, box in zip(sources[1:], brought[1:], strict=True):
         here = jnp.asarray(np.array(one.devices) >= 0)[jax.lax.axis_index(axis)]

@@ -19,7 +19,7 @@ from reshard.hlo.proto import ModuleProto
 from reshard.jax.doctor import devices_for
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import JaxlibReader
-from reshard.jax.xla_pass.hlo_pass import improve
+from reshard.jax.xla_pass.hlo_pass import improve_module
 from reshard.synth import Network
 from reshard.types.whole import whole
 
@@ -70,20 +70,20 @@ def improve_hlo(
     that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
     cannot be had, and `NotationError` for a program that is not HLO.
     """
-    module = _parsed(program) if isinstance(program, str) else program
-    partitions = _partitions(program, devices)
+    module = _parse_text(program) if isinstance(program, str) else program
+    partitions = _count_partitions(program, devices)
     chosen = devices_for(partitions, platform, topology)
-    options = xla_hook.on_platform(xla_hook.prepared(network, budget, prefer).options, chosen)
+    options = xla_hook.on_platform(xla_hook.prepare_pass(network, budget, prefer).options, chosen)
     scheduled = ModuleProto.decode(module).schedule is not None
     dropped = scheduled and platform != "tpu"
     ready = _without_schedule(module) if dropped else module
-    improved = improve(ready, xla_hook.fragments_of(chosen), options)
+    improved = improve_module(ready, xla_hook.fragments_of(chosen), options)
     if improved.module is None:
         return ImprovedHlo(module, improved.places, partitions, False)
     return ImprovedHlo(improved.module, improved.places, partitions, dropped)
 
 
-def _parsed(text: str) -> bytes:
+def _parse_text(text: str) -> bytes:
     if _ELIDED in text:
         raise NotationError(
             "the HLO text leaves large constants out (`constant({...})`); print it with large constants, or give the "
@@ -95,7 +95,7 @@ def _parsed(text: str) -> bytes:
         raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
 
 
-def _partitions(program: str | bytes, devices: object) -> int:
+def _count_partitions(program: str | bytes, devices: object) -> int:
     """The number of partitions that a module was compiled for: what its text says, else what the caller does."""
     written, given = hlo.parse(program).num_partitions if isinstance(program, str) else None, whole(devices, 1)
     if devices is not None and given is None:

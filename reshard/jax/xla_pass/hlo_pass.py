@@ -77,7 +77,9 @@ def has_collectives(module: bytes) -> bool:
     return any(module.count(name) for name in _COLLECTIVES)
 
 
-def improve(module: bytes, fragments: Fragments, options: ProposalOptions, peaks: Peaks | None = None) -> Improved:
+def improve_module(
+    module: bytes, fragments: Fragments, options: ProposalOptions, peaks: Peaks | None = None
+) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
     Where an estimate does not show that the program's peak is lower than before,
@@ -85,16 +87,16 @@ def improve(module: bytes, fragments: Fragments, options: ProposalOptions, peaks
     the estimate is enough: a module that is handed back unchanged already moves the peak there.
     """
     options = options._replace(platform=fragments.platform)
-    improved = _improve(module, fragments, options, options.platform == "cpu" or peaks is not None)
+    improved = _improve_in_rounds(module, fragments, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
-    why = why_unmeasured(improved.places, options, lambda: _estimates(improved))
+    why = why_unmeasured(improved.places, options, lambda: _estimate_peaks(improved))
     if why is not None:
         return _given_up(improved, why) if why else improved
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
         if after.peak_bytes > before.peak_bytes:
-            improved = _improve(module, fragments, options, False)
+            improved = _improve_in_rounds(module, fragments, options, False)
             after = peaks.of(improved.module)
         why = why_no_better(before, after, options)
         if not why:
@@ -109,7 +111,7 @@ def _given_up(improved: Improved, why: str) -> Improved:
     return Improved(improved.name, None, tuple(left))
 
 
-def _estimates(improved: Improved) -> tuple[int, int]:
+def _estimate_peaks(improved: Improved) -> tuple[int, int]:
     """The peaks of both programs, by the order of the modules' text."""
     if improved.flows is None:
         return 0, 0
@@ -117,7 +119,7 @@ def _estimates(improved: Improved) -> tuple[int, int]:
     return before, after
 
 
-def _improve(module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> Improved:
+def _improve_in_rounds(module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> Improved:
     """Replaces chains in several rounds, since some depend on others.
 
     One that could not be spliced in beside others is tried once more where those have been. Where it `may_exceed`, a
@@ -129,7 +131,7 @@ def _improve(module: bytes, fragments: Fragments, options: ProposalOptions, may_
     for _ in range(_ROUNDS):
         one = _Round(module, fragments, options, may_exceed)
         better, name = one.run(), one.module.name
-        places = _with(places, one.places) if changed else one.places
+        places = _merge_places(places, one.places) if changed else one.places
         if better is not None:
             module, changed = better, True
             flows += [one.traced.flow, *one.rewritten]
@@ -138,7 +140,7 @@ def _improve(module: bytes, fragments: Fragments, options: ProposalOptions, may_
     return Improved(name, module if changed else None, tuple(places), (flows[0], flows[-1]) if flows else None)
 
 
-def _with(places: Sequence[Place], later: Sequence[Place]) -> list[Place]:
+def _merge_places(places: Sequence[Place], later: Sequence[Place]) -> list[Place]:
     """The places after another round: what it replaced is not left any more."""
     replaced = [place for place in later if place.replaced]
     gone = {collective.name for place in replaced for collective in place.collectives}
@@ -258,7 +260,7 @@ class _Round:
             data = module.encode()
             # Computations that are as before are those of the old module, and are not read again.
             rewritten = ModuleProto.decode(data, like=self.proto)
-            integrity.check(self.proto, rewritten, changes)
+            integrity.check_splices(self.proto, rewritten, changes)
             after = Traced(replace(read_proto(rewritten), num_partitions=self.devices), self.devices, spliced=True)
             if failures := list(self._unlike(candidates, after, regions)):
                 return failures, b""

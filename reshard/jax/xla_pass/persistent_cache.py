@@ -24,13 +24,13 @@ _PACKAGE = Path(errors.__file__).resolve().parent
 
 
 @cache
-def version() -> str:
+def digest_source() -> str:
     """What tells this version of the pass from any other: a digest of the package's source, read once in a process.
 
     The version number stays as it is while the code changes, and the times of files differ between machines that share
     a cache. Without source files it is the version number after all.
     """
-    digest, files = hashlib.blake2b(digest_size=8), sorted(_sources())
+    digest, files = hashlib.blake2b(digest_size=8), sorted(_list_source_files())
     for name in files:  # Not as a `Path`: that takes three times as long.
         with open(os.path.join(_PACKAGE, name), "rb", buffering=0) as file:
             source = file.read()
@@ -38,14 +38,14 @@ def version() -> str:
     return digest.hexdigest() if files else importlib.metadata.version("reshard")
 
 
-def _sources() -> Iterator[str]:
+def _list_source_files() -> Iterator[str]:
     """The files of the package's source, by their paths inside it."""
     for folder, _, names in os.walk(_PACKAGE):
         inside = os.path.relpath(folder, _PACKAGE)
         yield from (os.path.join(inside, name) for name in names if name.endswith(".py"))
 
 
-def adapt(key: Callable[[], str], bypassed: Callable[[], bool]) -> None:
+def adapt_cache(key: Callable[[], str], bypassed: Callable[[], bool]) -> None:
     """Makes what `key` returns part of the keys of the cache, which is left out by threads that are `bypassed`.
 
     Both are asked at each compilation. It changes functions of jax, once in a process.

@@ -63,23 +63,23 @@ class ProgramPeaks:
 
     def of(self, module: bytes | None) -> ProgramCost:
         """The cost with this module; raises `SpliceError` where it cannot be compiled again."""
-        key = digest(self._module), b"" if module is None else digest(module)
+        key = digest_module(self._module), b"" if module is None else digest_module(module)
         if key not in self._known:
             self._known[key] = self._compiled(_PeakRun(self._module, module))
         return self._known[key]
 
     def _compiled(self, one: _PeakRun) -> ProgramCost:
         try:
-            cost = _compiling.run(one, lambda: _cost(self._again()))
+            cost = _compiling.run(one, lambda: _cost_of_program(self._again()))
         except Exception as error:  # XLA's errors have no class of their own.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
-        if [digest(each) for each in one.handed_out] != [digest(one.module)]:
+        if [digest_module(each) for each in one.handed_out] != [digest_module(one.module)]:
             raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
         return cost
 
 
-def handed(module: bytes) -> Handed | None:
+def answer_to_xla(module: bytes) -> Handed | None:
     """What XLA gets back if this thread compiles a program for its peak; None if it does not."""
     one = _compiling.mark
     if one is None:
@@ -88,17 +88,17 @@ def handed(module: bytes) -> Handed | None:
     return Handed(one.instead)
 
 
-def _cost(executable: Any) -> ProgramCost:
+def _cost_of_program(executable: Any) -> ProgramCost:
     """The cost of a program, from XLA's executable."""
     received = sum(hlo.traffic(hlo.parse(module.to_string())).received_bytes for module in executable.hlo_modules())
-    return ProgramCost(peak_bytes(executable.get_compiled_memory_stats()), received)
+    return ProgramCost(compiled_peak_bytes(executable.get_compiled_memory_stats()), received)
 
 
-def peak_bytes(memory: Any) -> int:
+def compiled_peak_bytes(memory: Any) -> int:
     """What the compiler says that a device holds at most.
 
     >>> from types import SimpleNamespace
-    >>> peak_bytes(SimpleNamespace(argument_size_in_bytes=4, output_size_in_bytes=4, temp_size_in_bytes=8,
+    >>> compiled_peak_bytes(SimpleNamespace(argument_size_in_bytes=4, output_size_in_bytes=4, temp_size_in_bytes=8,
     ...                            alias_size_in_bytes=4))
     12
     """
@@ -106,9 +106,9 @@ def peak_bytes(memory: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
-def digest(module: bytes) -> bytes:
+def digest_module(module: bytes) -> bytes:
     """A digest of a module without its number in this process and the source lines of its instructions."""
-    message = wire.decode(module)
+    message = wire.decode_message(module)
     message.remove(_MODULE_ID)
     message.remove(_FRAMES)
-    return hashlib.sha256(wire.encode(message)).digest()
+    return hashlib.sha256(wire.encode_message(message)).digest()

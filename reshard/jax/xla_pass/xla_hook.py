@@ -29,7 +29,7 @@ from reshard.errors import ProgramError
 from reshard.jax.platform_network import network_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
-from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
+from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module
 from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network, PlanOptions
 
@@ -123,7 +123,7 @@ def enable(*, network: Network | str | None = None, budget: int | str | None = N
     >>> log = enable()
     >>> disable()
     """
-    switched = prepared(network, budget, prefer)
+    switched = prepare_pass(network, budget, prefer)
     _state.context.set_global(switched)
     return switched
 
@@ -152,7 +152,7 @@ def enabled(
     >>> print(log)
     no module with collectives has been compiled yet
     """
-    switched = prepared(network, budget, prefer)
+    switched = prepare_pass(network, budget, prefer)
     with _state.context(switched):
         yield switched
 
@@ -163,13 +163,13 @@ def is_on() -> bool:
 
 
 @contextmanager
-def on(switched: Enabled) -> Generator[None]:
+def switched_on(switched: Enabled) -> Generator[None]:
     """A context in which this thread compiles with the pass, as prepared."""
     with _state.context(switched):
         yield
 
 
-def switch() -> tuple[Callable[[Enabled], Any], Callable[[Any], None]]:
+def switch_functions() -> tuple[Callable[[Enabled], Any], Callable[[Any], None]]:
     """The functions that switch a prepared pass on in this thread, and back to what the first has returned.
 
     They cost a fraction of what a context manager does, for code that runs at each call of a function.
@@ -179,7 +179,7 @@ def switch() -> tuple[Callable[[Enabled], Any], Callable[[Any], None]]:
 
 
 @contextmanager
-def watching() -> Generator[list[Watched]]:
+def watch_modules() -> Generator[list[Watched]]:
     """A context that lists the modules with collectives that this thread compiles with the pass."""
     before = getattr(_watching, "into", None)
     _watching.into = watched = list[Watched]()
@@ -189,10 +189,10 @@ def watching() -> Generator[list[Watched]]:
         _watching.into = before
 
 
-def prepared(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
-    """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
+def prepare_pass(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
+    """The pass with these options, registered with XLA, but on only inside `switched_on` and `switch_functions`."""
     options = ProposalOptions(PlanOptions.read(budget, network, prefer=prefer))
-    _prepare()
+    _prepare_hook()
     return Enabled(options)
 
 
@@ -203,24 +203,24 @@ def on_platform(options: ProposalOptions, devices: Sequence[Any]) -> ProposalOpt
     return options._replace(plan=options.plan._replace(network=network_on(devices, None)))
 
 
-def _prepare() -> None:
+def _prepare_hook() -> None:
     """Registers the pass, once; where a platform's plugin is not loaded yet, when a program has been lowered."""
     with _state.lock:
         if _state.context is None:
             _state.context = _jax.make_user_context(None)
-            persistent_cache.adapt(_cache_key, fragments.is_capturing)
+            persistent_cache.adapt_cache(_cache_key, fragments.is_capturing)
             _jax.monitoring.register_event_duration_secs_listener(_on_event)
-    _register()
+    _register_pass()
 
 
 def _on_event(event: str, *_: Any, **__: Any) -> None:
     if event == _LOWERED and _state.context.value is not None:
-        _register()
+        _register_pass()
 
 
-def _register() -> None:
+def _register_pass() -> None:
     """Registers the pass with every platform that is loaded and does not have it."""
-    native, calls = _jaxlib("_jax"), _jaxlib("_xla")
+    native, calls = _import_jaxlib("_jax"), _import_jaxlib("_xla")
     with _state.lock:
         if "cpu" not in _state.registered:
             calls.register_xla_transform(_NAME, _PRE_SCHEDULER, _on_module)
@@ -235,7 +235,7 @@ def _register() -> None:
             _state.registered.add(platform)
 
 
-def _jaxlib(module: str) -> Any:
+def _import_jaxlib(module: str) -> Any:
     """One of jaxlib's own modules, which have no public names and no stubs."""
     return importlib.import_module(f"jaxlib.{module}")
 
@@ -243,29 +243,29 @@ def _jaxlib(module: str) -> Any:
 def _cache_key() -> str:
     """What the pass adds to the keys of jax's persistent cache."""
     switched = _state.context.value
-    return "" if switched is None else f" reshard {persistent_cache.version()} {switched.options}"
+    return "" if switched is None else f" reshard {persistent_cache.digest_source()} {switched.options}"
 
 
 def _on_module(module: bytes) -> bytes | None:
     """Called by XLA with each module that it compiles; never raises."""
     try:
-        if fragments.capture(module):
+        if fragments.capture_module(module):
             return None
-        if (handed := program_peaks.handed(module)) is not None:
+        if (handed := program_peaks.answer_to_xla(module)) is not None:
             return handed.module
         switched: Enabled | None = _state.context.value
         if switched is None:
             return None
-        compilation = _compilation()
+        compilation = _find_compilation()
         if (compilation is not None and len(compilation.devices) == 1) or not has_collectives(module):
             return None
-        return _improved(module, compilation, switched)
+        return _improve_and_report(module, compilation, switched)
     except BaseException:  # XLA would fail the user's compilation.
         _log.exception("the pass failed; the module stays as it was")
         return None
 
 
-def _improved(module: bytes, compilation: _Compilation | None, switched: Enabled) -> bytes | None:
+def _improve_and_report(module: bytes, compilation: _Compilation | None, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
     try:
         if compilation is None:
@@ -274,7 +274,7 @@ def _improved(module: bytes, compilation: _Compilation | None, switched: Enabled
         again = compilation.again
         peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
         options = on_platform(switched.options, compilation.devices)
-        improved = improve(module, known, options, peaks)
+        improved = improve_module(module, known, options, peaks)
         better = improved.module
         report = ModuleReport(improved.name, improved.places, time.perf_counter() - started, better is not None)
     except Exception as error:
@@ -295,7 +295,7 @@ class _Compilation(NamedTuple):
     again: Again | None
 
 
-def _compilation() -> _Compilation | None:
+def _find_compilation() -> _Compilation | None:
     """What the compilation that called the pass is for.
 
     XLA does not tell its passes. jax's function that compiles has it, and is one of our callers.
@@ -306,13 +306,13 @@ def _compilation() -> _Compilation | None:
             return None
         if frame.f_locals.get("executable_devices") is not None:
             return _Compilation(
-                list(frame.f_locals["executable_devices"]), _again(frame.f_code.co_name, frame.f_locals)
+                list(frame.f_locals["executable_devices"]), _repeat_compilation(frame.f_code.co_name, frame.f_locals)
             )
         frame = frame.f_back
     return None
 
 
-def _again(name: str, given: Mapping[str, Any]) -> Again | None:
+def _repeat_compilation(name: str, given: Mapping[str, Any]) -> Again | None:
     """Repeats a call of jax's function that compiles; None if this is not that function, or it calls the host."""
     repeat: Any = getattr(importlib.import_module("jax._src.compiler"), name, None)
     names = ("backend", "module", "executable_devices", "options", "host_callbacks")
@@ -324,14 +324,14 @@ def _again(name: str, given: Mapping[str, Any]) -> Again | None:
 
 def fragments_of(devices: Sequence[Any]) -> Fragments:
     """The fragments for these devices; devices of equal topologies are equal."""
-    key = tuple(_identity(device) for device in devices)
+    key = tuple(_device_identity(device) for device in devices)
     with _state.lock:
         if key not in _state.fragments:
             _state.fragments[key] = Fragments(devices)
         return _state.fragments[key]
 
 
-def _identity(device: Any) -> tuple[Any, ...]:
+def _device_identity(device: Any) -> tuple[Any, ...]:
     coordinates = getattr(device, "coords", None)
     return (
         device.platform, device.device_kind, device.id, device.process_index,

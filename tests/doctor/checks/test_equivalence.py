@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chain_reader import ChainReader
-from reshard.doctor.chains import chains
+from reshard.doctor.chains import list_chains
 from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.checks.proofs import Proofs
 from reshard.doctor.dataflow.replicas import Replicas
@@ -57,7 +57,7 @@ KNOWN = Proofs()  # What was proved in one test must not let a fault of another 
 def check(new, old=OLD, shardings=()):
     before = Traced(hlo.parse(HEAD + old), 4)
     after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
-    (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
+    (chain,) = list_chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
     (one,) = ChainReader(before.flow, before.maps, before.numbering, None).replacements(chain)
     check_equivalent(Spliced(before, after, "main", {}, KNOWN), one, Replicas(before.maps, lambda: shardings))
 

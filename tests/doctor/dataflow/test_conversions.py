@@ -3,7 +3,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
-from reshard.doctor.dataflow.index_maps import Conversion, Unconvertible, conversion
+from reshard.doctor.dataflow.index_maps import Conversion, Unconvertible, find_conversion
 
 
 def converted(*lines, dtype="bf16"):
@@ -11,7 +11,7 @@ def converted(*lines, dtype="bf16"):
     body = "\n".join(f"  {line}" for line in (f"%p = {dtype}[8]{{0}} parameter(0)", *lines))
     traced = Traced(hlo.parse(f"HloModule m, num_partitions=4\n\nENTRY %main {{\n{body}\n}}\n"), 4)
     region = traced.region("main")
-    return conversion(traced.maps, HloValue(region, region.computation.root.name), HloValue(region, "p"))
+    return find_conversion(traced.maps, HloValue(region, region.computation.root.name), HloValue(region, "p"))
 
 
 def test_no_conversion():

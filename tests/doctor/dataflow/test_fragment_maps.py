@@ -6,7 +6,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
-from reshard.doctor.dataflow.index_maps import Points, unravel
+from reshard.doctor.dataflow.index_maps import Points, unravel_places
 from reshard.errors import SpliceError
 
 HEAD = """HloModule m, num_partitions=2
@@ -46,7 +46,7 @@ def origins(lines, name, dims):
     traced = Traced(hlo.parse(HEAD + lines + "}\n"), 2, spliced=True)
     region = traced.region("main")
     count = int(np.prod(dims))
-    points = Points(np.repeat(np.arange(2), count), unravel(np.tile(np.arange(count), 2), dims))
+    points = Points(np.repeat(np.arange(2), count), unravel_places(np.tile(np.arange(count), 2), dims))
     result = traced.origins(HloValue(region, name), HloValue(region, "p"), points)
     return np.where(result.leaf < 0, -1, result.place).reshape(2, -1).tolist(), result.device.reshape(2, -1)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reshard.doctor.dataflow.index_maps import Points, Untraceable, ravel, unravel
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, ravel_indices, unravel_places
 from reshard.doctor.dataflow.scalars import UNKNOWN
 from tests.doctor.fragments import Analysis
 from tests.doctor.tracing import follow_to_start, program
@@ -119,6 +119,6 @@ def test_forms_that_cannot_be_traced(line, message):
 @pytest.mark.parametrize("dims", [(), (7,), (3, 5), (2, 1, 7), (4, 0)])
 def test_places_in_row_major_order(dims):
     count = int(np.prod(dims))
-    index = unravel(np.arange(count), dims)
+    index = unravel_places(np.arange(count), dims)
     np.testing.assert_array_equal(index, np.indices(dims).reshape(len(dims), count))
-    np.testing.assert_array_equal(ravel(index, dims), np.arange(count))
+    np.testing.assert_array_equal(ravel_indices(index, dims), np.arange(count))

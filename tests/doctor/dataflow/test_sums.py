@@ -6,8 +6,8 @@ import pytest
 from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
-from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel
-from reshard.doctor.dataflow.sums import is_sum, same_sums, summands, summed_digits
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
+from reshard.doctor.dataflow.sums import is_sum, list_summands, same_sums, summed_digits
 
 HEAD = """HloModule m, num_partitions=4
 
@@ -57,9 +57,9 @@ def sums(lines, dims=(2, 4)):
     module = traced(lines)
     region = module.region("main")
     count = int(np.prod(dims))
-    points = Points(np.repeat(np.arange(4), count), unravel(np.tile(np.arange(count), 4), dims))
+    points = Points(np.repeat(np.arange(4), count), unravel_places(np.tile(np.arange(count), 4), dims))
     root = HloValue(region, region.computation.root.name)
-    return summands(module.maps, module.numbering, root, HloValue(region, "p"), points)
+    return list_summands(module.maps, module.numbering, root, HloValue(region, "p"), points)
 
 
 @pytest.mark.parametrize("lines", [SLICED, SCATTERED, IN_TWO_ROUNDS], ids=["sliced", "scattered", "two rounds"])

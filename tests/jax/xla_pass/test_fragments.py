@@ -41,7 +41,7 @@ def test_it_takes_and_yields_the_layouts_asked_for(hook, before, after):
 def test_each_is_compiled_once(hook, monkeypatch):
     known = Fragments(jax.devices())
     first = known.get(key())
-    monkeypatch.setattr(fragments, "_lowered", None)
+    monkeypatch.setattr(fragments, "_lower_fragment", None)
     assert known.get(key()) is first
 
 
@@ -71,7 +71,7 @@ def test_memory_layouts_of_hlo(text, order, tiles):
 
 
 def test_only_a_thread_that_compiles_a_fragment_captures():
-    assert not fragments.capture(b"module")
+    assert not fragments.capture_module(b"module")
 
 
 def test_the_tile_function_rearranges_the_tile():
@@ -90,4 +90,4 @@ def test_compiling_it_quickly_changes_nothing_that_is_kept(hook, monkeypatch):
     monkeypatch.setattr(fragments, "_QUICKER", {})
     slow = Fragments(jax.devices()).get(key())
     assert quick[1:] == slow[1:]
-    assert program_peaks.digest(quick.module) == program_peaks.digest(slow.module)
+    assert program_peaks.digest_module(quick.module) == program_peaks.digest_module(slow.module)

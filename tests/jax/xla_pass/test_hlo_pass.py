@@ -10,7 +10,7 @@ from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import hlo_pass
 from reshard.jax.xla_pass.fragments import Fragment
-from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
+from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module
 from reshard.synth import PlanOptions
 from tests.doctor.fragments import place
 from tests.hlo.splices import NAMES, recorded
@@ -44,7 +44,7 @@ DEFAULTS = ProposalOptions()
 
 def improved_module(name, options=DEFAULTS, **choices):
     compiler = Recordings(name, **choices)
-    return improve(compiler.recorded.module, compiler, options)
+    return improve_module(compiler.recorded.module, compiler, options)
 
 
 def test_a_chain_that_receives_no_more_than_is_needed_stays():
@@ -88,7 +88,7 @@ class Measured:
 
 
 def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, saves=1 << 20):
-    """`improve` on an accelerator, where the search finds these modules: with plans that exceed chains, and without."""
+    """An accelerator, where the search finds these modules: with plans that exceed chains, and without."""
     asked = []
 
     def found(module, fragments, options, may_exceed):
@@ -96,9 +96,9 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
         one = replace(place(received=4 + saves), outcome=PassOutcome(4))
         return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (one,))
 
-    monkeypatch.setattr(hlo_pass, "_improve", found)
-    monkeypatch.setattr(hlo_pass, "_estimates", lambda improved: (10, 4 if lower else 10))
-    return improve(b"", Recordings("train_cpu", platform="tpu"), ProposalOptions(), peaks), asked
+    monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
+    monkeypatch.setattr(hlo_pass, "_estimate_peaks", lambda improved: (10, 4 if lower else 10))
+    return improve_module(b"", Recordings("train_cpu", platform="tpu"), ProposalOptions(), peaks), asked
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_fragment_of_another_move_is_refused():
             return Fragment(self.recorded.splices[1].fragment, 0)
 
     compiler = Swapped("scan_cpu")
-    improved = improve(compiler.recorded.module, compiler, ProposalOptions())
+    improved = improve_module(compiler.recorded.module, compiler, ProposalOptions())
     assert any("another shape or layout" in place.why_left for place in improved.places)
 
 

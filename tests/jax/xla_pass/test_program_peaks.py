@@ -19,7 +19,7 @@ def module(name: str, number: int) -> bytes:
     message.set_data(1, name.encode())
     message.set_number(5, number)
     message.set_data(17, f"train.py:{number}".encode())
-    return wire.encode(message)
+    return wire.encode_message(message)
 
 
 TEXT = """HloModule m, num_partitions=4
@@ -40,9 +40,9 @@ class Xla:
         self.compiled: list[str] = []
 
     def __call__(self) -> Any:
-        answers = [program_peaks.handed(self.hands_out) for _ in range(self.times)]
+        answers = [program_peaks.answer_to_xla(self.hands_out) for _ in range(self.times)]
         instead = answers[0].module if answers and answers[0] else None
-        name = wire.decode(instead or self.hands_out).text(1)
+        name = wire.decode_message(instead or self.hands_out).text(1)
         self.compiled.append(name)
         sizes = {"argument_size_in_bytes": 0, "output_size_in_bytes": 0, "alias_size_in_bytes": 0}
         memory = SimpleNamespace(temp_size_in_bytes=len(name), **sizes)
@@ -75,4 +75,4 @@ def test_an_error_of_the_compiler_is_refused() -> None:
 
 
 def test_other_threads_compile_with_the_pass() -> None:
-    assert program_peaks.handed(module("plain", 1)) is None
+    assert program_peaks.answer_to_xla(module("plain", 1)) is None

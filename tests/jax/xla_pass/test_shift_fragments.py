@@ -48,7 +48,7 @@ def test_a_roll_of_an_uneven_part():
 
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
-permuted, box, cell = fragments._permuted, fragments._box, fragments._cell
+permuted, box, cell = fragments._permute_box, fragments._cut_box, fragments._make_cell
 
 
 def from_the_next_neighbour(tile, axis, source, sizes):

@@ -157,7 +157,7 @@ def test_a_failure_leaves_the_program_as_it_was(monkeypatch):
     def fails(*_):
         raise KeyError("planted")
 
-    monkeypatch.setattr(xla_hook, "improve", fails)
+    monkeypatch.setattr(xla_hook, "improve_module", fails)
     plain, ours, log = both(step, argument())
     assert received(plain) == received(ours)
     assert "planted" in log.reports[0].why and "left as it was" in str(log)

@@ -132,7 +132,7 @@ def test_never_worse(name):
 
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
-laid_out, in_places, kinds = fragments._laid_out, fragments.in_places, dict(fragments._KINDS)
+laid_out, in_places, kinds = fragments._lay_out_result, fragments.in_places, dict(fragments._KINDS)
 
 
 def backwards(op, operands):
