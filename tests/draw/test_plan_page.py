@@ -67,12 +67,11 @@ def test_the_page_is_the_same_each_time():
     assert page(planned("three dims")) == page(planned("three dims"))
 
 
-@pytest.mark.slow
-def test_a_page_for_a_million_devices_names_the_missing_pictures():
-    mesh = Mesh(x=1024, y=1024)
+def test_a_page_for_too_many_devices_names_the_missing_pictures():
+    mesh = Mesh(x=128, y=64)
     plan = rs.plan(Layout.parse("bf16[{x}8, {y}8]", mesh), Layout.parse("bf16[{y}8, {x}8]", mesh))
     read = Read(page(plan))
-    assert "1048576 devices" in read.text and "too many to draw" in read.text and "too many for a matrix" in read.text
+    assert "8192 devices" in read.text and "too many to draw" in read.text and "too many for a matrix" in read.text
     check_self_contained(read)
 
 
