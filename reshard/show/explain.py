@@ -56,6 +56,7 @@ def explain_step(step: Step, last: bool = True) -> str:
     r, mesh = refine(step.operand, step.result), step.operand.mesh
     if step.kind == "exchange":
         return _explain_exchange(step, r)
+    # A permute between meshes whose digits have no common refinement moves whole tiles.
     if r is None:
         return _PERMUTE
     before = _spell_axes(mesh, ((d.src, d.radix) for d in r.gathered if d.src is not None))
@@ -120,6 +121,7 @@ def _explain_exchange(step: Step, r: Refinement | None) -> str:
     elif r.swapped:
         others = ", while other digits change between held and local" if r.gathered or r.sliced else ""
         reason = f"{_say_swapped(step, r)}{others}: no single collective does that without receiving more."
+    # A chunk, a relay or one place for both: what only a budget asks for.
     elif step.mode != PLAIN:
         reason = "a collective would do, but what it needs beside operand and result does not fit the budget."
     else:
@@ -188,6 +190,7 @@ def _explain_view(step: Step) -> str:
 def _spell_axes(mesh: Mesh, factors: Iterable[_Factor]) -> str:
     """Spells factors of the positions as axes; neighbours are joined, so that {x:(1)2} and {x:(2)2} read as x."""
     joined: list[_Factor] = []
+    # Factors come major first: the next one continues the last if that is as far apart as this one is long.
     for stride, size in factors:
         if joined and joined[-1][0] == stride * size:
             joined[-1] = (stride, joined[-1][1] * size)

@@ -99,6 +99,7 @@ def list_ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]
         at = 0
         for (radix, _), value in zip(digits, number, strict=True):
             at = at * radix + value
+        # Positions grow with the number, so all later runs are padding, too.
         if at * run >= dim.size:
             return
         yield at * run, min(dim.size, (at + 1) * run)
@@ -122,6 +123,7 @@ def list_owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
     ([1, 3, 5, 7], 4)
     """
     base = sum(f.stride * f.value for f in known)
+    # Only the first devices are listed: a set may have a million.
     open_ = find_free_factors(mesh, [(f.stride, f.size) for f in known if f.size > 1])
     places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
     first = itertools.islice(places, SOME)
@@ -143,6 +145,7 @@ def label_piece(layout: Layout, known: Sequence[Fixed]) -> str:
     factors = [(mesh.stride(axis), axis.size) for axis in layout.partial]
     most = math.prod(size for _, size in factors)
     sets: list[str] = []
+    # Two of many summands show the pattern.
     for values in itertools.islice(itertools.product(*(range(size) for _, size in factors)), 2 if most > 4 else 4):
         summand = [Fixed(stride, size, v) for (stride, size), v in zip(factors, values, strict=True)]
         sets.append(set_text(*list_owners(mesh, [*known, *summand])))

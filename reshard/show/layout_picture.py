@@ -82,6 +82,7 @@ def _show_strips(out: Console, layout: Layout, at: int, limit: int) -> None:
     labels = [label_piece(layout, fix_coordinates(dim, layout.mesh, cell.number)) for cell in cells]
     width = 2 + max(len(word) for word in [*labels, *map(_piece_text, cells)])
     fit = max(1, (min(out.width, WIDE) - 1) // (width + 1))
+    # As few strips as fit, of equal length, instead of full ones and a short last one.
     columns = -(-len(cells) // -(-len(cells) // fit))
     starts = range(0, len(cells), columns)[:strips]
     if len(layout.dims) > 1:
@@ -108,6 +109,7 @@ def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int)
     grid = _make_grid(["", *(_piece_text(column).center(width) for column in columns)])
     for row, words in zip(rows, labels, strict=True):
         pairs = zip(words, columns, strict=False)
+        # Neighbours differ in colour along both dims.
         cells = [_colour_cell(word.center(width), 4 * row.number + column.number) for word, column in pairs]
         grid.add_row(Text(f" {_piece_text(row).rjust(side)} ", style=terminal.FAINT), *cells)
     terminal.show(out, grid)

@@ -249,6 +249,7 @@ def build_timeline(plan: AnyPlan) -> Timeline:
     if isinstance(plan, Plan):
         return Timeline(tuple(every), plan.peak_bytes, plan.floor_bytes)
     before, *batches, after = every
+    # Bars of hundreds of batches would be a pixel high: each stands for several, with the most of them.
     each = -(-len(batches) // _MOST) or 1
     shared: list[Moment] = []
     for start in range(0, len(batches), each):
@@ -282,6 +283,7 @@ def _list_tree_moments(tree: TreePlan) -> list[Moment]:
     batch 2     sources 128 B, results 512 B    b's source and target   40 B      680 B
     after       sources 136 B, results 544 B                                      680 B
     """
+    # Devices with the same tiles at all times are one kind; the picture is that of the kind with the peak.
     kinds, worst = device_kinds(tree.plans.values()), tree.peaks.index(tree.peak_bytes)
     prints = [batch.footprint(kinds) for batch in tree.batches]
     source, result = sum(each.before[worst] for each in prints), 0

@@ -39,6 +39,7 @@ def call_function(function: Callable[..., Any], arguments: Sequence[Any], option
     nothing = np._NoValue  # pyright: ignore
     given = {key: value for key, value in options.items() if value is not nothing and (key, value) != ("out", None)}
     try:
+        # Binding first: a wrong option is refused before any rank communicates.
         bound = inspect.signature(run).bind(*arguments, **given)
     except TypeError as error:
         taken = ", ".join(inspect.signature(run).parameters)
@@ -75,6 +76,7 @@ def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: 
     one, other = _alike(a, b)
     first = one if isinstance(one, TiledArray) else other
     waited_for = is_split(first.layout, range(len(first.layout.shape)))
+    # Where an overflow is an error, one rank's elements may raise it, before a reduction that the others enter.
     close = compute_together(first, waited_for, lambda: isclose(one, other, rtol, atol, equal_nan))
     return bool(reductions.reduce_array(reductions.ALL, close))
 
@@ -89,6 +91,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
         return False
     one, other = _alike(a1, a2)
     local = np.array_equal(cut_padding(one), cut_padding(other), equal_nan)
+    # One flag for each element of the part, so that a rank without elements counts as equal.
     equal = wrap_true_part(one, replace(one.layout, dtype="bool"), np.full(cut_padding(one).shape, local))
     return bool(reductions.reduce_array(reductions.ALL, equal))
 

@@ -105,6 +105,7 @@ def _check_operands(name: str, left: Any, right: Any) -> tuple[TiledArray, Tiled
 def _label_stacked(left: Sequence[int], right: Sequence[int]) -> tuple[list[Label], list[Label], list[str]]:
     """The labels of stacked dims of both operands, aligned from the end, and of the result."""
     labels = [f"s{at}" for at in range(max(len(left), len(right)), 0, -1)]
+    # Stacked dims are aligned from the end, as numpy broadcasts.
     sizes = [dict(zip(labels[len(labels) - len(shape) :], shape, strict=True)) for shape in (left, right)]
     wide = {label for each in sizes for label, size in each.items() if size != 1}
 
@@ -137,6 +138,7 @@ def _sequence(axes: Any) -> list[Any]:
 
 def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArray) -> Any:
     _check_sizes(contraction, left.layout, right.layout)
+    # Every rank decides by the layouts alone, and so alike: the operand with smaller tiles moves.
     swap = left.layout.tile_bytes < right.layout.tile_bytes
     (home, home_labels), (guest, guest_labels) = (
         [(right, contraction.right), (left, contraction.left)]
@@ -147,6 +149,7 @@ def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArr
     labelled = zip(home_labels, home.layout.dims, strict=True)
     stays = replace(home.layout, dims=tuple(SINGLE if label is None else dim for label, dim in labelled))
     comes = _place_guest(stays, home_labels, guest.layout, guest_labels)
+    # On another mesh, its axes say nothing about where the result could be.
     own = _dims_by_label(guest.layout.dims, guest_labels) if guest.layout.mesh == stays.mesh else {}
     home, guest = home.redistribute(stays), guest.redistribute(comes)
     one, other = (guest, home) if swap else (home, guest)
@@ -155,11 +158,13 @@ def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArr
     summed = [axis for label, dim in dims.items() if label not in contraction.out for axis in list_axes(dim)]
     parts = cut_padding(one), cut_padding(other)
     product = compute_together(home, bool(summed), lambda: np.asarray(contraction.multiply(*parts)))
+    # Products of booleans are added by `or`, which is their maximum.
     operation = "max" if product.dtype == bool else "sum"
     layout = Layout(stays.mesh, out, product.dtype.name, operation if summed else None, tuple(summed))
     result = wrap_true_part(home, layout, product)
     if not layout.partial:
         return unwrap_scalar(result)
+    # One plan adds the summands and splits the result: a reduce-scatter receives half of what an all-reduce does.
     return unwrap_scalar(result.redistribute(_spread_result(layout, contraction.out, own)))
 
 
@@ -188,6 +193,7 @@ def _place_guest(home: Layout, home_labels: Sequence[Label], guest: Layout, labe
             return SINGLE
         if label in common:
             return common[label]
+        # An axis that holds a dim of the operand that stays has no room for a dim of the other one.
         free = guest.mesh == home.mesh and used.isdisjoint(axis.axis for axis in list_axes(dim))
         return dim if free else make_local_dim(dim.size)
 

@@ -39,6 +39,7 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) 
         raise TypeError(f"{name} of DistArrays is not implemented: it combines whole rows of tiles; {INSTEAD}")
     if unknown := sorted(set(options) - _OPTIONS):
         raise TypeError(f"{name} of DistArrays does not take {', '.join(unknown)}; {INSTEAD}")
+    # Where a mask is false, numpy leaves what memory holds: other elements on each rank that has a copy.
     if options.pop("where", True) is not True:
         raise TypeError(f"{name} of DistArrays does not take where; use np.where, or {INSTEAD}")
     outs = cast("tuple[Any, ...]", options.pop("out", ()))
@@ -48,6 +49,7 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) 
         if not isinstance(out, TiledArray):
             raise TileError(f"{name}: out is a {type(out).__name__}; give a DistArray of the result's layout")
     _check_outs(name, inputs, cast("tuple[TiledArray, ...]", outs))
+    # Into views of the tiles: the padding of `out` stays what it is.
     ufunc(*map(_cut_operand, inputs), out=tuple(map(_cut_operand, outs)), **options)
     return outs[0] if len(outs) == 1 else outs
 
@@ -91,6 +93,7 @@ def _find_common_dim(name: str, layouts: Sequence[Layout], at: int) -> Any:
     sizes = {dim.size for dim in dims}
     if len(sizes - {1}) > 1:
         raise LayoutError(f"{name}: shapes {', '.join(str(each.shape) for each in layouts)} do not broadcast together")
+    # A dim of one element in another layout than `SINGLE` is on some ranks alone, and does not broadcast on the others.
     if len(dims) > 1:
         raise _mismatch_error(name, layouts)
     return dims.pop() if dims else SINGLE
@@ -106,6 +109,7 @@ def _mismatch_error(name: str, layouts: Sequence[Layout]) -> LayoutError:
 
 def _check_outs(name: str, inputs: Sequence[Any], outs: Sequence[TiledArray]) -> None:
     arrays = [each for each in inputs if isinstance(each, TiledArray)]
+    # Without an array among the inputs, as in np.add(1, 2, out=a), the first output gives the layout.
     layout = align_layouts(name, _list_arrays(name, [*inputs, *outs]) if not arrays else _list_arrays(name, inputs))
     for out in outs:
         if replace(out.layout, dtype=layout.dtype) != layout:

@@ -66,6 +66,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
                 return NotImplemented
         if ufunc is np.matmul and method == "__call__" and not options:
             return contractions.matmul(*inputs)
+        # `np.add.reduce(a)` comes here, `np.sum(a)` to `__array_function__`.
         if method == "reduce" and ufunc in reductions.OF_UFUNCS:
             return _reduce(ufunc, *inputs, **options)
         if method != "__call__":
@@ -189,6 +190,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         """The one element, on every rank."""
         if self.size != 1:
             raise TypeError(f"{name} of a DistArray of shape {self.shape}, which is not one number; {INSTEAD}")
+        # Every rank gets the element, so that `if a.sum() > 0` goes the same way on all of them.
         whole = finish_sum(self)
         return take_tile(whole.redistribute(replicated(whole.layout, whole.layout.mesh))).reshape(1)[0]
 

@@ -83,6 +83,7 @@ def reduce_to_array(
     dims = normalize_axes(axis, len(array.layout.shape))
     if kind.ordered and 0 in (array.layout.shape[at] for at in dims):
         raise TileError(f"{kind.name} of {array.layout} along dims {dims}: no elements have no {kind.name}")
+    # An extremum of sums is not the sum of extrema: then the summands are combined first.
     if array.layout.partial and not _keeps_partial(kind, array, dtype):
         array = finish_sum(array)
     local = compute_together(array, is_split(array.layout, dims), lambda: _reduce_part(kind, array, dims, dtype))
@@ -95,6 +96,7 @@ def mean(array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *,
     check_arithmetic("mean", array)
     given = np.dtype(dtype) if dtype is not None else take_tile(array).dtype
     result = np.dtype(np.float64) if dtype is None and given.kind in "biu" else given
+    # As in numpy, half precision is summed in float32, and rounded once at the end.
     summed = np.dtype(np.float32) if result.itemsize == 2 and result.kind == "f" else result
     count = math.prod(array.layout.shape[at] for at in normalize_axes(axis, len(array.layout.shape)))
     total = reduce_to_array(SUM, array, axis, summed, keepdims)
@@ -109,6 +111,7 @@ def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = 
         array = apply_to_array("norm", lambda part: part.astype(float), array)
     size = _apply_before("norm", np.abs, array, axis)
     dims = len(array.layout.shape) if axis is None else len(normalize_axes(axis, len(array.layout.shape)))
+    # Without an axis, a norm of any number of dims is that of all elements in a row.
     if (ord is None and axis is None) or (dims == 2 and ord in (None, "fro")):
         return _take_root(_sum_powers(size, 2, axis, keepdims), 2)
     if dims == 1:
@@ -131,6 +134,7 @@ def _vector_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 def _matrix_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
     """The largest or smallest sum of a column (1) or a row (inf)."""
+    # By numpy, order 1 sums along the rows' dim and takes the extremum over columns, order inf the other way.
     rows, columns = (normalize_axis(each, len(size.layout.shape)) for each in axis)
     along, across = (rows, columns) if abs(ord) == 1 else (columns, rows)
     sums = reduce_to_array(SUM, size, along, None, True)
@@ -227,11 +231,13 @@ def _gather_and_reduce(kind: ReductionKind, array: TiledArray, dims: tuple[int, 
     """For operations that no partial layout has (the largest complex number): every rank gathers the reductions of all,
     and reduces them."""
     layout = array.layout
+    # The reductions of all ranks are an array with one element for each rank along the reduced dims' axes.
     pieces = {at: tuple(Digit(axis.size, axis) for axis in list_axes(layout.dims[at])) for at in dims}
     counts = {at: math.prod(digit.radix for digit in digits) for at, digits in pieces.items()}
     held = tuple(Dim(pieces[at], counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
     every = tuple(make_local_dim(counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
     kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
+    # The second reduction keeps the dtype of the first, which may be wider than the elements.
     dtype = local.dtype if kind in (SUM, PRODUCT) else None
     gathered = wrap_true_part(array, replace(layout, dims=held), local)
     gathered = gathered.redistribute(replace(gathered.layout, dims=every))

@@ -71,6 +71,7 @@ def compute_together(array: TiledArray, waited_for: bool, function: Callable[[],
     try:
         return function()
     except Exception as error:
+        # The others are on their way into a collective call, and would wait there until their time limit.
         if waited_for:
             array.refuse(error)
         raise
@@ -90,6 +91,7 @@ def measure_extents(layout: Layout, rank: int) -> tuple[int, ...]:
     >>> [measure_extents(Layout.parse("f32[2{x}2/7]", Mesh(x=2)), rank) for rank in (0, 1)]
     [(4,), (3,)]
     """
+    # Most layouts have no padding, and listing ranges takes longer than a small ufunc.
     return layout.tile_shape if layout.even else _extents(layout, rank)
 
 
@@ -119,6 +121,7 @@ def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray
     named = replace(layout, dtype=name_dtype(part.dtype))
     if part.shape == named.tile_shape:
         return array.with_tile(named, part)
+    # Zeros, and not what the memory held: plans send padding along with the elements.
     tile = np.zeros(named.tile_shape, part.dtype)
     tile[tuple(map(slice, part.shape))] = part
     return array.with_tile(named, tile)
@@ -137,6 +140,7 @@ def name_dtype(dtype: np.dtype[Any]) -> str:
         )
     if is_named(dtype):
         return dtypes.canonical(dtype)
+    # Dates and the like move as words of their size; `check_arithmetic` sees to it that nothing is computed with these.
     words = [word for word in RAW if dtypes.bits(word) == 8 * dtype.itemsize]
     if dtype.hasobject or not words:
         raise TypeError(f"the result has dtype {dtype}, which a DistArray cannot hold; {INSTEAD}")
@@ -162,6 +166,7 @@ def check_together(name: str, arrays: Sequence[TiledArray]) -> None:
     """Raises `LayoutError` unless the arrays are on one communicator, or on copies of one."""
     first = arrays[0].comm
     for other in arrays[1:]:
+        # A congruent communicator has the same ranks in the same order, so tiles are where they are expected.
         if first is not other.comm and MPI.Comm.Compare(first, other.comm) not in (MPI.IDENT, MPI.CONGRUENT):
             raise LayoutError(f"{name} of arrays on different communicators; make both on one")
 

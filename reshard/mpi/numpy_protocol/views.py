@@ -65,6 +65,7 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
         raise TypeError(f"reshape of a DistArray with order={order!r} is not implemented; {INSTEAD}")
     layout = array.layout
     sizes = _complete_shape(shape, layout.shape)
+    # An array without elements has no digits to cut: all ranks have the whole of it.
     if math.prod(sizes) == 0:
         return array.with_tile(
             replace(layout, dims=tuple(map(make_local_dim, sizes))), np.empty(sizes, take_tile(array).dtype)
@@ -124,6 +125,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
             f"concatenate along dim {at} of shapes {', '.join(str(part.layout.shape) for part in parts)}, which differ "
             f"in other dims"
         )
+    # Along a dim that is local, each rank joins its own parts; then one move splits the result as the first array was.
     base = make_dims_local(first, [at])
 
     def beside(part: TiledArray) -> TiledArray:
@@ -151,6 +153,7 @@ def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
     freed = [Digit(axis.size, axis) for at in dims for axis in list_axes(layout.dims[at])]
     pieces = math.prod(digit.radix for digit in freed)
     others = [at for at, dim in enumerate(layout.dims) if at not in dims and not list_axes(dim) and dim.size >= pieces]
+    # A gather would bring the whole dim to every rank; with the axes on another dim, an all-to-all keeps tiles small.
     if freed and others:
         to = max(others, key=lambda at: layout.shape[at])
         changed[to] = Dim((*freed, Digit(-(-layout.shape[to] // pieces), None)), layout.shape[to])
@@ -160,6 +163,7 @@ def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
 def _split_like(dim: Dim, size: int) -> Dim:
     """A dim of another size split like this one: in blocks of the same size, or in contiguous pieces."""
     held = [digit for digit in dim.digits if digit.axis is not None]
+    # Block-cyclic dims keep their blocks, so that equal indices stay where they were.
     if dim.digits and dim.digits[0].axis is None and held:
         return fitted(dim.digits, size)
     return Dim((*held, Digit(-(-size // math.prod(digit.radix for digit in held)), None)), size)
@@ -217,6 +221,7 @@ def _group_dims(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span,
     i = j = 0
     while i < len(old) or j < len(new):
         low, begin = i, j
+        # The product of no sizes is 1: a group may have dims of one element on one side only.
         before, after = (math.prod(sizes[at : at + 1]) for sizes, at in ((old, i), (new, j)))
         i, j = min(i + 1, len(old)), min(j + 1, len(new))
         while before != after:
@@ -229,10 +234,12 @@ def _group_dims(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span,
 
 def _cut_digits(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[Dim] | None:
     """The digits of some dims as the digits of dims of other sizes; None if the sizes cut a digit unevenly."""
+    # Dims of one element may come and go anywhere, in uneven layouts too.
     wide = [dim for dim in dims if dim != SINGLE]
     if [dim.size for dim in wide] == [size for size in sizes if size != 1]:
         rest = iter(wide)
         return [SINGLE if size == 1 else next(rest) for size in sizes]
+    # Padding lies at the end of its dim. In a dim made of several it would lie between elements, which no layout says.
     if any(dim.padded != dim.size for dim in dims):
         return None
     every = Dim(tuple(digit for dim in dims for digit in dim.digits), math.prod(sizes))
