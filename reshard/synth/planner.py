@@ -5,7 +5,7 @@
     chain         each step checked by its typing rule  a plan: bytes, launches, live memory
     idle          ... and over axes that nothing uses   less time for more bytes
     budget        steps cut until they fit              or a `BudgetError`
-    _best         the least of these                    seconds, bytes, launches, memory
+    _choose_plan  the least of these                    seconds, bytes, launches, memory
 
 Without a network the best plan has the fewest bytes on the busiest device, then the fewest launches, then the least
 memory, where the messages of an exchange count as buffers even if it does not stage them. With a network it has the
@@ -30,16 +30,16 @@ from typing import Any, cast
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
 from reshard.geometry.remesh import common_mesh, mesh_of_used, one_set, remesh
 from reshard.plans.memory import peaks
-from reshard.plans.plan import Plan, Step, StepSpec, TreePlan, chain, device_kinds, flattened
+from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flattened
 from reshard.synth import cost, moves
 from reshard.synth.batches import batches_of, in_order
 from reshard.synth.budget import plan_tree_within, within
-from reshard.synth.network import Links, Network
+from reshard.synth.network import Network
 from reshard.synth.options import SLACK as SLACK
 from reshard.synth.options import PlanOptions
 from reshard.synth.options import bytes_of as bytes_of
 from reshard.synth.options import network_of as network_of
-from reshard.synth.routes import ROUTES, Pair, Route, crossing, idle
+from reshard.synth.routes import Pair, crossing, idle, list_routes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.reductions import identity
@@ -86,161 +86,127 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
     >>> find_plan(Move(rows, whole), None, PlanOptions.read(donate=True)).peak_bytes
     80
     """
-    before, after = _ends(source, target)
-    # Slack is for uneven layouts without a network. What does not decide is left out, so that it makes no new entry of
-    # the caches.
-    exact = options.network is not None or (before.even and after.even and one_set(before.mesh, after.mesh))
-    used = PlanOptions(options.budget, options.network, options.donate, 0.0 if exact else options.slack)
+    before, after = _check_ends(source, target)
+    # Slack is for uneven layouts without a network; what decides nothing here makes no new entry of the caches.
+    network = options.network
+    exact = network is not None or (before.even and after.even and one_set(before.mesh, after.mesh))
+    used = PlanOptions(options.budget, network, options.donate, 0.0 if exact else options.slack)
     if isinstance(source, Move) and not source.plain:
-        return _plan_move(source, used)
-    return _plan(before, after, used)
+        return _plan_view_move(source, used)
+    return _plan_layouts(before, after, used)
 
 
 @lru_cache(maxsize=4096)
-def _plan_move(move: Move, options: PlanOptions) -> Plan:
+def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
     """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
 
     def between(source: Layout, target: Layout, limit: int | None) -> Plan:
-        return _plan(source, target, options._replace(budget=limit))
+        return _plan_layouts(source, target, options._replace(budget=limit))
 
     made, network = moves.plans(move, between, options), options.network
     if not one_set(move.source.mesh, move.target.mesh):
-        return _best([cost.timed_across(plan, network) for plan in made], options.slack)
-    links = None if network is None else network.links(move.source.mesh)
-    return _best([cost.timed(plan, links) for plan in made], options.slack)
+        return _choose_plan([cost.timed_across(plan, network) for plan in made], options.slack)
+    if network is None:
+        return _choose_plan(made, options.slack)
+    links = network.links(move.source.mesh)
+    return _choose_plan([cost.timed(plan, links) for plan in made], options.slack)
 
 
 @lru_cache(maxsize=4096)
-def _plan(source: Layout, target: Layout, options: PlanOptions) -> Plan:
-    budget, network, donate, slack = options[:4]
-    pair = Pair(*_on_one_mesh(source, target))
-    _check_start(pair)
+def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
+    """The best plan between two layouts of one array, whose options say what decides (see `find_plan`)."""
+    pair = Pair(*_spell_on_one_mesh(source, target))
+    if pair.starts and identity(target.dtype, str(target.reduction)) is None:
+        # All summands but one would be zeros, or what stands for them: no values can fill the target.
+        raise PlanError(
+            f"target {target} is partial where source {source} is not (mesh {target.mesh}), but no value of "
+            f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
+            f"target that is a sum, or one that is not partial"
+        )
     if pair.crosses:
-        plans = _plans_across(pair, options)
-        plans = plans if budget is None else within(plans, budget, None)
-        plans = _none_above_pull(plans) if network is None else plans
-        return _best([cost.timed_across(plan, network) for plan in plans], slack)
+        return _plan_crossing(pair, options)
+    budget, network, donate, slack = options[:4]
     links = None if network is None else network.links(pair.source.mesh)
-    routes: Sequence[Sequence[StepSpec]] = routes_of(pair, links)
-    routes = _slim(pair, routes) if links is None else _timed_routes(pair, routes, links, pruned=budget is None)
+    routes: Sequence[Sequence[StepSpec]] = list_routes(pair, links)
+    if links is None:
+        # Only routes whose tiles are never larger than those at the ends, if there are any: others need more memory
+        # than the larger of the two, and would be tried for their launches alone.
+        most = max(pair.source.tile_bytes, pair.target.tile_bytes)
+        routes = [route for route in routes if all(step.result.tile_bytes <= most for step in route)] or routes
+    else:
+        known: cost.Known = {}
+        fastest = cost.fastest(routes, pair.source, links, known)
+        least = cost.route_seconds(fastest[0], pair.source, links, known)
+        over = list(idle.routes(pair, links, least)) if least else []
+        # Under a budget a slower route may be the one that fits, so that none is left out.
+        routes = cost.fastest([*fastest, *over], pair.source, links, known) if budget is None else [*routes, *over]
     made: list[Plan] = []
     for route in routes:
         check_deadline()
-        made.append(cost.timed(chain(pair.source, pair.target, route, donate), links))
-        if budget is None and links is None and _settles(made[-1], slack):
-            break
-    return _best(made if budget is None else within(made, budget, links), slack)
+        plan = chain(pair.source, pair.target, route, donate)
+        made.append(plan if links is None else cost.timed(plan, links))
+        few = plan.launches <= 1 and budget is None and links is None and not (pair.source.even and pair.target.even)
+        if few and _is_within(plan.received_bytes, plan.lower_bound_bytes, slack):
+            break  # Good enough to skip the costly statistics of the exchange that rivals it.
+    return _choose_plan(made if budget is None else within(made, budget, links), slack)
 
 
-def _plans_across(pair: Pair, options: PlanOptions) -> list[Plan]:
-    """A plan for each route to other devices; relays only if no other route is within the slack of the bound."""
-    slack = options.slack if options.network is None else SLACK
-    routes = dict.fromkeys(crossing.routes(pair, options.network))
-    plans = [chain(pair.source, pair.target, route, options.donate) for route in routes]
-    if not any(_within(_busiest(plan), plan.endpoint_bound_bytes, slack) for plan in plans):
-        plans += [chain(pair.source, pair.target, route, options.donate) for route in crossing.relays(pair)]
-    return plans
+def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
+    """The best plan to other devices; relays only if no other route is within the slack of the bound."""
+    budget, network, donate, slack = options[:4]
+    plans = [chain(pair.source, pair.target, route, donate) for route in dict.fromkeys(crossing.routes(pair, network))]
+    enough = slack if network is None else SLACK
+    if not any(_is_within(_busiest_bytes(plan), plan.endpoint_bound_bytes, enough) for plan in plans):
+        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
+    plans = plans if budget is None else within(plans, budget, None)
+    if network is not None:
+        return _choose_plan([cost.timed_across(plan, network) for plan in plans], slack)
+    # Slack saves launches only among plans whose busiest device sends or receives no more than if every device of the
+    # target pulls what it lacks: no relay, and nothing is sent after the crossing.
+    pulls: list[int] = []
+    for plan in plans:
+        crossed = [one_set(step.operand.mesh, step.result.mesh) for step in plan.steps].index(False)
+        if not plan.steps[crossed].mode.relay and not any(step.sent_bytes for step in plan.steps[crossed + 1 :]):
+            pulls.append(_busiest_bytes(plan))
+    most = min(pulls, default=None)
+    return _choose_plan([plan for plan in plans if most is None or _busiest_bytes(plan) <= most], slack)
 
 
-def _none_above_pull(plans: Sequence[Plan]) -> Sequence[Plan]:
-    """The plans whose busiest device sends or receives no more than if every device of the target pulls what it lacks.
+def _choose_plan(plans: Sequence[Plan], slack: float) -> Plan:
+    """The plan of least seconds, then of fewest bytes, then of fewest launches, then of least memory."""
+    if any(plan.seconds for plan in plans):
+        least = min(plan.seconds or 0.0 for plan in plans)
+        plans = [plan for plan in plans if cost.as_fast(plan.seconds or 0.0, least)]
+    fewest = min(map(_busiest_bytes, plans))
+    plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), fewest, slack)]
+    if plans[0].crosses:  # The steps run one after the other, so the busiest devices of each add up.
+        fewest = min(plan.endpoint_bytes for plan in plans)
+        plans = [plan for plan in plans if _is_within(plan.endpoint_bytes, fewest, slack)]
 
-    `slack` saves launches among these only.
-    """
-    most = min((_busiest(plan) for plan in plans if _pulls(plan)), default=None)
-    return plans if most is None else [plan for plan in plans if _busiest(plan) <= most]
+    def preference(plan: Plan) -> tuple[int, int, int, int]:
+        memory, exchanges = plan.peak_bytes, 0
+        for step in plan.steps:
+            if step.kind == "exchange" and step.mode.view is None:
+                exchanges += 1
+                if step.launches and not step.mode.in_place and not step.cost.scratch:
+                    # Messages that are not staged have no scratch here, but XLA has buffers for them: counted so, an
+                    # exchange ties with XLA's own collectives, which are then preferred.
+                    memory = max(memory, step.live_bytes - (-step.received_bytes // step.launches))
+        return plan.launches, memory, plan.received_bytes, exchanges
 
-
-def _pulls(plan: Plan) -> bool:
-    """Whether devices receive from holders only: no relay, and nothing is sent after the crossing."""
-    kinds = [one_set(step.operand.mesh, step.result.mesh) for step in plan.steps]
-    crossed = kinds.index(False)
-    return not plan.steps[crossed].mode.relay and not any(step.sent_bytes for step in plan.steps[crossed + 1 :])
-
-
-def routes_of(pair: Pair, links: Links | None) -> list[Route]:
-    """All routes between layouts on one set of devices, each once."""
-    every: dict[Route, None] = {}
-    for routes in ROUTES:
-        for route in routes(pair, links):
-            check_deadline()
-            every[route] = None
-    return list(every)
-
-
-def _timed_routes(
-    pair: Pair, routes: Sequence[Sequence[StepSpec]], links: Links, pruned: bool
-) -> Sequence[Sequence[StepSpec]]:
-    """The fastest routes, those over idle axes too; all those that any budget may need, if they are not `pruned`."""
-    known: cost.Known = {}
-    fastest = cost.fastest(routes, pair.source, links, known)
-    least = cost.route_seconds(fastest[0], pair.source, links, known)
-    over = list(idle.routes(pair, links, least)) if least else []
-    return cost.fastest([*fastest, *over], pair.source, links, known) if pruned else [*routes, *over]
+    return min(plans, key=preference)
 
 
-def _slim(pair: Pair, routes: Sequence[Sequence[StepSpec]]) -> Sequence[Sequence[StepSpec]]:
-    """The routes whose tiles are never larger than the larger of source and target; all routes, if there are none."""
-    most = max(pair.source.tile_bytes, pair.target.tile_bytes)
-    return [route for route in routes if all(step.result.tile_bytes <= most for step in route)] or routes
-
-
-def _settles(plan: Plan, slack: float) -> bool:
-    """Whether a plan for uneven layouts is good enough to skip the costly statistics of the exchange that rivals it."""
-    even = plan.source.even and plan.target.even
-    return not even and plan.launches <= 1 and _within(plan.received_bytes, plan.lower_bound_bytes, slack)
-
-
-def _best(plans: Sequence[Plan], slack: float) -> Plan:
-    """The plan of least seconds, then of fewest bytes, then the first by `_preference`."""
-    least = min(_seconds(plan) for plan in plans)
-    plans = [plan for plan in plans if cost.as_fast(_seconds(plan), least)]
-    for figure in _FIGURES:
-        fewest = min(figure(plan) for plan in plans)
-        plans = [plan for plan in plans if _within(figure(plan), fewest, slack)]
-    return min(plans, key=_preference)
-
-
-def _busiest(plan: Plan) -> int:
+def _busiest_bytes(plan: Plan) -> int:
     """What the busiest device receives; to other devices, what it sends or receives."""
     return max(plan.sent_bytes, plan.received_bytes) if plan.crosses else plan.received_bytes
 
 
-def _in_turn(plan: Plan) -> int:
-    """What the busiest devices of the steps to other devices send or receive, one step after the other."""
-    return plan.endpoint_bytes if plan.crosses else 0
+def _is_within(figure: int, fewest: int, slack: float) -> bool:
+    return figure - fewest <= fewest * slack
 
 
-_FIGURES = (_busiest, _in_turn)
-"""The bytes that decide, the first before the second."""
-
-
-def _within(received: int, fewest: int, slack: float) -> bool:
-    return received - fewest <= fewest * slack
-
-
-def _seconds(plan: Plan) -> float:
-    return 0.0 if plan.seconds is None else plan.seconds
-
-
-def _preference(plan: Plan) -> tuple[int, int, int, int]:
-    """What decides between equal bytes, in this order; the last entry prefers a collective to an exchange of boxes."""
-    exchanges = sum(step.kind == "exchange" and step.mode.view is None for step in plan.steps)
-    return (plan.launches, _memory(plan), plan.received_bytes, exchanges)
-
-
-def _memory(plan: Plan) -> int:
-    """The peak if messages have buffers of their own, as XLA's have: an exchange ties with XLA's own collectives."""
-    return max([plan.peak_bytes, *(step.live_bytes + _message(step) for step in plan.steps)])
-
-
-def _message(step: Step) -> int:
-    """The bytes of a message that an exchange has no scratch for."""
-    staged = step.kind != "exchange" or step.mode.in_place or step.mode.view is not None or step.cost.scratch > 0
-    return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
-
-
-def _ends(source: object, target: object) -> tuple[Layout, Layout]:
+def _check_ends(source: object, target: object) -> tuple[Layout, Layout]:
     """The source and the target of a request; refuses other objects, and layouts of different arrays."""
     if isinstance(source, Move):
         if target is not None:
@@ -253,51 +219,29 @@ def _ends(source: object, target: object) -> tuple[Layout, Layout]:
             raise PlanError(
                 f"the {name} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read it with {advice}"
             )
-    _check_arrays(cast(Layout, source), cast(Layout, target))
-    return cast(Layout, source), cast(Layout, target)
-
-
-def _check_arrays(source: Layout, target: Layout) -> None:
-    if source.shape != target.shape:
+    before, after = cast(Layout, source), cast(Layout, target)
+    if before.shape != after.shape:
         raise PlanError(
-            f"source {source} has global shape {source.shape}, target {target} has {target.shape}; a "
+            f"source {before} has global shape {before.shape}, target {after} has {after.shape}; a "
             f"redistribution keeps the array, so give both the same global shape, or a Move with a view"
         )
-    if source.dtype != target.dtype:
+    if before.dtype != after.dtype:
         raise PlanError(
-            f"source {source} is {source.dtype}, target {target} is {target.dtype}; a redistribution keeps the "
+            f"source {before} is {before.dtype}, target {after} is {after.dtype}; a redistribution keeps the "
             f"dtype, so cast before or after it, or give Move(source, target, cast=True)"
         )
+    return before, after
 
 
-def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
+def _spell_on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
     """Both layouts respelled on one mesh if one can express them, else as they are, for an exchange."""
     if source.mesh == target.mesh:
-        pair = (source, target)
-    else:
-        shared = common_mesh(source.mesh, target.mesh) or mesh_of_used(source, target)
-        pair = next(
-            (
-                (s, t)
-                for mesh in (source.mesh, target.mesh, shared)
-                if mesh is not None
-                and (s := remesh(source, mesh)) is not None
-                and (t := remesh(target, mesh)) is not None
-            ),
-            (source, target),
-        )
-    return pair
-
-
-def _check_start(pair: Pair) -> None:
-    """Refuses targets that no values can fill: all summands but one are zeros, or what stands for them."""
-    source, target = pair.source, pair.target
-    if pair.starts and identity(target.dtype, str(target.reduction)) is None:
-        raise PlanError(
-            f"target {target} is partial where source {source} is not (mesh {target.mesh}), but no value of "
-            f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
-            f"target that is a sum, or one that is not partial"
-        )
+        return source, target
+    shared = common_mesh(source.mesh, target.mesh) or mesh_of_used(source, target)
+    for mesh in (source.mesh, target.mesh, shared):
+        if mesh is not None and (s := remesh(source, mesh)) is not None and (t := remesh(target, mesh)) is not None:
+            return s, t
+    return source, target
 
 
 # `plan_tree`: many arrays planned as one, in few launches and within one budget.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from reshard.plans.plan import Plan, chain
 from reshard.synth import cost
 from reshard.synth.options import PlanOptions
-from reshard.synth.planner import routes_of
-from reshard.synth.routes import Pair
+from reshard.synth.routes import Pair, list_routes
 from reshard.types.layout import Layout
 
 
@@ -35,7 +34,7 @@ def short_plans(source: Layout, target: Layout, messages: int, options: PlanOpti
     """
     pair, links = Pair(source, target), None if options.network is None else options.network.links(source.mesh)
     most = max(source.tile_bytes, target.tile_bytes)
-    plans = (cost.timed(chain(source, target, route, options.donate), links) for route in routes_of(pair, links))
+    plans = (cost.timed(chain(source, target, route, options.donate), links) for route in list_routes(pair, links))
     return [
         plan
         for plan in plans

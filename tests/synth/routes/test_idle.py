@@ -7,9 +7,9 @@ import random
 import pytest
 
 import reshard as rs
-from reshard.synth import cost, planner
+from reshard.synth import cost
 from reshard.synth.network import PRESETS, Network
-from reshard.synth.routes import Pair
+from reshard.synth.routes import Pair, list_routes
 from reshard.types import Layout, Mesh
 from tests.oracle import check
 
@@ -70,7 +70,7 @@ def test_plans_are_never_slower_than_without_idle_axes(network: Network):
         mesh = Mesh(a=choose.choice([2, 3]), b=choose.choice([2, 4]), c=2)
         source, target = over_few_axes(choose, mesh, True), over_few_axes(choose, mesh, False)
         links = network.links(mesh)
-        routes = list(planner.routes_of(Pair(source, target), links))
+        routes = list(list_routes(Pair(source, target), links))
         known: cost.Known = {}
         without = cost.route_seconds(cost.fastest(routes, source, links, known)[0], source, links, known)
         plan = rs.plan(source, target, network=network)
