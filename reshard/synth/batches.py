@@ -8,12 +8,17 @@ order       batches that leave less than they take first, least `during - before
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from reshard.plans.memory import DeviceKinds, Footprint
+from reshard.errors import BudgetError
+from reshard.plans.memory import Bytes, DeviceKinds, Footprint, peaks
 from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, lanes
 from reshard.synth import cost
 from reshard.synth.network import Network
+from reshard.synth.options import PlanOptions
+from reshard.types.units import counted
+from reshard.types.whole import check_deadline
 
 LEAST_BUFFERS = 32 << 20
 """Bytes on a device that a batch may always take for its buffers."""
@@ -36,8 +41,15 @@ def batches_of(plans: Mapping[str, Plan], network: Network | None) -> list[Batch
     """
     tiles = sum(plan.source.tile_bytes + plan.target.tile_bytes for plan in plans.values())
     most = max(LEAST_BUFFERS, tiles // SHARE)
+    alike: dict[object, list[str]] = {}
+    keys: dict[Plan, object] = {}
+    for name, each in plans.items():
+        if each not in keys:
+            keys[each] = lanes(each)
+        # A plan that shares its launches with no other is alone under its own name.
+        alike.setdefault(name if keys[each] is None else keys[each], []).append(name)
     batches: list[Batch] = []
-    for names in _alike(plans):
+    for names in alike.values():
         group: list[str] = []
         used = 0
         for name in names:
@@ -49,17 +61,6 @@ def batches_of(plans: Mapping[str, Plan], network: Network | None) -> list[Batch
             used += need
         batches.append(batch_of(group, plans, network))
     return batches
-
-
-def _alike(plans: Mapping[str, Plan]) -> Iterator[list[str]]:
-    """The names of the plans that can share launches; a plan that cannot is alone in its group."""
-    groups: dict[object, list[str]] = {}
-    keys: dict[Plan, object] = {}
-    for name, each in plans.items():
-        if each not in keys:
-            keys[each] = lanes(each)
-        groups.setdefault(name if keys[each] is None else keys[each], []).append(name)
-    yield from groups.values()
 
 
 def batch_of(names: Sequence[str], plans: Mapping[str, Plan], network: Network | None) -> Batch:
@@ -97,3 +98,107 @@ def rank(footprint: Footprint) -> tuple[bool, int]:
     before, during, after = (sum(figure) for figure in footprint)
     frees = after <= before
     return not frees, during - before if frees else after - during
+
+
+# Many arrays within a budget: arrays in the order of the least room, cut where they do not fit, and then in batches.
+#
+#   1  the least plan of each array, in the best order for these      its peak is the floor: no lower budget can be met
+#   2  each array's own plan where it fits at its place, else cut     within the budget, array by array
+#   3  arrays whose steps share launches, brought forward             as many as leave room for all that follow
+#
+# What an array leaves behind does not depend on its plan, so step 2 makes no later place smaller. Step 3 brings targets
+# forward, and so looks ahead.
+
+
+Replan = Callable[[str, int], Plan]
+"""The plan of an array, by name, within a budget in bytes."""
+
+
+def fit_batches(plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, options: PlanOptions) -> list[Batch]:
+    """Batches whose peak is within the budget of the options.
+
+    Raises `BudgetError`, with the smallest budget that works, if there are none.
+    """
+    budget, known = options.budget or 0, dict[Plan, Plan]()
+    for name, plan in plans.items():
+        if plan not in known:  # Equal moves have one plan of the least peak.
+            try:
+                known[plan] = replan(name, 0)
+            except BudgetError as error:
+                known[plan] = replan(name, error.smallest)
+    least = {name: known[plan] for name, plan in plans.items()}
+    order = sorted(plans, key=lambda name: rank(_alone(least[name], kinds)))
+    floor = max(peaks([_alone(least[name], kinds) for name in order]))
+    if floor > budget:
+        raise BudgetError(
+            f"budget {budget} B is too small for {counted(len(plans), 'array')}, whose sources and targets live on a "
+            f"device together; the smallest that works is {floor} B",
+            floor,
+        )
+    live = _LiveBytes([_alone(plans[name], kinds) for name in order])
+    fitted: dict[str, Plan] = {}
+    for name in order:
+        check_deadline()
+        plan, needs = plans[name], _alone(plans[name], kinds)
+        if not live.fits(needs, budget):
+            with suppress(BudgetError):
+                plan = replan(name, live.room(needs, budget))
+        # Between two sets of devices, a plan's own peak may be that of no device, so its least plan may fit instead.
+        fitted[name] = plan if live.fits(_alone(plan, kinds), budget) else least[name]
+        live.move(needs)  # What an array leaves does not depend on its plan.
+    return _join_in_order(order, fitted, kinds, options)
+
+
+def _alone(plan: Plan, kinds: DeviceKinds) -> Footprint:
+    return plan.batches[0].footprint(kinds)
+
+
+class _LiveBytes:
+    """The bytes live on a device of each kind, between batches."""
+
+    def __init__(self, footprints: Iterable[Footprint]) -> None:
+        self.now: Bytes = tuple(map(sum, zip(*(each.before for each in footprints), strict=True)))
+
+    def fits(self, needs: Footprint, budget: int) -> bool:
+        """Whether what has these needs can run next."""
+        return all(n - b + d <= budget for n, b, d in zip(self.now, needs.before, needs.during, strict=True))
+
+    def room(self, needs: Footprint, budget: int) -> int:
+        """The bytes that what runs next may take on the devices that it needs, its source included."""
+        each = zip(self.now, needs.before, needs.during, strict=True)
+        return min(budget - n + b for n, b, during in each if during)
+
+    def move(self, needs: Footprint) -> None:
+        """Goes on to what is live after it."""
+        self.now = tuple(n - b + a for n, b, a in zip(self.now, needs.before, needs.after, strict=True))
+
+
+def _join_in_order(
+    order: Sequence[str], plans: Mapping[str, Plan], kinds: DeviceKinds, options: PlanOptions
+) -> list[Batch]:
+    """Batches of arrays that share launches: they are brought forward, as many as leave room for all that follow."""
+    needs = {name: _alone(plans[name], kinds) for name in order}
+    live, rest, made = _LiveBytes(needs.values()), list(order), list[Batch]()
+    while rest:
+        check_deadline()
+        key = lanes(plans[rest[0]])
+        alike = [rest[0], *(name for name in rest[1:] if key is not None and lanes(plans[name]) == key)]
+        count = len(alike)
+        while True:
+            batch = batch_of(alike[:count], plans, options.network)
+            needed, taken = batch.footprint(kinds), set(batch.names)
+            later = [name for name in rest if name not in taken]
+            if count == 1:
+                break
+            if live.fits(needed, options.budget or 0):
+                # Each of the other arrays must fit after it, beside what is live by then.
+                following = [needed, *(needs[name] for name in later)]
+                waiting = _LiveBytes(following).now
+                moved = tuple(now - before for now, before in zip(live.now, waiting, strict=True))
+                if max(peaks(following, moved)) <= (options.budget or 0):
+                    break
+            count //= 2
+        made.append(batch)
+        live.move(needed)
+        rest = later
+    return made

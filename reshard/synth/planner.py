@@ -32,8 +32,8 @@ from reshard.geometry.remesh import common_mesh, mesh_of_used, one_set, remesh
 from reshard.plans.memory import peaks
 from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flattened
 from reshard.synth import cost, moves
-from reshard.synth.batches import batches_of, in_order
-from reshard.synth.budget import plan_tree_within, within
+from reshard.synth.batches import batches_of, fit_batches, in_order
+from reshard.synth.budget import within
 from reshard.synth.network import Network
 from reshard.synth.options import SLACK as SLACK
 from reshard.synth.options import PlanOptions
@@ -247,8 +247,8 @@ def _spell_on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
 # `plan_tree`: many arrays planned as one, in few launches and within one budget.
 #
 # planner        each array on its own; equal moves once
-# batches        arrays whose steps share launches, in the order in which the peak is lowest
-# tree_budget    where that does not fit: arrays are cut, and batches made smaller
+# batches        arrays whose steps share launches, in the order in which the peak is lowest; where that does not fit,
+#                arrays are cut, and batches made smaller
 
 
 def plan_tree(
@@ -292,7 +292,7 @@ def find_tree_plan(moves: Mapping[str, Any] | Sequence[Any], options: PlanOption
         def replan(name: str, room: int) -> Plan:
             return _planned(name, flat[name], options._replace(budget=room))
 
-        batches = plan_tree_within(plans, replan, kinds, options)
+        batches = fit_batches(plans, replan, kinds, options)
     return TreePlan(tuple(flat), tuple(batches))
 
 
