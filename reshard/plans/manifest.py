@@ -75,7 +75,7 @@ class Manifest:
     @cached_property
     def sha256(self) -> str:
         """The hash of the manifest, in hexadecimal; equal in every process for equal manifests."""
-        return hashlib.sha256(_text(self.entries).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([list(entry) for entry in self.entries]).encode()).hexdigest()
 
     def to_json(self) -> str:
         """The manifest as a JSON object, with its hash; `from_json` reads it back.
@@ -175,7 +175,3 @@ def _read(entry: Fields) -> ManifestEntry:
     name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
     version = entry.get("version", str, int, NoneType)
     return ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version)
-
-
-def _text(entries: Sequence[ManifestEntry]) -> str:
-    return json.dumps([list(entry) for entry in entries])

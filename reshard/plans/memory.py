@@ -42,7 +42,9 @@ class DeviceKinds:
 
     def __init__(self, meshes: Iterable[Mesh]) -> None:
         sets = dict.fromkeys(map(_set_of, meshes))
-        self._members = {each: frozenset(_listed(each)) for each in sets} if len(sets) > 1 else {}
+        # On one set of devices there is one kind, and no device is listed.
+        several = sets if len(sets) > 1 else ()
+        self._members = {each: frozenset(range(each) if isinstance(each, int) else each) for each in several}
         kinds = dict.fromkeys(
             tuple(device in members for members in self._members.values())
             for device in sorted(frozenset[int]().union(*self._members.values()))
@@ -73,10 +75,6 @@ def _set_of(mesh: Mesh) -> tuple[int, ...] | int:
     if ids is None or set(ids) == set(range(mesh.size)):
         return mesh.size
     return tuple(sorted(ids))
-
-
-def _listed(devices: tuple[int, ...] | int) -> Iterable[int]:
-    return range(devices) if isinstance(devices, int) else devices
 
 
 def peaks(footprints: Sequence[Footprint], beside: Bytes | None = None) -> Bytes:

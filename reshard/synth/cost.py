@@ -187,7 +187,11 @@ def _blocks(
     met, crossing = _by_fabric(in_turn, mesh, wires), _by_fabric(crossed, mesh, wires)
     total = left = math.prod(size for _, size in in_turn)
     time = 0.0
-    for fabric in _slow_first({*met, *crossing}, mesh, wires):
+    # From slow to fast, and in the mesh's order where they are equal: the order of a set differs by process, and so
+    # would the last digit of a sum.
+    fabrics = {*met, *crossing}
+    ordered = [axis for axis in (_WIRES, *mesh.axes) if axis in fabrics]
+    for fabric in sorted(ordered, key=lambda axis: (wires.slowest if axis == _WIRES else wires[axis]).speed):
         turn, over = met.get(fabric, ()), crossing.get(fabric, ())
         near = 0 if over else left // math.prod(sub.size for sub in turn)
         if fabric != _WIRES:
@@ -232,13 +236,6 @@ def _by_fabric(factors: _Factors, mesh: Mesh, wires: Wires) -> dict[str, list[Su
         for sub in mesh.sub_axes(stride, size):
             by_fabric.setdefault(_WIRES if wires.wired(sub.axis) else sub.axis, []).append(sub)
     return by_fabric
-
-
-def _slow_first(fabrics: set[str], mesh: Mesh, wires: Wires) -> list[str]:
-    """The fabrics from slow to fast, and in the mesh's order where they are equal: the order of a set differs by
-    process, and so would a sum's last digit."""
-    ordered = [axis for axis in (_WIRES, *mesh.axes) if axis in fabrics]
-    return sorted(ordered, key=lambda axis: (wires.slowest if axis == _WIRES else wires[axis]).speed)
 
 
 def _boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> float:

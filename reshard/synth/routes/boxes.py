@@ -38,10 +38,24 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     """
     if pair.reduces or pair.refinement is not None:
         return
-    yield from _alone(pair.source, pair.target)
-    yield from _to_gathers(pair.source, pair.target)
-    yield from _after_gathers(pair.source, pair.target)
-    yield from _by_dealing(pair, links)
+    source, target = pair.source, pair.target
+    yield from _alone(source, target)
+    # One exchange, of fewer rounds, to a layout from which one gather leads to the target.
+    for between in permute_first.before_gathers(source, target):
+        kind = "permute" if permute_first.permutes(source, between) else "exchange"
+        yield (StepSpec(kind, between), StepSpec("all_gather", target))
+    # permute ; gather ; exchange: fewer rounds for a little more bytes.
+    for permuted, gathered in permute_first.gathered_in_part(source, target):
+        if permuted == source or permute_first.permutes(source, permuted):
+            path = pairwise([source, permuted, gathered, target])
+            kinds = ("permute", "all_gather", "exchange")
+            yield tuple(StepSpec(kind, to) for kind, (at, to) in zip(kinds, path, strict=True) if at != to)
+    # An exchange of few rounds that deals one end out anew, so that it nests with the other.
+    first, last = _dealt(source, target), _dealt(target, source)
+    if first is not None:
+        yield from ((StepSpec("exchange", first), *rest) for rest in normal.routes(Pair(first, target), links))
+    if last is not None:
+        yield from ((*rest, StepSpec("exchange", target)) for rest in normal.routes(Pair(source, last), links))
 
 
 def _alone(source: Layout, target: Layout) -> Iterator[Route]:
@@ -53,32 +67,6 @@ def _alone(source: Layout, target: Layout) -> Iterator[Route]:
         with contextlib.suppress(LayoutError):
             yield from _sliced_and_gathered(source, target)
     yield (StepSpec("exchange", target),)
-
-
-def _to_gathers(source: Layout, target: Layout) -> Iterator[Route]:
-    """An exchange, of fewer rounds, to a layout from which one gather leads to the target."""
-    for between in permute_first.before_gathers(source, target):
-        kind = "permute" if permute_first.permutes(source, between) else "exchange"
-        yield (StepSpec(kind, between), StepSpec("all_gather", target))
-
-
-def _after_gathers(source: Layout, target: Layout) -> Iterator[Route]:
-    """permute ; gather ; exchange, of fewer rounds and a little more bytes."""
-    for permuted, gathered in permute_first.gathered_in_part(source, target):
-        if permuted == source or permute_first.permutes(source, permuted):
-            path = pairwise([source, permuted, gathered, target])
-            kinds = ("permute", "all_gather", "exchange")
-            yield tuple(StepSpec(kind, to) for kind, (at, to) in zip(kinds, path, strict=True) if at != to)
-
-
-def _by_dealing(pair: Pair, links: Links | None) -> Iterator[Route]:
-    """An exchange of few rounds that deals one end out anew so that it nests with the other."""
-    source, target = pair.source, pair.target
-    first, last = _dealt(source, target), _dealt(target, source)
-    if first is not None:
-        yield from ((StepSpec("exchange", first), *rest) for rest in normal.routes(Pair(first, target), links))
-    if last is not None:
-        yield from ((*rest, StepSpec("exchange", target)) for rest in normal.routes(Pair(source, last), links))
 
 
 def _sliced_and_gathered(source: Layout, target: Layout) -> Iterator[Route]:
@@ -121,11 +109,11 @@ def _dealt(layout: Layout, other: Layout) -> Layout | None:
     if layout.mesh != other.mesh or not (layout.even and other.even):
         return None
     nest = [Pair(_only(layout, at), _only(other, at)).refinement is not None for at in range(len(layout.dims))]
-    return _with(layout, [dim if fits else _dealt_dim(dim) for dim, fits in zip(layout.dims, nest, strict=True)])
-
-
-def _dealt_dim(dim: Dim) -> Dim:
-    return Dim((Digit(dim.tile, None), *(digit for digit in dim.digits if digit.axis is not None)), dim.size)
+    dims: list[Dim] = []
+    for dim, fits in zip(layout.dims, nest, strict=True):
+        held = (digit for digit in dim.digits if digit.axis is not None)
+        dims.append(dim if fits else Dim((Digit(dim.tile, None), *held), dim.size))
+    return _with(layout, dims)
 
 
 def _only(layout: Layout, at: int) -> Layout:

@@ -164,7 +164,8 @@ def _paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layo
     seen: set[tuple[Layout, ...]] = set()
     for states in _guesses(source, target, *holders, thorough):
         with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
-            path = _layouts(source, target, states)
+            layouts = [source, *(_tiled(source, state) for state in states)]
+            path = [after for before, after in pairwise([*layouts, target]) if before != after]
             if tuple(path) not in seen:
                 seen.add(tuple(path))
                 yield path
@@ -182,20 +183,16 @@ def _guesses(
         for start in [[first]] if permuted is None else [[first, permuted], [first]]:
             yield start
             if start == [first]:
-                yield from _parked(source, first, after)
+                # One permute that puts every factor at hand for where it goes saves the permutes between the trips.
+                parked = _following(source, first, after, park=True)
+                if parked is not None:
+                    for order in islice(_orders(parked, after), 2):
+                        yield [first, parked, *_one_by_one(parked, after, order)]
             if thorough:
                 yield from _trips(start, after)
     back = _following(target, after, before) if thorough else None
     if back is not None:
         yield [back]
-
-
-def _parked(source: Layout, first: Holders, after: Holders) -> Iterator[list[Holders]]:
-    """One permute that puts every factor at hand for where it goes, then trips one by one."""
-    parked = _following(source, first, after, park=True)
-    if parked is not None:
-        for order in islice(_orders(parked, after), 2):
-            yield [first, parked, *_one_by_one(parked, after, order)]
 
 
 def _trips(start: list[Holders], after: Holders) -> Iterator[list[Holders]]:
@@ -204,12 +201,6 @@ def _trips(start: list[Holders], after: Holders) -> Iterator[list[Holders]]:
         yield [*start, *_one_by_one(start[-1], after, order)]
     for ordered in (False, True):
         yield [*start, *_together(start[-1], after, ordered)]
-
-
-def _layouts(source: Layout, target: Layout, states: Sequence[Holders]) -> list[Layout]:
-    """The layouts of these states and the target, without those that change nothing."""
-    layouts = [source, *(_tiled(source, state) for state in states)]
-    return [after for before, after in pairwise([*layouts, target]) if before != after]
 
 
 # ---- states that slice -----------------------------------------------------------------------------
@@ -238,7 +229,8 @@ def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> 
     state: Holders = []
     for held, wanted, old, new in zip(before, after, source.dims, target.dims, strict=True):
         added: list[Prime] = []
-        for size in _excess(old, new):
+        # Only prime factors that the old tile has and the new one has not: cut by others, it would not divide it.
+        for size in primes(old.tile // math.gcd(old.tile, new.tile)) if old.tile else []:
             candidates = (p for p in (*wanted, *_all_primes(source.mesh)) if p[1] == size and p not in used)
             prime = next(candidates, None)
             if prime is not None:
@@ -246,11 +238,6 @@ def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> 
                 added.append(prime)
         state.append(held + added)
     return state
-
-
-def _excess(old: Dim, new: Dim) -> list[int]:
-    """The prime factors that the old tile has and the new one has not."""
-    return primes(old.tile // math.gcd(old.tile, new.tile)) if old.tile else []
 
 
 # ---- states that permute ---------------------------------------------------------------------------

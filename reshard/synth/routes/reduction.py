@@ -78,7 +78,11 @@ def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
     source's mesh, and permute.
     """
     source, target = pair.source, pair.target
-    for near in dict.fromkeys((_spelled_on(source.mesh, target), _partial(source, target, ()))):
+    alike = Mesh(
+        target.mesh.axes, device_ids=source.mesh.device_ids
+    )  # Each tile at the same position as in the target.
+    spelled = remesh(replace(target, mesh=alike), source.mesh)
+    for near in dict.fromkeys((spelled, _partial(source, target, ()))):
         if near is not None:
             crossings = [*_crossings(Pair(near, target), links)]
             yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossings)
@@ -92,11 +96,6 @@ def _crossings(pair: Pair, links: Links | None) -> Iterator[Route]:
         with contextlib.suppress(MeshError):
             yield from each(pair, links)
     yield (StepSpec("exchange", pair.target),)
-
-
-def _spelled_on(mesh: Mesh, layout: Layout) -> Layout | None:
-    """The layout with each tile at the same position of another mesh; None if that mesh lacks the sub-axes."""
-    return remesh(replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=mesh.device_ids)), mesh)
 
 
 def _starts(pair: Pair) -> Iterator[Start]:

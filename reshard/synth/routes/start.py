@@ -40,7 +40,7 @@ from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first, reduction
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
-from reshard.types.mesh import Mesh, places, prime_places
+from reshard.types.mesh import places, prime_places
 
 BEFORE = (normal.routes, boxes.routes, permute_first.routes, reduction.routes)
 """Routes to the layout whose sum is split."""
@@ -63,7 +63,9 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         yield (split,)
         return
     for between in dict.fromkeys(_betweens(pair, change)):
-        rest = Pair(pair.source, _spelled_alike(between, pair.source.mesh))
+        # On the source's mesh, if it has the same devices in the same order: then it may refine with the source.
+        alike = remesh(between, pair.source.mesh) if same_devices(between.mesh, pair.source.mesh) else None
+        rest = Pair(pair.source, alike or between)
         yield from ((*route, split) for before in BEFORE for route in before(rest, links))
     if pair.refinement is None and (first := _split_first(pair, change)) is not None:
         rest = Pair(first, pair.target)
@@ -103,11 +105,6 @@ def _betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
         with contextlib.suppress(LayoutError):
             yield _held(left, digits, holders, [f for f in started if f.stride not in holders])
     yield left
-
-
-def _spelled_alike(layout: Layout, mesh: Mesh) -> Layout:
-    """The layout on another mesh of the same devices in the same order, if that one can express it."""
-    return (remesh(layout, mesh) if same_devices(layout.mesh, mesh) else None) or layout
 
 
 def _target_digits(target: Layout) -> tuple[RefinedDigit, ...]:
