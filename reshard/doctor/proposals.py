@@ -32,7 +32,7 @@ from reshard.lower.program import AllReduce, InParts, ReduceScatter
 from reshard.plans.plan import Plan
 from reshard.plans.rules.bounds import lower_bound
 from reshard.synth import PlanOptions, find_plan
-from reshard.synth.cost import timed
+from reshard.synth.cost import time_plan
 from reshard.synth.network import launch_bytes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -294,7 +294,7 @@ class Proposals:
         fewest = find_plan(source, target, options._replace(network=None))
         if fastest.received_bytes <= fewest.received_bytes and not others_summands:
             return fastest
-        return timed(fewest, wanted.network.links(source.mesh))
+        return time_plan(fewest, wanted.network.links(source.mesh))
 
     def _accept(self, one: Proposal, allowed_bytes: Callable[[], int]) -> Proposal:
         """The proposal with the memory that it needs; raises `Unfit` if it is not better than its chain.

@@ -29,7 +29,7 @@ from reshard.hlo.text import ARRAY, read_arrays
 from reshard.plans.plan import Plan
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
-from reshard.synth.planner import network_of
+from reshard.synth.options import read_network
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -119,7 +119,7 @@ def read_warnings(log: str, network: Network | str | None = None) -> tuple[Remat
     >>> print(move.where, move.source, "->", move.target, move.received_bytes, move.planned_bytes)
     jit(f)/add f32[{y}8, {x}4] -> f32[16, {x}{y}2] 896 64
     """
-    loaded = network_of(network)
+    loaded = read_network(network)
     counted = Counter(_texts(log))
     moves = [_move(text, times, loaded) for text, times in counted.items()]
     return tuple(sorted(moves, key=lambda move: -move.received_bytes))

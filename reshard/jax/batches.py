@@ -29,7 +29,7 @@ from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_move, run_pe
 from reshard.jax.request import plan_request
 from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
-from reshard.plans.plan import Batch, Plan, lanes
+from reshard.plans.plan import Batch, Plan, list_lanes
 from reshard.runtime import on_jax
 
 MOST = 100
@@ -82,7 +82,7 @@ def _mesh(kind: EagerProgram) -> placement.AnyMesh:
 @lru_cache(maxsize=4096)
 def lane_of(kind: EagerProgram) -> object:
     """What moves of other kinds must have in common with this one to share its launches."""
-    lane = lanes(kind.plan)
+    lane = list_lanes(kind.plan)
     return kind if lane is None else lane
 
 
@@ -202,6 +202,6 @@ def _alike(plans: Sequence[Plan]) -> Iterable[list[int]]:
     """The numbers of the plans that can be one batch."""
     groups: dict[object, list[int]] = {}
     for at, plan in enumerate(plans):
-        lane = lanes(plan)
+        lane = list_lanes(plan)
         groups.setdefault(at if lane is None else lane, []).append(at)
     return groups.values()

@@ -32,7 +32,7 @@ from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import JaxlibReader
 from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched, prepare_pass
 from reshard.synth import Network
-from reshard.synth.planner import bytes_of
+from reshard.synth.options import read_budget
 from reshard.types.whole import checked_flag
 
 
@@ -74,7 +74,7 @@ def jit(
     if f is None:
         ours: dict[str, Any] = {"network": network, "budget": budget, "prefer": prefer}
         return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
-    limits = Limits(not checked_flag(strict, "strict"), bytes_of(max_bytes, "max_bytes"))
+    limits = Limits(not checked_flag(strict, "strict"), read_budget(max_bytes, "max_bytes"))
     checked_function(f)
     return Jitted(f, options, prepare_pass(network, budget, prefer), limits)
 

@@ -17,7 +17,7 @@ from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
-from reshard.synth.options import PlanOptions, network_of
+from reshard.synth.options import PlanOptions, read_network
 from reshard.synth.planner import find_plan
 from reshard.synth.short import message_count, short_plans
 from reshard.types.move import Move
@@ -56,14 +56,14 @@ def platform_network(kind: str) -> Network | None:
     """
     chosen = named(None)
     if chosen is not None:
-        return network_of(chosen)
+        return read_network(chosen)
     return next((PRESETS[name] for pattern, name in _KINDS if re.search(pattern, kind)), None)
 
 
 def network_on(devices: Sequence[Any], given: Network | str | None) -> Network | None:
     """The network that a caller gives, else that of the devices."""
     if given is not None or not devices:
-        return network_of(given)
+        return read_network(given)
     return platform_network(str(devices[0].device_kind))
 
 
@@ -109,7 +109,7 @@ def best_plan_on(mesh: placement.AnyMesh, move: Move, options: PlanOptions) -> P
 def _short_plan(fast: Plan, options: PlanOptions, network: Network, padded: bool) -> Plan:
     """Among the plans of few messages that take at most `SLOWER` times the seconds of `fast`, the one that needs the
     least memory; `fast` if there is none."""
-    timed = cost.timed(fast, network.links(fast.source.mesh))
+    timed = cost.time_plan(fast, network.links(fast.source.mesh))
     plans = short_plans(fast.source, fast.target, LONG, options)
     quick = [plan for plan in plans if (plan.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)]
 
@@ -121,4 +121,4 @@ def _short_plan(fast: Plan, options: PlanOptions, network: Network, padded: bool
 
 def checked(given: Network | str | None) -> Network | str | None:
     """What a caller gives, loaded. `NONE` (no network) and None (that of the platform) stay as they are."""
-    return NONE if isinstance(given, str) and given == NONE else network_of(given)
+    return NONE if isinstance(given, str) and given == NONE else read_network(given)

@@ -133,7 +133,7 @@ def _plan_on_tpu(request: ReshardRequest, plan: Plan) -> Plan:
         return on_jax.in_parts(plan)
     parted, network = on_jax.in_parts_on_tpu(plan), network_of_mesh(request.target.mesh, None)
     same = [step.kind for step in parted.steps] == [step.kind for step in plan.steps]
-    return parted if same or network is None else cost.timed(parted, network.links(parted.source.mesh))
+    return parted if same or network is None else cost.time_plan(parted, network.links(parted.source.mesh))
 
 
 def _fit_parts(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | None:

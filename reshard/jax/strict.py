@@ -13,7 +13,7 @@ from reshard.doctor.places import array_text
 from reshard.errors import StrictError
 from reshard.hlo import Source
 from reshard.jax.pass_report import PassReport, Reshard
-from reshard.synth.planner import bytes_of
+from reshard.synth.options import read_budget
 from reshard.types.layout import Layout
 
 
@@ -42,7 +42,7 @@ def strict(*, max_bytes: int | str | None = None) -> Generator[None]:
     ...     print(jit(lambda x: x + 1)(2.0))
     3.0
     """
-    token = _limits.set(effective_limits(Limits(False, bytes_of(max_bytes, "max_bytes"))))
+    token = _limits.set(effective_limits(Limits(False, read_budget(max_bytes, "max_bytes"))))
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ from reshard.jax.starting import started
 from reshard.jax.targets import Target, ViewOptions
 from reshard.jax.views import place_beside, read_view
 from reshard.jax.weak_types import weaken_on
-from reshard.plans.memory import peaks
+from reshard.plans.memory import find_peaks
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
@@ -219,7 +219,7 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
         each._replace(during=tuple(nbytes + more for nbytes in each.during))
         for each, more in zip(footprints, early, strict=True)
     ]
-    return max(peaks(shown))
+    return max(find_peaks(shown))
 
 
 def _beside(batch: Batch) -> int:

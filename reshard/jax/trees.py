@@ -24,9 +24,9 @@ from reshard.jax.request import UNLIMITED
 from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target
 from reshard.jax.views import read_view
-from reshard.plans.manifest import Manifest, Version, differences
+from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
-from reshard.synth.planner import bytes_of
+from reshard.synth.options import read_budget
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.whole import checked_flag
@@ -62,7 +62,7 @@ def reshard_pytree(
     """
     checked_flag(donate, "donate")
     if jax.process_count() > 1:
-        agree(lambda: _manifest(source, target, version), lambda: f"budget {bytes_of(budget)}, donate {donate}")
+        agree(lambda: _manifest(source, target, version), lambda: f"budget {read_budget(budget)}, donate {donate}")
     shardings = jax.tree.map(_sharding_of, target, is_leaf=placement.is_target)
     return redistribute(source, shardings, budget=budget, network=network, donate=donate)
 
@@ -124,7 +124,7 @@ def _disagreement(texts: Sequence[str]) -> str:
     number = next(number for number, each in enumerate(texts) if each != texts[0])
     (ours, mine), (theirs, other) = (texts[at].split(_END) for at in (0, number))
     here, there = "on process 0", f"on process {number}"
-    lines = differences(Manifest.from_json(ours), Manifest.from_json(theirs), here, there)
+    lines = list_differences(Manifest.from_json(ours), Manifest.from_json(theirs), here, there)
     return "; ".join(lines) or f"{mine} {here} and {other} {there}"
 
 

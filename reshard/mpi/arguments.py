@@ -36,7 +36,7 @@ from reshard.mpi.tiles import (
 )
 from reshard.plans.manifest import Version, checked_version
 from reshard.plans.plan import Plan
-from reshard.plans.plan_data import MOST_DEPTH, key_text
+from reshard.plans.plan_data import MOST_DEPTH, spell_key
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together
@@ -450,7 +450,7 @@ def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:
         raise PlanError(f"the tree of tiles is nested more than {MOST_DEPTH} deep at {quoted(path)}")
     leaves: list[tuple[str, Any]] = []
     for key, below in tree.items():
-        name = f"{path}{key_text(key, [path] if path else [])}"
+        name = f"{path}{spell_key(key, [path] if path else [])}"
         below_it = leaves_of(cast("Tree", below), f"{name}.", depth + 1) if isinstance(below, Mapping) else None
         leaves += [(name, below)] if below_it is None else below_it
     names = [name for name, _ in leaves]

@@ -9,19 +9,20 @@ from reshard.types.mesh import prime_places
 from reshard.types.units import listed
 
 
-def idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) -> tuple[str, ...]:
+def find_idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) -> tuple[str, ...]:
     """The sub-axes that layouts on the way use and neither end does, major first: it is replicated along them.
 
     >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2, y=4)
-    >>> idle_axes(*(Layout.parse(text, mesh) for text in ("f32[{x}4]", "f32[8]")), [Layout.parse("f32[2{y}]", mesh)])
+    >>> rows, whole, over = (Layout.parse(text, mesh) for text in ("f32[{x}4]", "f32[8]", "f32[2{y}]"))
+    >>> find_idle_axes(rows, whole, [over])
     ('y',)
     """
     mesh = source.mesh
     if target.mesh != mesh:
         return ()
-    way = {prime for layout in between if layout.mesh == mesh for prime in _used(layout)}
-    free = sorted(way - set(_used(source)) - set(_used(target)))
+    way = {prime for layout in between if layout.mesh == mesh for prime in _list_used_primes(layout)}
+    free = sorted(way - set(_list_used_primes(source)) - set(_list_used_primes(target)))
     joined: list[tuple[int, int]] = []
     for stride, size in free:
         axis = mesh.axis_at(stride)
@@ -31,10 +32,10 @@ def idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) -> tupl
     return tuple(mesh.spell(sub) for stride, size in reversed(joined) for sub in mesh.sub_axes(stride, size))
 
 
-def idle_text(axes: Sequence[str], before: str = "") -> str:
+def describe_idle_axes(axes: Sequence[str], before: str = "") -> str:
     """The idle axes in a sentence, after what goes before them; nothing if there are none.
 
-    >>> idle_text(["x", "y"], "over ")
+    >>> describe_idle_axes(["x", "y"], "over ")
     'over the idle axes x and y'
     """
     if not axes:
@@ -42,6 +43,6 @@ def idle_text(axes: Sequence[str], before: str = "") -> str:
     return f"{before}the idle {'axis' if len(axes) == 1 else 'axes'} {listed(axes)}"
 
 
-def _used(layout: Layout) -> list[tuple[int, int]]:
+def _list_used_primes(layout: Layout) -> list[tuple[int, int]]:
     """The (stride, prime) factors of the device positions that hold digits or are partial."""
     return [prime for axis in (*layout.held, *layout.partial) for prime in prime_places(layout.mesh, axis)]

@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import AgreementError, PlanError, quoted
-from reshard.plans.plan_data import flattened
+from reshard.plans.plan_data import flatten_tree
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.whole import MOST
@@ -69,8 +69,8 @@ class Manifest:
 
         `version` is that of all arrays, or of each by its name. Raises `PlanError` for any other tree.
         """
-        flat = {"": tree} if isinstance(tree, Layout) else flattened(tree)
-        return cls(tuple(_entry(name, leaf, _version(version, name)) for name, leaf in flat.items()))
+        flat = {"": tree} if isinstance(tree, Layout) else flatten_tree(tree)
+        return cls(tuple(_make_entry(name, leaf, _version_of(version, name)) for name, leaf in flat.items()))
 
     @cached_property
     def sha256(self) -> str:
@@ -93,7 +93,7 @@ class Manifest:
         number = fields.get("format", int)
         if number != FORMAT:
             raise PlanError(f"this manifest has format {quoted(number)}; this version reads {FORMAT}")
-        manifest = cls(tuple(_read(entry) for entry in fields.objects("entries", "entry")))
+        manifest = cls(tuple(_read_entry(entry) for entry in fields.objects("entries", "entry")))
         if fields.get("sha256", str) != manifest.sha256:
             raise PlanError("this manifest is not the one that was hashed; write it again with to_json()")
         return manifest
@@ -103,43 +103,43 @@ class Manifest:
         if not isinstance(other, Manifest):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlanError(f"{quoted(other)} is not a Manifest; make one with Manifest.of(tree)")
         if self.sha256 != other.sha256:
-            what = "; ".join(differences(self, other, here, there))
+            what = "; ".join(list_differences(self, other, here, there))
             raise AgreementError(f"{what}; nothing may move before both sides agree")
 
 
-def differences(a: Manifest, b: Manifest, here: str = "here", there: str = "there") -> list[str]:
+def list_differences(a: Manifest, b: Manifest, here: str = "here", there: str = "there") -> list[str]:
     """What differs between two manifests, at most a few things of each kind."""
     ours, theirs = ({entry.name: entry for entry in side.entries} for side in (a, b))
-    only = ((_missing(ours, theirs), here), (_missing(theirs, ours), there))
-    lines = [f"{_listed(names)} only {where}" for names, where in only if names]
-    changed = [line for name in ours if name in theirs for line in _changed(ours[name], theirs[name], here, there)]
+    only = ((_missing_names(ours, theirs), here), (_missing_names(theirs, ours), there))
+    lines = [f"{_quote_names(names)} only {where}" for names, where in only if names]
+    changed = [line for name in ours if name in theirs for line in _list_changes(ours[name], theirs[name], here, there)]
     lines += changed[:_MOST_SHOWN]
     if len(changed) > _MOST_SHOWN:
         lines.append(f"{len(changed) - _MOST_SHOWN} more differences")
-    return lines or _order(list(ours), list(theirs), here, there)
+    return lines or _describe_order(list(ours), list(theirs), here, there)
 
 
-def _missing(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
+def _missing_names(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
     return [name for name in names if name not in others]
 
 
-def _changed(one: ManifestEntry, other: ManifestEntry, here: str, there: str) -> list[str]:
+def _list_changes(one: ManifestEntry, other: ManifestEntry, here: str, there: str) -> list[str]:
     """The fields in which two entries of one name differ."""
     fields = zip(ManifestEntry._fields, one, other, strict=True)
     return [f"{one.name!r} has {field} {a} {here} and {b} {there}" for field, a, b in fields if a != b]
 
 
-def _order(ours: Sequence[str], theirs: Sequence[str], here: str, there: str) -> list[str]:
+def _describe_order(ours: Sequence[str], theirs: Sequence[str], here: str, there: str) -> list[str]:
     at = next((at for at, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), None)
     return [] if at is None else [f"the order differs: array {at} is {ours[at]!r} {here} and {theirs[at]!r} {there}"]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _quote_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(map(repr, names[:_MOST_SHOWN])) + more
 
 
-def _version(version: object, name: str) -> Version:
+def _version_of(version: object, name: str) -> Version:
     one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
     return checked_version(one, repr(name))
 
@@ -153,14 +153,14 @@ def checked_version(version: object, whose: str) -> Version:
     raise PlanError(f"the version {quoted(version)} of {whose}: give text, an int of 64 bits, or None")
 
 
-def _entry(name: str, leaf: object, version: Version) -> ManifestEntry:
-    ends = _ends(name, leaf)
+def _make_entry(name: str, leaf: object, version: Version) -> ManifestEntry:
+    ends = _check_leaf(name, leaf)
     view = getattr(cast("Any", leaf), "view", None)
     layout = " -> ".join(f"{end} on {end.mesh!r}" for end in ends)
     return ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, "" if view is None else str(view), version)
 
 
-def _ends(name: str, leaf: object) -> list[Layout]:
+def _check_leaf(name: str, leaf: object) -> list[Layout]:
     if isinstance(leaf, Layout):
         return [leaf]
     pair: list[Any] = list(cast("Any", leaf)) if isinstance(leaf, tuple | list) else []
@@ -171,7 +171,7 @@ def _ends(name: str, leaf: object) -> list[Layout]:
     return ends
 
 
-def _read(entry: Fields) -> ManifestEntry:
+def _read_entry(entry: Fields) -> ManifestEntry:
     name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
     version = entry.get("version", str, int, NoneType)
     return ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version)

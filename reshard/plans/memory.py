@@ -77,12 +77,12 @@ def _set_of(mesh: Mesh) -> tuple[int, ...] | int:
     return tuple(sorted(ids))
 
 
-def peaks(footprints: Sequence[Footprint], beside: Bytes | None = None) -> Bytes:
+def find_peaks(footprints: Sequence[Footprint], beside: Bytes | None = None) -> Bytes:
     """The most bytes live on a device of each kind while batches with these footprints run in this order.
 
     `beside` is what else is live all the time.
 
-    >>> peaks([Footprint((8,), (40,), (40,)), Footprint((128,), (640,), (640,))])
+    >>> find_peaks([Footprint((8,), (40,), (40,)), Footprint((128,), (640,), (640,))])
     (680,)
     """
     live = [sum(each) for each in zip(*(footprint.before for footprint in footprints), strict=True)] or [0]

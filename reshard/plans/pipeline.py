@@ -41,7 +41,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         checked_seconds(self.seconds)
-        if whole(self.parts, 2) is None or not _overlaps(self.plan) or self._split is None:
+        if whole(self.parts, 2) is None or not _can_overlap(self.plan) or self._split is None:
             raise PlanError(
                 f"{self.plan.source} -> {self.plan.target} does not go in {self.parts} parts that overlap: it takes a "
                 f"step to other devices, steps among these, and a digit that is local in all layouts"
@@ -55,7 +55,7 @@ class Pipeline:
     @cached_property
     def each(self) -> Plan:
         """The plan of one part."""
-        return part_of(self.plan, self.parts)
+        return plan_part(self.plan, self.parts)
 
     @cached_property
     def cuts(self) -> tuple[Cut, Cut]:
@@ -102,7 +102,7 @@ class Pipeline:
         )
 
 
-def part_of(plan: Plan, parts: int) -> Plan:
+def plan_part(plan: Plan, parts: int) -> Plan:
     """The plan of one of `parts` parts; `PlanError` where the plan does not split so, or a step does not."""
     split = split_layouts([plan.source, *(step.result for step in plan.steps)], parts)
     if split is None:
@@ -112,7 +112,7 @@ def part_of(plan: Plan, parts: int) -> Plan:
     return chain(source, results[-1][0], specs, donate=True)
 
 
-def _overlaps(plan: Plan) -> bool:
+def _can_overlap(plan: Plan) -> bool:
     """Whether the first step of a plan crosses to a disjoint set of devices, and more steps follow there."""
     simple = plan.view is None and all(step.mode == PLAIN for step in plan.steps) and not plan.source.partial
     if len(plan.steps) < 2 or not simple or not disjoint(plan.source.mesh, plan.target.mesh):

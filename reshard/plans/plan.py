@@ -33,19 +33,19 @@ from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.plans.idle import idle_axes, idle_text
-from reshard.plans.memory import Bytes, DeviceKinds, Footprint, peaks
+from reshard.plans.idle import describe_idle_axes, find_idle_axes
+from reshard.plans.memory import Bytes, DeviceKinds, Footprint, find_peaks
 from reshard.plans.plan_data import (
     FORMAT,
     check_format,
     checked_indent,
-    compare,
+    compare_figures,
     read_plan,
     read_seconds,
     step_data,
     view_data,
 )
-from reshard.plans.plan_data import flattened as flattened
+from reshard.plans.plan_data import flatten_tree as flatten_tree
 from reshard.plans.rules.bounds import busiest, endpoint_bound, joint_endpoint_bound, joint_lower_bound, lower_bound
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.lane import Lane, lane
@@ -54,7 +54,7 @@ from reshard.plans.rules.view import aliases
 from reshard.plans.step import Step as Step
 from reshard.plans.step import StepSpec as StepSpec
 from reshard.plans.step import checked_seconds
-from reshard.plans.traffic import BusiestBytes, traffic
+from reshard.plans.traffic import BusiestBytes, count_busiest_bytes
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
@@ -126,7 +126,7 @@ class Plan(ShownPlan):
             raise PlanError(f"the view {quoted(self.view)} of a plan is not a View; give that of a Move, or None")
         object.__setattr__(self, "donate", checked_flag(self.donate, "donate"))
         at = self.source
-        retained = _retained(self.source, self.target, [step.spec for step in self.steps], self.donate)
+        retained = _list_retained_bytes(self.source, self.target, [step.spec for step in self.steps], self.donate)
         for number, (step, kept) in enumerate(zip(self.steps, retained, strict=True), 1):
             if step.operand != at:
                 raise PlanError(
@@ -187,7 +187,7 @@ class Plan(ShownPlan):
 
     @cached_property
     def _traffic(self) -> BusiestBytes:
-        return traffic(self.steps)
+        return count_busiest_bytes(self.steps)
 
     @property
     def lower_bound_bytes(self) -> int:
@@ -207,7 +207,7 @@ class Plan(ShownPlan):
         """
         if self.crosses or self.view is not None:
             return ()
-        return idle_axes(self.source, self.target, (step.result for step in self.steps))
+        return find_idle_axes(self.source, self.target, (step.result for step in self.steps))
 
     @property
     def endpoint_bound_bytes(self) -> int:
@@ -231,8 +231,8 @@ class Plan(ShownPlan):
 
     @property
     def floor_bytes(self) -> int:
-        """The least peak memory of any plan; see `floor`. A view that keeps every tile's memory needs one tile."""
-        return min(floor(self.source, self.target, self.donate), self.peak_bytes)
+        """The least peak memory of any plan; see the function. A view that keeps every tile's memory needs one tile."""
+        return min(floor_bytes(self.source, self.target, self.donate), self.peak_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the plain data of `to_json`."""
@@ -278,9 +278,9 @@ class Plan(ShownPlan):
         plan = chain(given.source, given.target, given.specs, given.donate, given.times, given.view)
         if not given.specs:
             plan = replace(plan, seconds=given.seconds)
-        compare(data, plan.to_dict(), "the plan")
+        compare_figures(data, plan.to_dict(), "the plan")
         for number, (step, made) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
-            compare(step, step_data(made), f"step {number}")
+            compare_figures(step, step_data(made), f"step {number}")
         return plan
 
     def __str__(self) -> str:
@@ -293,13 +293,15 @@ class Plan(ShownPlan):
             rows.append([step.kind, str(step.result), *map(bytes_text, figures)])
         sent = f"sent {bytes_text(self.sent_bytes)}, " if self.crosses else ""
         busiest_end = f" and {bytes_text(self.endpoint_bound_bytes)} for the busiest end" if self.crosses else ""
-        bound = f"bound {bytes_text(self.lower_bound_bytes)}{busiest_end}{idle_text(self.idle_axes, '; over ')}"
+        bound = (
+            f"bound {bytes_text(self.lower_bound_bytes)}{busiest_end}{describe_idle_axes(self.idle_axes, '; over ')}"
+        )
         total = (
             f"{sent}received {bytes_text(self.received_bytes)} ({bound}), "
             f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"
         )
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
-        return "\n".join([head, *(_align(rows, 2) if self.steps else ["  nothing to do"]), total + time])
+        return "\n".join([head, *(_align_columns(rows, 2) if self.steps else ["  nothing to do"]), total + time])
 
 
 def chain(
@@ -333,7 +335,7 @@ def chain(
         whole_spec = isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)
         if not whole_spec or not isinstance(mode.view, View | None):
             Step(kind, source, result, mode)  # Its constructor says what is wrong.
-    retained = _retained(source, target, specs, donate)
+    retained = _list_retained_bytes(source, target, specs, donate)
     for spec, time, kept in zip(specs, times, retained, strict=True):
         steps.append(Step(spec.kind, at, spec.result, spec.mode, kept, time))
         at = spec.result
@@ -342,7 +344,7 @@ def chain(
     return Plan(source, target, tuple(steps), donate, total, view)
 
 
-def floor(source: Layout, target: Layout, donate: bool = False) -> int:
+def floor_bytes(source: Layout, target: Layout, donate: bool = False) -> int:
     """The least peak memory of any plan, in bytes: source and target, or the larger of the two.
 
     It is the larger one with `donate`, or where no device has both.
@@ -352,7 +354,7 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
 
     >>> from reshard.types import Mesh
     >>> source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> floor(source, target), floor(source, target, donate=True)
+    >>> floor_bytes(source, target), floor_bytes(source, target, donate=True)
     (80, 64)
     """
     if source == target:
@@ -362,7 +364,7 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
     return source.tile_bytes + target.tile_bytes
 
 
-def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
+def _list_retained_bytes(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
     """The bytes beside each step: the source, unless it is donated, is the operand itself, or is on none of the step's
     devices; and before a step that fills part of the target, the target."""
     fills = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), 0)
@@ -444,14 +446,14 @@ class Batch:
         object.__setattr__(self, "seconds", checked_seconds(self.seconds))
         first = self.plans[0]
         for name, plan in zip(self.names[1:], self.plans[1:], strict=True):
-            if plan != first and lanes(plan) != lanes(first):
+            if plan != first and list_lanes(plan) != list_lanes(first):
                 raise PlanError(
-                    f"{self.names[0]} ({kinds_text(first)}) and {name} ({kinds_text(plan)}) cannot share launches: "
+                    f"{self.names[0]} ({list_kinds(first)}) and {name} ({list_kinds(plan)}) cannot share launches: "
                     f"their steps are not of the same kinds, in the same groups of devices, on the same dtype; put "
                     f"them in two batches"
                 )
-        if len(self.plans) > 1 and lanes(first) is None:
-            raise PlanError(f"the plan of {self.names[0]} ({kinds_text(first)}) shares its launches with no other plan")
+        if len(self.plans) > 1 and list_lanes(first) is None:
+            raise PlanError(f"the plan of {self.names[0]} ({list_kinds(first)}) shares its launches with no other plan")
 
     @property
     def steps(self) -> tuple[tuple[Step, ...], ...]:
@@ -471,7 +473,7 @@ class Batch:
     @cached_property
     def scratch_bytes(self) -> tuple[int, ...]:
         """For each step, the bytes of buffers beside operands and results."""
-        return tuple(_scratch(steps) for steps in self.steps)
+        return tuple(_count_scratch(steps) for steps in self.steps)
 
     def footprint(self, kinds: DeviceKinds) -> Footprint:
         """What the batch needs of the memory of each kind of device.
@@ -499,7 +501,7 @@ class Batch:
         return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), live[1])
 
     def __str__(self) -> str:
-        return f"{kinds_text(self.plans[0])} of {', '.join(self.names)}"
+        return f"{list_kinds(self.plans[0])} of {', '.join(self.names)}"
 
 
 def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
@@ -517,24 +519,24 @@ def peaks_of(batches: Sequence[Batch]) -> Bytes:
     (80,)
     """
     kinds = device_kinds(plan for batch in batches for plan in batch.plans)
-    return peaks([batch.footprint(kinds) for batch in batches])
+    return find_peaks([batch.footprint(kinds) for batch in batches])
 
 
-def lanes(plan: Plan) -> tuple[object, ...] | None:
+def list_lanes(plan: Plan) -> tuple[object, ...] | None:
     """What two plans must have in common to be of one batch; None for a plan that shares its launches with no other.
 
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> lanes(rs.plan(rows, whole)) == lanes(rs.plan(rows, whole, donate=True))
+    >>> list_lanes(rs.plan(rows, whole)) == list_lanes(rs.plan(rows, whole, donate=True))
     False
     """
-    each = [_lane(step) for step in plan.steps]
+    each = [_lane_of(step) for step in plan.steps]
     if any(one is None for one in each):
         return None
     return (plan.donate, *(one.key for one in each if one is not None))
 
 
-def _lane(step: Step) -> Lane | None:
+def _lane_of(step: Step) -> Lane | None:
     return lane(step.kind, step.operand, step.result, step.mode)
 
 
@@ -546,23 +548,23 @@ def buffer_bytes(plan: Plan) -> int:
     >>> buffer_bytes(rs.plan(rows, whole))
     80
     """
-    return max((_buffers((step,)) for step in plan.steps if step.cost.launches), default=0)
+    return max((_count_buffers((step,)) for step in plan.steps if step.cost.launches), default=0)
 
 
-def _scratch(steps: Sequence[Step]) -> int:
+def _count_scratch(steps: Sequence[Step]) -> int:
     """The buffers of one step: each plan's own where it is alone or stays on its device, else the shared ones."""
     if len(steps) == 1 or not steps[0].cost.launches:
         return sum(step.cost.scratch for step in steps)
-    return _buffers(steps)
+    return _count_buffers(steps)
 
 
-def _buffers(steps: Sequence[Step]) -> int:
+def _count_buffers(steps: Sequence[Step]) -> int:
     """The buffers in which the blocks of one step leave and arrive, both live at once, beside operands and results."""
-    each = [one for one in map(_lane, steps) if one is not None]
+    each = [one for one in map(_lane_of, steps) if one is not None]
     return steps[0].operand.nbytes(sum(one.packed + one.arrived for one in each))
 
 
-def kinds_text(plan: Plan) -> str:
+def list_kinds(plan: Plan) -> str:
     """The kinds of a plan's steps, one after another."""
     return ", ".join(step.kind for step in plan.steps) or "nothing to do"
 
@@ -715,7 +717,7 @@ class TreePlan(ShownPlan):
             named = tuple(batch.listed("names", str))
             batches.append(Batch(named, tuple(plans[number] for number in numbers), read_seconds(batch)))
         tree = cls(tuple(fields.listed("names", str)), tuple(batches))
-        compare(fields.data, tree._figures, "the tree")
+        compare_figures(fields.data, tree._figures, "the tree")
         return tree
 
     def __str__(self) -> str:
@@ -723,13 +725,13 @@ class TreePlan(ShownPlan):
         for number, batch in enumerate(self.batches, 1):
             first, *others = batch.names
             arrays = first if not others else f"{first} and {len(others)} more"
-            steps = kinds_text(batch.plans[0])
+            steps = list_kinds(batch.plans[0])
             rows.append((str(number), arrays, steps, bytes_text(batch.received_bytes), str(batch.launches)))
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
         return "\n".join(
             [
                 f"{counted(len(self.names), 'array')} in {counted(len(self.batches), 'batch')}",
-                *_align(rows, 3),
+                *_align_columns(rows, 3),
                 f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
                 f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device{time}",
                 f"largest load of a device: memory {bytes_text(self.peak_bytes)} + network "
@@ -746,7 +748,7 @@ def _loads_of(step: Step) -> Loads:
     return loads(step.kind, step.operand, step.result, step.mode)
 
 
-def _align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def _align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """The lines of a table, of whose columns the first `left` are aligned to the left, and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -33,10 +33,10 @@ def checked_indent(indent: object) -> int | None:
     return spaces
 
 
-def compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
+def compare_figures(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
     """Refuses JSON whose figures differ from those of its steps.
 
-    >>> compare({"launches": 1}, {"launches": 1, "steps": []}, "the plan")
+    >>> compare_figures({"launches": 1}, {"launches": 1, "steps": []}, "the plan")
     """
     for name, value in made.items():
         if name != "steps" and not same(given.get(name, value), value):
@@ -143,20 +143,20 @@ MOST_DEPTH = 64
 _MOST_ARRAYS = 1 << 17
 
 
-def flattened(tree: object) -> dict[str, Any]:
+def flatten_tree(tree: object) -> dict[str, Any]:
     """The leaves by name: pairs of layouts, and whatever is not a dict, list or tuple.
 
     Raises `PlanError` for keys that are neither text nor ints, for two leaves of one name, and for what is not a tree.
 
     >>> from reshard.types import Mesh
     >>> a = Layout.parse("f32[8]", Mesh(x=2))
-    >>> list(flattened({"layers": [{"w": (a, a)}, {"w": (a, a)}]}))
+    >>> list(flatten_tree({"layers": [{"w": (a, a)}, {"w": (a, a)}]}))
     ['layers.0.w', 'layers.1.w']
     """
     if _is_leaf(tree):
         raise PlanError(f"{quoted(tree)} is not a tree of moves; give a dict of names and (source, target) pairs")
     flat: dict[str, Any] = {}
-    for path, leaf in _leaves(tree, ()):
+    for path, leaf in _list_leaves(tree, ()):
         name = ".".join(path)
         if name in flat:
             raise PlanError(f"two arrays of the tree are called {quoted(name)}; give each a name of its own")
@@ -174,7 +174,7 @@ def _is_leaf(tree: object) -> bool:
     return not isinstance(tree, Mapping)
 
 
-def _leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _list_leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     if _is_leaf(tree):
         yield path, tree
         return
@@ -182,13 +182,13 @@ def _leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         raise PlanError(f"the tree is nested more than {MOST_DEPTH} deep at {quoted('.'.join(path))}")
     if isinstance(tree, Mapping):
         for key, below in cast("Mapping[object, object]", tree).items():
-            yield from _leaves(below, (*path, key_text(key, path)))
+            yield from _list_leaves(below, (*path, spell_key(key, path)))
     else:
         for number, below in enumerate(cast("list[object]", tree)):
-            yield from _leaves(below, (*path, str(number)))
+            yield from _list_leaves(below, (*path, str(number)))
 
 
-def key_text(key: object, path: Sequence[str]) -> str:
+def spell_key(key: object, path: Sequence[str]) -> str:
     """The key of a tree as a part of names; raises `PlanError` for what is neither text nor an int."""
     if isinstance(key, str):
         return key

@@ -29,18 +29,18 @@ class BusiestBytes(NamedTuple):
     sent: int
 
 
-def traffic(steps: Sequence[Step]) -> BusiestBytes:
+def count_busiest_bytes(steps: Sequence[Step]) -> BusiestBytes:
     """The busiest devices of a plan's steps."""
     if all(one_set(s.operand.mesh, s.result.mesh) or disjoint(s.operand.mesh, s.result.mesh) for s in steps):
-        return _by_side(steps)
+        return _count_by_side(steps)
     received, sent = Counter[int](), Counter[int]()
     for step in steps:
-        received.update(_received(step))
-        sent.update(_sent(step))
+        received.update(_count_received(step))
+        sent.update(_count_sent(step))
     return BusiestBytes(max(received.values(), default=0), max(sent.values(), default=0))
 
 
-def _by_side(steps: Sequence[Step]) -> BusiestBytes:
+def _count_by_side(steps: Sequence[Step]) -> BusiestBytes:
     """Between disjoint sets, what one step loads each device of a side with adds up, and no device is listed."""
     received, sent = Counter[bool](), Counter[bool]()
     crossed = False
@@ -52,13 +52,13 @@ def _by_side(steps: Sequence[Step]) -> BusiestBytes:
     return BusiestBytes(max(received.values(), default=0), max(sent.values(), default=0))
 
 
-def _received(step: Step) -> dict[int, int]:
+def _count_received(step: Step) -> dict[int, int]:
     if step.kind != "exchange" or _is_even_load(step):
         return dict.fromkeys(step.result.mesh.devices, step.received_bytes)
     return _in_bytes(step, received_by_device(step.operand, step.result, step.mode.view))
 
 
-def _sent(step: Step) -> dict[int, int]:
+def _count_sent(step: Step) -> dict[int, int]:
     if step.mode.relay:
         return dict.fromkeys({*step.operand.mesh.devices, *step.result.mesh.devices}, step.sent_bytes)
     if step.kind != "exchange" or _is_even_load(step):

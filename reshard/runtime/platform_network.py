@@ -8,7 +8,7 @@ from functools import lru_cache
 from reshard.errors import ReshardError, quoted
 from reshard.synth import Network
 from reshard.synth.network import PRESETS
-from reshard.synth.planner import network_of
+from reshard.synth.options import read_network
 
 VARIABLE = "RESHARD_NETWORK"
 """The environment variable: a preset, a file as `reshard calibrate` writes it, or "none"."""
@@ -43,7 +43,7 @@ def network_text(given: Network | str | None) -> str:
 
 
 def _text(given: Network | str | None) -> str:
-    network = network_of(given)
+    network = read_network(given)
     return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)
 
 

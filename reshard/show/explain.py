@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from reshard.errors import BudgetError
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
-from reshard.plans.idle import idle_text
+from reshard.plans.idle import describe_idle_axes
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.plans.rules.cost import PLAIN
@@ -266,7 +266,7 @@ def _assess_bytes(plan: Plan, network: str | None) -> str:
     here = f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}"
     if network is not None:
         least = make_plan(move_of(plan), donate=plan.donate)
-        idle = idle_text(plan.idle_axes, ", to take less time over ")
+        idle = describe_idle_axes(plan.idle_axes, ", to take less time over ")
         return (
             f"{here}{idle}. Without --network the plan would receive {bytes_text(least.received_bytes)} in "
             f"{counted(least.launches, 'launch')}."

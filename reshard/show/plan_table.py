@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.plans.idle import idle_text
-from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, device_kinds, kinds_text
+from reshard.plans.idle import describe_idle_axes
+from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, device_kinds, list_kinds
 from reshard.show import terminal
 from reshard.types import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
@@ -52,7 +52,7 @@ def tabulate_plan(plan: AnyPlan) -> PlanTable:
             first, *others = batch.names
             names = f"{first} and {len(others)} more" if others else first
             figures = batch.launches, 0, batch.received_bytes, moment.live_bytes, batch.seconds
-            rows.append(((names, kinds_text(batch.plans[0])), *figures))
+            rows.append(((names, list_kinds(batch.plans[0])), *figures))
     else:
         words, crosses = ("", "step", "type after it"), plan.crosses
         for step in plan.steps:
@@ -119,7 +119,7 @@ def list_totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
     bound, beside = plan.lower_bound_bytes, "the lower bound"
     if plan.received_bytes != bound:
         over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
-        idle = idle_text(plan.idle_axes, ", to take less time over ")
+        idle = describe_idle_axes(plan.idle_axes, ", to take less time over ")
         beside = f"{over}the lower bound of {bytes_text(bound)}{idle}"
     rows = [("received", f"{bytes_text(plan.received_bytes)} on the worst device, {beside}")]
     if plan.crosses:  # Among the same devices, what the busiest one sends is what it receives.

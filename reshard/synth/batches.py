@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from reshard.errors import BudgetError
-from reshard.plans.memory import Bytes, DeviceKinds, Footprint, peaks
-from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, lanes
+from reshard.plans.memory import Bytes, DeviceKinds, Footprint, find_peaks
+from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, list_lanes
 from reshard.synth import cost
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
@@ -30,13 +30,13 @@ _FAST = 1e300
 """A bandwidth, in bytes/second, at which only latency is left."""
 
 
-def batches_of(plans: Mapping[str, Plan], network: Network | None) -> list[Batch]:
+def group_plans(plans: Mapping[str, Plan], network: Network | None) -> list[Batch]:
     """Plans that can share launches together, as many as the buffers of a batch may take.
 
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
     >>> plans = {"a": rs.plan(rows, whole), "b": rs.plan(whole, rows), "c": rs.plan(rows, whole)}
-    >>> [batch.names for batch in batches_of(plans, None)]
+    >>> [batch.names for batch in group_plans(plans, None)]
     [('a', 'c'), ('b',)]
     """
     tiles = sum(plan.source.tile_bytes + plan.target.tile_bytes for plan in plans.values())
@@ -45,7 +45,7 @@ def batches_of(plans: Mapping[str, Plan], network: Network | None) -> list[Batch
     keys: dict[Plan, object] = {}
     for name, each in plans.items():
         if each not in keys:
-            keys[each] = lanes(each)
+            keys[each] = list_lanes(each)
         # A plan that shares its launches with no other is alone under its own name.
         alike.setdefault(name if keys[each] is None else keys[each], []).append(name)
     batches: list[Batch] = []
@@ -55,44 +55,46 @@ def batches_of(plans: Mapping[str, Plan], network: Network | None) -> list[Batch
         for name in names:
             need = buffer_bytes(plans[name])
             if group and used + need > most:
-                batches.append(batch_of(group, plans, network))
+                batches.append(make_batch(group, plans, network))
                 group, used = [], 0
             group.append(name)
             used += need
-        batches.append(batch_of(group, plans, network))
+        batches.append(make_batch(group, plans, network))
     return batches
 
 
-def batch_of(names: Sequence[str], plans: Mapping[str, Plan], network: Network | None) -> Batch:
+def make_batch(names: Sequence[str], plans: Mapping[str, Plan], network: Network | None) -> Batch:
     """The batch of these arrays, with its predicted seconds: messages are sent once, with the bytes of all plans."""
     members = tuple(plans[name] for name in names)
     times = [plan.seconds for plan in members if plan.seconds is not None]
     if len(times) != len(members):
         return Batch(tuple(names), members)
-    saved = sum(_latency(plan, network) for plan in members[1:])
+    saved = sum(_predict_latency(plan, network) for plan in members[1:])
     return Batch(tuple(names), members, max(0.0, sum(times) - saved))
 
 
-def _latency(plan: Plan, network: Network | None) -> float:
+def _predict_latency(plan: Plan, network: Network | None) -> float:
     """The part of a plan's time that does not depend on its bytes."""
     if network is None:
         return 0.0
     total = 0.0
     for step in plan.steps:
         links = network.links(step.operand.mesh).with_bandwidth(_FAST)
-        total += cost.seconds(StepSpec(step.kind, step.result, step.mode), step.operand, links)
+        total += cost.predict_seconds(StepSpec(step.kind, step.result, step.mode), step.operand, links)
     return total
 
 
-def in_order(batches: Sequence[Batch], kinds: DeviceKinds) -> list[Batch]:
+def sort_batches(batches: Sequence[Batch], kinds: DeviceKinds) -> list[Batch]:
     """The batches in the order in which the peak is lowest."""
-    return sorted(batches, key=lambda batch: rank(batch.footprint(kinds)))
+    return sorted(batches, key=lambda batch: rank_footprint(batch.footprint(kinds)))
 
 
-def rank(footprint: Footprint) -> tuple[bool, int]:
+def rank_footprint(footprint: Footprint) -> tuple[bool, int]:
     """Sorts what frees memory before what takes it, and each so that the peak is lowest.
 
-    >>> rank(Footprint((8,), (10,), (4,))) < rank(Footprint((8,), (12,), (4,))) < rank(Footprint((8,), (20,), (20,)))
+    >>> frees, takes_more, grows = ((8,), (10,), (4,)), ((8,), (12,), (4,)), ((8,), (20,), (20,))
+    >>> sorted([grows, takes_more, frees], key=lambda each: rank_footprint(Footprint(*each))) == [
+    ...     frees, takes_more, grows]
     True
     """
     before, during, after = (sum(figure) for figure in footprint)
@@ -127,29 +129,29 @@ def fit_batches(plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, o
             except BudgetError as error:
                 known[plan] = replan(name, error.smallest)
     least = {name: known[plan] for name, plan in plans.items()}
-    order = sorted(plans, key=lambda name: rank(_alone(least[name], kinds)))
-    floor = max(peaks([_alone(least[name], kinds) for name in order]))
+    order = sorted(plans, key=lambda name: rank_footprint(_footprint_of(least[name], kinds)))
+    floor = max(find_peaks([_footprint_of(least[name], kinds) for name in order]))
     if floor > budget:
         raise BudgetError(
             f"budget {budget} B is too small for {counted(len(plans), 'array')}, whose sources and targets live on a "
             f"device together; the smallest that works is {floor} B",
             floor,
         )
-    live = _LiveBytes([_alone(plans[name], kinds) for name in order])
+    live = _LiveBytes([_footprint_of(plans[name], kinds) for name in order])
     fitted: dict[str, Plan] = {}
     for name in order:
         check_deadline()
-        plan, needs = plans[name], _alone(plans[name], kinds)
+        plan, needs = plans[name], _footprint_of(plans[name], kinds)
         if not live.fits(needs, budget):
             with suppress(BudgetError):
                 plan = replan(name, live.room(needs, budget))
         # Between two sets of devices, a plan's own peak may be that of no device, so its least plan may fit instead.
-        fitted[name] = plan if live.fits(_alone(plan, kinds), budget) else least[name]
+        fitted[name] = plan if live.fits(_footprint_of(plan, kinds), budget) else least[name]
         live.move(needs)  # What an array leaves does not depend on its plan.
     return _join_in_order(order, fitted, kinds, options)
 
 
-def _alone(plan: Plan, kinds: DeviceKinds) -> Footprint:
+def _footprint_of(plan: Plan, kinds: DeviceKinds) -> Footprint:
     return plan.batches[0].footprint(kinds)
 
 
@@ -177,15 +179,15 @@ def _join_in_order(
     order: Sequence[str], plans: Mapping[str, Plan], kinds: DeviceKinds, options: PlanOptions
 ) -> list[Batch]:
     """Batches of arrays that share launches: they are brought forward, as many as leave room for all that follow."""
-    needs = {name: _alone(plans[name], kinds) for name in order}
+    needs = {name: _footprint_of(plans[name], kinds) for name in order}
     live, rest, made = _LiveBytes(needs.values()), list(order), list[Batch]()
     while rest:
         check_deadline()
-        key = lanes(plans[rest[0]])
-        alike = [rest[0], *(name for name in rest[1:] if key is not None and lanes(plans[name]) == key)]
+        key = list_lanes(plans[rest[0]])
+        alike = [rest[0], *(name for name in rest[1:] if key is not None and list_lanes(plans[name]) == key)]
         count = len(alike)
         while True:
-            batch = batch_of(alike[:count], plans, options.network)
+            batch = make_batch(alike[:count], plans, options.network)
             needed, taken = batch.footprint(kinds), set(batch.names)
             later = [name for name in rest if name not in taken]
             if count == 1:
@@ -195,7 +197,7 @@ def _join_in_order(
                 following = [needed, *(needs[name] for name in later)]
                 waiting = _LiveBytes(following).now
                 moved = tuple(now - before for now, before in zip(live.now, waiting, strict=True))
-                if max(peaks(following, moved)) <= (options.budget or 0):
+                if max(find_peaks(following, moved)) <= (options.budget or 0):
                     break
             count //= 2
         made.append(batch)

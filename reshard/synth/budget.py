@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from reshard.errors import BudgetError
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
-from reshard.plans.plan import Plan, Step, StepSpec, chain, floor
+from reshard.plans.plan import Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.parts import counts
@@ -26,7 +26,7 @@ from reshard.synth.network import Links
 from reshard.types.layout import Layout
 
 
-def within(plans: Sequence[Plan], budget: int, links: Links | None) -> list[Plan]:
+def fit_plans(plans: Sequence[Plan], budget: int, links: Links | None) -> list[Plan]:
     """The plans that fit a budget of bytes a device, as they are and cut.
 
     Raises `BudgetError`, with the smallest budget that works, if none does.
@@ -38,11 +38,11 @@ def within(plans: Sequence[Plan], budget: int, links: Links | None) -> list[Plan
         # The exchange that overwrites a donated source, in the largest chunks that fit the budget.
         spare = budget - max(source.tile_bytes, target.tile_bytes)
         mode = StepMode(max(1, spare // (2 * max(1, source.nbytes(1)))), in_place=True)
-        cut.append(cost.timed(chain(source, target, [StepSpec("exchange", target, mode)], donate=True), links))
+        cut.append(cost.time_plan(chain(source, target, [StepSpec("exchange", target, mode)], donate=True), links))
     fitting += [plan for plan in cut if plan.peak_bytes <= budget]
     if fitting:
         return fitting
-    smallest = floor(source, target, donate=True) if overwrites else min(_smallest_peak(plan) for plan in plans)
+    smallest = floor_bytes(source, target, donate=True) if overwrites else min(_smallest_peak(plan) for plan in plans)
     meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} to {target.mesh}"
     raise BudgetError(
         f"budget {budget} B is too small for {source} -> {target} (global {source.shape}, tiles "
@@ -60,7 +60,7 @@ def _cut_plan(plan: Plan, budget: int, links: Links | None) -> Iterator[Plan]:
         if small is None:
             return
         steps.append(small)
-    yield cost.timed(chain(plan.source, plan.target, steps, plan.donate), links)
+    yield cost.time_plan(chain(plan.source, plan.target, steps, plan.donate), links)
 
 
 def _cut_step(step: Step, budget: int) -> StepSpec | None:

@@ -43,12 +43,12 @@ _Factors = Sequence[tuple[int, int]]
 """(stride, size) factors of the device positions."""
 
 
-def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
+def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     """Predicted seconds of one step from an operand on a mesh with these links.
 
     >>> links = {"dcn": Link(1e-5, 1e9), "x": Link(1e-6, 1e11)}
     >>> held, whole = (Layout.parse(text, Mesh(dcn=2, x=4)) for text in ("f32[{x}1024]", "f32[4096]"))
-    >>> f"{seconds(StepSpec('all_gather', whole), held, links) * 1e6:.3f} us"
+    >>> f"{predict_seconds(StepSpec('all_gather', whole), held, links) * 1e6:.3f} us"
     '2.123 us'
     """
     kind, result, mode = step
@@ -58,36 +58,40 @@ def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     wires = Wires.of(links, operand.mesh)
     refinement = None if mode.view is not None else refine(operand, result)
     if refinement is None or (kind == "exchange" and not refinement.exact):
-        return _boxes(cost, operand, result, wires)
+        return _predict_boxes(cost, operand, result, wires)
     match kind:
         case "all_reduce":
-            return 2 * _reduce_scatter(operand, refinement, wires)
+            return 2 * _predict_reduction(operand, refinement, wires)
         case "reduce_scatter":
-            return _reduce_scatter(operand, refinement, wires)
+            return _predict_reduction(operand, refinement, wires)
         case "all_gather":
-            return _blocks(_gathered(refinement), operand.tile_bytes, operand.mesh, wires, doubling=True)
+            return _predict_blocks(
+                _gathered_factors(refinement), operand.tile_bytes, operand.mesh, wires, doubling=True
+            )
         case "all_to_all":
-            peers = _gathered(refinement)
-            return _blocks(peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, wires)
+            peers = _gathered_factors(refinement)
+            return _predict_blocks(
+                peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, wires
+            )
         case _:
             try:
-                return _exchange(step, operand, refinement, cost, wires)
+                return _predict_exchange(step, operand, refinement, cost, wires)
             except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
-                return _boxes(cost, operand, result, wires)
+                return _predict_boxes(cost, operand, result, wires)
 
 
 Known = dict[tuple[Layout, StepSpec], float]
 """The seconds of steps that are priced already."""
 
 
-def fastest(
+def keep_fastest(
     routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links, known: Known | None = None
 ) -> list[Sequence[StepSpec]]:
     """The routes of least predicted seconds; steps that several routes share are priced once."""
     known = {} if known is None else known
     times = [(route_seconds(route, source, links, known), route) for route in routes]
     least = min(time for time, _ in times)
-    return [route for time, route in times if as_fast(time, least)]
+    return [route for time, route in times if is_as_fast(time, least)]
 
 
 def route_seconds(route: Sequence[StepSpec], source: Layout, links: Links, known: Known) -> float:
@@ -95,61 +99,63 @@ def route_seconds(route: Sequence[StepSpec], source: Layout, links: Links, known
     total, at = 0.0, source
     for step in route:
         if (at, step) not in known:
-            known[at, step] = seconds(step, at, links)
+            known[at, step] = predict_seconds(step, at, links)
         total += known[at, step]
         at = step.result
     return total
 
 
-def as_fast(time: float, least: float) -> bool:
+def is_as_fast(time: float, least: float) -> bool:
     """Whether predicted seconds are no more than the least, up to the rounding of sums made in another order.
 
-    >>> as_fast(0.1 + 0.2, 0.3), as_fast(0.3001, 0.3)
+    >>> is_as_fast(0.1 + 0.2, 0.3), is_as_fast(0.3001, 0.3)
     (True, False)
     """
     return time <= least * (1 + 1e-9)
 
 
-def timed(plan: Plan, links: Links | None) -> Plan:
+def time_plan(plan: Plan, links: Links | None) -> Plan:
     """The plan with its predicted seconds, step by step; the plan itself without links."""
     if links is None:
         return plan
-    times = [seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps]
+    times = [predict_seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps]
     steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
     return replace(plan, steps=steps, seconds=sum(times))
 
 
-def timed_across(plan: Plan, network: Network | None) -> Plan:
+def time_crossing(plan: Plan, network: Network | None) -> Plan:
     """A plan to other devices with its predicted seconds: each step on the links of its mesh, or between the two."""
     if network is None:
         return plan
-    steps = tuple(replace(step, seconds=_across(step, network)) for step in plan.steps)
+    steps = tuple(replace(step, seconds=_predict_crossing(step, network)) for step in plan.steps)
     return replace(plan, steps=steps, seconds=sum(step.seconds or 0.0 for step in steps))
 
 
-def _across(step: Step, network: Network) -> float:
+def _predict_crossing(step: Step, network: Network) -> float:
     if one_set(step.operand.mesh, step.result.mesh):
-        return seconds(StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh))
+        return predict_seconds(
+            StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh)
+        )
     return step.launches * network.crossing.latency + step.endpoint_bytes / network.crossing.bandwidth
 
 
-def _reduce_scatter(operand: Layout, refinement: Refinement, links: Wires) -> float:
+def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) -> float:
     peers = [(f.stride, f.size) for f in refinement.reduced]
     block = operand.tile_bytes / math.prod(size for _, size in peers)
-    return _blocks(peers, block, operand.mesh, links, doubling=True)
+    return _predict_blocks(peers, block, operand.mesh, links, doubling=True)
 
 
-def _gathered(refinement: Refinement) -> _Factors:
+def _gathered_factors(refinement: Refinement) -> _Factors:
     return [(d.src, d.radix) for d in refinement.gathered if d.src is not None]
 
 
-def _exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cost, links: Wires) -> float:
+def _predict_exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cost, links: Wires) -> float:
     """An even exchange, or a permute, which is one of a single round."""
     in_turn, crossed = _exchange_peers(refinement)
     rounds = refinement.pieces
     per_round = cost.launches // max(1, rounds if crossed else rounds - 1)
     block = operand.tile_bytes if step.kind == "permute" else operand.nbytes(refinement.common)
-    return _blocks(in_turn, block / per_round, operand.mesh, links, crossed, per_round)
+    return _predict_blocks(in_turn, block / per_round, operand.mesh, links, crossed, per_round)
 
 
 def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors]:
@@ -169,7 +175,7 @@ def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors]:
     return in_turn, sorted(crossed)
 
 
-def _blocks(
+def _predict_blocks(
     in_turn: _Factors,
     block: float,
     mesh: Mesh,
@@ -200,14 +206,16 @@ def _blocks(
             time += messages * wires[fabric].latency + blocks * block / wires[fabric].bandwidth
         elif left:
             tile = (near if doubling else left) * block * repeat
-            time += _on_wires(wires, mesh, turn, over, tile, (left - near) * repeat, doubling)
+            time += _predict_on_wires(wires, mesh, turn, over, tile, (left - near) * repeat, doubling)
         else:
-            time = max(time, _on_wires(wires, mesh, turn, over, total * block * repeat, total * repeat, doubling))
+            time = max(
+                time, _predict_on_wires(wires, mesh, turn, over, total * block * repeat, total * repeat, doubling)
+            )
         left = near
     return time
 
 
-def _on_wires(
+def _predict_on_wires(
     wires: Wires,
     mesh: Mesh,
     turn: Sequence[SubAxis],
@@ -238,13 +246,13 @@ def _by_fabric(factors: _Factors, mesh: Mesh, wires: Wires) -> dict[str, list[Su
     return by_fabric
 
 
-def _boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> float:
+def _predict_boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> float:
     """Seconds of an exchange of boxes: on the slowest link that it can cross, that of an axis that a layout uses.
 
     On wires any message may go to any device of these axes.
     """
     used = {s.axis for s in (*operand.held, *result.held) if s.axis in wires} or set(wires)
-    time = max((_alone(cost, wires[axis]) for axis in used if not wires.wired(axis)), default=0.0)
+    time = max((_predict_on_link(cost, wires[axis]) for axis in used if not wires.wired(axis)), default=0.0)
     mesh = operand.mesh
     spans = wires.spans(mesh, (SubAxis(axis, 1, mesh.axes[axis]) for axis in mesh.axes if axis in used))
     if not spans:
@@ -253,5 +261,5 @@ def _boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> float:
     return max(time, latency + spans.permute(cost.received))
 
 
-def _alone(cost: Cost, link: Link) -> float:
+def _predict_on_link(cost: Cost, link: Link) -> float:
     return cost.launches * link.latency + cost.received / link.bandwidth

@@ -30,8 +30,8 @@ class Link:
     shape: str = "switch"
 
     def __post_init__(self) -> None:
-        latency = _number(self.latency, "latency", "seconds, at least 0")
-        bandwidth = _number(self.bandwidth, "bandwidth", "bytes/second, above 0")
+        latency = _read_figure(self.latency, "latency", "seconds, at least 0")
+        bandwidth = _read_figure(self.bandwidth, "bandwidth", "bytes/second, above 0")
         if latency < 0:
             raise NetworkError(f"latency {quoted(latency)} is negative: give seconds, at least 0")
         if bandwidth <= 0:
@@ -72,7 +72,7 @@ def link_of(value: object, what: str) -> Link:
         raise NetworkError(f"{what}: {error}") from None
 
 
-def _number(value: object, what: str, want: str) -> float:
+def _read_figure(value: object, what: str, want: str) -> float:
     # A masked array of numpy would become nan, with a warning.
     if isinstance(value, bool) or not isinstance(value, SupportsFloat) or hasattr(value, "mask"):
         raise NetworkError(f"{what} {quoted(value)} is not a number: give {want}")

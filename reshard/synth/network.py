@@ -75,16 +75,16 @@ class Network:
         between: LinkLike | None = None,
         torus: Torus | None = None,
     ) -> None:
-        own = _axes(axes)
+        own = _check_axes(axes)
         set_ = object.__setattr__
-        set_(self, "name", _text(name, "name"))
+        set_(self, "name", _check_text(name, "name"))
         set_(self, "inner", None if inner is None else link_of(inner, "inner"))
         set_(self, "outer", None if outer is None else link_of(outer, "outer"))
-        set_(self, "domain", _domain(domain))
+        set_(self, "domain", _check_domain(domain))
         set_(self, "axes", tuple((axis, own[axis]) for axis in sorted(own)))
-        set_(self, "source", _text(source, "source"))
+        set_(self, "source", _check_text(source, "source"))
         set_(self, "between", None if between is None else link_of(between, "between"))
-        set_(self, "torus", _torus(torus, self.inner))
+        set_(self, "torus", _check_torus(torus, self.inner))
         if self.inner is None and self.outer is None and not own:
             raise NetworkError(
                 f"network {quoted(name)} has no link at all: give inner, outer or axes={{axis: Link(...)}}"
@@ -128,7 +128,7 @@ class Network:
         if self.torus is None or self.inner is None:
             return Wires.of(links, mesh)
         inner = [axis for axis, link in links.items() if axis not in own and link is self.inner]
-        return _laid_out(links, inner, mesh, self.torus, self.inner)
+        return _lay_out_axes(links, inner, mesh, self.torus, self.inner)
 
     def _fabric(self, axis: str, span: int, mesh: Mesh) -> Link:
         named = axis.lower().startswith(OUTER_NAMES)
@@ -152,7 +152,7 @@ class Network:
         >>> Network.preset("shm-mpi").with_axes({"node": (2e-5, 1.25e9)}).links(Mesh(node=2))["node"].latency
         2e-05
         """
-        merged: dict[str, LinkLike] = {**dict(self.axes), **_axes(axes)}
+        merged: dict[str, LinkLike] = {**dict(self.axes), **_check_axes(axes)}
         return Network(self.name, self.inner, self.outer, self.domain, merged, self.source, self.between, self.torus)
 
     @classmethod
@@ -196,14 +196,14 @@ class Network:
             return PRESETS[path_or_name]
         shown = str(path_or_name) if isinstance(path_or_name, Path) else path_or_name
         try:
-            text = _start(path_or_name).decode()
+            text = _read_start(path_or_name).decode()
         except (OSError, ValueError, TypeError) as error:  # ValueError: not UTF-8, or a path with a null byte
             raise NetworkError(
                 f"network {quoted(shown)} is not a preset and cannot be read as a file "
                 f"({shortened(str(error), 80)}); give one of {', '.join(PRESETS)}, "
                 f"or the path of a JSON file as Network.to_json() writes it{did_you_mean(shown, PRESETS)}"
             ) from None
-        return _parse(text, f"network file {quoted(shown)}")
+        return _parse_network(text, f"network file {quoted(shown)}")
 
     def to_json(self) -> str:
         """This network as JSON text, seconds and bytes/second; `from_json` gives an equal one.
@@ -224,13 +224,13 @@ class Network:
         >>> Network.from_json('{"name": "lab", "outer": {"latency": 2e-5, "bandwidth": 1.25e9}}').outer
         Link(latency=2e-05, bandwidth=1250000000.0)
         """
-        return _parse(text, "network JSON")
+        return _parse_network(text, "network JSON")
 
     def __str__(self) -> str:
         return self.name
 
 
-def _start(path: str | Path) -> bytes:
+def _read_start(path: str | Path) -> bytes:
     """The bytes of a network's file; reading stops at the most that one may have, since `/dev/zero` has no end."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError("a path is text")
@@ -241,13 +241,13 @@ def _start(path: str | Path) -> bytes:
     return content
 
 
-def _text(value: object, what: str) -> str:
+def _check_text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise NetworkError(f"{what} {quoted(value)} of a network: give a text that is not blank")
     return value
 
 
-def _axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> dict[str, Link]:
+def _check_axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> dict[str, Link]:
     given = listed(axes.items() if isinstance(axes, Mapping) else axes)
     try:
         own = cast("dict[object, object]", dict(given or ()))
@@ -266,7 +266,7 @@ def _axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> di
     return {str(name): link_of(link, f"axis {quoted(name)}") for name, link in own.items()}
 
 
-def _domain(value: object) -> int:
+def _check_domain(value: object) -> int:
     domain = whole(value, 1, 1 << 100)
     if domain is None:
         raise NetworkError(
@@ -275,7 +275,7 @@ def _domain(value: object) -> int:
     return domain
 
 
-def _torus(value: object, inner: Link | None) -> Torus | None:
+def _check_torus(value: object, inner: Link | None) -> Torus | None:
     if value is None:
         return None
     if not isinstance(value, Torus):
@@ -285,17 +285,17 @@ def _torus(value: object, inner: Link | None) -> Torus | None:
     return value
 
 
-def _laid_out(links: Mapping[str, Link], inner: list[str], mesh: Mesh, torus: Torus, link: Link) -> Wires:
+def _lay_out_axes(links: Mapping[str, Link], inner: list[str], mesh: Mesh, torus: Torus, link: Link) -> Wires:
     """The wires of a mesh whose inner axes, one after another, lie on the physical axes of a torus."""
     sizes = [mesh.axes[axis] for axis in inner]
     below = torus.under(sizes)
     own = {axis: each for axis, each in links.items() if axis not in inner}
     alone = Wires.of(own, mesh)
     physical = tuple(PhysicalAxis(size, wraps, link) for size, wraps in below)
-    return alone.joined(links, physical, dict(zip(inner, _stretches(sizes, below), strict=True)))
+    return alone.joined(links, physical, dict(zip(inner, _list_stretches(sizes, below), strict=True)))
 
 
-def _stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> list[tuple[Stretch, ...]]:
+def _list_stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> list[tuple[Stretch, ...]]:
     """Where each mesh axis, of these sizes, lies on the physical axes, both major to minor."""
     stretches: list[tuple[Stretch, ...]] = []
     for axis, size in enumerate(sizes):
@@ -310,16 +310,16 @@ def _stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> list[
     return stretches
 
 
-def _parse(text: str, where: str) -> Network:
+def _parse_network(text: str, where: str) -> Network:
     try:
         data = cast("object", json.loads(text, object_pairs_hook=_without_repeats))
-        fields = _object(data, "the outermost value", _KEYS, frozenset({"name"}))
+        fields = _check_object(data, "the outermost value", _KEYS, frozenset({"name"}))
         return Network(
             name=cast("str", fields["name"]),
             inner=None if fields.get("inner") is None else _json_link(fields["inner"], "inner"),
             outer=None if fields.get("outer") is None else _json_link(fields["outer"], "outer"),
             domain=cast("int", fields.get("domain", 1)),
-            axes={n: _json_link(v, f"axis {n!r}") for n, v in _object(fields.get("axes", {}), "axes").items()},
+            axes={n: _json_link(v, f"axis {n!r}") for n, v in _check_object(fields.get("axes", {}), "axes").items()},
             source=cast("str", fields.get("source", "user-defined")),
             between=None if fields.get("between") is None else _json_link(fields["between"], "between"),
             torus=None if fields.get("torus") is None else _json_torus(fields["torus"]),
@@ -337,7 +337,7 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
-def _object(
+def _check_object(
     value: object, where: str, keys: frozenset[str] | None = None, required: frozenset[str] = frozenset()
 ) -> dict[str, object]:
     if not isinstance(value, dict):
@@ -351,13 +351,13 @@ def _object(
 
 
 def _json_link(value: object, what: str) -> LinkLike:
-    fields = _object(value, what, _LINK_KEYS | {"shape"}, _LINK_KEYS)
+    fields = _check_object(value, what, _LINK_KEYS | {"shape"}, _LINK_KEYS)
     figures = (fields["latency"], fields["bandwidth"], *([fields["shape"]] if "shape" in fields else []))
     return cast("LinkLike", figures)
 
 
 def _json_torus(value: object) -> Torus:
-    figures: dict[str, Any] = _object(value, "torus", _TORUS_KEYS)
+    figures: dict[str, Any] = _check_object(value, "torus", _TORUS_KEYS)
     return Torus(**figures)
 
 

@@ -62,10 +62,10 @@ class PlanOptions(NamedTuple):
         if prefer is not None and not (isinstance(prefer, str) and prefer in PREFERENCES):
             raise PlanError(f"prefer={quoted(prefer)} is none of {', '.join(map(repr, PREFERENCES))}")
         return cls(
-            bytes_of(budget),
-            network_of(network),
+            read_budget(budget),
+            read_network(network),
             checked_flag(donate, "donate"),
-            checked_slack(slack),
+            check_slack(slack),
             None if prefer is None else str(prefer),
             network is not None,
         )
@@ -74,12 +74,12 @@ class PlanOptions(NamedTuple):
 _DEFAULTS = PlanOptions()
 
 
-def network_of(given: object) -> Network | None:
+def read_network(given: object) -> Network | None:
     """The network that a caller gives: a `Network`, the name of a preset, a file; None or "none" for none.
 
     Raises `PlanError` for anything else, and `NetworkError` for text that names neither a preset nor a file.
 
-    >>> str(network_of("h100")), network_of("none")
+    >>> str(read_network("h100")), read_network("none")
     ('h100', None)
     """
     if given is None or (isinstance(given, str) and given == "none"):
@@ -92,12 +92,12 @@ def network_of(given: object) -> Network | None:
     return network
 
 
-def bytes_of(budget: object, what: str = "budget") -> int | None:
+def read_budget(budget: object, what: str = "budget") -> int | None:
     """A budget in bytes a device: an int, text such as "64MiB", or None for no limit.
 
     Raises `PlanError` for anything else, which it calls `what`.
 
-    >>> bytes_of("64MiB"), bytes_of(4096), bytes_of(None)
+    >>> read_budget("64MiB"), read_budget(4096), read_budget(None)
     (67108864, 4096, None)
     """
     if budget is None:
@@ -116,7 +116,7 @@ def bytes_of(budget: object, what: str = "budget") -> int | None:
     return limit
 
 
-def checked_slack(slack: object) -> float:
+def check_slack(slack: object) -> float:
     """The share of bytes that may be spent to save launches; `PlanError` for what is not a finite number from 0 up."""
     if type(slack) is float and 0 <= slack < math.inf:
         return slack

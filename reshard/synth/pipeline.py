@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from reshard.errors import PlanError, StepError
 from reshard.geometry.remesh import disjoint
-from reshard.plans.pipeline import Pipeline, part_of
+from reshard.plans.pipeline import Pipeline, plan_part
 from reshard.plans.plan import Plan, chain
 from reshard.synth import cost
 from reshard.synth.network import Network
@@ -45,24 +45,24 @@ def overlapped(source: Layout, target: Layout, network: Network) -> Pipeline | N
         return None
     routes = dict.fromkeys(crossing.routes(Pair(source, target), network))
     plans = [chain(source, target, route) for route in routes if len(route) > 1]
-    every = [pipeline for plan in plans for pipeline in _pipelines(plan, network)]
-    return min(every, key=_preference, default=None)
+    every = [pipeline for plan in plans for pipeline in _list_pipelines(plan, network)]
+    return min(every, key=_prefer_pipeline, default=None)
 
 
-def _preference(pipeline: Pipeline) -> tuple[float, int, int]:
+def _prefer_pipeline(pipeline: Pipeline) -> tuple[float, int, int]:
     return float(f"{pipeline.seconds:.9g}"), pipeline.launches, pipeline.peak_bytes
 
 
-def _pipelines(plan: Plan, network: Network) -> Iterator[Pipeline]:
+def _list_pipelines(plan: Plan, network: Network) -> Iterator[Pipeline]:
     """The plan in every number of parts that it splits into."""
     for parts in range(2, MOST + 1):
         with suppress(PlanError, StepError):
-            yield Pipeline(plan, parts, seconds(part_of(plan, parts), parts, network))
+            yield Pipeline(plan, parts, predict_pipeline(plan_part(plan, parts), parts, network))
 
 
-def seconds(each: Plan, parts: int, network: Network) -> float:
+def predict_pipeline(each: Plan, parts: int, network: Network) -> float:
     """Predicted seconds of a plan in parts, of which `each` is that of one."""
-    first, *later = cost.timed_across(each, network).steps
+    first, *later = cost.time_crossing(each, network).steps
     crosses, gathers = first.seconds or 0.0, sum(step.seconds or 0.0 for step in later)
     taken = first.received_bytes / network.crossing.bandwidth
     return crosses + (parts - 1) * max(crosses, taken + gathers) + gathers

@@ -29,16 +29,13 @@ from typing import Any, cast
 
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
 from reshard.geometry.remesh import common_mesh, mesh_of_used, one_set, remesh
-from reshard.plans.memory import peaks
-from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flattened
+from reshard.plans.memory import find_peaks
+from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
 from reshard.synth import cost, moves
-from reshard.synth.batches import batches_of, fit_batches, in_order
-from reshard.synth.budget import within
+from reshard.synth.batches import fit_batches, group_plans, sort_batches
+from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
-from reshard.synth.options import SLACK as SLACK
-from reshard.synth.options import PlanOptions
-from reshard.synth.options import bytes_of as bytes_of
-from reshard.synth.options import network_of as network_of
+from reshard.synth.options import SLACK, PlanOptions
 from reshard.synth.routes import Pair, crossing, idle, list_routes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -105,11 +102,11 @@ def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
 
     made, network = moves.plans(move, between, options), options.network
     if not one_set(move.source.mesh, move.target.mesh):
-        return _choose_plan([cost.timed_across(plan, network) for plan in made], options.slack)
+        return _choose_plan([cost.time_crossing(plan, network) for plan in made], options.slack)
     if network is None:
         return _choose_plan(made, options.slack)
     links = network.links(move.source.mesh)
-    return _choose_plan([cost.timed(plan, links) for plan in made], options.slack)
+    return _choose_plan([cost.time_plan(plan, links) for plan in made], options.slack)
 
 
 @lru_cache(maxsize=4096)
@@ -135,20 +132,20 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
         routes = [route for route in routes if all(step.result.tile_bytes <= most for step in route)] or routes
     else:
         known: cost.Known = {}
-        fastest = cost.fastest(routes, pair.source, links, known)
+        fastest = cost.keep_fastest(routes, pair.source, links, known)
         least = cost.route_seconds(fastest[0], pair.source, links, known)
         over = list(idle.routes(pair, links, least)) if least else []
         # Under a budget a slower route may be the one that fits, so that none is left out.
-        routes = cost.fastest([*fastest, *over], pair.source, links, known) if budget is None else [*routes, *over]
+        routes = cost.keep_fastest([*fastest, *over], pair.source, links, known) if budget is None else [*routes, *over]
     made: list[Plan] = []
     for route in routes:
         check_deadline()
         plan = chain(pair.source, pair.target, route, donate)
-        made.append(plan if links is None else cost.timed(plan, links))
+        made.append(plan if links is None else cost.time_plan(plan, links))
         few = plan.launches <= 1 and budget is None and links is None and not (pair.source.even and pair.target.even)
         if few and _is_within(plan.received_bytes, plan.lower_bound_bytes, slack):
             break  # Good enough to skip the costly statistics of the exchange that rivals it.
-    return _choose_plan(made if budget is None else within(made, budget, links), slack)
+    return _choose_plan(made if budget is None else fit_plans(made, budget, links), slack)
 
 
 def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
@@ -157,10 +154,10 @@ def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
     plans = [chain(pair.source, pair.target, route, donate) for route in dict.fromkeys(crossing.routes(pair, network))]
     enough = slack if network is None else SLACK
     if not any(_is_within(_busiest_bytes(plan), plan.endpoint_bound_bytes, enough) for plan in plans):
-        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
-    plans = plans if budget is None else within(plans, budget, None)
+        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.list_relays(pair)]
+    plans = plans if budget is None else fit_plans(plans, budget, None)
     if network is not None:
-        return _choose_plan([cost.timed_across(plan, network) for plan in plans], slack)
+        return _choose_plan([cost.time_crossing(plan, network) for plan in plans], slack)
     # Slack saves launches only among plans whose busiest device sends or receives no more than if every device of the
     # target pulls what it lacks: no relay, and nothing is sent after the crossing.
     pulls: list[int] = []
@@ -176,7 +173,7 @@ def _choose_plan(plans: Sequence[Plan], slack: float) -> Plan:
     """The plan of least seconds, then of fewest bytes, then of fewest launches, then of least memory."""
     if any(plan.seconds for plan in plans):
         least = min(plan.seconds or 0.0 for plan in plans)
-        plans = [plan for plan in plans if cost.as_fast(plan.seconds or 0.0, least)]
+        plans = [plan for plan in plans if cost.is_as_fast(plan.seconds or 0.0, least)]
     fewest = min(map(_busiest_bytes, plans))
     plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), fewest, slack)]
     if plans[0].crosses:  # The steps run one after the other, so the busiest devices of each add up.
@@ -283,20 +280,20 @@ def find_tree_plan(moves: Mapping[str, Any] | Sequence[Any], options: PlanOption
     >>> find_tree_plan({}, PlanOptions()).launches
     0
     """
-    flat, free = flattened(moves), options._replace(budget=None)
-    plans = {name: _planned(name, leaf, free) for name, leaf in flat.items()}
+    flat, free = flatten_tree(moves), options._replace(budget=None)
+    plans = {name: _plan_leaf(name, leaf, free) for name, leaf in flat.items()}
     kinds = device_kinds(plans.values())
-    batches = in_order(batches_of(plans, options.network), kinds)
-    if options.budget is not None and max(peaks([batch.footprint(kinds) for batch in batches])) > options.budget:
+    batches = sort_batches(group_plans(plans, options.network), kinds)
+    if options.budget is not None and max(find_peaks([batch.footprint(kinds) for batch in batches])) > options.budget:
 
         def replan(name: str, room: int) -> Plan:
-            return _planned(name, flat[name], options._replace(budget=room))
+            return _plan_leaf(name, flat[name], options._replace(budget=room))
 
         batches = fit_batches(plans, replan, kinds, options)
     return TreePlan(tuple(flat), tuple(batches))
 
 
-def _planned(name: str, leaf: Any, options: PlanOptions) -> Plan:
+def _plan_leaf(name: str, leaf: Any, options: PlanOptions) -> Plan:
     """The plan of one array; its errors name it."""
     ends = cast("list[Any]", leaf) if isinstance(leaf, tuple | list) else [leaf]
     if isinstance(leaf, Layout):

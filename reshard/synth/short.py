@@ -34,7 +34,7 @@ def short_plans(source: Layout, target: Layout, messages: int, options: PlanOpti
     """
     pair, links = Pair(source, target), None if options.network is None else options.network.links(source.mesh)
     most = max(source.tile_bytes, target.tile_bytes)
-    plans = (cost.timed(chain(source, target, route, options.donate), links) for route in list_routes(pair, links))
+    plans = (cost.time_plan(chain(source, target, route, options.donate), links) for route in list_routes(pair, links))
     return [
         plan
         for plan in plans

@@ -63,7 +63,7 @@ class Span(NamedTuple):
     @property
     def swap(self) -> float:
         """Seconds of an all-to-all for each byte of a device's tile."""
-        load = sum(hop * _ring(size) * (1 if self._closes(hop, size) else 2) for hop, size in self.runs)
+        load = sum(hop * _swap_on_ring(size) * (1 if self._closes(hop, size) else 2) for hop, size in self.runs)
         return load * (2 if self.rough else 1) / self.axis.link.bandwidth
 
     @property
@@ -109,7 +109,7 @@ class Spans(tuple[Span, ...]):
         """
         sizes = range(1, len(self) + 1) if len(self) <= _MOST_SUBSETS else (1, len(self))
         subsets = (subset for size in sizes for subset in combinations(self, size))
-        return max((_brought(subset) * tile for subset in subsets), default=0.0)
+        return max((_gather_over_axes(subset) * tile for subset in subsets), default=0.0)
 
     def permute(self, tile: float) -> float:
         """Seconds that the bytes of any permutation of tiles take."""
@@ -203,24 +203,24 @@ class Wires(Mapping[str, Link]):
 
     def _span(self, on: int, runs: set[tuple[int, int]], rough: int) -> Span:
         axis = self._axes[on]
-        joined = _joined(runs)
+        joined = _join_runs(runs)
         size = math.prod(size for _, size in joined)
         return Span(axis, ((1, axis.size),), size * rough, rough=True) if rough else Span(axis, joined, size)
 
 
-def _ring(size: int) -> float:
+def _swap_on_ring(size: int) -> float:
     """The time of an all-to-all on a ring of `size` devices, in tiles over the bandwidth of a device's wires.
 
-    >>> _ring(4), _ring(3), _ring(1)
+    >>> _swap_on_ring(4), _swap_on_ring(3), _swap_on_ring(1)
     (1.0, 0.6666666666666666, 0.0)
     """
     return (size * size - size % 2) / (4 * size)
 
 
-def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _join_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """The runs (hop, size), minor first, those that follow each other as one; a part that occurs twice only once.
 
-    >>> _joined({(2, 2), (1, 2), (8, 2)})
+    >>> _join_runs({(2, 2), (1, 2), (8, 2)})
     ((1, 4), (8, 2))
     """
     joined: list[tuple[int, int]] = []
@@ -233,7 +233,7 @@ def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
-def _brought(spans: Iterable[Span]) -> float:
+def _gather_over_axes(spans: Iterable[Span]) -> float:
     """Seconds to bring in the tiles of all peers over some physical axes at once, for each byte of a tile."""
     spans = tuple(spans)
     peers = math.prod(span.size for span in spans) - 1
@@ -327,17 +327,17 @@ class Torus:
         sizes = self.sizes(devices)
         cores = (self.cores,) if self.cores > 1 and devices % self.cores == 0 else ()
         orders = [sizes] if self.shape else sorted(set(permutations(sizes)))
-        ends = set(_ends(mesh_axes))
-        nested = [order for order in orders if is_chain(sorted(ends | set(_ends((*order, *cores)))))]
+        ends = set(_list_factor_ends(mesh_axes))
+        nested = [order for order in orders if is_chain(sorted(ends | set(_list_factor_ends((*order, *cores)))))]
         if not nested:
             sizes = tuple(size for size in mesh_axes if size > 1)
             return tuple(zip(sizes, self.wraps(sizes), strict=True))
-        best = max(nested, key=lambda order: len(ends & set(_ends((*order, *cores)))))
+        best = max(nested, key=lambda order: len(ends & set(_list_factor_ends((*order, *cores)))))
         wraps = self.wraps(best)
         return (*zip(best, wraps, strict=True), *((size, True) for size in cores))
 
 
-def _ends(sizes: Sequence[int]) -> list[int]:
+def _list_factor_ends(sizes: Sequence[int]) -> list[int]:
     """Where the factors of these sizes, major to minor, start and end among the positions."""
     ends = [1]
     for size in reversed(sizes):

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.jax import redistribute
-from reshard.synth.planner import bytes_of
+from reshard.synth.options import read_budget
 from tests.jax import worker
 from tests.jax.oracle import (
     AUTO,
@@ -585,7 +585,7 @@ def test_the_plan_of_the_budget_is_what_runs(budget: int | str, rounds: int, kno
     )
     compiled = f.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32)).compile()
     plan = as_plan(source, target, (64, 64), "float32", budget=budget)
-    assert plan.launches == rounds and plan.peak_bytes <= bytes_of(budget)
+    assert plan.launches == rounds and plan.peak_bytes <= read_budget(budget)
     assert executed(compiled) == promised(plan)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.plans.plan import Batch, buffer_bytes, lanes
+from reshard.plans.plan import Batch, buffer_bytes, list_lanes
 from reshard.plans.rules.cost import StepMode
 
 MESH = rs.Mesh(x=4, y=2)
@@ -47,7 +47,7 @@ def test_shapes_and_names_of_axes_do_not_matter():
 def test_what_is_cut_shares_no_launch():
     small = plan("f32[{x}4, 16]", "f32[16, {x}4]", budget=512 + 32)
     assert any(step.mode != StepMode() for step in small.steps)
-    assert lanes(small) is None
+    assert list_lanes(small) is None
     assert Batch(("a",), (small,)).launches == small.launches
     with pytest.raises(PlanError, match="shares its launches with no other"):
         Batch(("a", "b"), (small, small))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reshard.plans.idle import idle_axes
+from reshard.plans.idle import find_idle_axes
 from reshard.types import Layout, Mesh
 
 MESH = Mesh(x=4, y=4)
@@ -22,9 +22,9 @@ MESH = Mesh(x=4, y=4)
 )
 def test_idle_axes_are_those_that_neither_end_uses(source: str, target: str, between: list[str], axes: tuple[str, ...]):
     layouts = [Layout.parse(text, MESH) for text in (source, target)]
-    assert idle_axes(*layouts, [Layout.parse(text, MESH) for text in between]) == axes
+    assert find_idle_axes(*layouts, [Layout.parse(text, MESH) for text in between]) == axes
 
 
 def test_ends_on_two_meshes_have_none():
     source, target = Layout.parse("f32[16]", MESH), Layout.parse("f32[16]", Mesh(z=16))
-    assert idle_axes(source, target, [Layout.parse("f32[{y}4]", MESH)]) == ()
+    assert find_idle_axes(source, target, [Layout.parse("f32[{y}4]", MESH)]) == ()

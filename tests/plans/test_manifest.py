@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import AgreementError, PlanError
-from reshard.plans.manifest import Manifest, differences
+from reshard.plans.manifest import Manifest, list_differences
 
 MESH = rs.Mesh(x=4)
 ROWS, COLUMNS = (rs.Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, {x}2]"))
@@ -48,14 +48,14 @@ def test_what_differs_is_said(other: Manifest, message: str) -> None:
 
 def test_equal_manifests_pass() -> None:
     OURS.check(Manifest.from_json(OURS.to_json()))
-    assert differences(OURS, OURS) == []
+    assert list_differences(OURS, OURS) == []
 
 
 def test_many_differences_are_counted() -> None:
     tree = {f"w{n}": ROWS for n in range(50)}
-    said = differences(Manifest.of(tree, version=1), Manifest.of(tree, version=2))
+    said = list_differences(Manifest.of(tree, version=1), Manifest.of(tree, version=2))
     assert len(said) == 5 and said[-1] == "46 more differences"
-    assert differences(Manifest.of(tree), Manifest.of({}))[0].endswith("and 46 more only here")
+    assert list_differences(Manifest.of(tree), Manifest.of({}))[0].endswith("and 46 more only here")
 
 
 def test_a_move_brings_its_view() -> None:

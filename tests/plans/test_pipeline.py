@@ -6,7 +6,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.plans.pipeline import Pipeline, part_of
+from reshard.plans.pipeline import Pipeline, plan_part
 from reshard.plans.plan import Plan, StepSpec, chain
 
 TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")
@@ -45,4 +45,4 @@ def test_plans_without_two_sets_and_two_steps_are_refused():
         with pytest.raises(PlanError, match="does not go in"):
             Pipeline(plan, 2, 0.0)
     with pytest.raises(PlanError, match="no digit that is local"):
-        part_of(gathered(), 3)
+        plan_part(gathered(), 3)

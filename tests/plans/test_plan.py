@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError, ReshardError, StepError
-from reshard.plans.plan import FORMAT, Plan, Step, StepSpec, chain, floor
+from reshard.plans.plan import FORMAT, Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.rules.cost import StepMode
 from reshard.show.plan_table import list_totals
 from reshard.types import Layout, Mesh
@@ -54,9 +54,9 @@ def test_figures_are_folds_over_the_steps():
 
 
 def test_floor():
-    assert floor(A, A) == floor(A, A, donate=True) == A.tile_bytes
-    assert floor(A, B) == A.tile_bytes + B.tile_bytes
-    assert floor(A, layout("f32[16, 16, 16]"), donate=True) == 16**3 * 4
+    assert floor_bytes(A, A) == floor_bytes(A, A, donate=True) == A.tile_bytes
+    assert floor_bytes(A, B) == A.tile_bytes + B.tile_bytes
+    assert floor_bytes(A, layout("f32[16, 16, 16]"), donate=True) == 16**3 * 4
 
 
 def test_a_donated_source_is_freed_after_the_first_step():
@@ -116,7 +116,7 @@ def test_only_a_donated_source_is_overwritten():
     source = layout("f32[{x}4, 16, 16]")
     with pytest.raises(PlanError, match=r"overwrites the source.*donate=True"):
         chain(source, spec.result, [spec])
-    assert chain(source, spec.result, [spec], donate=True).peak_bytes < floor(source, spec.result) + 2 * 256 * 4
+    assert chain(source, spec.result, [spec], donate=True).peak_bytes < floor_bytes(source, spec.result) + 2 * 256 * 4
 
 
 def test_a_step_that_no_rule_derives_cannot_be_built():
@@ -173,7 +173,7 @@ def test_json_round_trip(pair: tuple[Layout, Layout], donate: bool, network: rs.
 def test_json_round_trip_of_a_chunked_plan_and_one_in_place():
     source, target = layout("f32[{x}4, 16]"), layout("f32[16, {x}4]")
     for donate in (False, True):
-        plan = rs.plan(source, target, budget=floor(source, target, donate) + 16, donate=donate)
+        plan = rs.plan(source, target, budget=floor_bytes(source, target, donate) + 16, donate=donate)
         assert plan.steps[0].mode != StepMode()
         assert Plan.from_json(plan.to_json()) == plan
 
@@ -224,7 +224,7 @@ def test_seconds_are_finite_and_not_negative(bad: Any):
 
 def test_the_text_of_a_plan_has_the_figures_of_the_command():
     for network in (None, "h100", NETWORK):
-        for budget in (None, floor(A, B) + 64):
+        for budget in (None, floor_bytes(A, B) + 64):
             plan = rs.plan(A, B, budget=budget, network=network)
             printed = str(plan)
             shown = dict(list_totals(plan, "h100"))

@@ -6,7 +6,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.plans.plan_data import check_format, compare, read_view, view_data
+from reshard.plans.plan_data import check_format, compare_figures, read_view, view_data
 from reshard.types.json_fields import Fields
 from reshard.types.view import View
 
@@ -42,6 +42,6 @@ def test_another_view_is_refused(view):
 
 def test_figures_and_formats():
     with pytest.raises(PlanError, match="launches"):
-        compare({"launches": 2}, {"launches": 1}, "the plan")
+        compare_figures({"launches": 2}, {"launches": 1}, "the plan")
     with pytest.raises(PlanError, match="format 2"):
         check_format(2)

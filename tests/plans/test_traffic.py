@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.traffic import traffic as matrix
-from reshard.plans.traffic import traffic
+from reshard.plans.traffic import count_busiest_bytes
 from tests.layouts import random_crossing
 
 
@@ -22,7 +22,7 @@ def test_no_device_sends_or_receives_more_than_the_plan_says(seed: int):
     for (sender, receiver), elements in matrix(lower_plan(plan)).elements.items():
         sent[sender] += elements * 4
         received[receiver] += elements * 4
-    busiest = traffic(plan.steps)
+    busiest = count_busiest_bytes(plan.steps)
     assert (busiest.received, busiest.sent) == (plan.received_bytes, plan.sent_bytes)
     assert max(received.values(), default=0) <= busiest.received
     assert max(sent.values(), default=0) <= busiest.sent

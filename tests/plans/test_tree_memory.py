@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reshard as rs
-from reshard.plans.memory import DeviceKinds, Footprint, peaks
+from reshard.plans.memory import DeviceKinds, Footprint, find_peaks
 from reshard.plans.plan import Batch
 
 MESH = rs.Mesh(x=4)
@@ -21,14 +21,14 @@ def test_devices_count_what_they_hold_themselves():
     kinds = DeviceKinds([MESH, other])
     first, second = (Batch((str(n),), (plan,)).footprint(kinds) for n, plan in enumerate(plans))
     assert (first.before, second.before) == ((16, 0), (0, 16))
-    assert max(peaks([first, second])) == plans[0].peak_bytes
+    assert max(find_peaks([first, second])) == plans[0].peak_bytes
 
 
 def test_the_last_batch_sees_all_targets():
     steps = [Footprint((1,), (12,), (3,)), Footprint((2,), (9,), (8,))]
-    assert peaks(steps) == (14,)
-    assert peaks(steps[::-1]) == (20,)
-    assert peaks(steps, (100,)) == (114,)
+    assert find_peaks(steps) == (14,)
+    assert find_peaks(steps[::-1]) == (20,)
+    assert find_peaks(steps, (100,)) == (114,)
 
 
 def test_what_stays_where_it_is_counts_once():

@@ -6,9 +6,9 @@ import itertools
 import random
 
 import reshard as rs
-from reshard.plans.memory import Footprint, peaks
+from reshard.plans.memory import Footprint, find_peaks
 from reshard.plans.plan import device_kinds
-from reshard.synth.batches import batches_of, in_order, rank
+from reshard.synth.batches import group_plans, rank_footprint, sort_batches
 from tests.trees import llama
 
 MESH = rs.Mesh(x=4, y=2)
@@ -25,15 +25,15 @@ def test_a_batch_takes_the_latency_once_and_all_bytes():
 
 def test_equal_arguments_give_equal_batches():
     plans = rs.plan_tree(llama(MESH)).plans
-    assert batches_of(plans, None) == batches_of(dict(plans), None)
+    assert group_plans(plans, None) == group_plans(dict(plans), None)
 
 
 def test_no_other_order_peaks_lower():
     choose = random.Random(7)
     for _ in range(300):
         jobs = [_job(choose) for _ in range(5)]
-        ours = peaks(sorted(jobs, key=rank))
-        assert ours == min(peaks(order) for order in itertools.permutations(jobs))
+        ours = find_peaks(sorted(jobs, key=rank_footprint))
+        assert ours == min(find_peaks(order) for order in itertools.permutations(jobs))
 
 
 def _job(choose: random.Random) -> Footprint:
@@ -44,5 +44,5 @@ def _job(choose: random.Random) -> Footprint:
 def test_batches_are_put_in_that_order():
     plans = rs.plan_tree(llama(MESH), donate=True).plans
     kinds = device_kinds(plans.values())
-    order = [rank(batch.footprint(kinds)) for batch in in_order(batches_of(plans, None), kinds)]
+    order = [rank_footprint(batch.footprint(kinds)) for batch in sort_batches(group_plans(plans, None), kinds)]
     assert order == sorted(order)

@@ -7,9 +7,9 @@ import random
 import pytest
 
 import reshard as rs
-from reshard.plans.pipeline import part_of
+from reshard.plans.pipeline import plan_part
 from reshard.synth import overlapped
-from reshard.synth.pipeline import seconds
+from reshard.synth.pipeline import predict_pipeline
 from tests.layouts import random_crossing
 
 TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")
@@ -23,7 +23,7 @@ def test_fsdp_to_tensor_parallel_replicas():
     plan, pipeline = rs.plan(WEIGHTS, SERVED, network=WIRES), overlapped(WEIGHTS, SERVED, WIRES)
     assert pipeline is not None
     assert plan.seconds == pytest.approx(bound * 23 / 16)
-    assert seconds(part_of(pipeline.plan, 8), 8, WIRES) == pytest.approx((512 + 7 * 1024 + 960) / 1e9)
+    assert predict_pipeline(plan_part(pipeline.plan, 8), 8, WIRES) == pytest.approx((512 + 7 * 1024 + 960) / 1e9)
     assert bound <= pipeline.seconds <= 1.03 * bound
     assert max(pipeline.sent_bytes, pipeline.received_bytes) == pipeline.plan.endpoint_bound_bytes == 8192
 

@@ -53,7 +53,9 @@ def steps_between(source: Layout, target: Layout, network: Network) -> Iterator[
 
 
 def priced(step: Step, network: Network) -> float:
-    return cost.seconds(StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh))
+    return cost.predict_seconds(
+        StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh)
+    )
 
 
 def ratios(name: str, pairs: int) -> dict[str, float]:

@@ -33,7 +33,7 @@ from reshard.plans.plan import Plan
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
-from reshard.synth.planner import bytes_of, network_of
+from reshard.synth.options import read_budget, read_network
 from reshard.types.layout import Layout
 
 make_ir_context: Any = _make_ir_context
@@ -95,7 +95,7 @@ def transform(
     reshards taken: 1 of 1
       line 5: f32[{y}8, {x}4] -> f32[16, {x}{y}2]: all_to_all
     """
-    planner = partial(best_plan, budget=bytes_of(budget), network=network_of(network))
+    planner = partial(best_plan, budget=read_budget(budget), network=read_network(network))
     exported = program if isinstance(program, jax.export.Exported) else None
     module = _parsed(program if exported is None else exported.mlir_module_serialized)
     report = run(module, planner)

@@ -26,7 +26,7 @@ from mpi4py import MPI
 
 from reshard import errors
 from reshard.errors import AgreementError, BudgetError, PlanError, ReshardError, quoted
-from reshard.plans.manifest import Manifest, differences
+from reshard.plans.manifest import Manifest, list_differences
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, moving, team_of
 from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted
@@ -282,7 +282,7 @@ def _manifests(statements: list[_Statement]) -> str | None:
     other = next((rank for rank, each in enumerate(manifests) if each != manifests[0]), None)
     if other is None:
         return None
-    return "; ".join(differences(manifests[0], manifests[other], "on rank 0", f"on rank {other}"))
+    return "; ".join(list_differences(manifests[0], manifests[other], "on rank 0", f"on rank {other}"))
 
 
 def _requests(statements: list[_Statement]) -> str:

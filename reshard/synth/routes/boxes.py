@@ -39,28 +39,28 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if pair.reduces or pair.refinement is not None:
         return
     source, target = pair.source, pair.target
-    yield from _alone(source, target)
+    yield from _list_direct(source, target)
     # One exchange, of fewer rounds, to a layout from which one gather leads to the target.
-    for between in permute_first.before_gathers(source, target):
-        kind = "permute" if permute_first.permutes(source, between) else "exchange"
+    for between in permute_first.list_before_gathers(source, target):
+        kind = "permute" if permute_first.is_permute(source, between) else "exchange"
         yield (StepSpec(kind, between), StepSpec("all_gather", target))
     # permute ; gather ; exchange: fewer rounds for a little more bytes.
-    for permuted, gathered in permute_first.gathered_in_part(source, target):
-        if permuted == source or permute_first.permutes(source, permuted):
+    for permuted, gathered in permute_first.gather_in_part(source, target):
+        if permuted == source or permute_first.is_permute(source, permuted):
             path = pairwise([source, permuted, gathered, target])
             kinds = ("permute", "all_gather", "exchange")
             yield tuple(StepSpec(kind, to) for kind, (at, to) in zip(kinds, path, strict=True) if at != to)
     # An exchange of few rounds that deals one end out anew, so that it nests with the other.
-    first, last = _dealt(source, target), _dealt(target, source)
+    first, last = _deal_out(source, target), _deal_out(target, source)
     if first is not None:
         yield from ((StepSpec("exchange", first), *rest) for rest in normal.routes(Pair(first, target), links))
     if last is not None:
         yield from ((*rest, StepSpec("exchange", target)) for rest in normal.routes(Pair(source, last), links))
 
 
-def _alone(source: Layout, target: Layout) -> Iterator[Route]:
+def _list_direct(source: Layout, target: Layout) -> Iterator[Route]:
     """One step that does it all, and the exchange between slices and gathers."""
-    if permute_first.permutes(source, target):
+    if permute_first.is_permute(source, target):
         yield (StepSpec("permute", target),)
     if source.mesh == target.mesh:
         # Where sub-axes of the two cannot coexist in one layout, nothing can be sliced or gathered.
@@ -71,36 +71,36 @@ def _alone(source: Layout, target: Layout) -> Iterator[Route]:
 
 def _sliced_and_gathered(source: Layout, target: Layout) -> Iterator[Route]:
     """slice ; exchange ; gather, with the slices and gathers of the dims that refine."""
-    used_before, used_after = _spans(source), _spans(target)
+    used_before, used_after = _list_spans(source), _list_spans(target)
     before, after = list(source.dims), list(target.dims)
     for at in range(len(before)):
-        pair = Pair(_only(source, at), _only(target, at))
+        pair = Pair(_only_dim(source, at), _only_dim(target, at))
         if pair.refinement is not None:
             chains = Chains(pair, pair.refinement)
-            before[at] = _sliced(chains, used_before)
-            after[at] = _ungathered(chains, used_after)
-    first, last = _with(source, before), _with(target, after)
+            before[at] = _slice_dim(chains, used_before)
+            after[at] = _ungather_dim(chains, used_after)
+    first, last = _with_dims(source, before), _with_dims(target, after)
     if first != source or last != target:
         path = [source, first, last, target]
         kinds = ("slice", "exchange", "all_gather")
         yield tuple(StepSpec(k, to) for k, (at, to) in zip(kinds, pairwise(path), strict=True) if at != to)
 
 
-def _sliced(chains: Chains, used: _Spans) -> Dim:
+def _slice_dim(chains: Chains, used: _Spans) -> Dim:
     """The source's dim, sliced by the target's strides that no dim of the source uses."""
-    free = {d.dst for d in chains.refinement.digits if not _overlaps(d.dst, d.radix, used)}
+    free = {d.dst for d in chains.refinement.digits if not _overlaps_any(d.dst, d.radix, used)}
     state = tuple(d if s is None and d in free else s for s, d in zip(chains.start, chains.end, strict=True))
     return chains.layout(state).dims[0]
 
 
-def _ungathered(chains: Chains, used: _Spans) -> Dim:
+def _ungather_dim(chains: Chains, used: _Spans) -> Dim:
     """The target's dim, still held by the source's strides that no dim of the target uses."""
-    spent = {d.src for d in chains.refinement.digits if not _overlaps(d.src, d.radix, used)}
+    spent = {d.src for d in chains.refinement.digits if not _overlaps_any(d.src, d.radix, used)}
     state = tuple(s if d is None and s in spent else d for s, d in zip(chains.start, chains.end, strict=True))
     return chains.layout(state).dims[0]
 
 
-def _dealt(layout: Layout, other: Layout) -> Layout | None:
+def _deal_out(layout: Layout, other: Layout) -> Layout | None:
     """The layout with dims that do not nest in the other's dealt out one element a round; None if one is uneven.
 
     layout  f32[{x}3]     x = 2, y = 3: the other, f32[{y}2], counts y first
@@ -108,29 +108,29 @@ def _dealt(layout: Layout, other: Layout) -> Layout | None:
     """
     if layout.mesh != other.mesh or not (layout.even and other.even):
         return None
-    nest = [Pair(_only(layout, at), _only(other, at)).refinement is not None for at in range(len(layout.dims))]
+    nest = [Pair(_only_dim(layout, at), _only_dim(other, at)).refinement is not None for at in range(len(layout.dims))]
     dims: list[Dim] = []
     for dim, fits in zip(layout.dims, nest, strict=True):
         held = (digit for digit in dim.digits if digit.axis is not None)
         dims.append(dim if fits else Dim((Digit(dim.tile, None), *held), dim.size))
-    return _with(layout, dims)
+    return _with_dims(layout, dims)
 
 
-def _only(layout: Layout, at: int) -> Layout:
+def _only_dim(layout: Layout, at: int) -> Layout:
     """One dim of a layout, as an array of its own."""
     return Layout(layout.mesh, (layout.dims[at],), layout.dtype)
 
 
-def _with(layout: Layout, dims: list[Dim]) -> Layout:
+def _with_dims(layout: Layout, dims: list[Dim]) -> Layout:
     return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
 
 
-def _spans(layout: Layout) -> _Spans:
+def _list_spans(layout: Layout) -> _Spans:
     """The spans of positions that the layout uses."""
     strides = [(layout.mesh.stride(axis), axis.size) for axis in (*layout.held, *layout.partial)]
     return [(stride, stride * size) for stride, size in strides]
 
 
-def _overlaps(stride: int | None, radix: int, spans: _Spans) -> bool:
+def _overlaps_any(stride: int | None, radix: int, spans: _Spans) -> bool:
     """Whether a digit's holder overlaps one of the spans; a local digit counts as overlapping."""
     return stride is None or any(low < stride * radix and stride < high for low, high in spans)

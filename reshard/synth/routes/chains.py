@@ -208,18 +208,18 @@ class Chains:
             yield tuple(now)
 
 
-def step(chains: Chains, before: State, after: State) -> StepSpec | None:
+def spec_between(chains: Chains, before: State, after: State) -> StepSpec | None:
     """The one collective between two states, None if they are equal."""
-    return None if before == after else StepSpec(kind(before, after), chains.layout(after))
+    return None if before == after else StepSpec(kind_between(before, after), chains.layout(after))
 
 
-def kind(before: State, after: State) -> str:
+def kind_between(before: State, after: State) -> str:
     """The kind of the one step between two different states.
 
-    >>> kind((None, 2), (1, 2)), kind((1, 2), (None, 2)), kind((None, 2), (2, None)), kind((1, 2), (2, 1))
-    ('slice', 'all_gather', 'all_to_all', 'permute')
-    >>> kind((None, 2, 4), (2, None, 1))
-    'exchange'
+    >>> [kind_between(*ends) for ends in (((None, 2), (1, 2)), ((1, 2), (None, 2)), ((None, 2), (2, None)))]
+    ['slice', 'all_gather', 'all_to_all']
+    >>> kind_between((1, 2), (2, 1)), kind_between((None, 2, 4), (2, None, 1))
+    ('permute', 'exchange')
     """
     changes = [(b, a) for b, a in zip(before, after, strict=True) if a != b]
     released = {b for b, a in changes if a is None}
@@ -238,13 +238,13 @@ def kind(before: State, after: State) -> str:
             return "exchange"
 
 
-def through(chains: Chains, states: Sequence[State]) -> Route:
+def visit_states(chains: Chains, states: Sequence[State]) -> Route:
     """The steps that visit these states in order, from the source to the target."""
     path = [chains.start, *states, chains.end]
-    steps = (step(chains, before, after) for before, after in pairwise(path))
+    steps = (spec_between(chains, before, after) for before, after in pairwise(path))
     return tuple(s for s in steps if s is not None)
 
 
-def direct(chains: Chains) -> Route:
+def exchange_at_once(chains: Chains) -> Route:
     """One exchange from source to target: the fewest bytes and the least memory."""
     return (StepSpec("exchange", chains.target),) if chains.start != chains.end else ()

@@ -52,17 +52,17 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
     """
     if not pair.crosses:
         return
-    ends = [*_ends(pair.target, network)]
-    for before, near in _finished(pair.source):
+    ends = [*_list_landings(pair.target, network)]
+    for before, near in _finish_sum(pair.source):
         for far, after in ends:
-            yield (*before, StepSpec("permute" if permute_first.permutes(near, far) else "exchange", far), *after)
+            yield (*before, StepSpec("permute" if permute_first.is_permute(near, far) else "exchange", far), *after)
 
 
-def relays(pair: Pair) -> Iterator[Route]:
+def list_relays(pair: Pair) -> Iterator[Route]:
     """One exchange in two turns, where the target replicates: for what the other routes send too much of.
 
     >>> source, target = Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))
-    >>> [[(step.kind, step.mode.relay) for step in route] for route in relays(Pair(source, target))]
+    >>> [[(step.kind, step.mode.relay) for step in route] for route in list_relays(Pair(source, target))]
     [[('exchange', True)]]
     """
     source, target = pair.source, pair.target
@@ -73,38 +73,38 @@ def relays(pair: Pair) -> Iterator[Route]:
     yield (StepSpec("exchange", target, StepMode(relay=True)),)
 
 
-def _finished(source: Layout) -> Iterator[tuple[Route, Layout]]:
+def _finish_sum(source: Layout) -> Iterator[tuple[Route, Layout]]:
     """Steps that finish the source's sum, and what they reach; the source itself if there is none to finish."""
     if not source.partial:
         yield (), source
         return
     whole = replace(source, partial=(), reduction=None)
-    for near in dict.fromkeys([*_cuts(whole, source.partial), whole]):
+    for near in dict.fromkeys([*_list_cuts(whole, source.partial), whole]):
         # Starts are right for any pair on one mesh; the first is the one with the fewest bytes.
         route = next(reduction.routes(Pair(source, near), None), None)
         if route is not None:
             yield route, near
 
 
-def _ends(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
+def _list_landings(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
     """Layouts to cross to, and the steps from there to the target."""
     whole = replace(target, partial=(), reduction=None)
-    for start in dict.fromkeys([*_cuts(whole, target.partial), whole]):
+    for start in dict.fromkeys([*_list_cuts(whole, target.partial), whole]):
         last = next(starting.routes(Pair(start, target), None)) if target.partial else ()
         yield start, last
-        cuts = (_cuts(start, axes) for axes in _gathered(start, (*target.held, *target.partial), network))
+        cuts = (_list_cuts(start, axes) for axes in _choose_gathered(start, (*target.held, *target.partial), network))
         for far in dict.fromkeys(itertools.chain.from_iterable(cuts)):
             # Padded pieces may not nest in the target's.
             gather = "exchange" if refine(far, start) is None else "all_gather"
             yield far, (StepSpec(gather, start), *last)
 
 
-def _gathered(target: Layout, used: Sequence[SubAxis], network: Network | None) -> Iterator[list[SubAxis]]:
+def _choose_gathered(target: Layout, used: Sequence[SubAxis], network: Network | None) -> Iterator[list[SubAxis]]:
     """The sub-axes to gather along: all idle ones; with a network, also only those with the fastest links.
 
     Elements then cross once for each domain that needs them, and no gather runs between domains.
     """
-    idle = _idle(target.mesh, used)
+    idle = _list_idle(target.mesh, used)
     yield idle
     if network is not None:
         links = network.links(target.mesh)
@@ -112,7 +112,7 @@ def _gathered(target: Layout, used: Sequence[SubAxis], network: Network | None) 
             yield [axis for axis in idle if links[axis.axis].bandwidth >= slowest]
 
 
-def _cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
+def _list_cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
     """The layout cut further along these sub-axes: as far as possible in one dim, then in the next ones.
 
     A prime of a sub-axis that no dim is long enough for is left out.
@@ -120,13 +120,13 @@ def _cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
     primes = [prime for axis in axes for prime in prime_places(layout.mesh, axis)]
     cuts: list[Layout] = []
     for first in range(len(layout.dims)):
-        cut = _cut(layout, primes, [*range(first, len(layout.dims)), *range(first)])
+        cut = _cut_layout(layout, primes, [*range(first, len(layout.dims)), *range(first)])
         if cut != layout:
             cuts.append(cut)
     yield from dict.fromkeys(cuts)
 
 
-def _cut(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]) -> Layout:
+def _cut_layout(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]) -> Layout:
     """Each prime goes to the first dim, in this order, whose longest local digit it divides, or else to the first whose
     last digit is long enough: only there can pieces be padded.
     """
@@ -140,7 +140,7 @@ def _cut(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]
             held[at] += [Digit(axis.size, axis) for axis in layout.mesh.sub_axes(stride, prime)]
             rest[at] = -(-rest[at] // prime)
     dims = zip(layout.dims, places, held, rest, strict=True)
-    return replace(layout, dims=tuple(_divided(*each) for each in dims))
+    return replace(layout, dims=tuple(_divide_dim(*each) for each in dims))
 
 
 def _longest_local(dim: Dim) -> int | None:
@@ -149,18 +149,18 @@ def _longest_local(dim: Dim) -> int | None:
     return max(local)[1] if local else None
 
 
-def _divided(dim: Dim, at: int | None, held: Sequence[Digit], rest: int) -> Dim:
+def _divide_dim(dim: Dim, at: int | None, held: Sequence[Digit], rest: int) -> Dim:
     """The dim with a local digit divided among held ones, of which each piece has `rest` elements."""
     if at is None or not held:
         return dim
     return fitted((*dim.digits[:at], *held, Digit(rest, None), *dim.digits[at + 1 :]), dim.size)
 
 
-def _idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:
+def _list_idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:
     """The sub-axes of a mesh that these do not overlap: a layout is replicated along them.
 
     >>> mesh = Mesh(tp=2, rep=4)
-    >>> _idle(mesh, [mesh.sub_axis("tp"), mesh.sub_axis("rep:(1)2")])
+    >>> _list_idle(mesh, [mesh.sub_axis("tp"), mesh.sub_axis("rep:(1)2")])
     [SubAxis(axis='rep', pre=2, size=2)]
     """
     idle: list[SubAxis] = []

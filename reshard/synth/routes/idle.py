@@ -44,36 +44,38 @@ def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
     if pair.crosses or pair.starts or refinement is None or not refinement.exact or pair.source.mesh.size == 1:
         return
     wires = sum(link.bandwidth for link in links.values())
-    for axes in accumulate([axis] for axis in idle_axes(pair, links)):
+    for axes in accumulate([axis] for axis in sort_idle_axes(pair, links)):
         peers = math.prod(axis.size for axis in axes)
-        sliced = _sliced(pair.source, refinement, axes)
+        sliced = _slice_idle(pair.source, refinement, axes)
         if sliced is None or (1 - 1 / peers) * pair.target.tile_bytes / wires >= least:
             return
         rest = Pair(sliced, pair.target)
         after = reduction.routes(rest, links) if pair.reduces else normal.routes(rest, links)
         first = StepSpec("slice", sliced)
-        yield from ((first, *route) for route in cost.fastest(after, sliced, links))
+        yield from ((first, *route) for route in cost.keep_fastest(after, sliced, links))
 
 
-def idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
+def sort_idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
     """The sub-axes that neither layout uses, the fastest first.
 
     >>> from reshard.synth.network import Network
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=4)
     >>> pair = Pair(Layout.parse("f32[{x:(1)2}8]", mesh), Layout.parse("f32[16]", mesh))
-    >>> [mesh.spell(axis) for axis in idle_axes(pair, Network.uniform(1e-6, 1e9).links(mesh))]
+    >>> [mesh.spell(axis) for axis in sort_idle_axes(pair, Network.uniform(1e-6, 1e9).links(mesh))]
     ['y', 'x:(2)2']
     """
     mesh = pair.source.mesh
     used = [axis for layout in (pair.source, pair.target) for axis in (*layout.held, *layout.partial)]
     free = [
-        axis for name in reversed(list(mesh.axes)) for axis in _free(mesh, name, [a for a in used if a.axis == name])
+        axis
+        for name in reversed(list(mesh.axes))
+        for axis in _free_factors(mesh, name, [a for a in used if a.axis == name])
     ]
     return sorted(free, key=lambda axis: links[axis.axis].speed, reverse=True)
 
 
-def _free(mesh: Mesh, name: str, used: list[SubAxis]) -> Iterator[SubAxis]:
+def _free_factors(mesh: Mesh, name: str, used: list[SubAxis]) -> Iterator[SubAxis]:
     """What sub-axes leave of an axis, where it is a factor of it."""
     pre = 1
     for axis in sorted(used, key=lambda axis: axis.pre):
@@ -84,7 +86,7 @@ def _free(mesh: Mesh, name: str, used: list[SubAxis]) -> Iterator[SubAxis]:
         yield SubAxis(name, pre, mesh.axes[name] // pre)
 
 
-def _sliced(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layout | None:
+def _slice_idle(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layout | None:
     """The source cut by axes along digits that are local in both layouts; None where such digits do not divide."""
     left = [digit.radix if digit.src is None and digit.dst is None else 1 for digit in refinement.digits]
     held: list[list[Digit]] = [[] for _ in left]

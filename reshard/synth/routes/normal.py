@@ -29,7 +29,7 @@ from itertools import pairwise
 
 from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
-from reshard.synth.routes.chains import Chains, State, direct, kind, step, through
+from reshard.synth.routes.chains import Chains, State, exchange_at_once, kind_between, spec_between, visit_states
 from reshard.synth.routes.route import Pair, Route
 
 
@@ -49,7 +49,7 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         return
     chains = Chains(pair, pair.refinement)
     if links is not None:
-        yield from staged(chains, links)
+        yield from list_staged(chains, links)
         return
     yield from fewest_bytes(chains)
     if not pair.refinement.exact:
@@ -59,15 +59,15 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
 def fewest_bytes(chains: Chains) -> Iterator[Route]:
     """The normal form and the exchange, both at the lower bound, and routes that may save launches or memory."""
     first, last = chains.sliced(), chains.ungathered()
-    yield through(chains, [first, last])
+    yield visit_states(chains, [first, last])
     refinement = chains.refinement
     if refinement.swapped or refinement.gathered:
-        yield direct(chains)
+        yield exchange_at_once(chains)
     if refinement.swapped:
         # Two swaps of halves may receive what one exchange of two rounds does, in collectives of their own.
-        yield through(chains, [first, *chains.one_by_one(first, last), last])
+        yield visit_states(chains, [first, *chains.one_by_one(first, last), last])
         if borrowings := chains.borrowings():
-            yield through(chains, [chains.sliced(borrowings), chains.ungathered(borrowings)])
+            yield visit_states(chains, [chains.sliced(borrowings), chains.ungathered(borrowings)])
 
 
 def gathers_before_exchanges(chains: Chains) -> Iterator[Route]:
@@ -87,7 +87,7 @@ def gathers_before_exchanges(chains: Chains) -> Iterator[Route]:
         opened = tuple(
             None if end is None and s in spent[:count] else s for s, end in zip(last, chains.end, strict=True)
         )
-        steps = (step(chains, *ends) for ends in pairwise([chains.start, first, last, opened]))
+        steps = (spec_between(chains, *ends) for ends in pairwise([chains.start, first, last, opened]))
         yield (*(s for s in steps if s is not None), StepSpec("exchange", chains.target))
 
 
@@ -106,21 +106,21 @@ MOST_AXES = 4
 """Axes up to which every grouping is tried: eight of them for four axes. On more, all fused and all staged."""
 
 
-def staged(chains: Chains, links: Links) -> Iterator[Route]:
+def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     """Every way between the layouts, in every grouping of the axes, slowest first; each route once."""
     slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
     seen: set[tuple[State, ...]] = set()
-    for states in _ways(chains):
+    for states in _list_paths(chains):
         path = [chains.start, *states, chains.end]
-        for groups in _groupings(slow_first):
-            stages = tuple(s for before, after in pairwise(path) for s in _stages(chains, before, after, groups))
+        for groups in _group_axes(slow_first):
+            stages = tuple(s for before, after in pairwise(path) for s in _stage_by_axis(chains, before, after, groups))
             if stages not in seen:
                 seen.add(stages)
-                yield through(chains, stages)
-    yield direct(chains)
+                yield visit_states(chains, stages)
+    yield exchange_at_once(chains)
 
 
-def _ways(chains: Chains) -> Iterator[list[State]]:
+def _list_paths(chains: Chains) -> Iterator[list[State]]:
     """The states to visit: the normal form, and ways that open more, move less at once, or cross less."""
     first, last, end = chains.sliced(), chains.ungathered(), chains.end
     yield [first, last]
@@ -140,10 +140,10 @@ def _ways(chains: Chains) -> Iterator[list[State]]:
     yield [plain, tuple(s if s == d else None for s, d in zip(plain, end, strict=True))]
 
 
-def _groupings(axes: Sequence[str]) -> Iterator[list[list[str]]]:
+def _group_axes(axes: Sequence[str]) -> Iterator[list[list[str]]]:
     """The ways to cut the axes, in this order, into groups that are done at once.
 
-    >>> list(_groupings(["dcn", "x"]))
+    >>> list(_group_axes(["dcn", "x"]))
     [[['dcn', 'x']], [['dcn'], ['x']]]
     """
     if len(axes) > MOST_AXES:
@@ -159,11 +159,11 @@ def _groupings(axes: Sequence[str]) -> Iterator[list[list[str]]]:
         yield groups
 
 
-def _stages(chains: Chains, before: State, after: State, groups: list[list[str]]) -> Iterator[State]:
+def _stage_by_axis(chains: Chains, before: State, after: State, groups: list[list[str]]) -> Iterator[State]:
     """The states of a gather or an all-to-all that is done group by group; any other step is done at once."""
     if before == after:
         return
-    if kind(before, after) in ("all_gather", "all_to_all"):
+    if kind_between(before, after) in ("all_gather", "all_to_all"):
         axis_of = {s: chains.source.mesh.axis_at(s) for s in (*before, *after) if s is not None}
         now = before
         for group in groups:

@@ -58,28 +58,28 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         worth_it = links is not None and pair.source.mesh.size <= MOST_DEVICES
         if not worth_it or not (refinement.swapped or refinement.gathered):
             return
-    for path in _paths(pair.source, pair.target, thorough=refinement is None):
-        if (route := _along(pair.source, path, links)) is not None:
+    for path in _list_layout_paths(pair.source, pair.target, thorough=refinement is None):
+        if (route := _follow_path(pair.source, path, links)) is not None:
             yield route
 
 
-def _along(source: Layout, path: list[Layout], links: Links | None) -> Route | None:
+def _follow_path(source: Layout, path: list[Layout], links: Links | None) -> Route | None:
     """The best steps from each layout of the path to the next; None if two neighbours do not nest."""
     steps: list[StepSpec] = []
     for before, after in pairwise([source, *path]):
         stretch = Pair(before, after)
-        if permutes(before, after):
+        if is_permute(before, after):
             steps.append(StepSpec("permute", after))
         elif stretch.refinement is None:
             return None
         elif links is None:
             steps += next(normal.routes(stretch, None))
         else:
-            steps += cost.fastest(normal.routes(stretch, links), before, links)[0]
+            steps += cost.keep_fastest(normal.routes(stretch, links), before, links)[0]
     return tuple(steps)
 
 
-def permutes(operand: Layout, result: Layout) -> bool:
+def is_permute(operand: Layout, result: Layout) -> bool:
     """Whether one permute leads from operand to result."""
     try:
         check_step("permute", operand, result)
@@ -88,58 +88,58 @@ def permutes(operand: Layout, result: Layout) -> bool:
     return True
 
 
-def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
+def slice_source(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
     """The source sliced by what only the target uses, without the spans `later` and by all; None if not contiguous."""
-    holders = _both(source, target)
+    holders = _holders_of_both(source, target)
     if holders is None:
         return None
-    full = _sliced(source, *holders)
+    full = _slice_holders(source, *holders)
     part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in full]
     # What is sliced later comes last in its dim: before another holder, it would move that one's place.
     every = [[*first, *(p for p in dim if p not in first)] for first, dim in zip(part, full, strict=True)]
-    return _tiled(source, part), _tiled(source, every)
+    return _make_layout(source, part), _make_layout(source, every)
 
 
-def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
+def list_before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
     """Layouts from which one gather leads to the target: one dim is cut further, by what only the source uses.
 
     An exchange to one of these has fewer rounds than one to the target, and receives fewer bytes by what the gather
     receives instead.
     """
-    holders = _both(source, target)
+    holders = _holders_of_both(source, target)
     if holders is None:
         return
     before, after = holders
-    used = set(_flat(after))
-    spent = [p for p in _flat(before) if p not in used]
+    used = set(_flatten_dims(after))
+    spent = [p for p in _flatten_dims(before) if p not in used]
     if not spent:
         return
     for at, dim in enumerate(target.dims):
         if dim.tile % math.prod(size for _, size in spent) == 0:
             with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
-                yield _tiled(source, [held + spent if n == at else held for n, held in enumerate(after)])
+                yield _make_layout(source, [held + spent if n == at else held for n, held in enumerate(after)])
 
 
-def gathered_in_part(source: Layout, target: Layout) -> Iterator[list[Layout]]:
+def gather_in_part(source: Layout, target: Layout) -> Iterator[list[Layout]]:
     """Layouts to pass through before the exchange between uneven layouts, so that it takes fewer rounds.
 
     f32[{y}{x}786/50257] to f32[{x}6283/50257], x = y = 8: permuted to f32[{x}{y}786/50257], and gathered to
     f32[1{x}{y:(1)2}3144/50257], whose pieces meet few of the target's.
     """
-    holders = _both(source, target)
+    holders = _holders_of_both(source, target)
     if holders is None or (source.even and target.even):
         return
     before, after = holders
-    used = set(_flat(after))
-    fine = _following(source, before, after) or before
+    used = set(_flatten_dims(after))
+    fine = _count_like(source, before, after) or before
     spent = [len(dim) - max((n for n, p in enumerate(dim, 1) if p in used), default=0) for dim in fine]
     for count in range(1, max(spent, default=0) + 1):
         kept = [dim[: len(dim) - min(count, most)] for dim, most in zip(fine, spent, strict=True)]
         with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
-            yield [_tiled(source, fine), _coarser(source, fine, kept)]
+            yield [_make_layout(source, fine), _coarsen(source, fine, kept)]
 
 
-def _coarser(source: Layout, fine: Holders, kept: Holders) -> Layout:
+def _coarsen(source: Layout, fine: Holders, kept: Holders) -> Layout:
     """The layout with these holders whose pieces are made of whole pieces of `fine`."""
     mesh = source.mesh
     dims = list[Dim]()
@@ -153,65 +153,65 @@ def _coarser(source: Layout, fine: Holders, kept: Holders) -> Layout:
 # ---- paths: layouts to pass through ----------------------------------------------------------------
 
 
-def _paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
+def _list_layout_paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
     """Layouts to pass through after the source, target included; each should nest in the next or be permuted to it.
 
     Without `thorough`, only permutes that let the source count as the target does are tried.
     """
-    holders = _both(source, target)
+    holders = _holders_of_both(source, target)
     if holders is None:
         return
     seen: set[tuple[Layout, ...]] = set()
-    for states in _guesses(source, target, *holders, thorough):
+    for states in _guess_states(source, target, *holders, thorough):
         with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
-            layouts = [source, *(_tiled(source, state) for state in states)]
+            layouts = [source, *(_make_layout(source, state) for state in states)]
             path = [after for before, after in pairwise([*layouts, target]) if before != after]
             if tuple(path) not in seen:
                 seen.add(tuple(path))
                 yield path
 
 
-def _guesses(
+def _guess_states(
     source: Layout, target: Layout, before: Holders, after: Holders, thorough: bool
 ) -> Iterator[list[Holders]]:
     """States to pass through: first slices or gathers, then permutes that count as the target does."""
-    home = _homes(after)
+    home = _home_dims(after)
     opened = [[p for p in dim if p in home] for dim in before]
-    slices = (_sliced(source, before, after), _finest(source, target, before, after))
-    for first in _distinct([before, *slices, opened]):
-        permuted = _following(source, first, after)
+    slices = (_slice_holders(source, before, after), _refine_holders(source, target, before, after))
+    for first in _drop_repeats([before, *slices, opened]):
+        permuted = _count_like(source, first, after)
         for start in [[first]] if permuted is None else [[first, permuted], [first]]:
             yield start
             if start == [first]:
                 # One permute that puts every factor at hand for where it goes saves the permutes between the trips.
-                parked = _following(source, first, after, park=True)
+                parked = _count_like(source, first, after, park=True)
                 if parked is not None:
-                    for order in islice(_orders(parked, after), 2):
-                        yield [first, parked, *_one_by_one(parked, after, order)]
+                    for order in islice(_list_orders(parked, after), 2):
+                        yield [first, parked, *_move_one_by_one(parked, after, order)]
             if thorough:
-                yield from _trips(start, after)
-    back = _following(target, after, before) if thorough else None
+                yield from _list_trips(start, after)
+    back = _count_like(target, after, before) if thorough else None
     if back is not None:
         yield [back]
 
 
-def _trips(start: list[Holders], after: Holders) -> Iterator[list[Holders]]:
+def _list_trips(start: list[Holders], after: Holders) -> Iterator[list[Holders]]:
     """All trips from the last state of `start`, one by one in some orders, then together."""
-    for order in _orders(start[-1], after):
-        yield [*start, *_one_by_one(start[-1], after, order)]
+    for order in _list_orders(start[-1], after):
+        yield [*start, *_move_one_by_one(start[-1], after, order)]
     for ordered in (False, True):
-        yield [*start, *_together(start[-1], after, ordered)]
+        yield [*start, *_move_together(start[-1], after, ordered)]
 
 
 # ---- states that slice -----------------------------------------------------------------------------
 
 
-def _sliced(source: Layout, before: Holders, after: Holders) -> Holders:
+def _slice_holders(source: Layout, before: Holders, after: Holders) -> Holders:
     """The source's holders, with every factor that only the target uses added where the target has it, if it divides.
 
     A source [[x]] of tile 6, a target [[y, x]]: y of 2 is added, [[x, y]], one of 5 is not.
     """
-    used = set(_flat(before))
+    used = set(_flatten_dims(before))
     state: Holders = []
     for dim, held, wanted in zip(source.dims, before, after, strict=True):
         local, added = dim.tile, list[Prime]()
@@ -223,9 +223,9 @@ def _sliced(source: Layout, before: Holders, after: Holders) -> Holders:
     return state
 
 
-def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> Holders:
+def _refine_holders(source: Layout, target: Layout, before: Holders, after: Holders) -> Holders:
     """The source cut, by free factors, towards the largest tiles that divide the tiles of both layouts."""
-    used = set(_flat(before))
+    used = set(_flatten_dims(before))
     state: Holders = []
     for held, wanted, old, new in zip(before, after, source.dims, target.dims, strict=True):
         added: list[Prime] = []
@@ -243,21 +243,21 @@ def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> 
 # ---- states that permute ---------------------------------------------------------------------------
 
 
-def _following(layout: Layout, held: Holders, wanted: Holders, park: bool = False) -> Holders | None:
+def _count_like(layout: Layout, held: Holders, wanted: Holders, park: bool = False) -> Holders | None:
     """As many pieces per dim as `held`, but counted by the factors of `wanted` as far as they go.
 
     The rest is filled with the dim's own factors, then any; with `park` first with what other dims want, so that it
     is at hand to move on. None if nothing changes or no factor of some size is left.
     """
-    agreed = [_agreeing(dim, order) for dim, order in zip(held, wanted, strict=True)]
+    agreed = [_match_leading(dim, order) for dim, order in zip(held, wanted, strict=True)]
     used = {p for taken, _ in agreed for p in taken}
-    home = _homes(wanted)
-    at_hand = set(_flat(held))
-    ahead = [p for p in _flat(wanted) if p in at_hand] if park else []
+    home = _home_dims(wanted)
+    at_hand = set(_flatten_dims(held))
+    ahead = [p for p in _flatten_dims(wanted) if p in at_hand] if park else []
     state: Holders = []
     for at, (own, (taken, missing)) in enumerate(zip(held, agreed, strict=True)):
-        spare = [*ahead, *own, *_flat(held), *_all_primes(layout.mesh)]
-        filled = _filled(missing, spare, used)
+        spare = [*ahead, *own, *_flatten_dims(held), *_all_primes(layout.mesh)]
+        filled = _fill_sizes(missing, spare, used)
         if filled is None:
             return None
         # Factors that will leave for another dim come last, where an all-to-all can take them.
@@ -265,7 +265,7 @@ def _following(layout: Layout, held: Holders, wanted: Holders, park: bool = Fals
     return state if state != held else None
 
 
-def _agreeing(held: list[Prime], wanted: list[Prime]) -> tuple[list[Prime], list[int]]:
+def _match_leading(held: list[Prime], wanted: list[Prime]) -> tuple[list[Prime], list[int]]:
     """The leading factors of `wanted` whose sizes are among those of `held`, and the sizes left over."""
     missing = [size for _, size in held]
     taken: list[Prime] = []
@@ -277,7 +277,7 @@ def _agreeing(held: list[Prime], wanted: list[Prime]) -> tuple[list[Prime], list
     return taken, missing
 
 
-def _filled(sizes: list[int], spare: list[Prime], used: set[Prime]) -> list[Prime] | None:
+def _fill_sizes(sizes: list[int], spare: list[Prime], used: set[Prime]) -> list[Prime] | None:
     """For each size the first spare factor that is not used yet; it is now. None if there is none."""
     filled: list[Prime] = []
     for size in sizes:
@@ -289,36 +289,36 @@ def _filled(sizes: list[int], spare: list[Prime], used: set[Prime]) -> list[Prim
     return filled
 
 
-def _together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
+def _move_together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
     """permute ; all_to_all ; permute: what leaves a dim goes last, then it moves, then each dim is put in order.
 
     `ordered` puts what stays into the target's order at once, which may save the second permute.
     """
-    home = _homes(wanted)
+    home = _home_dims(wanted)
     leaving = [[p for p in dim if home.get(p, at) != at] for at, dim in enumerate(held)]
     staying = [[p for p in dim if home.get(p, at) == at] for at, dim in enumerate(held)]
     if ordered:
-        staying = _in_order(staying, wanted)
-    moved = _flat(leaving)
+        staying = _order_dims(staying, wanted)
+    moved = _flatten_dims(leaving)
     landed = [dim + [p for p in moved if home[p] == at] for at, dim in enumerate(staying)]
-    return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, _final(landed, wanted)]
+    return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, _end_holders(landed, wanted)]
 
 
-def _in_order(dims: Holders, wanted: Holders) -> Holders:
+def _order_dims(dims: Holders, wanted: Holders) -> Holders:
     rank = {p: n for dim in wanted for n, p in enumerate(dim)}
     return [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in dims]
 
 
-def _orders(held: Holders, wanted: Holders) -> Iterator[Sequence[Trip]]:
+def _list_orders(held: Holders, wanted: Holders) -> Iterator[Sequence[Trip]]:
     """The orders in which to move factors between dims; at most six are tried."""
-    home = _homes(wanted)
+    home = _home_dims(wanted)
     trips = list(dict.fromkeys((at, home.get(p, at)) for at, dim in enumerate(held) for p in dim))
     return islice(permutations([t for t in trips if t[0] != t[1]]), 6)
 
 
-def _one_by_one(held: Holders, wanted: Holders, order: Sequence[Trip]) -> Iterator[Holders]:
+def _move_one_by_one(held: Holders, wanted: Holders, order: Sequence[Trip]) -> Iterator[Holders]:
     """(permute ; all_to_all) for each trip, then a permute: a permute puts what leaves last, an all-to-all takes it."""
-    home = _homes(wanted)
+    home = _home_dims(wanted)
     now = held
     for start, end in order:
         going = [p for p in now[start] if home.get(p, start) == end]
@@ -327,12 +327,12 @@ def _one_by_one(held: Holders, wanted: Holders, order: Sequence[Trip]) -> Iterat
         yield now
         now = [staying if at == start else dim + going if at == end else dim for at, dim in enumerate(now)]
         yield now
-    yield _final(now, wanted)
+    yield _end_holders(now, wanted)
 
 
-def _final(held: Holders, wanted: Holders) -> Holders:
+def _end_holders(held: Holders, wanted: Holders) -> Holders:
     """Every dim in the target's order, with what the target does not use last, to be gathered."""
-    used = _homes(wanted)
+    used = _home_dims(wanted)
     return [
         [p for p in order if p in dim] + [p for p in dim if p not in used]
         for dim, order in zip(held, wanted, strict=True)
@@ -342,15 +342,15 @@ def _final(held: Holders, wanted: Holders) -> Holders:
 # ---- holders and layouts ---------------------------------------------------------------------------
 
 
-def _both(source: Layout, target: Layout) -> tuple[Holders, Holders] | None:
+def _holders_of_both(source: Layout, target: Layout) -> tuple[Holders, Holders] | None:
     """The holders of both layouts, None unless both are contiguous and on one mesh."""
     if source.mesh != target.mesh:
         return None
-    before, after = _holders(source), _holders(target)
+    before, after = _holders_of(source), _holders_of(target)
     return None if before is None or after is None else (before, after)
 
 
-def _holders(layout: Layout) -> Holders | None:
+def _holders_of(layout: Layout) -> Holders | None:
     """The holders of a contiguous layout, None for any other."""
     holders: Holders = []
     for dim in layout.dims:
@@ -361,23 +361,23 @@ def _holders(layout: Layout) -> Holders | None:
     return holders
 
 
-def _tiled(source: Layout, state: Holders) -> Layout:
+def _make_layout(source: Layout, state: Holders) -> Layout:
     """The contiguous layout with these holders."""
     mesh = source.mesh
     axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
     return Layout.tiled(mesh, source.shape, source.dtype, axes, source.partial, source.reduction)
 
 
-def _homes(wanted: Holders) -> dict[Prime, int]:
+def _home_dims(wanted: Holders) -> dict[Prime, int]:
     """The dim that each factor holds in the target."""
     return {p: at for at, dim in enumerate(wanted) for p in dim}
 
 
-def _flat(dims: Iterable[list[Prime]]) -> list[Prime]:
+def _flatten_dims(dims: Iterable[list[Prime]]) -> list[Prime]:
     return [p for dim in dims for p in dim]
 
 
-def _distinct(states: list[Holders]) -> list[Holders]:
+def _drop_repeats(states: list[Holders]) -> list[Holders]:
     return [s for at, s in enumerate(states) if s not in states[:at]]
 
 

@@ -65,7 +65,7 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if pair.source.mesh != pair.target.mesh:
         yield from _on_other_devices(pair, links)
         return
-    for steps, finished in _starts(pair):
+    for steps, finished in _list_starts(pair):
         rest = Pair(finished, pair.target)
         for continued in AFTERWARDS:
             yield from ((*steps, *route) for route in continued(rest, links))
@@ -82,13 +82,13 @@ def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
         target.mesh.axes, device_ids=source.mesh.device_ids
     )  # Each tile at the same position as in the target.
     spelled = remesh(replace(target, mesh=alike), source.mesh)
-    for near in dict.fromkeys((spelled, _partial(source, target, ()))):
+    for near in dict.fromkeys((spelled, _make_partial(source, target, ()))):
         if near is not None:
-            crossings = [*_crossings(Pair(near, target), links)]
+            crossings = [*_list_crossings(Pair(near, target), links)]
             yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossings)
 
 
-def _crossings(pair: Pair, links: Links | None) -> Iterator[Route]:
+def _list_crossings(pair: Pair, links: Links | None) -> Iterator[Route]:
     """Routes from one mesh to another: the structured ones that pass no layout which neither mesh can spell, and one
     exchange, which is always there.
     """
@@ -98,23 +98,23 @@ def _crossings(pair: Pair, links: Links | None) -> Iterator[Route]:
     yield (StepSpec("exchange", pair.target),)
 
 
-def _starts(pair: Pair) -> Iterator[Start]:
+def _list_starts(pair: Pair) -> Iterator[Start]:
     """Ways to finish the partial sub-axes that the target does not have."""
     source, target = pair.source, pair.target
     bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
-    reduced = _reduced(pair)
+    reduced = _reduced_factors(pair)
     # A slice by a digit that pads makes tiles larger, for example f32[4] to f32[1{x}64/4]: also reduce without slices.
     padded = pair.refinement is not None and not pair.refinement.exact
-    for scattered in _choices(target, reduced):
+    for scattered in _choose_scattered(target, reduced):
         for first in (True, False) if padded else (True,):
             # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
             with contextlib.suppress(LayoutError):
-                yield _start(source, bare, pair.refinement, scattered, reduced, slice_first=first)
+                yield _start_reduction(source, bare, pair.refinement, scattered, reduced, slice_first=first)
     with contextlib.suppress(LayoutError):
         yield from _along_chains(source, bare, target, reduced)
 
 
-def _reduced(pair: Pair) -> list[Factor]:
+def _reduced_factors(pair: Pair) -> list[Factor]:
     """The factors to reduce over; where the layouts refine, cut where the digits of the target need them."""
     if pair.refinement is not None:
         return list(pair.refinement.reduced)
@@ -125,10 +125,10 @@ def _reduced(pair: Pair) -> list[Factor]:
 # ---- partial sub-axes onto the digits of the target ------------------------------------------------
 
 
-def _choices(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:
+def _choose_scattered(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:
     """Which partial factors to scatter: all, those that the target holds, those along or beside one axis, or none."""
     held = [(target.mesh.stride(s), target.mesh.stride(s) * s.size) for s in target.held]
-    choices = [reduced, [f for f in reduced if _inside(f.stride, held)]]
+    choices = [reduced, [f for f in reduced if _lies_inside(f.stride, held)]]
     for axis in dict.fromkeys(target.mesh.axis_at(f.stride) for f in reduced):
         # Scattered along some axes only, the rest is an all-reduce of little data: best across slow links.
         along = [f for f in reduced if target.mesh.axis_at(f.stride) == axis]
@@ -137,7 +137,7 @@ def _choices(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:
     yield []
 
 
-def _start(
+def _start_reduction(
     source: Layout,
     bare: Layout,
     refinement: Refinement | None,
@@ -153,8 +153,8 @@ def _start(
     cut = digits.layout(source)
     done = [f for f in scattered if digits.hold(f)]
     left = tuple(s for f in reduced if f not in done for s in source.mesh.sub_axes(*f))
-    scattered_to = digits.layout(_partial(source, source, (*bare.partial, *left)))
-    return _finished(source, bare, cut, scattered_to)
+    scattered_to = digits.layout(_make_partial(source, source, (*bare.partial, *left)))
+    return _finish_reduction(source, bare, cut, scattered_to)
 
 
 # ---- partial sub-axes into the chains of the move that follows -------------------------------------
@@ -169,23 +169,23 @@ def _along_chains(source: Layout, bare: Layout, target: Layout, reduced: list[Fa
     spans = [(f.stride, f.stride * f.size) for f in reduced]
     pair = Pair(bare, target)
     if pair.refinement is None:
-        cut = permute_first.sliced(bare, target, spans)
+        cut = permute_first.slice_source(bare, target, spans)
         if cut is not None:
-            yield _scattered(source, bare, *cut, reduced)
+            yield _scatter_digits(source, bare, *cut, reduced)
         return
     chains = Chains(pair, pair.refinement, prime=True)
-    for full in dict.fromkeys((chains.sliced(), chains.sliced(chains.borrowings()), _borrowed(chains, spans))):
-        first = tuple(s if _inside(d, spans) else d for s, d in zip(chains.start, full, strict=True))
-        yield _scattered(source, bare, chains.layout(first), chains.layout(full), reduced)
+    for full in dict.fromkeys((chains.sliced(), chains.sliced(chains.borrowings()), _borrow_strides(chains, spans))):
+        first = tuple(s if _lies_inside(d, spans) else d for s, d in zip(chains.start, full, strict=True))
+        yield _scatter_digits(source, bare, chains.layout(first), chains.layout(full), reduced)
 
 
-def _borrowed(chains: Chains, spans: _Spans) -> State:
+def _borrow_strides(chains: Chains, spans: _Spans) -> State:
     """The state after the slices, with partial strides at hand borrowed where other strides would slice."""
     full = chains.sliced()
-    spare = [d for d in chains.digits if d.src is not None and _inside(d.dst, spans) and d.dst not in full]
+    spare = [d for d in chains.digits if d.src is not None and _lies_inside(d.dst, spans) and d.dst not in full]
     state: list[int | None] = []
     for digit, stride in zip(chains.digits, full, strict=True):
-        by_slice = digit.src is None and stride is not None and not _inside(stride, spans)
+        by_slice = digit.src is None and stride is not None and not _lies_inside(stride, spans)
         lender = next((d for d in spare if by_slice and d.radix == digit.radix), None)
         if lender is not None:
             spare.remove(lender)
@@ -193,32 +193,32 @@ def _borrowed(chains: Chains, spans: _Spans) -> State:
     return tuple(state)
 
 
-def _scattered(source: Layout, bare: Layout, part: Layout, whole: Layout, reduced: list[Factor]) -> Start:
+def _scatter_digits(source: Layout, bare: Layout, part: Layout, whole: Layout, reduced: list[Factor]) -> Start:
     """slice to `part` ; reduce_scatter to `whole` ; all_reduce over what no digit took."""
     used = {p for axis in whole.held for p in prime_places(source.mesh, axis)}
     left = [p for f in reduced for p in places(f.stride, f.size) if p not in used]
     partial = tuple(s for stride, size in left for s in source.mesh.sub_axes(stride, size))
-    cut = _partial(part, source, source.partial)
-    return _finished(source, bare, cut, _partial(whole, source, (*bare.partial, *partial)))
+    cut = _make_partial(part, source, source.partial)
+    return _finish_reduction(source, bare, cut, _make_partial(whole, source, (*bare.partial, *partial)))
 
 
 # ---- shared ----------------------------------------------------------------------------------------
 
 
-def _finished(source: Layout, bare: Layout, cut: Layout, scattered: Layout) -> Start:
+def _finish_reduction(source: Layout, bare: Layout, cut: Layout, scattered: Layout) -> Start:
     """slice to `cut` ; reduce_scatter to `scattered` ; all_reduce of the rest, without those that change nothing."""
-    path = [source, cut, scattered, _partial(scattered, bare, bare.partial)]
+    path = [source, cut, scattered, _make_partial(scattered, bare, bare.partial)]
     kinds = ("slice", "reduce_scatter", "all_reduce")
     changes = zip(kinds, pairwise(path), strict=True)
     return tuple(StepSpec(kind, after) for kind, (before, after) in changes if before != after), path[-1]
 
 
-def _partial(dims: Layout, like: Layout, partial: tuple[SubAxis, ...]) -> Layout:
+def _make_partial(dims: Layout, like: Layout, partial: tuple[SubAxis, ...]) -> Layout:
     """The dims of one layout, partial over these sub-axes by the reduction of another."""
     return Layout(dims.mesh, dims.dims, like.dtype, like.reduction, partial)
 
 
-def _inside(stride: int | None, spans: _Spans) -> bool:
+def _lies_inside(stride: int | None, spans: _Spans) -> bool:
     return stride is not None and any(low <= stride < high for low, high in spans)
 
 

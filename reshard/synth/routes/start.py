@@ -58,11 +58,11 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if not pair.starts:
         return
     split = StepSpec("split_sum", pair.target)
-    change = _change(pair)
-    if pair.refinement is not None and _at_once(pair.refinement):
+    change = _find_change(pair)
+    if pair.refinement is not None and _splits_at_once(pair.refinement):
         yield (split,)
         return
-    for between in dict.fromkeys(_betweens(pair, change)):
+    for between in dict.fromkeys(_list_betweens(pair, change)):
         # On the source's mesh, if it has the same devices in the same order: then it may refine with the source.
         alike = remesh(between, pair.source.mesh) if same_devices(between.mesh, pair.source.mesh) else None
         rest = Pair(pair.source, alike or between)
@@ -72,14 +72,14 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         yield from ((StepSpec("split_sum", first), *route) for after in BEFORE[:-1] for route in after(rest, links))
 
 
-def _at_once(refinement: Refinement) -> bool:
+def _splits_at_once(refinement: Refinement) -> bool:
     """Whether the digits that change are local, or held by sub-axes that become partial."""
     started = {factor.stride for factor in refinement.started}
     moved = (digit.src for digit in refinement.digits if digit.src != digit.dst and digit.src is not None)
     return bool(started) and not refinement.reduced and started.issuperset(moved)
 
 
-def _change(pair: Pair) -> PartialChange:
+def _find_change(pair: Pair) -> PartialChange:
     """What becomes of partial sub-axes; all are finished and started where a sum cannot be kept."""
     source, target, r = pair.source, pair.target, pair.refinement
     if source.mesh == target.mesh:
@@ -90,7 +90,7 @@ def _change(pair: Pair) -> PartialChange:
     return PartialChange((), reduced, started)
 
 
-def _betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
+def _list_betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
     """The layouts to split: the target's digits, some of them still held by the sub-axes that become partial."""
     mesh = pair.target.mesh
     kept = tuple(axis for factor in change.kept for axis in mesh.sub_axes(*factor))
@@ -103,7 +103,7 @@ def _betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
     # A layout falls away where sub-axes of the two layouts cannot coexist; the last one never does.
     for holders in (stay, leave):
         with contextlib.suppress(LayoutError):
-            yield _held(left, digits, holders, [f for f in started if f.stride not in holders])
+            yield _hold_digits(left, digits, holders, [f for f in started if f.stride not in holders])
     yield left
 
 
@@ -128,17 +128,19 @@ class _StartedDigit:
     moves: bool
 
 
-def _held(left: Layout, digits: Sequence[RefinedDigit], holders: Sequence[int | None], free: list[Factor]) -> Layout:
+def _hold_digits(
+    left: Layout, digits: Sequence[RefinedDigit], holders: Sequence[int | None], free: list[Factor]
+) -> Layout:
     """The layout whose digits have these holders, with local ones taken by the free factors where these fit."""
     dims: list[list[_StartedDigit]] = [[] for _ in left.dims]
     for digit, holder in zip(digits, holders, strict=True):
         dims[digit.dim].append(_StartedDigit(digit.radix, holder, digit.src is not None))
     for factor in free:
-        _take(dims, factor)
-    return replace(left, dims=tuple(_dim(left, slots, at) for at, slots in enumerate(dims)))
+        _take_factor(dims, factor)
+    return replace(left, dims=tuple(_make_dim(left, slots, at) for at, slots in enumerate(dims)))
 
 
-def _take(dims: list[list[_StartedDigit]], factor: Factor) -> None:
+def _take_factor(dims: list[list[_StartedDigit]], factor: Factor) -> None:
     """Lets a factor hold part of a local digit."""
     local = [(dim, at, slot) for dim, slots in enumerate(dims) for at, slot in enumerate(slots) if slot.holder is None]
     whole = [(slot.moves, dim, at) for dim, at, slot in local if slot.radix and slot.radix % factor.size == 0]
@@ -150,7 +152,7 @@ def _take(dims: list[list[_StartedDigit]], factor: Factor) -> None:
         dims[dim][at : at + 1] = [_StartedDigit(factor.size, factor.stride, slot.moves), rest]
 
 
-def _dim(left: Layout, slots: list[_StartedDigit], at: int) -> Dim:
+def _make_dim(left: Layout, slots: list[_StartedDigit], at: int) -> Dim:
     digits: list[Digit] = []
     for slot in slots:
         if slot.holder is None:

@@ -9,7 +9,7 @@ import pytest
 
 from reshard.plans.plan import StepSpec, chain
 from reshard.synth.routes import Pair, boxes
-from reshard.synth.routes.boxes import _dealt
+from reshard.synth.routes.boxes import _deal_out
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.synth.routes.candidates import pair_of, runs
@@ -71,10 +71,10 @@ def test_known_routes(source: str, target: str, mesh: Mesh, expected: list[str])
 def test_dealing_puts_the_holders_last():
     mesh = Mesh(x=2, y=3)
     layout, other = Layout.parse("f32[{x}3, {y}2]", mesh), Layout.parse("f32[{y}2, 6]", mesh)
-    assert str(_dealt(layout, other)) == "f32[3{x}, {y}2]"
+    assert str(_deal_out(layout, other)) == "f32[3{x}, {y}2]"
     uneven = Layout.parse("f32[{x}3/5, {y}2]", mesh)
-    assert _dealt(uneven, Layout.parse("f32[{y}2/5, 6]", mesh)) is None
-    assert _dealt(layout, Layout.parse("f32[6, 6]", Mesh(z=6))) is None
+    assert _deal_out(uneven, Layout.parse("f32[{y}2/5, 6]", mesh)) is None
+    assert _deal_out(layout, Layout.parse("f32[6, 6]", Mesh(z=6))) is None
 
 
 def test_pairs_of_others():

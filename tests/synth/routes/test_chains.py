@@ -10,7 +10,15 @@ from reshard.errors import StepError
 from reshard.plans.plan import StepSpec
 from reshard.plans.rules.collectives import RULES, check_step
 from reshard.synth.routes import Pair
-from reshard.synth.routes.chains import Borrowing, Chains, State, direct, kind, step, through
+from reshard.synth.routes.chains import (
+    Borrowing,
+    Chains,
+    State,
+    exchange_at_once,
+    kind_between,
+    spec_between,
+    visit_states,
+)
 from reshard.types import Mesh
 from reshard.types.whole import primes
 from tests.synth.routes.candidates import pair_of, random_chains, runs
@@ -52,7 +60,7 @@ def test_a_swap_borrows_the_axes_of_an_open_cycle():
     assert chains.borrowings() == (Borrowing(head=4, tail=2, free=w, spent=y),)
     assert text(chains, chains.sliced(chains.borrowings())) == "f32[4, {x}{z}, {y}{w}]"
     assert text(chains, chains.ungathered(chains.borrowings())) == "f32[4, {x}{y}, {w}{z}]"
-    assert kind(chains.sliced(chains.borrowings()), chains.ungathered(chains.borrowings())) == "permute"
+    assert kind_between(chains.sliced(chains.borrowings()), chains.ungathered(chains.borrowings())) == "permute"
 
 
 def test_only_axes_of_the_same_size_are_borrowed():
@@ -100,8 +108,8 @@ def test_the_step_between_slice_and_gather_keeps_the_size_of_the_tile():
     for chains in random_chains(3, 200, even=True):
         first, last = chains.sliced(), chains.ungathered()
         assert chains.layout(first).tile_bytes == chains.layout(last).tile_bytes
-        assert kind(chains.start, first) == "slice" if chains.start != first else True
-        assert kind(last, chains.end) == "all_gather" if last != chains.end else True
+        assert kind_between(chains.start, first) == "slice" if chains.start != first else True
+        assert kind_between(last, chains.end) == "all_gather" if last != chains.end else True
 
 
 def test_the_kind_of_a_step_is_one_that_its_rule_accepts():
@@ -114,15 +122,15 @@ def test_the_kind_of_a_step_is_one_that_its_rule_accepts():
             path = [chains.start, *states, chains.end]
             for before, after in pairwise(path):
                 if before != after:
-                    seen.add(kind(before, after))
-                    check_step(kind(before, after), chains.layout(before), chains.layout(after))
+                    seen.add(kind_between(before, after))
+                    check_step(kind_between(before, after), chains.layout(before), chains.layout(after))
     assert seen == {"slice", "all_gather", "all_to_all", "permute", "exchange"}
 
 
 def test_an_exchange_is_named_only_where_no_other_rule_accepts():
     for chains in random_chains(5, 150):
         before, after = chains.layout(chains.sliced()), chains.layout(chains.ungathered())
-        if chains.sliced() == chains.ungathered() or kind(chains.sliced(), chains.ungathered()) != "exchange":
+        if chains.sliced() == chains.ungathered() or kind_between(chains.sliced(), chains.ungathered()) != "exchange":
             continue
         for other in set(RULES) - {"exchange"}:
             with pytest.raises(StepError):
@@ -131,7 +139,7 @@ def test_an_exchange_is_named_only_where_no_other_rule_accepts():
 
 def test_routes_through_states_run():
     for chains in random_chains(6, 60):
-        for route in (through(chains, [chains.sliced(), chains.ungathered()]), direct(chains)):
+        for route in (visit_states(chains, [chains.sliced(), chains.ungathered()]), exchange_at_once(chains)):
             runs(Pair(chains.source, chains.target), route)
 
 
@@ -150,10 +158,10 @@ def test_routes_through_states_run():
     ],
 )
 def test_kinds_by_hand(before: State, after: State, name: str):
-    assert kind(before, after) == name
+    assert kind_between(before, after) == name
 
 
 def test_equal_states_are_no_step():
     chains = chains_of("f32[{x}4]", "f32[8]", Mesh(x=2))
-    assert step(chains, chains.start, chains.start) is None
-    assert step(chains, chains.start, chains.end) == StepSpec("all_gather", chains.target)
+    assert spec_between(chains, chains.start, chains.start) is None
+    assert spec_between(chains, chains.start, chains.end) == StepSpec("all_gather", chains.target)

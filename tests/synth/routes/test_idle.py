@@ -24,7 +24,7 @@ def test_a_gather_over_a_slow_axis_goes_through_the_fast_ones():
     plan = rs.plan(source, target, network="tpu-v5p")
     alone = rs.plan(source, target)
     links = PRESETS["tpu-v5p"].links(mesh)
-    direct = sum(cost.seconds(s.spec, s.operand, links) for s in alone.steps)
+    direct = sum(cost.predict_seconds(s.spec, s.operand, links) for s in alone.steps)
     assert 0.0107 < direct < 0.0108 and (plan.seconds or 1.0) < 0.001
     assert plan.idle_axes == ("x", "y") and plan.received_bytes > plan.lower_bound_bytes
     assert "; over the idle axes x and y" in str(plan)
@@ -72,7 +72,7 @@ def test_plans_are_never_slower_than_without_idle_axes(network: Network):
         links = network.links(mesh)
         routes = list(list_routes(Pair(source, target), links))
         known: cost.Known = {}
-        without = cost.route_seconds(cost.fastest(routes, source, links, known)[0], source, links, known)
+        without = cost.route_seconds(cost.keep_fastest(routes, source, links, known)[0], source, links, known)
         plan = rs.plan(source, target, network=network)
         assert (plan.seconds or 0.0) <= without * (1 + 1e-9)
         check(plan)

@@ -9,7 +9,7 @@ import pytest
 from reshard.plans.plan import chain
 from reshard.plans.rules.collectives import check_step
 from reshard.synth.routes import Pair, normal
-from reshard.synth.routes.chains import direct, through
+from reshard.synth.routes.chains import exchange_at_once, visit_states
 from reshard.types import Layout, Mesh
 from tests.synth.routes.candidates import pair_of, random_chains, runs
 
@@ -31,7 +31,7 @@ def test_every_route_of_uneven_layouts_runs(seed: int):
     mixed = 0
     for chains in random_chains(30 + seed, 100):
         pair = Pair(chains.source, chains.target)
-        bound = chain(pair.source, pair.target, direct(chains)).received_bytes
+        bound = chain(pair.source, pair.target, exchange_at_once(chains)).received_bytes
         for route in normal.routes(pair, None):
             assert runs(pair, route).received_bytes >= bound
             mixed += [step.kind for step in route][-2:] == ["all_gather", "exchange"]
@@ -63,7 +63,10 @@ def test_the_normal_form_meets_the_bound(seed: int):
 def test_the_exchange_and_borrowed_axes_meet_the_bound_too():
     for chains in random_chains(20, 100, even=True):
         pair = Pair(chains.source, chains.target)
-        for route in [direct(chains), through(chains, [chains.sliced(b := chains.borrowings()), chains.ungathered(b)])]:
+        for route in [
+            exchange_at_once(chains),
+            visit_states(chains, [chains.sliced(b := chains.borrowings()), chains.ungathered(b)]),
+        ]:
             plan = chain(chains.source, chains.target, route)
             assert plan.received_bytes == plan.lower_bound_bytes
             if chains.refinement.swapped:

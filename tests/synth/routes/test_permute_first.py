@@ -10,7 +10,14 @@ import pytest
 import reshard as rs
 from reshard.plans.rules.collectives import check_step
 from reshard.synth.routes import Pair, permute_first
-from reshard.synth.routes.permute_first import _agreeing, _final, before_gathers, permutes, routes, sliced
+from reshard.synth.routes.permute_first import (
+    _end_holders,
+    _match_leading,
+    is_permute,
+    list_before_gathers,
+    routes,
+    slice_source,
+)
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts
 from tests.synth.routes.candidates import pair_of, runs
@@ -75,13 +82,13 @@ def test_reductions_and_other_layouts_are_left_to_others():
 )
 def test_permutes(source: str, target: str, answer: bool):
     pair = pair_of(source, target, Mesh(x=2, y=3))
-    assert permutes(pair.source, pair.target) == answer
+    assert is_permute(pair.source, pair.target) == answer
 
 
 def test_one_gather_leads_on_from_layouts_before_gathers():
     seen = 0
     for pair in random_pairs(7, 300):
-        for between in before_gathers(pair.source, pair.target):
+        for between in list_before_gathers(pair.source, pair.target):
             seen += 1
             assert check_step("all_gather", between, pair.target).received < pair.target.tile_bytes
             assert between.tile_bytes < pair.target.tile_bytes
@@ -90,23 +97,23 @@ def test_one_gather_leads_on_from_layouts_before_gathers():
 
 def test_only_leading_factors_of_the_target_agree():
     two, other, three = (4, 2), (2, 2), (1, 3)
-    assert _agreeing([two, other], [other, three]) == ([other], [2])
-    assert _agreeing([two, other], [three, other]) == ([], [2, 2])
-    assert _agreeing([three], [three, two]) == ([three], [])
+    assert _match_leading([two, other], [other, three]) == ([other], [2])
+    assert _match_leading([two, other], [three, other]) == ([], [2, 2])
+    assert _match_leading([three], [three, two]) == ([three], [])
 
 
 def test_the_last_permute_puts_a_dim_in_the_order_of_the_target_and_what_is_spent_last():
     one, two, spent = (1, 2), (2, 2), (4, 3)
-    assert _final([[spent, one, two], []], [[two, one], []]) == [[two, one, spent], []]
+    assert _end_holders([[spent, one, two], []], [[two, one], []]) == [[two, one, spent], []]
 
 
 def test_sliced_takes_what_divides_and_holds_the_rest_back():
     mesh = Mesh(x=2, y=3, z=2)
     source, target = Layout.parse("f32[{x}6, 8]", mesh), Layout.parse("f32[{y}4, {z}4]", mesh)
-    assert [str(layout) for layout in sliced(source, target, []) or ()] == ["f32[{x}{y}2, {z}4]"] * 2
+    assert [str(layout) for layout in slice_source(source, target, []) or ()] == ["f32[{x}{y}2, {z}4]"] * 2
     stride = mesh.stride(mesh.sub_axis("z"))
-    first, whole = sliced(source, target, [(stride, 2 * stride)]) or (None, None)
+    first, whole = slice_source(source, target, [(stride, 2 * stride)]) or (None, None)
     assert (str(first), str(whole)) == ("f32[{x}{y}2, 8]", "f32[{x}{y}2, {z}4]")
     short = Layout.parse("f32[{x}5, 8]", mesh), Layout.parse("f32[{y}4/10, {z}4]", mesh)
-    assert [str(layout) for layout in sliced(*short, []) or ()] == ["f32[{x}5, {z}4]"] * 2
-    assert sliced(Layout.parse("f32[2{x}3, 8]", mesh), target, []) is None
+    assert [str(layout) for layout in slice_source(*short, []) or ()] == ["f32[{x}5, {z}4]"] * 2
+    assert slice_source(Layout.parse("f32[2{x}3, 8]", mesh), target, []) is None

@@ -15,7 +15,7 @@ from reshard.plans.rules.collectives import RULES
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
 from reshard.synth.routes import Pair, normal
-from reshard.synth.routes.normal import MOST_AXES, _groupings, staged
+from reshard.synth.routes.normal import MOST_AXES, _group_axes, list_staged
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts, random_pair, sample_pairs
 from tests.oracle import check
@@ -36,7 +36,7 @@ WIRES = (
 def priced(plan: rs.Plan, network: rs.Network) -> float:
     """The seconds of a plan that was made without the network."""
     links = network.links(plan.source.mesh)
-    return sum(cost.seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
+    return sum(cost.predict_seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
 
 
 def crossing(plan: rs.Plan, axis: str) -> int:
@@ -67,7 +67,7 @@ def alternatives(source: Layout, target: Layout, through: list[Layout], links: c
             kinds = []
             for kind in RULES:
                 try:
-                    kinds.append(cost.seconds(StepSpec(kind, after), before, links))
+                    kinds.append(cost.predict_seconds(StepSpec(kind, after), before, links))
                 except StepError:
                     continue
             total += min(kinds) if before != after else 0.0
@@ -179,7 +179,7 @@ def test_more_latency_never_means_more_messages():
 def test_every_route_runs():
     for chains in random_chains(30, 40):
         links = rs.Network.uniform(1e-6, 1e9).links(chains.source.mesh)
-        routes = list(staged(chains, links))
+        routes = list(list_staged(chains, links))
         assert len(routes) == len(set(routes)) or routes[-1] in routes[:-1], "only the exchange may come twice"
         for route in routes:
             runs(Pair(chains.source, chains.target), route)
@@ -188,7 +188,7 @@ def test_every_route_runs():
 @pytest.mark.parametrize("count", range(MOST_AXES + 3))
 def test_groupings_cut_the_axes_in_order(count: int):
     axes = list("abcdefg"[:count])
-    groupings = list(_groupings(axes))
+    groupings = list(_group_axes(axes))
     assert all([axis for group in groups for axis in group] == axes for groups in groupings)
     assert all(group for groups in groupings for group in groups)
     every = 2 ** max(0, count - 1)
