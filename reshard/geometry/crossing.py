@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.dealing import Queue, tile_queues
-from reshard.geometry.exchange_stats import dim_shares, kept, largest_sent, overlaps, sizes
+from reshard.geometry.exchange_stats import count_lacked, dim_shares, kept, largest_sent, overlaps, sizes
 from reshard.geometry.message import Tile, piece_columns, tile_of, tile_sizes, tiles
 from reshard.geometry.overlap import fullest
 from reshard.geometry.refine import Refinement, refine
@@ -76,7 +76,7 @@ def fewest_received(source: Layout, target: Layout) -> int:
     """
     if disjoint(source.mesh, target.mesh):
         return _fullest(target)
-    return max(received_by_device(source, target).values(), default=0)
+    return max(count_lacked(source, target).values(), default=0)
 
 
 @lru_cache(maxsize=1024)
@@ -134,18 +134,6 @@ def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     own, copies = kept(operand, result), _copies(result)
     each = zip(operand.mesh.devices, sizes(operand), strict=True)
     return {device: copies * size - own.get(device, 0) for device, size in each}
-
-
-def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
-    """The elements that each device receives: what it lacks.
-
-    >>> source, target = Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3))
-    >>> received_by_device(source, target)
-    {0: 8, 1: 8, 2: 16}
-    """
-    own = kept(operand, result)
-    each = zip(result.mesh.devices, sizes(result), strict=True)
-    return {device: size - own.get(device, 0) for device, size in each}
 
 
 # ---- figures ---------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from reshard.geometry.message import piece_columns
 from reshard.geometry.overlap import (
     contiguous,
     fullest,
-    piece,
     piece_extents,
     piece_sizes,
     shared_elements,
@@ -591,6 +590,18 @@ def kept(source: Layout, target: Layout) -> Mapping[int, int]:
     return {device: count for device, count in zip(devices, counts, strict=True) if count}
 
 
+def count_lacked(source: Layout, target: Layout) -> dict[int, int]:
+    """The elements of its target tile that each device does not hold already.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> count_lacked(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
+    {0: 8, 1: 8, 2: 16}
+    """
+    own = kept(source, target)
+    each = zip(target.mesh.devices, sizes(target), strict=True)
+    return {device: size - own.get(device, 0) for device, size in each}
+
+
 class Overlaps(NamedTuple):
     """How many target pieces each source piece of a dim overlaps, the other way round, and the largest share of two."""
 
@@ -610,7 +621,7 @@ def overlaps(source: Dim, target: Dim) -> Overlaps:
     """
     a, b = contiguous(source), contiguous(target)
     if a is not None and b is not None and source.size:
-        largest = _largest(a, b, source.size)
+        largest = _largest_sent(_Blocks(source.size, a, b), _Blocks(source.size, b, a), frozenset())
         return Overlaps(_overlapped(source, a, b), _overlapped(target, b, a), largest)
     shared = shared_elements(source, target)
     back = shared_elements(target, source)
@@ -627,15 +638,6 @@ def _overlapped(dim: Dim, own: int, other: int) -> list[int]:
         rest = (size - 1) // other - full * own // other + 1 if size > full * own else 0
         counts += [rest, *[0] * (dim.padded // own - full - 1)]
     return counts
-
-
-def _largest(a: int, b: int, size: int) -> int:
-    """The most indices that a piece of `a` and one of `b` share."""
-    most, at = 0, 0
-    while at < size and most < min(a, b, size):
-        end = min(at - at % a + a, at - at % b + b, size)
-        most, at = max(most, end - at), end
-    return most
 
 
 def _in_both(source: Layout, target: Layout) -> Sequence[int]:
@@ -723,7 +725,9 @@ def lacking(source: Layout, target: Layout) -> ByDevice:
     """
     r = refine(source, target)
     if r is None or not r.exact:
-        return _uneven(source, target)
+        if target.mesh.size > MOST_DEVICES:
+            return ByDevice(math.prod(fullest(dim) for dim in target.dims))
+        return ByDevice(0, count_lacked(source, target))
     tile = math.prod(target.tile_shape)
     if not r.swapped:
         return ByDevice(tile - r.common)
@@ -742,22 +746,3 @@ def moves(mesh: Mesh, r: Refinement, position: int) -> bool:
     [False, True, True, False]
     """
     return any(position // (d.src or 1) % d.radix != position // (d.dst or 1) % d.radix for d in r.swapped)
-
-
-def _uneven(source: Layout, target: Layout) -> ByDevice:
-    if target.mesh.size > MOST_DEVICES:
-        return ByDevice(math.prod(fullest(dim) for dim in target.dims))
-    shared = [shared_elements(s, t) for s, t in zip(source.dims, target.dims, strict=True)]
-    held_by = set(source.mesh.devices)
-    listed: dict[int, int] = {}
-    for at, device in enumerate(target.mesh.devices):
-        mine = [dim[piece(t, target.mesh, at)] for dim, t in zip(shared, target.dims, strict=True)]
-        needed = math.prod(sum(by.values()) for by in mine)
-        listed[device] = needed - (_held_elements(source, device, mine) if device in held_by else 0)
-    return ByDevice(0, listed)
-
-
-def _held_elements(source: Layout, device: int, mine: list[dict[int, int]]) -> int:
-    """Elements of a target tile, given by what it shares with each source piece of each dim, that the device holds."""
-    at = source.mesh.position(device)
-    return math.prod(by.get(piece(s, source.mesh, at), 0) for by, s in zip(mine, source.dims, strict=True))

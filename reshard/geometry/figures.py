@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry import crossing, device_loads, exchange_stats, pieces
-from reshard.geometry.exchange_stats import ByDevice, lacking
+from reshard.geometry.exchange_stats import ByDevice, count_lacked, lacking
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import relay, relay_figures
@@ -137,7 +137,7 @@ def received_by_device(operand: Layout, result: Layout, view: View | None = None
     if view is not None:
         return ByDevice(0, _view_loads(operand, result, view)[0])
     if not one_set(operand.mesh, result.mesh):
-        return ByDevice(0, crossing.received_by_device(operand, result))
+        return ByDevice(0, count_lacked(operand, result))
     return lacking(operand, result)
 
 

@@ -8,7 +8,8 @@ from math import ceil
 
 import pytest
 
-from reshard.geometry.crossing import fewest_through, received_by_device
+from reshard.geometry.crossing import fewest_through
+from reshard.geometry.exchange_stats import count_lacked
 from reshard.geometry.relay import relay, relay_figures
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
@@ -30,7 +31,7 @@ def test_every_device_receives_what_it_lacks_once(seed: int):
             sent[message.sender] += message.elements
             after_first[message.receiver] += message.elements * (number == 0)
         assert len({(m.sender, m.receiver) for m in turn}) == len(turn)
-    assert {d: n for d, n in received_by_device(source, target).items() if n} == dict(received)
+    assert {d: n for d, n in count_lacked(source, target).items() if n} == dict(received)
     assert all(after_first[message.sender] for message in turns[1])
     assert relay_figures(source, target).sent == max(sent.values(), default=0)
 
@@ -50,7 +51,7 @@ def test_the_busiest_device_is_near_the_linear_program(seed: int):
     meshes = [layout.mesh for layout in random_crossing(choose)]
     shape = [choose.choice((24, 32, 60)) for _ in range(2)]
     source, target = (random_layout(choose, mesh, shape) for mesh in meshes)
-    busiest = max(relay_figures(source, target).sent, *received_by_device(source, target).values())
+    busiest = max(relay_figures(source, target).sent, *count_lacked(source, target).values())
     assert busiest <= 1.01 * ceil(forwarded(source, target) - 1e-6)
 
 

@@ -21,7 +21,8 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
-from reshard.geometry.crossing import received_by_device, sent_by_device
+from reshard.geometry.crossing import sent_by_device
+from reshard.geometry.exchange_stats import count_lacked
 from reshard.geometry.relay import relay
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
@@ -186,7 +187,7 @@ def _check_accounts(
     if team.facts.nodes == tuple(range(comm.size)):
         assert counted.received == received, f"{counted.received} B on the wire, {received} in the account"
     if plan.crosses and plan.steps and (len(plan.steps) == 1 or (move.way == "natural" and move.budget is None)):
-        wanted = received_by_device(plan.source, plan.target).get(comm.rank, 0)
+        wanted = count_lacked(plan.source, plan.target).get(comm.rank, 0)
         assert received == plan.source.nbytes(wanted), f"{received} received, {wanted} elements lacking: {plan}"
         if team.facts.nodes == tuple(range(comm.size)):
             sent = _sent(plan).get(comm.rank, 0)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from reshard.geometry.crossing import received_by_device, sent_by_device
+from reshard.geometry.crossing import sent_by_device
+from reshard.geometry.exchange_stats import count_lacked
 from reshard.lower.to_mpi import Fetch, fetched_across, served_across
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout
@@ -51,7 +52,7 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
         real = wanted[device] != PADDING
         assert np.array_equal(tile[real], wanted[device][real])
         lacking = sum(elements(fetch) for fetch in fetched if fetch.rank != device)
-        assert lacking == received_by_device(source, target)[device]
+        assert lacking == count_lacked(source, target)[device]
     if nodes is ONE_NODE:
         assert +sent == +Counter(sent_by_device(source, target)), "the shares are those of the plan"
 
