@@ -1,9 +1,110 @@
-"""Operations that could run on each device's own rows: what is proposed, and why others stay."""
+"""Operations on whole rows: which they are, and the layouts in which each device has rows of its own."""
 
 import pytest
 
+from reshard import hlo
+from reshard.doctor.batch_ops import BatchOp, batch_op, results_of, same_op
 from reshard.doctor.chain_reader import Unfit
-from tests.doctor.batched import FFT, SORT, proposed
+from reshard.doctor.dataflow.flow import Flow
+from reshard.doctor.op_layouts import Choices, RowDigit, group_by_dim, tile_strides
+from reshard.hlo import Array
+from tests.doctor.batched import FFT, HEAD, OWN_FFT, OWN_SORT, SORT, proposed
+
+CALL = """HloModule m
+
+ENTRY %main {{
+  %p = f32[8,4,4]{{2,1,0}} parameter(0)
+  ROOT %c = (f32[8,4,4]{{2,1,0}}, s32[8]{{0}}) custom-call(%p), custom_call_target="{target}", {rest}
+}}"""
+LAPACK = (
+    'api_version=API_VERSION_TYPED_FFI, frontend_attributes={num_batch_dims="1"}, '
+    "backend_config={uplo = 76 : ui8, n = -3 : i64}"
+)
+
+
+def op_of(text, name=None):
+    module = hlo.parse(text)
+    instruction = module.entry.by_name[name] if name else module.entry.root
+    return batch_op(module, Flow(module).regions[0], instruction)
+
+
+def test_an_fft():
+    op = op_of(HEAD + FFT, "f")
+    assert (op.kind, op.target, op.batch, op.lengths, op.inner(op.operands[0])) == ("fft", "FFT", (0,), (8,), (1,))
+
+
+def test_a_sort():
+    op = op_of(HEAD + SORT, "sort")
+    assert (op.kind, op.batch, op.stable, len(op.operands), len(op.results)) == ("sort", (0,), True, 2, 2)
+    assert op_of(HEAD + SORT.replace("dimensions={1}, is_stable", "dimensions={0}, is_stable"), "sort").batch == (1,)
+
+
+def test_a_sort_that_compares_indices_is_stable():
+    text = (HEAD + SORT).replace("is_stable=true, ", "")
+    assert not op_of(text, "sort").stable
+    compared = text.replace("compare(%x, %y), direction=LT", "compare(%i, %j), direction=LT")
+    assert op_of(compared, "sort").stable
+
+
+def test_foreign_code_says_how_many_dims_count_rows():
+    op = op_of(CALL.format(target="lapack_spotrf_ffi", rest=LAPACK))
+    assert (op.kind, op.target, op.batch) == ("ffi", "lapack_spotrf_ffi", (0,))
+    assert op.attributes == (("uplo", 76, "uint8"), ("n", -3, "int64"))
+    assert op_of(CALL.format(target="TopK", rest="api_version=x")).kind == "top_k"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        LAPACK.replace('num_batch_dims="1"', ""),
+        LAPACK.replace("76 : ui8", '"text"'),
+        LAPACK.replace("TYPED_FFI", "STATUS_RETURNING"),
+        LAPACK + ", custom_call_has_side_effect=true",
+        LAPACK + ", output_to_operand_aliasing={{0}: (0, {})}",
+    ],
+)
+def test_other_foreign_code_is_not_known(rest):
+    assert op_of(CALL.format(target="other", rest=rest)) is None
+
+
+def test_arithmetic_is_none():
+    assert op_of(HEAD + FFT, "g") is None
+
+
+def test_results():
+    flow = Flow(hlo.parse(HEAD + SORT))
+    region = flow.regions[0]
+    by_name = region.computation.by_name
+    assert [value.path for value in results_of(region, by_name["sort"])] == [(0,), (1,)]
+    assert [value.path for value in results_of(region, by_name["g"])] == [()]
+
+
+def same(one, name, other, other_name):
+    old, new = hlo.parse(HEAD + one), hlo.parse(HEAD + other)
+    return same_op(old, old.entry.by_name[name], new, new.entry.by_name[other_name])
+
+
+def test_the_same_operation_on_fewer_rows():
+    assert same(FFT, "f", OWN_FFT, "f.1")
+    assert same(SORT, "sort", OWN_SORT, "own")
+    reordered = OWN_SORT.replace("%less", "%more")
+    assert not same(SORT, "sort", reordered, "own")
+    assert same(SORT.replace("%less", "%more"), "sort", reordered, "own")
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [("fft_type=FFT", "fft_type=IFFT"), ("length={8}", "length={4}"), ("c64[2,8]{1,0} fft", "f32[2,8]{1,0} fft")],
+)
+def test_another_fft(was, is_now):
+    assert not same(FFT, "f", OWN_FFT.replace(was, is_now), "f.1")
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"), [("dimensions={1}, is_stable", "dimensions={0}, is_stable"), ("is_stable=true, ", "")]
+)
+def test_another_sort(was, is_now):
+    assert not same(SORT, "sort", OWN_SORT.replace(was, is_now), "own")
 
 
 def test_an_fft_whose_operand_is_gathered():
@@ -65,3 +166,34 @@ def test_what_something_else_takes_in_another_form_is_not_the_operations_own():
 def test_an_index_of_the_rows_is_not_one_inside_of_them():
     with pytest.raises(Unfit, match="takes 2 arrays"):
         proposed(SORT.replace("iota_dimension=1", "iota_dimension=0")).replacement()
+
+
+ROWS = Array("f32", (8, 4))
+OP = BatchOp("fft", "", (0,), (ROWS,), (ROWS,))
+
+
+def test_digits_by_dims():
+    digits = [RowDigit(8, 4, 1, None), RowDigit(1, 8, None, 1)]  # 1 x 8 goes through dim 1 and half of a digit of dim 0
+    (rows, columns) = group_by_dim(digits, (8, 4), "x")
+    assert rows == [RowDigit(1, 2, None, 4), RowDigit(2, 4, 1, None)]
+    assert columns == [RowDigit(1, 4, None, 1)]
+    with pytest.raises(Unfit, match="x is used in part"):
+        group_by_dim(digits[:1], (8, 4), "x")
+    assert tile_strides((2, 3, 4)) == [12, 4, 1]
+
+
+def test_dims_that_count_rows_are_cut_alike():
+    before = [[RowDigit(1, 8, 1, None)], [RowDigit(1, 4, None, 1)]]
+    after = [[RowDigit(1, 2, None, 1), RowDigit(2, 4, 1, None)], [RowDigit(1, 4, None, 2)]]
+    choices = Choices(OP, before, [after], 8, None)
+    assert choices.before[0] == [RowDigit(1, 2, 1, None), RowDigit(2, 4, 2, None)]
+    assert choices.order(choices.after[0]) == ((2, 1), (4, 2))
+    rows = {str(moves.rows) for moves in choices.of([ROWS])}
+    assert rows == {"f32[{d0}{d1}{d2}, 4]", "f32[{d1}{d2}2, 4]"}
+
+
+def test_rows_that_are_counted_otherwise():
+    before = [[RowDigit(1, 2, 1, None), RowDigit(2, 3, None, 4)], [RowDigit(1, 4, None, 1)]]
+    after = [[RowDigit(1, 3, None, 1), RowDigit(3, 2, 1, None)], [RowDigit(1, 4, None, 3)]]
+    with pytest.raises(Unfit, match="in other digits"):
+        Choices(OP, before, [after], 2, None)

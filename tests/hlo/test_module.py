@@ -1,11 +1,21 @@
-"""Modules, operands and attributes in every spelling, and text that is not a module."""
+"""How a module is read, from its text and from its proto: instructions, shapes, stack frames, lines nearby."""
 
 import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError
-from tests.hlo.fragments import computation, module
+from reshard.hlo import Array, Frame, Source
+from reshard.hlo.frames import metadata_fields
+from reshard.hlo.module import flatten_shape
+from reshard.hlo.origin import CallSite, source_of
+from reshard.hlo.proto import ModuleProto
+from reshard.hlo.proto_reader import read_proto
+from reshard.hlo.text import compiled_platform, read_arrays, read_shape
+from reshard.hlo.wire import ProtoMessage, decode_message, encode_message
+from tests.doctor.fragments import HLO_DATA
+from tests.hlo.fragments import GATHER, OURS, TABLES, computation, gather_source, metadata, module, only
 from tests.hlo.record import DATA
+from tests.hlo.splices import NAMES, recorded
 
 TEXTS = sorted(DATA.glob("*.hlo"))
 
@@ -138,3 +148,293 @@ def test_a_number_that_python_does_not_read_is_refused():
         hlo.parse(
             f"HloModule m, num_partitions={'9' * 5000}\n\nENTRY %e {{\n  ROOT %p = f32[2]{{0}} parameter(0)\n}}\n"
         )
+
+
+def instruction_of_shapes(line):
+    return module(line).entry.instructions[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("f32[]", Array("f32", ())),
+        ("bf16[8,4]{1,0:T(8,128)(2,1)S(1)}", Array("bf16", (8, 4), "1,0:T(8,128)(2,1)S(1)")),
+        ("f32[<=8,2]{1,0}", Array("f32", (8, 2), "1,0")),
+        ("()", ()),
+        ("(f32[2]{0}, /*index=1*/s32[])", (Array("f32", (2,), "0"), Array("s32", ()))),
+        ("((f32[2]{0:T(256)}, ()), u32[]{:S(2)})", ((Array("f32", (2,), "0:T(256)"), ()), Array("u32", (), ":S(2)"))),
+    ],
+)
+def test_a_shape(text, shape):
+    assert instruction_of_shapes(f"%a = {text} custom-call()").shape == read_shape(text) == shape
+
+
+def test_the_arrays_of_a_shape_in_order():
+    text = "((f32[2]{0:T(256)}, ()), (u32[]{:S(2)}, (bf16[3,5])))"
+    assert [array.dtype for array in flatten_shape(read_shape(text))] == ["f32", "u32", "bf16"]
+    assert flatten_shape(read_shape(text)) == read_arrays(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("f32[3,5]", 60),
+        ("f8e4m3fn[7]", 56 // 8),
+        ("bf16[7]", 14),
+        ("pred[3]", 3),
+        ("s4[3]", 2),
+        ("u1[9]", 2),
+        ("c64[2]", 16),
+        ("token[]", 0),
+    ],
+)
+def test_bytes(text, nbytes):
+    assert [array.nbytes for array in instruction_of_shapes(f"%a = {text} custom-call()").arrays] == [nbytes]
+
+
+@pytest.mark.parametrize("shape", ["(f32[2]", "[2]{0}", "f32[2] f32[2]"])
+def test_a_shape_that_cannot_be_read_is_refused(shape):
+    with pytest.raises(NotationError, match="give one array"):
+        _ = instruction_of_shapes(f"%a = {shape} custom-call()").shape
+
+
+def test_a_dtype_of_unknown_size_is_refused():
+    with pytest.raises(NotationError, match="dtype 'strange'"):
+        _ = instruction_of_shapes("%a = strange[2] custom-call()").arrays[0].nbytes
+
+
+PLATFORMS = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tpu7x": "tpu"}
+
+
+@pytest.mark.parametrize("path", sorted(HLO_DATA.glob("*.hlo")), ids=lambda path: path.stem)
+def test_recorded_modules(path):
+    assert compiled_platform(path.read_text()) == PLATFORMS[path.stem.split("_")[1]]
+
+
+def test_gpu():
+    backend = 'backend_config={"operation_queue_id":"0","wait_on_operation_queues":[]}'
+    assert compiled_platform(f"  %g = f32[8]{{0}} all-gather(%p), {backend}") == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("frame", "file", "line", "function"),
+    [
+        (1, "train.py", 50, "<module>"),
+        (2, 'model \\"x\\".py', 7, "loss"),
+        (3, 'model \\"x\\".py', 7, "loss"),
+        (4, 'model \\"x\\".py', 7, "loss"),
+        (5, "/env/lib/python3.12/site-packages/jax/_src/numpy.py", 1, "inside"),
+    ],
+)
+def test_the_innermost_frame_of_the_user(frame, file, line, function):
+    """Frames of jax and of this package are skipped, unless there are no others."""
+    assert gather_source(metadata(frame)) == Source("f/mul", file, line, function)
+
+
+def test_all_frames():
+    read = module("%p = f32[8] parameter(0)", tables=TABLES)
+    assert [frame.line for frame in read.frames.stack("{stack_frame_id=4}")] == [1, 99, 7, 50]
+    assert [frame.users for frame in read.frames.stack("{stack_frame_id=4}")] == [False, False, True, True]
+    assert read.frames.stack("{stack_frame_id=77}") == read.frames.stack("{}") == ()
+
+
+def test_parents_without_the_offset():
+    """A table whose first frame has no parent, and whose parents are given by their own ids."""
+    tables = TABLES
+    for frame, parent in {1: 0, 2: 1, 3: 2, 4: 3}.items():
+        tables = tables.replace(f"\n{frame} {{file_location_id={frame} parent_frame_id={frame}}}",
+                                f"\n{frame} {{file_location_id={frame} parent_frame_id={parent}}}")  # fmt: skip
+    assert gather_source(metadata(4), tables=tables) == gather_source(metadata(4))
+
+
+def test_a_frame_that_is_its_own_ancestor_ends_the_stack():
+    tables = TABLES.replace("3 {file_location_id=3 parent_frame_id=3}", "3 {file_location_id=3 parent_frame_id=5}")
+    assert gather_source(metadata(4), tables=tables).line == 1
+
+
+def test_metadata_of_older_versions():
+    older = ', metadata={op_type="dot" op_name="f/dot" source_file="old.py" source_line=12 source_end_line=13}'
+    assert gather_source(older) == Source("f/dot", "old.py", 12)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (Source("f/mul", "a.py", 3, "f"), "a.py:3 (f/mul)"),
+        (Source("w", "a.py", 3, exact=False), "near a.py:3 (w)"),
+        (Source("", "a.py", 3), "a.py:3"),
+        (Source("w"), "w"),
+        (Source("", exact=False), "unknown"),
+    ],
+)
+def test_a_source_as_text(source, text):
+    assert str(source) == text
+
+
+@pytest.mark.parametrize(
+    ("file", "users"),
+    [
+        ("train.py", True),
+        ("/home/me/jax/train.py", True),
+        ("/env/site-packages/flax/core.py", False),
+        ("/env/site-packages/transformers/models/llama.py", True),
+        ("/env/site-packages/jax/_src/numpy.py", False),
+        ("/env/dist-packages/jaxlib/mlir.py", False),
+        ("C:\\env\\site-packages\\reshard\\plan.py", False),
+        (str(OURS), False),
+    ],
+)
+def test_files_of_the_user(file, users):
+    assert Frame(file, 1).users == users
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("{}", {}),
+        ('{op_name="a b" stack_frame_id=2}', {"op_name": "a b", "stack_frame_id": "2"}),
+        ('{op_name="say \\"x=1\\"" line=-3}', {"op_name": 'say \\"x=1\\"', "line": "-3"}),
+    ],
+)
+def test_fields_of_metadata(text, fields):
+    assert metadata_fields(text) == fields
+
+
+def test_a_wrapped_collective_has_the_line_of_its_wrapper():
+    inner = computation("w", "%p = f32[8] parameter(0)", f"ROOT %g = f32[16] {GATHER}")
+    lines = ["%q = f32[8] parameter(0)", f"%s = ((f32[8]), f32[16]) async-start(%q), calls=%w{metadata(2)}"]
+    source = only(hlo.collectives(module(*lines, before=inner, tables=TABLES))).source
+    assert (source.line, source.exact) == (7, True)
+
+
+def test_a_collective_in_a_loop_does_not_have_the_line_of_the_loop():
+    inner = computation("b", "%p = f32[8] parameter(0)", f"ROOT %g = f32[16] {GATHER}")
+    inner += computation("c", "%p = f32[8] parameter(0)")
+    lines = ["%q = f32[8] parameter(0)", f"%s = f32[8] while(%q), condition=%c, body=%b{metadata(2)}"]
+    assert only(hlo.collectives(module(*lines, before=inner, tables=TABLES))).source == Source("")
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "expected"),
+    [
+        ("", [f"%n = f32[16] negate(%g){metadata(2)}"],
+         Source("f/mul", 'model \\"x\\".py', 7, "loss", exact=False)),
+        (', metadata={op_name="w"}', [f"%n = f32[16] negate(%g){metadata(1)}"],
+         Source("w", "train.py", 50, "<module>", exact=False)),
+        ("", ["%n = f32[16] negate(%g)", f"%m = f32[16] negate(%n){metadata(1)}"],
+         Source("f/mul", "train.py", 50, "<module>", exact=False)),
+        ("", ["%t = (f32[16]) tuple(%g)", f"%m = f32[16] custom-call(%t){metadata(1)}"], Source("")),
+        (', metadata={op_name="w"}', [], Source("w")),
+    ],
+)  # fmt: skip
+def test_the_nearest_line(own, more, expected):
+    assert gather_source(own, *more) == expected
+
+
+def test_a_line_inside_a_neighbouring_fusion():
+    before = computation("f", "%a = f32[16] parameter(0)", f"ROOT %b = f32[16] negate(%a){metadata(1)}")
+    assert gather_source("", "%n = f32[16] fusion(%g), kind=kLoop, calls=%f", before=before).line == 50
+
+
+def test_users_come_before_operands():
+    lines = [
+        f"%o = f32[8] negate(%q){metadata(1)}",
+        f"%g = f32[16] {GATHER.replace('%p', '%o')}",
+        f"%n = f32[16] negate(%g){metadata(2)}",
+    ]
+    assert only(hlo.collectives(module(*lines, tables=TABLES))).source.line == 7
+
+
+@pytest.mark.parametrize(("between", "line"), [(0, 50), (198, 50), (400, None)])
+def test_a_line_that_is_too_far_away_is_not_taken(between, line):
+    chain = [f"%n{at + 1} = f32[16] negate(%n{at})" for at in range(between)]
+    read = module("%n0 = f32[16] parameter(0)", *chain, f"%m = f32[16] negate(%n{between}){metadata(1)}", tables=TABLES)
+    first = read.entry.by_name["n1" if between else "n0"]
+    assert source_of(read, (CallSite(read.entry, first),)).line == line
+
+
+READ = (
+    "dimensions", "slice", "padding", "replica_groups", "source_target_pairs", "channel_id", "use_global_device_ids",
+    "direction", "iota_dimension", "index", "fft_type", "fft_length", "custom_call_target", "frontend_attributes",
+    "dynamic_slice_sizes", "calls", "to_apply", "condition", "body", "backend_config",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_and_proto_are_one_module(name):
+    text, proto = hlo.parse(recorded(name).text), read_proto(recorded(name).module)
+    assert text.name == proto.name and text.entry.name == proto.entry.name
+    assert set(text.computations) == set(proto.computations)
+    for one in text.computations.values():
+        other = proto.computation(one.name)
+        assert [each.name for each in one.instructions] == [each.name for each in other.instructions]
+        for a, b in zip(one.instructions, other.instructions, strict=True):
+            assert (a.opcode, a.root, a.shape, a.operands, a.called) == (
+                b.opcode,
+                b.root,
+                b.shape,
+                b.operands,
+                b.called,
+            )
+            assert {key: a.attributes.get(key) for key in READ} == {key: b.attributes.get(key) for key in READ}
+            whole = a.is_array and a.shape.dtype in ("s32", "u32", "pred") and not a.shape.dims
+            assert a.literal == b.literal or not whole
+            sources = [m.frames.source(i.metadata) if i.metadata else None for m, i in ((text, a), (proto, b))]
+            assert sources[0] == sources[1] and (sources[0] is None or sources[0].frames == sources[1].frames)
+    figures = [
+        [(c.kind, c.name, c.received_bytes, c.times, c.source, c.operands, c.results) for c in hlo.collectives(module)]
+        for module in (text, proto)
+    ]
+    assert figures[0] == figures[1] != []
+
+
+def test_computations_that_two_modules_share_are_read_once():
+    old = ModuleProto.decode(recorded("scan_cpu").module)
+    new = ModuleProto.decode(recorded("scan_cpu").module, like=old)
+    assert read_proto(old).entry is read_proto(new).entry
+
+
+def edited(opcode, field, *values):
+    """The first instruction of that opcode of a recorded module, read after one of its fields was set."""
+    module = ModuleProto.decode(recorded("scan_cpu").module)
+    one = next(each for each in module.instructions() if each.opcode == opcode)
+    one.message.remove(93)
+    one.message.set_all_data(field, [encode_message(message(value)) for value in values])
+    read = read_proto(decode_again(module))
+    return next(each for held in read.computations.values() for each in held.instructions if each.name == one.name)
+
+
+def message(fields):
+    made = ProtoMessage([])
+    for number, value in fields.items():
+        match value:
+            case int():
+                made.set_number(number, value)
+            case bytes():
+                made.set_data(number, value)
+            case _:
+                made.set_numbers(number, value)
+    return made
+
+
+def decode_again(module):
+    for one in module.computations:
+        assert decode_message(one.encode())
+    return module.encode()
+
+
+def test_replica_groups_of_every_form():
+    iota = {1: 4, 2: 2, 3: [2, 4], 4: [1, 0]}
+    assert edited("all-gather", 92, iota).attributes["replica_groups"] == "[4,2]<=[2,4]T(1,0)"
+    listed = edited("all-gather", 49, {1: [0, 2]}, {1: [1, 3]})
+    assert listed.attributes["replica_groups"] == "{{0,2},{1,3}}"
+    nested = edited("all-gather", 87, {2: encode_message(message(iota))})
+    assert nested.attributes["replica_groups"] == "[4,2]<=[2,4]T(1,0)"
+    axis, part = (
+        encode_message(message({1: b"x", 2: 8})),
+        encode_message(message({2: encode_message(message({1: 2, 2: 2}))})),
+    )
+    mesh = encode_message(message({1: axis, 2: [3, 1, 2, 0, 4, 5, 6, 7]}))
+    ordered = edited("all-gather", 93, {1: mesh, 2: part}).attributes
+    assert ordered["replica_groups"] == "mesh['x'=8]" and ordered["device_ids"] == "(3,1,2,0,4,5,6,7) {'x':(2)2}"
+    assert edited("all-gather", 92).attributes["replica_groups"] == "{}"

@@ -1,9 +1,81 @@
+"""Serialized modules that are edited: the wire format, fields, ids, and bytes that stay."""
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo.proto import ModuleProto, make_parameter, without_layout
-from tests.hlo.splices import NAMES, recorded
+from reshard.hlo import wire
+from reshard.hlo.proto import ModuleProto, make_parameter, summary_of, without_layout
+from reshard.hlo.wire import Field, ProtoMessage
+from tests.hlo.splices import DATA, NAMES, recorded
+
+_INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.pb")), ids=lambda path: path.stem)
+def test_recorded_modules_come_back_byte_for_byte(path):
+    data = path.read_bytes()
+    message = wire.decode_message(data)
+    assert wire.encode_message(message) == data
+    for computation in message.all_data(3):
+        inner = wire.decode_message(computation)
+        assert wire.encode_message(inner) == computation
+        assert all(wire.encode_message(wire.decode_message(one)) == one for one in inner.all_data(2))
+
+
+def test_the_format_of_the_specification():
+    """The examples of the protocol buffers' own documentation."""
+    assert wire.decode_message(b"\x08\x96\x01").number(1) == 150
+    assert wire.decode_message(b"\x12\x07testing").text(2) == "testing"
+    assert wire.decode_message(b"\x22\x06\x03\x8e\x02\x9e\xa7\x05").numbers(4) == [3, 270, 86942]
+    assert wire.decode_message(b"\x09\0\0\0\0\0\0\xf0\x3f\x15\0\0\x80\x3f").fields == [
+        Field(1, 1, b"\0\0\0\0\0\0\xf0\x3f"), Field(2, 5, b"\0\0\x80\x3f"),
+    ]  # fmt: skip
+
+
+@given(st.lists(_INT64), st.integers(1, 1000), _INT64)
+def test_numbers_are_read_as_they_were_written(values, number, single):
+    message = ProtoMessage([])
+    message.set_numbers(number, values)
+    message.set_number(number + 1, single)
+    read = wire.decode_message(wire.encode_message(message))
+    assert read.numbers(number) == values
+    assert read.number(number + 1) == single
+
+
+def test_unpacked_numbers_are_read_too():
+    assert wire.decode_message(b"\x20\x03\x20\x05\x22\x01\x07").numbers(4) == [3, 5, 7]
+
+
+def test_setters_keep_the_place_of_a_field():
+    message = wire.decode_message(b"\x08\x01\x12\x01a\x18\x02")
+    message.set_data(2, b"bc")
+    assert [field.number for field in message.fields] == [1, 2, 3]
+    message.set_all_data(2, [b"x", b"y"])
+    assert [field.value for field in message.fields] == [1, b"x", b"y", 2]
+    message.remove(2)
+    assert [field.number for field in message.fields] == [1, 3]
+    message.set_numbers(5, [])
+    assert [field.number for field in message.fields] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x08", b"\x08\xff", b"\x12\x05ab", b"\x0b\x00", b"\x00\x01", b"\x08" + b"\xff" * 11, b"HloModule m\n"]
+)
+def test_other_bytes_are_refused(data):
+    with pytest.raises(NotationError, match="HloModuleProto"):
+        wire.decode_message(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data):
+    try:
+        message = wire.decode_message(data)
+    except NotationError:
+        return
+    assert len(wire.encode_message(message)) <= len(data)  # A number may have been written longer than necessary.
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,3 +201,22 @@ def test_the_id_of_a_removed_instruction_is_not_given_again(name):
     assert min(given) > max(one.id for one in entry.instructions)
     entry.instructions.pop()
     assert [*entry.new_ids(2)] == [given[-1] + 1, given[-1] + 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_summary_says_what_the_instructions_say(name):
+    for computation in recorded(name).decoded().computations:
+        one, instructions = computation.summary, computation.instructions
+        assert one == summary_of(instructions) == computation.summary
+        assert one.names == tuple(each.name for each in instructions)
+        assert one.ids == tuple(each.id for each in instructions)
+        assert one.channels == tuple(each.channel for each in instructions if each.channel)
+        assert one.called == tuple(number for each in instructions for number in each.called)
+        starters = [each for each in instructions if each.opcode in ("while", "conditional", "call")]
+        assert one.started == tuple(number for each in starters for number in each.called)
+
+
+def test_a_shape_without_its_layout():
+    shapes = {one.shape for one in recorded("train_v5p").decoded().instructions()}
+    assert len({without_layout(shape) for shape in shapes}) < len(shapes)
+    assert all(wire.decode_message(without_layout(shape)).data(5) is None for shape in shapes)

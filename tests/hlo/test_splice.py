@@ -1,12 +1,14 @@
+"""Fragments in the place of chains: what comes and goes, what nobody uses then, and faults that the check refuses."""
+
 from dataclasses import replace
 
 import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError, SpliceError
-from reshard.hlo import integrity
+from reshard.hlo import integrity, wire
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splicer, Use
+from reshard.hlo.splice import Splicer, Use, remove_uncalled, remove_unused
 from tests.hlo.splices import NAMES, recorded, splice
 
 
@@ -137,3 +139,322 @@ def test_the_text_of_the_recorded_modules_has_their_regions():
     for name in NAMES:
         module = recorded(name)
         assert {one.region for one in module.splices} <= set(hlo.parse(module.text).computations)
+
+
+def remove_dead(proto, region):
+    """Both removals, as after a splice that opened these computations."""
+    remove_unused(proto, region, {one.id for one in proto.computations if one.is_opened})
+    remove_uncalled(proto)
+
+
+def with_copy(proto, of, opcode="copy"):
+    """Adds an instruction that nobody uses, a copy of `of`."""
+    entry = proto.entry
+    made = of.copy()
+    made.message.set_data(2, opcode.encode())
+    made.message.remove(38)
+    made.id = entry.new_ids(1)[0]
+    made.name = "unused"
+    made.operands = [of.id]
+    entry.instructions.insert(entry.instructions.index(of) + 1, made)
+    if proto.schedule is not None:
+        proto.schedule[entry.id].insert(proto.schedule[entry.id].index(of.id) + 1, made.id)
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_in_which_all_is_used_stays(name):
+    module = recorded(name)
+    proto = module.decoded()
+    remove_dead(proto, proto.entry)
+    assert proto.encode() == module.module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unused_copy_goes(name):
+    module = recorded(name)
+    proto = module.decoded()
+    with_copy(proto, proto.entry.instructions[0])
+    assert proto.encode() != module.module
+    remove_dead(proto, proto.entry)
+    assert proto.encode() == module.module
+
+
+def test_what_may_have_an_effect_stays():
+    proto = recorded("train_cpu").decoded()
+    with_copy(proto, proto.entry.instructions[0], "custom-call").message.set_number(65, 1)
+    remove_dead(proto, proto.entry)
+    assert proto.entry.named("unused")
+
+
+def test_a_call_of_foreign_code_without_an_effect_goes():
+    module = recorded("train_cpu")
+    proto = module.decoded()
+    with_copy(proto, proto.entry.instructions[0], "custom-call")
+    remove_dead(proto, proto.entry)
+    assert proto.encode() == module.module
+
+
+def test_control_edges_go_around_what_is_gone():
+    proto = recorded("train_v5p").decoded()
+    entry = proto.entry
+    first, last = entry.instructions[0], entry.root
+    made = with_copy(proto, entry.instructions[1])
+    made.control, last.control = [first.id], [made.id]
+    remove_dead(proto, entry)
+    assert last.control == [first.id]
+
+
+def test_a_fusion_loses_parameters_and_their_makers():
+    proto = recorded("train_cpu").decoded()
+    entry = proto.entry
+    fusion = next(one for one in entry.instructions if one.opcode == "fusion" and len(one.operands) > 1)
+    inner = proto.computation(fusion.called[0])
+    keeps, goes = inner.parameters[0], inner.parameters[1]
+    for user in inner.users(goes.id):
+        user.operands = [keeps.id if one == goes.id else one for one in user.operands]
+    before = len(fusion.operands)
+    remove_dead(proto, entry)
+    assert len(fusion.operands) == before - 1
+    assert [one.parameter for one in inner.parameters] == list(range(before - 1))
+    again = ModuleProto.decode(proto.encode())
+    shapes = again.computation(inner.id).message.data(4)
+    assert shapes is not None and goes.name.encode() not in shapes
+
+
+def test_computations_that_nobody_calls_go():
+    proto = recorded("scan_v5p").decoded()
+    assert proto.schedule is not None
+    loop = next(one for one in proto.entry.instructions if one.opcode == "while")
+    called = set(loop.called)
+    proto.entry.root_id = proto.entry.instructions[0].id
+    loop.called = []
+    remove_dead(proto, proto.entry)
+    assert not called & {one.id for one in proto.computations}
+    assert not called & set(proto.schedule)
+
+
+GROUPS, LITERAL, SIZES, SHAPE, DIMENSIONS, OPCODE, ALIASES, PAIRS = 93, 8, 20, 3, 14, 2, 8, 52
+
+
+def check(old, data, changes):
+    integrity.check_splices(old, ModuleProto.decode(data, like=old), changes)
+
+
+@pytest.fixture(params=NAMES)
+def case(request):
+    module = recorded(request.param)
+    proto = module.decoded()
+    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
+    return module, proto, changes
+
+
+def refused(case):
+    module, proto, changes = case
+    with pytest.raises(SpliceError) as error:
+        check(module.decoded(), proto.encode(), changes)
+    return str(error.value)
+
+
+def added(case):
+    """The instructions that came with fragments."""
+    _, proto, changes = case
+    ids = {number for change in changes for number in change.linked.instructions.values()}
+    sources = {proto.computation_named(one.splice.region).named(one.splice.source).id for one in changes}
+    return [one for one in proto.instructions() if one.id in ids - sources]
+
+
+def collectives(case):
+    return [one for one in added(case) if one.opcode.startswith(("all-", "collective-"))]
+
+
+def kept(case):
+    ids = {one.id for one in added(case)}
+    return [one for one in case[1].instructions() if one.id not in ids]
+
+
+def test_what_the_splicer_makes_is_accepted(case):
+    module, proto, changes = case
+    check(module.decoded(), proto.encode(), changes)
+
+
+def test_no_splice_no_change(case):
+    module, _, _ = case
+    check(module.decoded(), module.module, [])
+
+
+@pytest.mark.parametrize("channel", [0, 1, 77])
+def test_another_channel(case, channel):
+    one = next(one for one in collectives(case) if one.channel)
+    if channel == one.channel:
+        channel += 100
+    one.channel = channel
+    assert "channel" in refused(case)
+
+
+def test_other_groups(case):
+    one = collectives(case)[-1]
+    for field in one.message.fields:
+        if field.number in (GROUPS, PAIRS):
+            one.message.set_data(field.number, field.value[:-1] + bytes([field.value[-1] ^ 1]))
+            break
+    else:
+        one.message.set_data(GROUPS, b"\x12\x00")
+    assert "differs from the instruction" in refused(case)
+
+
+def test_a_slice_off_by_one(case):
+    one = next(one for one in added(case) if one.opcode in ("slice", "dynamic-slice", "copy", "transpose", "bitcast"))
+    one.message.set_numbers(SIZES, [1, 2, 3])
+    assert "differs from the instruction" in refused(case)
+
+
+def test_a_copy_of_another_dtype(case):
+    one = next(one for one in added(case) if one.opcode in ("copy", "bitcast"))
+    shape = wire.decode_message(one.shape)
+    shape.set_number(2, 16)
+    one.message.set_data(SHAPE, wire.encode_message(shape))
+    assert refused(case)
+
+
+def test_a_bitcast_for_a_copy_of_layouts(case):
+    one = next(one for one in added(case) if one.opcode in ("copy", "bitcast", "transpose"))
+    one.message.set_data(OPCODE, b"reverse")
+    assert "differs from the instruction" in refused(case)
+
+
+def test_swapped_operands(case):
+    one = next((one for one in kept(case) if len(set(one.operands)) > 1 and one.opcode not in ("fusion",)), None)
+    if one is None:
+        one = next(one for one in kept(case) if len(set(one.operands)) > 1)
+    one.operands = list(reversed(one.operands))
+    assert refused(case)
+
+
+@pytest.fixture(params=["scan_cpu", "scan_v5p"])
+def with_constants(request):
+    module = recorded(request.param)
+    proto = module.decoded()
+    return module, proto, [integrity.Change(one, splice(proto, one)) for one in module.splices]
+
+
+def test_an_elided_constant(with_constants):
+    case = with_constants
+    one = next(one for one in kept(case) if one.opcode == "constant")
+    one.message.remove(LITERAL)
+    assert "it has changed" in refused(case)
+
+
+def test_minus_zero_that_became_zero(with_constants):
+    case = with_constants
+    one = next(one for one in kept(case) if one.opcode == "constant")
+    literal = one.message.data(LITERAL)
+    one.message.set_data(LITERAL, literal[:-1] + bytes([literal[-1] ^ 0x80]))
+    assert "it has changed" in refused(case)
+
+
+def test_a_stale_alias(case):
+    case[1].message.set_data(ALIASES, b"\x0a\x02\x08\x01")
+    assert "aliases" in refused(case)
+
+
+def test_a_dropped_control_edge(case):
+    """A control edge of the old module, between instructions that stay, must stay as well."""
+    module, _, _ = case
+    old = module.decoded()
+    entry = old.computation_named(module.splices[0].region)
+    first, last = entry.instructions[0], entry.instructions[-1]
+    last.control = [first.id]
+    data = old.encode()
+    proto = ModuleProto.decode(data)
+    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
+    check(ModuleProto.decode(data), proto.encode(), changes)
+    proto.computation_named(module.splices[0].region).by_id(last.id).control = []
+    with pytest.raises(SpliceError, match="control predecessor"):
+        check(ModuleProto.decode(data), proto.encode(), changes)
+
+
+@pytest.mark.fast(2)
+def test_a_control_edge_through_what_is_gone(case):
+    module, spliced_before, _ = case
+    region = module.splices[0].region
+    old = module.decoded()
+    computation = old.computation_named(region)
+    left = {one.id for one in spliced_before.computation_named(region).instructions}
+    gone = next(one for one in computation.instructions if one.id not in left)
+    first, last = computation.instructions[0], computation.instructions[-1]
+    gone.control, last.control = [first.id], [gone.id]
+    data = old.encode()
+    proto = ModuleProto.decode(data)
+    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
+    assert first.id in proto.computation_named(region).by_id(last.id).control
+    check(ModuleProto.decode(data), proto.encode(), changes)
+
+
+def test_a_dead_parameter(case):
+    fusion = next((one for one in kept(case) if one.opcode == "fusion"), None)
+    if fusion is None:
+        assert case[0] == recorded("train_v5p")  # Its only fusion was the slice.
+        return
+    fusion.operands = [*fusion.operands, fusion.operands[0]]
+    assert refused(case)
+
+
+def test_an_instruction_too_many(case):
+    _, proto, _ = case
+    copy = proto.entry.instructions[0].copy()
+    copy.id = proto.entry.new_ids(1)[0]
+    copy.name = "smuggled"
+    proto.entry.instructions.append(copy)
+    if proto.schedule is not None:
+        proto.schedule[proto.entry.id].append(copy.id)
+    assert "smuggled" in refused(case)
+
+
+def test_a_name_twice(case):
+    one, other, *_ = kept(case)
+    one.name = other.name
+    assert "twice" in refused(case)
+
+
+def test_an_instruction_missing(case):
+    _, proto, _ = case
+    one = collectives(case)[0]
+    for computation in proto.computations:
+        if one in computation.instructions:
+            computation.instructions.remove(one)
+    assert refused(case)
+
+
+def test_another_root(case):
+    _, proto, _ = case
+    proto.entry.root_id = proto.entry.instructions[0].id
+    assert refused(case)
+
+
+def test_computations_out_of_order(case):
+    _, proto, _ = case
+    proto.computations.reverse()
+    assert "does not stand before" in refused(case)
+
+
+@pytest.mark.parametrize("name", ["train_v5p", "scan_v5p"])
+@pytest.mark.parametrize("fault", ["lost", "short", "order", "region"])
+def test_a_broken_schedule(name, fault):
+    """Compiling a TPU module without its schedule ends the process."""
+    module = recorded(name)
+    proto = module.decoded()
+    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
+    assert proto.schedule is not None
+    ids = proto.schedule[proto.entry.id]
+    if fault == "lost":
+        proto.message.remove(7)
+        proto.schedule = None
+    elif fault == "short":
+        ids.pop()
+    elif fault == "order":
+        ids.reverse()
+    else:
+        del proto.schedule[proto.entry.id]
+    with pytest.raises(SpliceError, match="schedule"):
+        check(module.decoded(), proto.encode(), changes)

@@ -1,19 +1,33 @@
-"""The pass on recorded modules, with recorded fragments: every decision, without compiling anything."""
+"""The pass on recorded modules and on files, without XLA and with it; peaks of whole programs."""
+
+from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from reshard import hlo
 from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import ProgramCost, ProposalOptions
-from reshard.errors import SpliceError
+from reshard.errors import ProgramError, SpliceError
+from reshard.hlo import wire
 from reshard.hlo.proto import ModuleProto
-from reshard.jax.xla_pass import hlo_pass
+from reshard.jax.doctor import optimized_text
+from reshard.jax.xla_pass import hlo_pass, program_peaks
+from reshard.jax.xla_pass.compiling_thread import CompilingThread
 from reshard.jax.xla_pass.fragments import Fragment
+from reshard.jax.xla_pass.hlo_files import improve_hlo
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module
+from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 from reshard.synth import PlanOptions
 from tests.doctor.fragments import place
 from tests.hlo.splices import NAMES, recorded
+from tests.jax.moving import AFTER, numbered
 
 
 class Recordings:
@@ -166,3 +180,107 @@ def test_places_are_plain_data():
 def test_the_prefilter_sees_collectives(name):
     assert has_collectives(recorded(name).module)
     assert not has_collectives(b"jit_step\x12\x0bmain")
+
+
+TABLE = np.linspace(-1, 1, 16).astype("float32")
+
+
+def step(v: jax.Array) -> jax.Array:
+    return jax.lax.with_sharding_constraint(v * 2, AFTER) + jnp.asarray(TABLE)
+
+
+def test_text_and_proto_become_the_same_better_module() -> None:
+    compiled = jax.jit(step).lower(numbered()).compile()
+    text = optimized_text(compiled)
+    proto = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    ours = [improve_hlo(text), improve_hlo(proto, devices=8)]
+    for one in ours:
+        traffic = hlo.traffic(hlo.parse(one.text))
+        assert (traffic.received_bytes, traffic.launches) == (1792, 1)
+        assert one.unscheduled and ModuleProto.decode(one.proto).schedule is None
+        assert "{...}" not in one.text and str(TABLE[3])[:8] in one.text
+        assert improve_hlo(one.text).proto  # what comes out can be read again, and has nothing to gain
+        assert not any(place.replaced for place in improve_hlo(one.text).places)
+    assert ours[0].to_dict()["chains"] == ours[1].to_dict()["chains"]
+    for devices, message in [(-1, "1 or more"), (3, "has 8 partitions")]:
+        with pytest.raises(ProgramError, match=message):
+            improve_hlo(text, devices=devices)
+
+
+def module(name: str, number: int) -> bytes:
+    """A module of that name, with the number that a process gives it, and lines that it was traced from."""
+    message = wire.ProtoMessage([])
+    message.set_data(1, name.encode())
+    message.set_number(5, number)
+    message.set_data(17, f"train.py:{number}".encode())
+    return wire.encode_message(message)
+
+
+TEXT = """HloModule m, num_partitions=4
+
+ENTRY %main {
+  %p = f32[2,8]{1,0} parameter(0)
+  ROOT %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+}
+"""
+
+
+class Xla:
+    """Hands out a module, and needs as many bytes as the name of the one that it compiles is long."""
+
+    def __init__(self, hands_out: bytes, times: int = 1) -> None:
+        self.hands_out = hands_out
+        self.times = times
+        self.compiled: list[str] = []
+
+    def __call__(self) -> Any:
+        answers = [program_peaks.answer_to_xla(self.hands_out) for _ in range(self.times)]
+        instead = answers[0].module if answers and answers[0] else None
+        name = wire.decode_message(instead or self.hands_out).text(1)
+        self.compiled.append(name)
+        sizes = {"argument_size_in_bytes": 0, "output_size_in_bytes": 0, "alias_size_in_bytes": 0}
+        memory = SimpleNamespace(temp_size_in_bytes=len(name), **sizes)
+        text = SimpleNamespace(to_string=lambda: TEXT)
+        return SimpleNamespace(get_compiled_memory_stats=lambda: memory, hlo_modules=lambda: [text])
+
+
+def test_both_programs_are_compiled_once() -> None:
+    xla, known = Xla(module("plain", 2)), {}
+    peaks = ProgramPeaks(module("plain", 1), xla, known)
+    costs = [peaks.of(None), peaks.of(module("better", 3)), peaks.of(None)]
+    assert [(cost.peak_bytes, cost.received_bytes) for cost in costs] == [(5, 192), (6, 192), (5, 192)]
+    later = ProgramPeaks(module("plain", 7), xla, known)
+    assert [later.of(None), later.of(module("better", 8))] == costs[:2]
+    assert xla.compiled == ["plain", "better"]
+
+
+@pytest.mark.parametrize("xla", [Xla(module("other", 1)), Xla(module("plain", 1), 2), Xla(module("plain", 1), 0)])
+def test_another_module_than_before_is_refused(xla: Xla) -> None:
+    with pytest.raises(SpliceError, match="XLA hands out another module"):
+        ProgramPeaks(module("plain", 1), xla, {}).of(module("better", 1))
+
+
+def test_an_error_of_the_compiler_is_refused() -> None:
+    def again() -> Any:
+        raise RuntimeError("out of memory\nat length")
+
+    with pytest.raises(SpliceError, match=r"cannot be compiled for its peak \(out of memory\)"):
+        ProgramPeaks(module("plain", 1), again, {}).of(None)
+
+
+def test_other_threads_compile_with_the_pass() -> None:
+    assert program_peaks.answer_to_xla(module("plain", 1)) is None
+
+
+def test_a_mark_is_that_of_its_own_thread_and_purpose() -> None:
+    peaks, fragments = CompilingThread[int]("peaks"), CompilingThread[int]("fragments")
+    assert peaks.run(3, lambda: fragments.run(4, lambda: (peaks.mark, fragments.mark))) == (None, 4)
+    assert (peaks.mark, fragments.mark) == (None, None)
+
+
+def test_an_error_is_raised_where_the_thread_was_started() -> None:
+    def fails() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CompilingThread[int]("peaks").run(1, fails)
