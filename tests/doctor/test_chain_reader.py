@@ -99,14 +99,6 @@ def test_the_recorded_programs(name):
         assert any(one.source == change.source and one.uses == change.uses for one in everything)
 
 
-def test_two_uses_of_one_slice_are_one_replacement():
-    text = module(
-        GATHER_ROWS, SLICE_COLUMNS, "  %n = f32[8,2]{1,0} negate(%d)\n  ROOT %r = f32[8,2]{1,0} add(%d, %n)\n"
-    )
-    (((one,),)) = replacements(text)
-    assert one.uses == (Use((), "d"),)
-
-
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
@@ -281,11 +273,6 @@ def test_a_move_between_two_layouts():
     assert (move.needed_bytes, move.exact, move.plan.received_bytes) == (48, True, 48)
 
 
-def test_plans_only_on_request():
-    (move,), *_ = read(*RESHARD, planned=False)
-    assert move.plan is None and move.exact
-
-
 def test_a_known_move_gives_its_line_and_layouts():
     (move,), where, *_ = read(*RESHARD, moves=[known("model.py:7", *FORTH)])
     assert (where.file, where.line, where.function, where.exact) == ("model.py", 7, None, True)
@@ -335,19 +322,6 @@ def test_results_of_one_chain(second, moves):
     assert len(read_moves) == moves
     assert counted == (None if moves == 1 else 48)
     assert [move.needed_bytes for move in read_moves] == [48, 0][:moves]
-
-
-def test_the_widest_dtype_that_is_sent():
-    halves = [GATHER.replace("f32", "bf16").replace("%p", "%h"), "%h = bf16[2,8]{1,0} convert(%p)"]
-    use = "ROOT %r = f32[8,8]{1,0} convert(%g)"
-    (move,), *_ = read(halves[1], halves[0], use)
-    assert (move.before.dtype, move.after.dtype, move.needed_bytes) == ("bf16", "bf16", 96)
-
-
-def test_the_form_with_the_fewest_dims_is_the_users():
-    shaped = "%t = f32[64]{0} reshape(%g)"
-    (move,), *_ = read(GATHER, shaped, "ROOT %r = f32[64]{0} add(%t, %t)")
-    assert move.after.dims == (64,)
 
 
 def test_equal_moves_of_different_arrays_are_listed_once():
@@ -427,12 +401,6 @@ def test_the_move_is_returned_in_the_dtype_that_is_sent():
     assert Matcher([FITTING]).match(traced(dtype="bf16", received=96, needed=48)) is None
 
 
-def test_equal_moves_are_matched_in_turn():
-    """Two moves of one line that differ in nothing but the lines beside it."""
-    matcher = Matcher([known("f.py:9", *FORTH, near=["f.py:1"]), known("f.py:9", *FORTH, near=["f.py:2"])])
-    assert [set(matcher.match(traced()).near) for _ in range(4)] == [{"f.py:1"}, {"f.py:2"}] * 2
-
-
 USE = "ROOT %r = f32[8,8]{1,0} add(%g, %g)"
 
 
@@ -444,10 +412,6 @@ def answers(*lines):
 def test_a_gather_that_is_used_whole():
     assert answers(GATHER, USE) == [True]
     assert answers(GATHER, "%t = f32[64]{0} bitcast(%g)", "ROOT %r = f32[64]{0} add(%t, %t)") == [True]
-
-
-def test_a_gather_that_is_sliced_is_wasteful():
-    assert answers(*RESHARD) == [False]
 
 
 def test_what_could_be_moved_in_a_narrower_dtype_is_left_to_layouts():

@@ -76,10 +76,6 @@ def test_collectives_whose_results_are_put_together_are_one_chain():
     assert chains(*lines) == [(["u", "v"], ["u", "v", "c"], {"c": ["c"]}, {"p"})]
 
 
-def test_a_result_of_the_region_is_used():
-    assert chains(f"ROOT {GATHER}") == [(["g"], ["g"], {"g": ["g"]}, {"p"})]
-
-
 def test_a_collective_in_a_computation_that_no_region_opens():
     inner = f"%inner {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  ROOT {GATHER}\n}}\n"
     call = "ROOT %r = f32[8,8]{1,0} custom-call(%p), called_computations={%inner}"
@@ -104,11 +100,6 @@ def test_the_chains_of_recorded_modules(path):
     for chain in every:
         assert set(chain.results) <= set(chain.values) and not chain.leaves & set(chain.values)
         assert chain.reduces or not chain.values or chain.results
-
-
-def test_offsets_are_not_part_of_the_data():
-    (chain,) = Analysis(text(*OFFSET, ZERO, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")).chains()
-    assert not {"at", "id", "zero"} & {value.name for value in (*chain.values, *chain.leaves)}
 
 
 def test_a_chain_may_begin_with_a_sum():

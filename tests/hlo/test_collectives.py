@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo import Array, Total, parse_groups
-from reshard.hlo.executed_collectives import collective_form, permute_pairs
+from reshard.hlo import Total, parse_groups
+from reshard.hlo.executed_collectives import permute_pairs
 from tests.hlo import record
 from tests.hlo.fragments import GROUPS, PARAMETERS, computation, module, only
 
@@ -108,15 +108,6 @@ def test_the_users_line(compiled, kind, call):
     assert call in lines[one.source.line - 1]
 
 
-def test_groups_and_arrays_of_a_compiled_module(compiled):
-    one = only(hlo.collectives(hlo.parse(compiled["gather"])))
-    assert one.groups.lists == ((0, 2, 4, 6), (1, 3, 5, 7)) and one.group_size == 4
-    assert [array.dims for array in (*one.operands, *one.results)] == [(64, 256), (256, 256)]
-    assert (one.dtype, one.opcode, one.pairs) == ("f32", "all-gather", ())
-    ring = only(hlo.collectives(hlo.parse(compiled["ring"])))
-    assert sorted(ring.pairs) == [(2 * i + j, (2 * i + 2) % 8 + j) for i in range(4) for j in range(2)]
-
-
 # ---- calls
 
 
@@ -199,20 +190,6 @@ def test_the_worst_branch_counts(branches):
     assert [one.times for one in hlo.collectives(read, every_branch=True)] == [1, 4]
 
 
-def test_between_branches_that_receive_the_same_more_launches_count():
-    v, line = "%v = f32[8] parameter(0)", "collective-permute(%v), source_target_pairs={{0,0}}"
-    two = computation("two", v, f"%a = f32[8] {line}", f"ROOT %b = f32[8] {line}")
-    one = computation("one", v, f"ROOT %c = f32[8] {line}")
-    branches = "ROOT %c = f32[8] conditional(%i, %v, %v), branch_computations={%one, %two}"
-    assert [each.name for each in hlo.collectives(module(v, branches, before=one + two))] == ["a", "b"]
-
-
-def test_collectives_are_listed_in_program_order():
-    lines = [f"%a = f32[8] {REDUCE}", loop("w", "inner", count=2), f"%z = f32[8] {REDUCE}"]
-    read = module("%v = f32[8] parameter(0)", *lines, before=bodies())
-    assert [one.name for one in hlo.collectives(read)] == ["a", "sum", "z"]
-
-
 # ---- refused
 
 
@@ -231,17 +208,6 @@ def test_what_cannot_be_counted_is_refused(line, message):
 def test_groups_of_all_devices_need_their_number_in_the_header():
     with pytest.raises(NotationError, match="keep num_partitions=8"):
         hlo.collectives(module("%r = f32[8] all-gather(%p), replica_groups={}", header=""))
-
-
-def test_traffic_of_some_collectives():
-    collectives = hlo.collectives(hlo.parse((record.DATA / "kinds_cpu_0.12.0.1.hlo").read_text(encoding="utf-8")))
-    total = hlo.traffic(one for one in collectives if one.kind == "permute")
-    assert total == hlo.Traffic(2, SMALL * 4, {"permute": Total(2, SMALL * 4)}, True)
-
-
-def test_operands_that_the_computation_does_not_define():
-    one = only(hlo.collectives(module(f"%r = f32[32] all-gather(%gone), {GROUPS}")))
-    assert one.operands == () and one.results == (Array("f32", (32,)),)
 
 
 @pytest.mark.parametrize(
@@ -356,18 +322,6 @@ def test_an_all_reduce_in_a_fusion_that_uses_only_slices_of_it(after, kind, rece
     assert (one.kind, one.opcode, one.received_bytes) == (kind, "all-reduce", received)
 
 
-def test_an_all_reduce_that_is_also_the_result_of_its_fusion():
-    before = reduced(SLICE.replace("ROOT ", "")).replace("%r =", "ROOT %r =")
-    one = only(hlo.collectives(module(*PARAMETERS, FUSED, before=before)))
-    assert (one.kind, one.received_bytes) == ("all_reduce", 48)
-
-
-def test_outside_of_a_fusion_an_all_reduce_stays_one():
-    called = "ROOT %x = f32[2] call(%p), to_apply=%f"
-    one = only(hlo.collectives(module(*PARAMETERS, called, before=reduced(SLICE))))
-    assert (one.kind, one.received_bytes) == ("all_reduce", 48)
-
-
 def test_a_chain_of_fusions_without_its_start_is_not_counted():
     """The recorded v5e module has such a chain; here its start is removed."""
     text = (record.DATA / "overlap_v5e_0.12.0.1.hlo").read_text(encoding="utf-8")
@@ -377,26 +331,10 @@ def test_a_chain_of_fusions_without_its_start_is_not_counted():
     assert hlo.traffic(hlo.parse(text.replace("chain_id", ""))).by_kind["all_gather"].launches == whole + 2
 
 
-def test_tokens_are_not_operands():
-    transfer = '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_GATHER"'
-    recv = f"%r = (f32[8], u32[], token[]) recv(%t), frontend_attributes={{{transfer}}}"
-    one = only(hlo.collectives(module("%t = token[] after-all()", recv)))
-    assert one.operands == () and one.results == (Array("f32", (8,)),) and one.groups is None
-
-
 def test_an_unknown_transfer_between_slices_is_refused():
     line = '%r = (f32[8]) recv(%p), frontend_attributes={_xla_megascale_transfer_type="NEW"}'
     with pytest.raises(NotationError, match="type NEW is not known"):
         hlo.collectives(module(line))
-
-
-@pytest.mark.parametrize(
-    ("target", "slices"), [("{1,2}x{0:3}", 2), ("{1:4}x{0:3}", 4), ("{0:2,5}x{0:3}", 4), ("{{100000->300000}}", 2)]
-)
-def test_the_slices_that_a_transfer_joins(target, slices):
-    attributes = f'_xla_megascale_target="{target}",_xla_megascale_transfer_type="ALL_GATHER"'
-    read = module(f"%r = (f32[8], u32[], token[]) recv(%t), frontend_attributes={{{attributes}}}")
-    assert collective_form(read.entry, read.entry.instructions[0], fused=False).group_size == slices
 
 
 @pytest.mark.parametrize(
@@ -510,11 +448,6 @@ def test_unreadable_groups_are_refused(text):
         parse_groups(text, 8)
 
 
-def test_groups_of_all_devices_need_their_number():
-    with pytest.raises(NotationError, match="keep num_partitions=8"):
-        parse_groups("{}", None)
-
-
 def test_groups_of_many_devices_cost_nothing_until_they_are_listed():
     parsed = [parse_groups(f"[{2**18},{2**4}]<=[{2**11},{2**11}]T(1,0)", None) for _ in range(1000)]
     assert {(groups.count, groups.size) for groups in parsed} == {(2**18, 2**4)}
@@ -535,17 +468,6 @@ def test_more_devices_than_can_be_listed_are_refused_before_any_is(text: str):
     with pytest.raises(NotationError, match="over more devices than the 16777216") as caught:
         parse_groups(text, None)
     assert len(str(caught.value)) < 400
-
-
-def test_all_devices_are_refused_if_they_are_too_many():
-    with pytest.raises(NotationError, match="over more devices"):
-        parse_groups("{}", 10**12)
-
-
-@pytest.mark.parametrize("given", [None, 7, b"{{0,1}}", ["{0}"]])
-def test_what_is_not_text_is_refused(given: object):
-    with pytest.raises(NotationError, match="are not text"):
-        parse_groups(given, 8)  # type: ignore[arg-type]
 
 
 SUM = "(s32[], f32[8], s32[])"
@@ -614,17 +536,6 @@ def test_counted_loops_of_all_kinds(start, bound, step, direction, expected):
     )
     steps = range(start, bound + {"LE": 1, "GE": -1}.get(direction, 0), step) if expected else range(0)
     assert trips == expected == (expected and len(steps))
-
-
-def test_a_counter_that_is_subtracted_from():
-    body = but(BODY, "add(%j, %one)", "subtract(%j, %one)")
-    assert count(but(START, "constant(0)", "constant(20)"), but(CONDITION, "LT", "GT"), body) == 8
-    reverse = but(BODY, "add(%j, %one)", "subtract(%one, %j)")
-    assert count(but(START, "constant(0)", "constant(20)"), but(CONDITION, "LT", "GT"), reverse) is None
-
-
-def test_the_step_may_be_the_first_operand():
-    assert count(body=but(BODY, "add(%j, %one)", "add(%one, %j)")) == 12
 
 
 def test_copies_are_seen_through():

@@ -4,16 +4,13 @@ import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo import Array, Frame, Source
-from reshard.hlo.frames import metadata_fields
-from reshard.hlo.module import flatten_shape
-from reshard.hlo.origin import CallSite, source_of
+from reshard.hlo import Array, Source
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
-from reshard.hlo.text import compiled_platform, read_arrays, read_shape
+from reshard.hlo.text import compiled_platform, read_shape
 from reshard.hlo.wire import ProtoMessage, decode_message, encode_message
 from tests.doctor.fragments import HLO_DATA
-from tests.hlo.fragments import GATHER, OURS, TABLES, computation, gather_source, metadata, module, only
+from tests.hlo.fragments import GATHER, TABLES, computation, gather_source, metadata, module, only
 from tests.hlo.record import DATA
 from tests.hlo.splices import NAMES, recorded
 
@@ -83,18 +80,6 @@ def test_attributes_are_cut_at_the_outer_commas():
     }
     assert one.called == ("c", "b.1")
     assert one.sharding == "{devices=[2,1]<=[2]}"
-
-
-def test_called_computations_of_branches():
-    one = instruction("%r = f32[] conditional(%i, %a, %b), branch_computations={%t, %f.2}")
-    assert one.called == ("t", "f.2")
-    assert instruction("%r = f32[] conditional(%i), true_computation=%t, false_computation=f").called == ("t", "f")
-
-
-def test_the_header():
-    read = module("%a = f32[] constant(1)", header=", is_scheduled=true, replica_count=2, num_partitions=4")
-    assert (read.name, read.replica_count, read.num_partitions, read.devices) == ("m", 2, 4, 8)
-    assert module("%a = f32[] constant(1)", header="").devices is None
 
 
 @pytest.mark.parametrize(
@@ -169,12 +154,6 @@ def test_a_shape(text, shape):
     assert instruction_of_shapes(f"%a = {text} custom-call()").shape == read_shape(text) == shape
 
 
-def test_the_arrays_of_a_shape_in_order():
-    text = "((f32[2]{0:T(256)}, ()), (u32[]{:S(2)}, (bf16[3,5])))"
-    assert [array.dtype for array in flatten_shape(read_shape(text))] == ["f32", "u32", "bf16"]
-    assert flatten_shape(read_shape(text)) == read_arrays(text)
-
-
 @pytest.mark.parametrize(
     ("text", "nbytes"),
     [
@@ -196,11 +175,6 @@ def test_bytes(text, nbytes):
 def test_a_shape_that_cannot_be_read_is_refused(shape):
     with pytest.raises(NotationError, match="give one array"):
         _ = instruction_of_shapes(f"%a = {shape} custom-call()").shape
-
-
-def test_a_dtype_of_unknown_size_is_refused():
-    with pytest.raises(NotationError, match="dtype 'strange'"):
-        _ = instruction_of_shapes("%a = strange[2] custom-call()").arrays[0].nbytes
 
 
 PLATFORMS = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tpu7x": "tpu"}
@@ -231,13 +205,6 @@ def test_the_innermost_frame_of_the_user(frame, file, line, function):
     assert gather_source(metadata(frame)) == Source("f/mul", file, line, function)
 
 
-def test_all_frames():
-    read = module("%p = f32[8] parameter(0)", tables=TABLES)
-    assert [frame.line for frame in read.frames.stack("{stack_frame_id=4}")] == [1, 99, 7, 50]
-    assert [frame.users for frame in read.frames.stack("{stack_frame_id=4}")] == [False, False, True, True]
-    assert read.frames.stack("{stack_frame_id=77}") == read.frames.stack("{}") == ()
-
-
 def test_parents_without_the_offset():
     """A table whose first frame has no parent, and whose parents are given by their own ids."""
     tables = TABLES
@@ -252,66 +219,11 @@ def test_a_frame_that_is_its_own_ancestor_ends_the_stack():
     assert gather_source(metadata(4), tables=tables).line == 1
 
 
-def test_metadata_of_older_versions():
-    older = ', metadata={op_type="dot" op_name="f/dot" source_file="old.py" source_line=12 source_end_line=13}'
-    assert gather_source(older) == Source("f/dot", "old.py", 12)
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        (Source("f/mul", "a.py", 3, "f"), "a.py:3 (f/mul)"),
-        (Source("w", "a.py", 3, exact=False), "near a.py:3 (w)"),
-        (Source("", "a.py", 3), "a.py:3"),
-        (Source("w"), "w"),
-        (Source("", exact=False), "unknown"),
-    ],
-)
-def test_a_source_as_text(source, text):
-    assert str(source) == text
-
-
-@pytest.mark.parametrize(
-    ("file", "users"),
-    [
-        ("train.py", True),
-        ("/home/me/jax/train.py", True),
-        ("/env/site-packages/flax/core.py", False),
-        ("/env/site-packages/transformers/models/llama.py", True),
-        ("/env/site-packages/jax/_src/numpy.py", False),
-        ("/env/dist-packages/jaxlib/mlir.py", False),
-        ("C:\\env\\site-packages\\reshard\\plan.py", False),
-        (str(OURS), False),
-    ],
-)
-def test_files_of_the_user(file, users):
-    assert Frame(file, 1).users == users
-
-
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ("{}", {}),
-        ('{op_name="a b" stack_frame_id=2}', {"op_name": "a b", "stack_frame_id": "2"}),
-        ('{op_name="say \\"x=1\\"" line=-3}', {"op_name": 'say \\"x=1\\"', "line": "-3"}),
-    ],
-)
-def test_fields_of_metadata(text, fields):
-    assert metadata_fields(text) == fields
-
-
 def test_a_wrapped_collective_has_the_line_of_its_wrapper():
     inner = computation("w", "%p = f32[8] parameter(0)", f"ROOT %g = f32[16] {GATHER}")
     lines = ["%q = f32[8] parameter(0)", f"%s = ((f32[8]), f32[16]) async-start(%q), calls=%w{metadata(2)}"]
     source = only(hlo.collectives(module(*lines, before=inner, tables=TABLES))).source
     assert (source.line, source.exact) == (7, True)
-
-
-def test_a_collective_in_a_loop_does_not_have_the_line_of_the_loop():
-    inner = computation("b", "%p = f32[8] parameter(0)", f"ROOT %g = f32[16] {GATHER}")
-    inner += computation("c", "%p = f32[8] parameter(0)")
-    lines = ["%q = f32[8] parameter(0)", f"%s = f32[8] while(%q), condition=%c, body=%b{metadata(2)}"]
-    assert only(hlo.collectives(module(*lines, before=inner, tables=TABLES))).source == Source("")
 
 
 @pytest.mark.parametrize(
@@ -343,14 +255,6 @@ def test_users_come_before_operands():
         f"%n = f32[16] negate(%g){metadata(2)}",
     ]
     assert only(hlo.collectives(module(*lines, tables=TABLES))).source.line == 7
-
-
-@pytest.mark.parametrize(("between", "line"), [(0, 50), (198, 50), (400, None)])
-def test_a_line_that_is_too_far_away_is_not_taken(between, line):
-    chain = [f"%n{at + 1} = f32[16] negate(%n{at})" for at in range(between)]
-    read = module("%n0 = f32[16] parameter(0)", *chain, f"%m = f32[16] negate(%n{between}){metadata(1)}", tables=TABLES)
-    first = read.entry.by_name["n1" if between else "n0"]
-    assert source_of(read, (CallSite(read.entry, first),)).line == line
 
 
 READ = (

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from reshard import hlo
 from reshard.errors import NotationError, SpliceError
-from reshard.hlo import integrity, wire
+from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splicer, Use, remove_uncalled, remove_unused
+from reshard.hlo.splice import Use, remove_uncalled, remove_unused
 from tests.hlo.splices import NAMES, recorded, splice
 
 
@@ -36,18 +35,6 @@ def test_the_gathers_go_and_the_fragments_come(name):
     integrity.check_splices(old := module.decoded(), ModuleProto.decode(proto.encode(), old), changes)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_computations_may_go_once_after_all_splices(name):
-    """And fragments, which are decoded once for all modules, stay as they were captured."""
-    module, each, _ = spliced(name)
-    proto = module.decoded()
-    splicer = Splicer(proto)
-    changes = [integrity.Change(one, splicer.splice(one)) for one in module.splices]
-    splicer.finish()
-    assert [one.opcode for one in proto.instructions()] == [one.opcode for one in each.instructions()]
-    integrity.check_splices(old := module.decoded(), ModuleProto.decode(proto.encode(), old), changes)
-
-
 def test_a_fusion_takes_the_tile_instead_of_the_slice():
     module, proto, _ = spliced("train_cpu")
     (change,) = module.splices
@@ -68,20 +55,6 @@ def test_a_fusion_that_only_slices_is_gone():
     assert use.path[0] not in {one.name for one in proto.entry.instructions}
 
 
-def test_nothing_else_changes():
-    module, proto, _ = spliced("train_cpu")
-    before = {one.name: one for one in module.decoded().entry.instructions}
-    for one in proto.entry.instructions:
-        if one.name in before and one.opcode != "fusion":
-            assert one.operands == before[one.name].operands and one.shape == before[one.name].shape
-
-
-def test_added_instructions_have_the_line_of_the_chain():
-    module, proto, (change,) = spliced("train_cpu")
-    ids = set(change.linked.instructions.values()) - {proto.entry.named(module.splices[0].source).id}
-    assert {one.metadata for one in proto.instructions() if one.id in ids} == {b"\x12\x04here"}
-
-
 def test_the_schedule_has_the_fragment_before_its_use():
     _, proto, changes = spliced("scan_v5p")
     assert proto.schedule is not None
@@ -90,13 +63,6 @@ def test_the_schedule_has_the_fragment_before_its_use():
         ids = proto.schedule[region.id]
         assert sorted(ids) == sorted(one.id for one in region.instructions)
     assert set(proto.schedule) <= {one.id for one in proto.computations}
-
-
-def test_the_result_is_a_module_that_reads_the_same():
-    """The text of a spliced module is XLA's business; here its order, ids and names are looked at."""
-    _, proto, _ = spliced("scan_cpu")
-    again = ModuleProto.decode(proto.encode())
-    assert [one.name for one in again.instructions()] == [one.name for one in proto.instructions()]
 
 
 def test_a_value_of_the_region_itself_is_replaced():
@@ -133,12 +99,6 @@ def test_a_computation_with_two_callers_is_not_changed():
     proto.entry.instructions.insert(proto.entry.instructions.index(caller) + 1, twin)
     with pytest.raises(SpliceError, match="other instructions call the same computation"):
         splice(proto, change)
-
-
-def test_the_text_of_the_recorded_modules_has_their_regions():
-    for name in NAMES:
-        module = recorded(name)
-        assert {one.region for one in module.splices} <= set(hlo.parse(module.text).computations)
 
 
 def remove_dead(proto, region):
@@ -185,14 +145,6 @@ def test_what_may_have_an_effect_stays():
     with_copy(proto, proto.entry.instructions[0], "custom-call").message.set_number(65, 1)
     remove_dead(proto, proto.entry)
     assert proto.entry.named("unused")
-
-
-def test_a_call_of_foreign_code_without_an_effect_goes():
-    module = recorded("train_cpu")
-    proto = module.decoded()
-    with_copy(proto, proto.entry.instructions[0], "custom-call")
-    remove_dead(proto, proto.entry)
-    assert proto.encode() == module.module
 
 
 def test_control_edges_go_around_what_is_gone():
@@ -278,11 +230,6 @@ def test_what_the_splicer_makes_is_accepted(case):
     check(module.decoded(), proto.encode(), changes)
 
 
-def test_no_splice_no_change(case):
-    module, _, _ = case
-    check(module.decoded(), module.module, [])
-
-
 @pytest.mark.parametrize("channel", [0, 1, 77])
 def test_another_channel(case, channel):
     one = next(one for one in collectives(case) if one.channel)
@@ -292,29 +239,10 @@ def test_another_channel(case, channel):
     assert "channel" in refused(case)
 
 
-def test_other_groups(case):
-    one = collectives(case)[-1]
-    for field in one.message.fields:
-        if field.number in (GROUPS, PAIRS):
-            one.message.set_data(field.number, field.value[:-1] + bytes([field.value[-1] ^ 1]))
-            break
-    else:
-        one.message.set_data(GROUPS, b"\x12\x00")
-    assert "differs from the instruction" in refused(case)
-
-
 def test_a_slice_off_by_one(case):
     one = next(one for one in added(case) if one.opcode in ("slice", "dynamic-slice", "copy", "transpose", "bitcast"))
     one.message.set_numbers(SIZES, [1, 2, 3])
     assert "differs from the instruction" in refused(case)
-
-
-def test_a_copy_of_another_dtype(case):
-    one = next(one for one in added(case) if one.opcode in ("copy", "bitcast"))
-    shape = wire.decode_message(one.shape)
-    shape.set_number(2, 16)
-    one.message.set_data(SHAPE, wire.encode_message(shape))
-    assert refused(case)
 
 
 def test_a_bitcast_for_a_copy_of_layouts(case):
@@ -351,11 +279,6 @@ def test_minus_zero_that_became_zero(with_constants):
     literal = one.message.data(LITERAL)
     one.message.set_data(LITERAL, literal[:-1] + bytes([literal[-1] ^ 0x80]))
     assert "it has changed" in refused(case)
-
-
-def test_a_stale_alias(case):
-    case[1].message.set_data(ALIASES, b"\x0a\x02\x08\x01")
-    assert "aliases" in refused(case)
 
 
 def test_a_dropped_control_edge(case):
@@ -415,21 +338,6 @@ def test_a_name_twice(case):
     one, other, *_ = kept(case)
     one.name = other.name
     assert "twice" in refused(case)
-
-
-def test_an_instruction_missing(case):
-    _, proto, _ = case
-    one = collectives(case)[0]
-    for computation in proto.computations:
-        if one in computation.instructions:
-            computation.instructions.remove(one)
-    assert refused(case)
-
-
-def test_another_root(case):
-    _, proto, _ = case
-    proto.entry.root_id = proto.entry.instructions[0].id
-    assert refused(case)
 
 
 def test_computations_out_of_order(case):

@@ -66,10 +66,6 @@ def test_the_same_move_by_other_collectives():
     check(NEW)
 
 
-def test_the_old_module_itself():
-    check(OLD)
-
-
 @pytest.mark.parametrize(
     ("was", "is_now"),
     [
@@ -91,14 +87,6 @@ def test_planted_faults(was, is_now):
     if "%other" in new:
         new = new.replace("  ROOT", "  %q = f32[8,2]{1,0} parameter(1)\n  %other = f32[8,2]{1,0} copy(%q)\n  ROOT")
     with pytest.raises(SpliceError):
-        check(new)
-
-
-def test_the_message_says_which_element():
-    new = NEW.replace("reshape(%y)", "reshape(%x)")
-    with pytest.raises(
-        SpliceError, match=r"d: device 0, index \(2, 0\) would come from place .* of device 0, not from"
-    ):
         check(new)
 
 

@@ -12,11 +12,9 @@ from reshard.doctor.dataflow.index_maps import (
     Unconvertible,
     Untraceable,
     find_conversion,
-    ravel_indices,
     unravel_places,
 )
 from reshard.doctor.dataflow.scalars import UNKNOWN
-from reshard.errors import SpliceError
 from tests.doctor.fragments import Analysis
 from tests.doctor.tracing import follow_to_start, program
 
@@ -128,14 +126,6 @@ def test_forms_that_cannot_be_traced(line, message):
         analysis.maps.preimages(analysis.value("r"), Points(np.zeros(1, int), np.zeros((2, 1), int)))
 
 
-@pytest.mark.parametrize("dims", [(), (7,), (3, 5), (2, 1, 7), (4, 0)])
-def test_places_in_row_major_order(dims):
-    count = int(np.prod(dims))
-    index = unravel_places(np.arange(count), dims)
-    np.testing.assert_array_equal(index, np.indices(dims).reshape(len(dims), count))
-    np.testing.assert_array_equal(ravel_indices(index, dims), np.arange(count))
-
-
 HEAD = """HloModule m, num_partitions=2
 
 %wrote (a: (f32[6], f32[2])) -> f32[6] {
@@ -191,25 +181,12 @@ def test_an_update_past_the_end_is_moved_back():
     assert origins(lines, "u", (6,))[0] == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 3]]
 
 
-def test_an_update_of_zeros_leaves_padding():
-    lines = (
-        "  %z = f32[6]{0} broadcast(%zero), dimensions={}\n  ROOT %u = f32[6]{0} dynamic-update-slice(%z, %part, %n)\n"
-    )
-    assert origins(lines, "u", (6,))[0] == [[0, 1, -1, -1, -1, -1], [-1, 2, 3, -1, -1, -1]]
-
-
 def test_a_reduction_over_dims_of_size_one():
     lines = (
         "  %r = f32[2,1,3]{2,1,0} reshape(%p)\n"
         "  ROOT %d = f32[2,3]{1,0} reduce(%r, %zero), dimensions={1}, to_apply=%sum\n"
     )
     assert origins(lines, "d", (2, 3))[0] == [[0, 1, 2, 3, 4, 5]] * 2
-
-
-def test_a_real_reduction_cannot_be_followed():
-    lines = "  %r = f32[2,3]{1,0} reshape(%p)\n  ROOT %d = f32[2]{0} reduce(%r, %zero), dimensions={1}, to_apply=%sum\n"
-    with_leaf = origins(lines, "d", (2,))  # It is a leaf of its own, and not %p.
-    assert with_leaf[0] == [[0, 1]] * 2
 
 
 @pytest.mark.parametrize(
@@ -238,12 +215,6 @@ def test_an_unknown_offset_is_refused():
     assert places == [[0, 1, 2, 3, 4, 5]] * 2  # Of %u, which is where following ends.
 
 
-def test_the_error_names_the_value():
-    lines = "  ROOT %u = (f32[6]{0}, f32[2]{0}) tuple(%p, %part)\n"
-    with pytest.raises(SpliceError, match="cannot be followed"):
-        origins(lines, "u", (6,))
-
-
 def converted(*lines, dtype="bf16"):
     """What becomes of the elements of %p on their way to the root."""
     body = "\n".join(f"  {line}" for line in (f"%p = {dtype}[8]{{0}} parameter(0)", *lines))
@@ -252,18 +223,9 @@ def converted(*lines, dtype="bf16"):
     return find_conversion(traced.maps, HloValue(region, region.computation.root.name), HloValue(region, "p"))
 
 
-def test_no_conversion():
-    assert converted("ROOT %c = bf16[8]{0} copy(%p)") == Conversion("bf16", "bf16", "bf16")
-
-
 def test_there_and_back_loses_nothing():
     lines = ("%w = f32[8]{0} convert(%p)", "ROOT %n = bf16[8]{0} convert(%w)")
     assert converted(*lines) == Conversion("bf16", "bf16", "bf16")
-
-
-def test_rounded_on_the_way():
-    lines = ("%n = bf16[8]{0} convert(%p)", "%c = bf16[8]{0} copy(%n)", "ROOT %w = f32[8]{0} convert(%c)")
-    assert converted(*lines, dtype="f32") == Conversion("f32", "bf16", "f32")
 
 
 def test_widened_in_the_end():

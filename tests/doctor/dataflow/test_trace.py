@@ -57,14 +57,6 @@ def tracer_of(*lines):
     return analysis, Tracer(analysis.maps, Numbering(analysis.flow), frozenset())
 
 
-def test_elements_of_a_leaf():
-    analysis, tracer = tracer_of("ROOT %t = f32[8,2]{1,0} transpose(%p), dimensions={1,0}")
-    points = everywhere(4, (8, 2))
-    origins = tracer(analysis.value("t"), points)
-    assert (origins.device == points.device).all() and len(tracer.tiles) == 1
-    np.testing.assert_array_equal(origins.place, points.indices[1] * 8 + points.indices[0])
-
-
 def test_padding_comes_from_nowhere():
     analysis, tracer = tracer_of("%z = f32[] constant(0)", "ROOT %w = f32[3,8]{1,0} pad(%p, %z), padding=0_1x0_0")
     origins = tracer(analysis.value("w"), everywhere(4, (3, 8)))
@@ -90,17 +82,6 @@ def test_elements_that_arrive_from_other_devices(name, elements):
 def test_elements_of_several_values_count_once():
     analysis, tracer = tracer_of(*OFFSET, ZERO, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")
     assert tracer.arriving([analysis.value("d"), analysis.value("g")]) == 3 * 16
-
-
-def test_too_many_elements_are_not_counted():
-    analysis, tracer = tracer_of("ROOT %w = f32[2,8,65536]{2,1,0} broadcast(%p), dimensions={0,1}")
-    assert tracer.arriving([analysis.value("w")]) is None
-
-
-def test_padding_does_not_arrive():
-    padded = "%w = f32[3,8]{1,0} pad(%p, %z), padding=0_1x0_0"
-    analysis, tracer = tracer_of("%z = f32[] constant(0)", padded, "ROOT %r = f32[3,8]{1,0} add(%w, %w)")
-    assert tracer.arriving([analysis.value("w")]) == 0
 
 
 HEAD = """HloModule m, num_partitions=4

@@ -15,13 +15,7 @@ from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import fragments, program_peaks, xla_hook
-from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, JaxlibReader, OpFragmentKey, OutputKey, rows_function
-from reshard.jax.xla_pass.hlo_pass import asked_fragments
-from reshard.synth import plan
-from reshard.types import Layout
-from tests.doctor.batched import FFT, HEAD
-from tests.doctor.fragments import RESHARD, text
-from tests.doctor.test_proposals import proposals
+from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, JaxlibReader, rows_function
 
 MESH = rs.Mesh(y=2, x=4)
 
@@ -57,11 +51,6 @@ def test_each_is_compiled_once(hook, monkeypatch):
     assert known.get(key()) is first
 
 
-def test_its_peak_has_both_tiles(hook):
-    fragment = Fragments(jax.devices()).get(key())
-    assert fragment.peak_bytes >= 2 * 8 * 16 * 4 * 4
-
-
 def test_what_does_not_compile_is_refused(hook):
     with pytest.raises(SpliceError, match=r"does not compile here"):
         Fragments(jax.devices()[:4]).get(key())
@@ -80,10 +69,6 @@ def test_memory_layouts_of_hlo(text, order, tiles):
     layout = fragments._layout_of(Array("f32", (2,) * len(order), text))
     assert tuple(layout.major_to_minor) == order
     assert (layout.tiling or None) == tiles
-
-
-def test_only_a_thread_that_compiles_a_fragment_captures():
-    assert not fragments.capture_module(b"module")
 
 
 def test_the_tile_function_rearranges_the_tile():
@@ -113,33 +98,10 @@ def op(kind, dtype, target="", dims=(9, 4), results=None, **options):
     return BatchOp(kind, target, (0,), (operand,), results or (operand,), **options)
 
 
-def test_an_fft_of_some_rows():
-    (result,) = rows_function(op("fft", "c64", "FFT", lengths=(4,)), (None,))(jnp.array(LINE + 0j, "complex64"))
-    assert np.allclose(result, np.fft.fft(LINE), atol=1e-4)
-
-
 def test_top_k_of_some_rows():
     results = (Array("f32", (9, 2)), Array("s32", (9, 2)))
     values, at = rows_function(op("top_k", "f32", "TopK", results=results), (None,))(jnp.array(LINE))
     assert values.tolist() == jax.lax.top_k(LINE, 2)[0].tolist() and at.shape == (3, 2)
-
-
-def test_a_memory_layout_that_is_not_known():
-    bad = op("ffi", "f32", "x")._replace(operands=(Array("f32", (9, 4), "1,0:T(8,128)"),))
-    with pytest.raises(SpliceError, match="memory layout"):
-        rows_function(bad, (None,))(jnp.array(LINE))
-
-
-def test_the_key_says_what_runs_where():
-    mesh = rs.Mesh(x=2)
-    rows, columns = (Layout.parse(text, mesh) for text in ("c64[{x}2, 4]", "c64[4, {x}2]"))
-    after = Array("c64", (4, 2), "1,0")
-    output = OutputKey(0, plan(rows, columns), ((4, 2), (2, 1)), after)
-    key = OpFragmentKey(
-        op("fft", "c64", "FFT", (4, 4), lengths=(4,)), (None,), plan(rows, rows), Array("c64", (2, 4), "1,0"),
-        ((2, 4), (4, 1)), (output,),
-    )  # fmt: skip
-    assert str(key) == "FFT on c64[{x}2, 4]" and key.mesh == mesh and key.afters == (after,)
 
 
 def both(f, spec, shape, mesh):
@@ -237,23 +199,3 @@ def edges(a):
     """Parts of neighbours' tiles along both dims; at the edges of the array it is the array's own."""
     wide = jnp.pad(a, [(2, 1), (2, 1)], mode="wrap")
     return wide[3:, 2:-1] - wide[: a.shape[0], 2:-1] + wide[2:-1, : a.shape[1]]
-
-
-def test_without_faults_it_is_replaced():
-    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
-    _, _, log = both(edges, P("y", "x"), (16, 16), mesh)
-    assert any(place.outcome.permutes for report in log.reports for place in report.replaced), str(log)
-
-
-def test_a_move_asks_for_its_plan():
-    (one,) = proposals(text(*RESHARD))
-    ((key, uses),) = asked_fragments(one)
-    assert isinstance(key, FragmentKey) and (key.plan,) == one.outcome.plans
-    assert [use.name for use in uses] == ["d"] and key.received_bytes == one.outcome.planned_bytes
-
-
-def test_an_operation_asks_for_itself_on_rows():
-    (one,) = proposals(HEAD + FFT)
-    ((key, uses),) = asked_fragments(one)
-    assert isinstance(key, OpFragmentKey) and key.received_bytes == one.outcome.planned_bytes
-    assert [(use.name, use.output) for use in uses] == [("d", 0)]
