@@ -45,8 +45,8 @@ const ready = (async () => {
   const archive = await fetch(here("reshard.zip"));
   if (!archive.ok) throw new Error("reshard.zip is not there");
   python.unpackArchive(await archive.arrayBuffer(), "zip");
-  python.runPython("import json\\nfrom reshard.cli.playground import answer\\n" +
-    "ask = lambda text: json.dumps(answer(json.loads(text)))");
+  python.runPython("import json\\nfrom reshard.cli.playground import answer_fields\\n" +
+    "ask = lambda text: json.dumps(answer_fields(json.loads(text)))");
   return python.globals.get("ask");
 })();
 ready.then(() => postMessage({ ready: true }), error => postMessage({ failed: String(error) }));

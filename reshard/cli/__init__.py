@@ -3,7 +3,7 @@
     parser            all commands together
     options           what they share: groups of arguments, each a dataclass, and how a command is added
     plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion
-                      one command each: its options, `add` for its arguments and help, and `run`
+                      one command each: its options with their arguments, what it runs, and both as `COMMAND`
     requests          the layouts and the plan that arguments ask for, or the lines of a file
     trial             random data for `simulate`, the check of its result, and what it prints
     playground        what the page in docs/playground.py asks, in a browser
@@ -21,7 +21,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from reshard.cli.parser import parse
+from reshard.cli.parser import parse_command
 from reshard.errors import ReshardError
 
 _UNWRITTEN = frozenset(getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO"))
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _prepare_streams()
     try:
-        return _answer(argv)
+        return _run_command(argv)
     except BrokenPipeError:  # The reader (head, less) has closed the pipe.
         _discard_output()
         return 0
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _answer(argv: Sequence[str] | None) -> int:
+def _run_command(argv: Sequence[str] | None) -> int:
     """Runs the command, and writes out what it printed: a full disk is an error of the call, and not of its end."""
     try:
-        code = parse(argv)()
+        code = parse_command(argv)()
     except ReshardError as error:
         sys.stdout.flush()
         print(f"reshard: error: {error}", file=sys.stderr)

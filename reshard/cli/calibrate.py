@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from reshard.cli.options import Commands, Options, add_command
+from reshard.cli.options import Command, Options
 
 _EXAMPLES = """\
 examples:
@@ -34,29 +34,32 @@ class CalibrateOptions(Options):
         parser.add_argument("--name", default="calibrated", metavar="NAME", help=what)
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard calibrate`."""
-    summary = "measure the latencies and bandwidths of MPI ranks, as a network to plan for"
-    add_command(commands, "calibrate", summary, _EXAMPLES, CalibrateOptions, run)
-
-
-def run(options: CalibrateOptions) -> int:
+def run_calibrate(options: CalibrateOptions) -> int:
     """Measures on `--ranks` ranks that it starts, or on those that run it already; rank 0 writes the network."""
     from reshard.mpi import launch
 
     if options.ranks is None:
-        return _measure(options)
+        return _measure_network(options)
     output = [] if options.output is None else ["-o", options.output]
     return launch(options.ranks, ["-m", "reshard", "calibrate", "--name", options.name, *output])
 
 
-def _measure(options: CalibrateOptions) -> int:
-    from reshard.cli.programs import write
+def _measure_network(options: CalibrateOptions) -> int:
+    from reshard.cli.programs import write_output
     from reshard.mpi import calibrate, world
 
     comm = world()
     network = calibrate(comm, options.name)
     if comm.rank:
         return 0
-    write("-" if options.output is None else options.output, f"{network.to_json()}\n")
+    write_output("-" if options.output is None else options.output, f"{network.to_json()}\n")
     return 0
+
+
+COMMAND = Command(
+    "calibrate",
+    "measure the latencies and bandwidths of MPI ranks, as a network to plan for",
+    _EXAMPLES,
+    CalibrateOptions,
+    run_calibrate,
+)

@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reshard.cli.options import Commands, Options, add_command, add_network
+from reshard.cli.options import Command, Options, add_network
 from reshard.errors import ReshardError
 from reshard.types.units import bytes_text, counted
 
@@ -75,18 +75,12 @@ class CompilerPassOptions(Options):
         parser.add_argument("--topology", metavar="NAME", help=what)
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard pass`."""
-    summary = "put reshard's collectives into a StableHLO program"
-    add_command(commands, "pass", summary, _EXAMPLES, CompilerPassOptions, run)
-
-
-def run(options: CompilerPassOptions) -> int:
+def run_pass(options: CompilerPassOptions) -> int:
     """Writes or prints the transformed program, and prints the report, or on stderr what was left if none is wanted."""
-    from reshard.cli.programs import quiet_jax, read
+    from reshard.cli.programs import read_program, set_up_jax
 
-    program = read(options.file, protos=True)
-    quiet_jax()
+    program = read_program(options.file, protos=True)
+    set_up_jax()
     if program.is_hlo:
         return _run_hlo(options, program.content)
     if options.prefer is not None:
@@ -94,21 +88,21 @@ def run(options: CompilerPassOptions) -> int:
             f"{options.file} is StableHLO, where XLA's own collectives are not known yet, so nothing can be preferred "
             f"to them: leave --prefer out, or give the optimized HLO (compiled.as_text())"
         )
-    transformed = _transformed(options, program.content)
+    transformed = _transform_stablehlo(options, program.content)
     if options.output is not None:
-        _write(options.output, transformed)
+        _write_program(options.output, transformed)
     elif not (options.report or options.json):
         print(transformed.text)
     if options.json:
         print(json.dumps(transformed.report.to_dict(), indent=2))
     elif options.report:
-        _show(transformed.report)
+        _show_reshards(transformed.report)
     else:
-        _warn(transformed.report)
+        _warn_of_left(transformed.report)
     return 0
 
 
-def _transformed(options: CompilerPassOptions, content: str | bytes) -> Transformed:
+def _transform_stablehlo(options: CompilerPassOptions, content: str | bytes) -> Transformed:
     try:
         from reshard.jax.stablehlo_pass.module_pass import transform
     except ImportError:
@@ -118,7 +112,7 @@ def _transformed(options: CompilerPassOptions, content: str | bytes) -> Transfor
 
 def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
     """The same for HLO, by the pass that works inside XLA."""
-    from reshard.cli.programs import write
+    from reshard.cli.programs import write_output
 
     try:
         from reshard.jax.xla_pass.hlo_files import improve_hlo
@@ -134,19 +128,19 @@ def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
         prefer=options.prefer or "bytes",
     )
     if options.output is not None:
-        write(options.output, improved.proto if options.output.endswith(_PROTO) else improved.text)
+        write_output(options.output, improved.proto if options.output.endswith(_PROTO) else improved.text)
     elif not (options.report or options.json):
         print(improved.text)
     if options.json:
         print(json.dumps(improved.to_dict(), indent=2))
     elif options.report:
-        _show_places(improved.places)
+        _show_chains(improved.places)
     if improved.unscheduled:
         print("reshard: the schedule is left out; the compiler makes another", file=sys.stderr)
     return 0
 
 
-def _show_places(places: Sequence[Place]) -> None:
+def _show_chains(places: Sequence[Place]) -> None:
     """Prints a row for each chain of collectives."""
     from reshard.doctor.places import PassOutcome
     from reshard.show import terminal
@@ -168,14 +162,14 @@ def _show_places(places: Sequence[Place]) -> None:
     terminal.show(out, table, indent=2)
 
 
-def _write(path: str, transformed: Transformed) -> None:
-    from reshard.cli.programs import write
+def _write_program(path: str, transformed: Transformed) -> None:
+    from reshard.cli.programs import write_output
 
     as_text = path == "-" or path.endswith(_TEXT)
-    write(path, transformed.text if as_text else transformed.to_bytes())
+    write_output(path, transformed.text if as_text else transformed.to_bytes())
 
 
-def _warn(report: PassReport) -> None:
+def _warn_of_left(report: PassReport) -> None:
     """Says on stderr which reshards are left to XLA, and why: the program alone does not show it."""
     for reshard in report.left[:_MOST_LEFT]:
         print(f"reshard: left to XLA: {reshard}", file=sys.stderr)
@@ -184,7 +178,7 @@ def _warn(report: PassReport) -> None:
         print(f"reshard: left to XLA: {more} more; --report lists them all", file=sys.stderr)
 
 
-def _show(report: PassReport) -> None:
+def _show_reshards(report: PassReport) -> None:
     """Prints a row for each reshard of the program: those that were replaced, then those left to XLA."""
     from reshard.show import terminal
 
@@ -207,3 +201,8 @@ def _cells(reshard: Reshard) -> list[str]:
     received = bytes_text(reshard.plan.received_bytes) if reshard.plan is not None and reshard.taken else ""
     where = reshard.where.rpartition(os.sep)[2] or reshard.operation
     return [where, str(reshard.source or ""), str(reshard.target or ""), by, received]
+
+
+COMMAND = Command(
+    "pass", "put reshard's collectives into a StableHLO program", _EXAMPLES, CompilerPassOptions, run_pass
+)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reshard.cli.options import Commands, Options, add_command, add_network
+from reshard.cli.options import Command, Options, add_network
 from reshard.errors import ReshardError, quoted
 
 if TYPE_CHECKING:
@@ -69,26 +69,20 @@ class DoctorOptions(Options):
         parser.add_argument("--fail-on-rebuild", action="store_true", help=what)
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard doctor`."""
-    summary = "where a program moves its data between devices, and what it wastes"
-    add_command(commands, "doctor", summary, _EXAMPLES, DoctorOptions, run)
-
-
-def run(options: DoctorOptions) -> int:
+def run_doctor(options: DoctorOptions) -> int:
     """Prints or writes the report of a program; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
-    from reshard.cli.programs import read, write
+    from reshard.cli.programs import read_program, write_output
     from reshard.doctor.report.table import show_report
     from reshard.doctor.xla_log import MARK
     from reshard.show import terminal
 
-    program = read(options.file, log_mark=MARK)
+    program = read_program(options.file, log_mark=MARK)
     if program.is_log:
-        return _run_on_log(program.text, options)
+        return _report_log(program.text, options)
     with report_progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
-        report = _report(program, options)
+        report = _report_program(program, options)
     if options.html is not None:
-        write(options.html, report.to_html())
+        write_output(options.html, report.to_html())
     if options.json:
         print(report.to_json(indent=2, every=options.all))
     elif options.html is None:
@@ -96,7 +90,7 @@ def run(options: DoctorOptions) -> int:
     return int(options.fail_on_rebuild and bool(report.rebuilt))
 
 
-def _run_on_log(log: str, options: DoctorOptions) -> int:
+def _report_log(log: str, options: DoctorOptions) -> int:
     """Prints the moves that XLA warns of in a log; returns 1 with `--fail-on-rebuild`, since each is a rebuild."""
     from reshard.doctor.report.log import LogReport, show_log
     from reshard.show import terminal
@@ -111,9 +105,9 @@ def _run_on_log(log: str, options: DoctorOptions) -> int:
     return int(options.fail_on_rebuild)
 
 
-def _report(program: ProgramText, options: DoctorOptions) -> Report:
+def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
     """Reads optimized HLO as it is, and has jax compile StableHLO first."""
-    from reshard.cli.programs import quiet_jax
+    from reshard.cli.programs import set_up_jax
     from reshard.doctor import examine
 
     if program.is_hlo:
@@ -121,7 +115,7 @@ def _report(program: ProgramText, options: DoctorOptions) -> Report:
         if platform not in (None, *_PLATFORMS):
             raise ReshardError(f"--platform {quoted(platform)}: give one of {', '.join(_PLATFORMS)} for HLO")
         return examine(program.text, network=options.network, platform=platform)
-    quiet_jax()
+    set_up_jax()
     try:
         from reshard.jax.doctor import report_program
     except ImportError:
@@ -159,3 +153,8 @@ def report_progress(what: str, patience: float = PATIENCE) -> Generator[None]:
     finally:
         done.set()
         speaker.join()
+
+
+COMMAND = Command(
+    "doctor", "where a program moves its data between devices, and what it wastes", _EXAMPLES, DoctorOptions, run_doctor
+)

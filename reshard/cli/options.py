@@ -1,7 +1,8 @@
 """What commands share: groups of arguments as dataclasses, and how a command is added to the parser.
 
-Each command owns its options, a frozen dataclass whose fields are named as its arguments are. `add_to` adds those
-arguments to a parser; a group that several commands share is a base class and adds its own arguments first.
+Each command is a `Command` with options of its own, a frozen dataclass whose fields are named as its arguments are.
+`add_to` adds those arguments to a parser; a group that several commands share is a base class and adds its own
+arguments first.
 
     Options
       ArrayOptions               --mesh, --shape, --dtype
@@ -21,10 +22,10 @@ import argparse
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from reshard.synth import Link
+    pass
 
 NARROW = 60
 """Columns that a help and an answer need at most; lines that cannot be broken are as short."""
@@ -48,9 +49,6 @@ class Options:
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments that fill these options."""
-
-
-OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +129,13 @@ class _Network(argparse.Action):
         if values is None:
             from reshard.synth.network import PRESETS
 
-            links = {name: (network.inner, network.outer) for name, network in PRESETS.items()}
             print(f"{'GB/s':14} inside a domain  between domains")
-            print("\n".join(f"{name:14} {_speed(inner)}  {_speed(outer)}" for name, (inner, outer) in links.items()))
+            for name, network in PRESETS.items():
+                links = (network.inner, network.outer)
+                inner, outer = ("-" if link is None else f"{link.bandwidth / 1e9:.4g}" for link in links)
+                print(f"{name:14} {inner:>15}  {outer:>15}")
             parser.exit()
         setattr(namespace, self.dest, values)
-
-
-def _speed(link: Link | None) -> str:
-    """The bandwidth of a link, in a column."""
-    return f"{'-' if link is None else f'{link.bandwidth / 1e9:.4g}':>15}"
 
 
 class Commands(Protocol):
@@ -158,9 +153,19 @@ class Commands(Protocol):
         ...
 
 
-def options_of(command: argparse.ArgumentParser) -> list[str]:
+def list_options(command: argparse.ArgumentParser) -> list[str]:
     """The options of a command, in the order of its help."""
     return [name for action in command._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
+
+
+class Command(NamedTuple):
+    """A command: `options` adds its arguments and holds their values, `run` does the work and returns the exit code."""
+
+    name: str
+    summary: str
+    epilog: str
+    options: type[Options]
+    run: Callable[[Any], int]
 
 
 @dataclass(frozen=True)
@@ -175,13 +180,9 @@ class CommandCall:
         return self.run(self.options)
 
 
-def add_command(
-    commands: Commands, name: str, summary: str, epilog: str, kind: type[OptionsT], run: Callable[[OptionsT], int]
-) -> None:
-    """Adds a command: `kind` adds its arguments and holds their values, `run` does the work.
-
-    The parsed arguments have the command as `call`.
-    """
+def add_command(commands: Commands, command: Command) -> None:
+    """Adds a command to a parser. The parsed arguments have its call as `call`."""
+    name, summary, epilog, kind, run = command
     parser = commands.add_parser(
         name,
         help=summary,

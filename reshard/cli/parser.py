@@ -7,13 +7,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
 from reshard import __version__
 from reshard.cli import calibrate, compiler_pass, doctor, plan, prove, run, show, simulate
-from reshard.cli.options import NOTATIONS, CommandCall, Commands, Options, add_command, options_of
+from reshard.cli.options import NOTATIONS, Command, CommandCall, Options, add_command, list_options
 from reshard.errors import ReshardError, did_you_mean, quoted
 
 _EXAMPLES = """\
@@ -44,14 +43,14 @@ class _Parser(argparse.ArgumentParser):
             print(message, end="", flush=True)
 
 
-def parse(argv: Sequence[str] | None) -> CommandCall:
+def parse_command(argv: Sequence[str] | None) -> CommandCall:
     """The command that these arguments name, with its options.
 
     Prints and exits for `--help`, `--version` and arguments that do not parse.
     """
-    top = parser()
+    top = build_parser()
     words = sys.argv[1:] if argv is None else list(argv)
-    _check_names(top, words)
+    _check_words(top, words)
     parsed, rest = top.parse_known_args(words)
     if rest:
         quotes = "; in a shell, put quotes around a layout: 'f32[{y}8, 16]'" if "[" in " ".join(words) else ""
@@ -63,18 +62,18 @@ def parse(argv: Sequence[str] | None) -> CommandCall:
     return parsed.call(parsed)
 
 
-def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def find_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parser of each command."""
     groups: Any = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
     return dict(groups[0].choices)
 
 
-def _check_names(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
+def _check_words(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Exits for an unknown command or option, and suggests the most similar one."""
-    commands = commands_of(top)
+    commands = find_commands(top)
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    _check_options(top, words[:at])
-    early = next((word for word in words[:at] if word not in options_of(top)), None)
+    _check_option_names(top, words[:at])
+    early = next((word for word in words[:at] if word not in list_options(top)), None)
     if early is not None and at < len(words):
         top.error(f"the option {quoted(early)} stands before the command; options follow it: {words[at]} {early} ...")
     if at == len(words):
@@ -83,11 +82,11 @@ def _check_names(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
         known = ", ".join(commands)
         top.error(f"there is no command {quoted(words[at])} among {known}{did_you_mean(words[at], commands)}")
     if words[at] != "run":  # What follows a script is its own.
-        _check_options(commands[words[at]], words[at + 1 :])
+        _check_option_names(commands[words[at]], words[at + 1 :])
 
 
-def _check_options(command: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    known = options_of(command)
+def _check_option_names(command: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    known = list_options(command)
     for word in words:
         name = word.partition("=")[0]
         if word == "--":
@@ -96,7 +95,7 @@ def _check_options(command: argparse.ArgumentParser, words: Sequence[str]) -> No
             command.error(f"there is no option {quoted(name)}{did_you_mean(name, known)}")
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands. Reads no layout and loads no library but the standard one."""
     top = _Parser(
         prog="reshard",
@@ -106,9 +105,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"reshard {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate):
-        command.add(commands)
-    add(commands, top)
+    for module in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate):
+        add_command(commands, module.COMMAND)
+    add_command(commands, COMPLETION)
     return top
 
 
@@ -138,20 +137,7 @@ class CompletionOptions(Options):
         parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
 
 
-def add(commands: Commands, top: argparse.ArgumentParser) -> None:
-    """Adds `reshard completion`, which completes the command `top`."""
-    summary = "a script that completes this command in a shell"
-    add_command(
-        commands,
-        "completion",
-        summary,
-        _COMPLETION_EXAMPLES,
-        CompletionOptions,
-        partial(print_completion, commands=commands, top=top),
-    )
-
-
-def print_completion(options: CompletionOptions, commands: Commands, top: argparse.ArgumentParser) -> int:
+def print_completion(options: CompletionOptions) -> int:
     """Prints the script that completes this command; raises `ReshardError` without shtab."""
     from reshard.synth.network import PRESETS
 
@@ -161,11 +147,21 @@ def print_completion(options: CompletionOptions, commands: Commands, top: argpar
         raise ReshardError(
             f"completion needs shtab, which cannot be imported ({error}): pip install 'reshard[completion]'"
         ) from None
-    actions: list[Any] = [action for command in commands.choices.values() for action in command._actions]  # pyright: ignore[reportPrivateUsage]
+    top = build_parser()
+    actions: list[Any] = [action for command in find_commands(top).values() for action in command._actions]  # pyright: ignore[reportPrivateUsage]
     for action in actions:
         if action.metavar == "FILE":
             action.complete = shtab.FILE
         if "--network" in action.option_strings:
-            action.choices = list(PRESETS)  # Of this parser, which parses nothing more.
+            action.choices = list(PRESETS)  # Of this parser, which parses nothing.
     print(shtab.complete(top, options.shell))
     return 0
+
+
+COMPLETION = Command(
+    "completion",
+    "a script that completes this command in a shell",
+    _COMPLETION_EXAMPLES,
+    CompletionOptions,
+    print_completion,
+)

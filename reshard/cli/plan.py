@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
+from reshard.cli.options import NOTATIONS, Command, MoveOptions
 from reshard.errors import PlanError, ReshardError, quoted
 
 _EXAMPLES = """\
@@ -60,15 +60,9 @@ class PlanCommand(MoveOptions):
         parser.add_argument("--explain", action="store_true", help="say in plain words why each step is there")
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard plan`."""
-    summary = "the steps from one layout to another, with bytes, memory and time"
-    add_command(commands, "plan", summary, f"{NOTATIONS}\n{_EXAMPLES}", PlanCommand, run)
-
-
-def run(options: PlanCommand) -> int:
+def run_plan(options: PlanCommand) -> int:
     """Plans, and prints or writes the plan in the form asked for."""
-    from reshard.cli.requests import plan_request
+    from reshard.cli.requests import plan_for_options
 
     if options.batch is not None:
         _run_batch(options.batch, options)
@@ -79,12 +73,12 @@ def run(options: PlanCommand) -> int:
         raise ReshardError("--tree is one plan for many moves, from a file: give --batch FILE, or leave --tree out")
     if options.json and options.explain:
         raise ReshardError("--explain is in words, which --json has no place for: leave one of them out")
-    request = plan_request(options)
+    request = plan_for_options(options)
     if options.html is not None:
-        from reshard.cli.programs import write
+        from reshard.cli.programs import write_output
         from reshard.draw.plan_page import page
 
-        write(options.html, page(request.plan, options.network))
+        write_output(options.html, page(request.plan, options.network))
     if options.json:
         print(request.plan.to_json(indent=2))
     if options.json or options.html is not None:
@@ -129,3 +123,12 @@ def _run_batch(path: str, options: PlanCommand) -> None:
     if options.tree:
         tree = find_tree_plan(moves, asked)
         print(tree.to_json() if options.json else tree)
+
+
+COMMAND = Command(
+    "plan",
+    "the steps from one layout to another, with bytes, memory and time",
+    f"{NOTATIONS}\n{_EXAMPLES}",
+    PlanCommand,
+    run_plan,
+)

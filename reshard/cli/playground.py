@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from reshard.cli.options import MoveOptions
-from reshard.cli.requests import PlanRequest, plan_request
+from reshard.cli.requests import PlanRequest, plan_for_options
 from reshard.draw.plan_page import picture_of, steps_of, sums_of
 from reshard.errors import ReshardError
 from reshard.show.plan_table import size_text
@@ -16,25 +16,25 @@ FIELDS = ("mesh", "source", "target", "target_mesh", "shape", "dtype", "budget",
 """What a state of the playground consists of; a field that is empty or absent is an option that is not given."""
 
 
-def answer(fields: Mapping[str, str]) -> dict[str, str]:
+def answer_fields(fields: Mapping[str, str]) -> dict[str, str]:
     """The plan that the fields ask for as HTML, part by part, and the command that prints it; or what is wrong.
 
     >>> same = {"mesh": "x=2", "source": "f32[{x}4]", "target": "f32[8]"}
-    >>> sorted(answer(same)), answer(same)["command"]
+    >>> sorted(answer_fields(same)), answer_fields(same)["command"]
     (['command', 'memory', 'size', 'steps', 'sums', 'tiles', 'traffic'], "reshard plan --mesh x=2 'f32[{x}4]' 'f32[8]'")
-    >>> answer(same | {"budget": "1"})["error"][-31:]
+    >>> answer_fields(same | {"budget": "1"})["error"][-31:]
     'the smallest that works is 48 B'
     """
     given = {name: fields.get(name, "").strip() or None for name in FIELDS}
     if missing := [name for name in ("mesh", "source", "target") if given[name] is None]:
         return {"error": f"fill in {' and '.join(missing)}"}
     try:
-        return _parts(plan_request(_options(given)), given)
+        return _write_parts(plan_for_options(_read_fields(given)), given)
     except ReshardError as error:
         return {"error": str(error)}
 
 
-def _options(given: Mapping[str, str | None]) -> MoveOptions:
+def _read_fields(given: Mapping[str, str | None]) -> MoveOptions:
     return MoveOptions(
         mesh=given["mesh"], shape=given["shape"], dtype=given["dtype"], source=given["source"] or "",
         target=given["target"] or "", target_mesh=given["target_mesh"], budget=given["budget"],
@@ -42,7 +42,7 @@ def _options(given: Mapping[str, str | None]) -> MoveOptions:
     )  # fmt: skip
 
 
-def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, str]:
+def _write_parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, str]:
     plan, budget = request.plan, given["budget"]
     return {
         "sums": sums_of(plan, given["network"]),
@@ -51,11 +51,11 @@ def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, s
         "traffic": picture_of("traffic", plan),
         "memory": picture_of("memory", plan, None if budget is None else parse_bytes(budget)),
         "size": size_text(request.source, request.target),
-        "command": _command(given),
+        "command": _write_command(given),
     }
 
 
-def _command(given: Mapping[str, str | None]) -> str:
+def _write_command(given: Mapping[str, str | None]) -> str:
     """The same request in a shell."""
     words = ["reshard plan"]
     for name, value in given.items():

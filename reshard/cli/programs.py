@@ -42,7 +42,7 @@ class ProgramText(NamedTuple):
         return self.content if isinstance(self.content, str) else ""
 
 
-def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> ProgramText:
+def read_program(path: str, log_mark: str | None = None, *, protos: bool = False) -> ProgramText:
     """The program in a file (`-` is stdin): optimized HLO, StableHLO text, or a portable StableHLO artifact.
 
     With a `log_mark`, also a log: any text that has this mark. With `protos`, a serialized HloModuleProto is HLO too.
@@ -50,11 +50,11 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     """
     try:
         with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
-            content = _content(file, path)
+            content = _read_content(file, path)
     except NotationError:
         raise
     except (OSError, ValueError) as error:
-        raise ReshardError(f"cannot read {_named(path)}: {_reason(error)}; {_WANTED}") from None
+        raise ReshardError(f"cannot read {_name_file(path)}: {_explain_os_error(error)}; {_WANTED}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
     if protos and _is_proto(content):
@@ -74,7 +74,7 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     raise NotationError(f"{path} is {what}; {wanted}")
 
 
-def _content(file: BinaryIO, path: str) -> bytes:
+def _read_content(file: BinaryIO, path: str) -> bytes:
     """All bytes of a file; reading stops at the most that a program may have, since /dev/zero has no end."""
     parts: list[bytes] = []
     while part := file.read(_PART):
@@ -94,7 +94,7 @@ def _is_proto(content: bytes) -> bool:
         return False
 
 
-def write(path: str, content: str | bytes) -> None:
+def write_output(path: str, content: str | bytes) -> None:
     """Writes a file (`-` is stdout, for text only); raises `ReshardError` if it cannot be written."""
     try:
         if path == "-" and isinstance(content, str):
@@ -103,21 +103,22 @@ def write(path: str, content: str | bytes) -> None:
             Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except (OSError, ValueError) as error:
         raise ReshardError(
-            f"cannot write {_named(path)}: {_reason(error)}; give a file in a folder that is there and may be written"
+            f"cannot write {_name_file(path)}: {_explain_os_error(error)}; give a file in a folder that is there and "
+            f"may be written"
         ) from None
 
 
-def _named(path: str) -> str:
+def _name_file(path: str) -> str:
     """A file as errors name it; a name that cannot be printed is quoted."""
     return (path if path.isprintable() else quoted(path)) or "a file without a name"
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _explain_os_error(error: OSError | ValueError) -> str:
     """Why a file cannot be opened: what the system says, or that the name has a null byte or a lone surrogate."""
     return error.strerror or str(error) if isinstance(error, OSError) else f"no file can have this name ({error})"
 
 
-def quiet_jax() -> None:
+def set_up_jax() -> None:
     """Sets up jax for a process that only compiles; call it before jax is imported. The user's own settings stay."""
     if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # Else the second of two commands at once fails.

@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
+from reshard.cli.options import NOTATIONS, Command, MoveOptions
 from reshard.errors import ProofError, ReshardError
 
 _EXAMPLES = """\
@@ -42,19 +42,13 @@ class ProveOptions(MoveOptions):
         parser.add_argument("--limit", type=float, default=30.0, metavar="SECONDS", help=what)
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard prove`."""
-    summary = "prove that a plan is right and within its memory, for all sizes of its form"
-    add_command(commands, "prove", summary, f"{NOTATIONS}\n{_EXAMPLES}", ProveOptions, run)
-
-
-def run(options: ProveOptions) -> int:
+def run_prove(options: ProveOptions) -> int:
     """Prints the proof and writes its queries if `--output` names a file; returns 1 for a wrong plan.
 
     A counterexample goes to stderr.
     """
-    from reshard.cli.programs import write
-    from reshard.cli.requests import plan_request
+    from reshard.cli.programs import write_output
+    from reshard.cli.requests import plan_for_options
     from reshard.proofs import prove
     from reshard.proofs.proof import WIDTH
     from reshard.show import terminal
@@ -62,11 +56,20 @@ def run(options: ProveOptions) -> int:
     if not options.limit >= 0:  # Refuses nan, too.
         raise ReshardError(f"--limit {options.limit}: give a number of seconds, 0 or more")
     try:
-        proof = prove(plan_request(options).plan, launches=options.launches, limit=options.limit)
+        proof = prove(plan_for_options(options).plan, launches=options.launches, limit=options.limit)
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1
     print(proof.explain(min(WIDTH, terminal.console().width)))
     if options.output is not None:
-        write(options.output, proof.to_smt2())
+        write_output(options.output, proof.to_smt2())
     return 0
+
+
+COMMAND = Command(
+    "prove",
+    "prove that a plan is right and within its memory, for all sizes of its form",
+    f"{NOTATIONS}\n{_EXAMPLES}",
+    ProveOptions,
+    run_prove,
+)

@@ -62,7 +62,7 @@ class NamedPair(NamedTuple):
     line: int
 
 
-def plan_request(options: MoveOptions) -> PlanRequest:
+def plan_for_options(options: MoveOptions) -> PlanRequest:
     """The layouts of a call, and the plan of the move between them."""
     start = time.perf_counter()
     source, target = read_layouts(options)
@@ -234,9 +234,9 @@ def _read_line(line: str, number: int, options: MoveOptions) -> NamedPair:
             options,
             source=data["source"],
             target=data["target"],
-            mesh=_mesh_text(data.get("mesh"), options.mesh),
-            target_mesh=_mesh_text(data.get("target_mesh"), options.target_mesh),
-            shape=_shape_text(data.get("shape"), options.shape),
+            mesh=_write_mesh_text(data.get("mesh"), options.mesh),
+            target_mesh=_write_mesh_text(data.get("target_mesh"), options.target_mesh),
+            shape=_write_shape_text(data.get("shape"), options.shape),
             dtype=options.dtype if data.get("dtype") is None else data["dtype"],
         )
         name = data.get("name", number)
@@ -262,7 +262,7 @@ def _parse_line(line: str) -> dict[str, Any]:
     return data
 
 
-def _mesh_text(given: object, otherwise: str | None) -> str | None:
+def _write_mesh_text(given: object, otherwise: str | None) -> str | None:
     """A mesh as text such as x=4,y=2; also from an object of axes."""
     if isinstance(given, dict):
         return str(Mesh(cast("dict[str, Any]", given)))
@@ -271,7 +271,7 @@ def _mesh_text(given: object, otherwise: str | None) -> str | None:
     raise ReshardError(f"the mesh {quoted(given)}: give text such as x=4,y=2, or an object of axes and sizes")
 
 
-def _shape_text(given: object, otherwise: str | None) -> str | None:
+def _write_shape_text(given: object, otherwise: str | None) -> str | None:
     if given is None or isinstance(given, str):
         return otherwise if given is None else given
     sizes = cast("list[object] | None", given if isinstance(given, list) else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from reshard.cli.options import Commands, Options, add_command
+from reshard.cli.options import Command, Options
 
 _EXAMPLES = """\
 examples:
@@ -33,13 +33,11 @@ class RunOptions(Options):
         parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=what)
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard run`."""
-    add_command(commands, "run", "run a Python script on MPI ranks", _EXAMPLES, RunOptions, run)
-
-
-def run(options: RunOptions) -> int:
+def run_script(options: RunOptions) -> int:
     """Starts the ranks, waits for them, and returns the exit code of mpiexec."""
     from reshard.mpi import launch
 
     return launch(options.ranks, options.arguments if options.module is None else ["-m", *options.module])
+
+
+COMMAND = Command("run", "run a Python script on MPI ranks", _EXAMPLES, RunOptions, run_script)

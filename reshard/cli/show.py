@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from reshard.cli.options import NOTATIONS, ArrayOptions, Commands, add_command
+from reshard.cli.options import NOTATIONS, ArrayOptions, Command
 from reshard.errors import ReshardError, quoted
 
 _MOST_ROWS = 1 << 20
@@ -40,13 +40,7 @@ class ShowOptions(ArrayOptions):
         parser.add_argument("--limit", type=int, default=32, metavar="N", help=what)
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard show`."""
-    summary = "a picture of which device holds what"
-    add_command(commands, "show", summary, f"{NOTATIONS}\n{_EXAMPLES}", ShowOptions, run)
-
-
-def run(options: ShowOptions) -> int:
+def run_show(options: ShowOptions) -> int:
     """Prints the layout, its sizes, and its picture."""
     from reshard.cli.requests import read_layout
     from reshard.show.layout_picture import show_layout
@@ -55,3 +49,6 @@ def run(options: ShowOptions) -> int:
         raise ReshardError(f"--limit {quoted(options.limit)}: show at least 1 row, and at most {_MOST_ROWS}")
     show_layout(read_layout(options.layout, options), options.limit)
     return 0
+
+
+COMMAND = Command("show", "a picture of which device holds what", f"{NOTATIONS}\n{_EXAMPLES}", ShowOptions, run_show)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
+from reshard.cli.options import NOTATIONS, Command, MoveOptions
 from reshard.errors import ReshardError
 
 _EXAMPLES = """\
@@ -35,24 +35,18 @@ class SimulateOptions(MoveOptions):
         parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random data (default 0)")
 
 
-def add(commands: Commands) -> None:
-    """Adds `reshard simulate`."""
-    summary = "run a plan on random data, on all devices in this process, and check the result"
-    add_command(commands, "simulate", summary, f"{NOTATIONS}\n{_EXAMPLES}", SimulateOptions, run)
-
-
-def run(options: SimulateOptions) -> int:
+def run_simulate(options: SimulateOptions) -> int:
     """Plans, runs and checks; returns 0 if the result and the plan's promises hold, else 1."""
-    from reshard.cli.requests import plan_request
-    from reshard.cli.trial import Trial, check_size, list_promises, show_promises, show_verdict
+    from reshard.cli.requests import plan_for_options
+    from reshard.cli.trial import Trial, check_simulated_size, list_promises, show_promises, show_verdict
     from reshard.runtime import Account, simulate
     from reshard.show import terminal
     from reshard.show.plan_table import show_heading, show_steps
 
     if options.seed < 0:
         raise ReshardError(f"--seed {options.seed}: give a whole number of at least 0")
-    source, target, plan = plan_request(options)
-    check_size(plan)
+    source, target, plan = plan_for_options(options)
+    check_simulated_size(plan)
     trial, account = Trial(source, target, options.seed, plan.view), Account(plan.source.dtype)
     fills: dict[str, Any] = {} if (into := trial.target_tiles()) is None else {"into": into}
     faults = trial.faults(simulate(plan, trial.source_tiles(), account, **fills))
@@ -64,3 +58,12 @@ def run(options: SimulateOptions) -> int:
     show_promises(out, measured)
     show_verdict(out, plan, faults, kept)
     return 0 if kept and not faults else 1
+
+
+COMMAND = Command(
+    "simulate",
+    "run a plan on random data, on all devices in this process, and check the result",
+    f"{NOTATIONS}\n{_EXAMPLES}",
+    SimulateOptions,
+    run_simulate,
+)

@@ -34,7 +34,7 @@ MOST_ROUNDS = 100_000
 _MOST_FAULTS = 8  # Lines printed, one for each device with wrong elements.
 
 
-def check_size(plan: Plan) -> None:
+def check_simulated_size(plan: Plan) -> None:
     """Raises `ReshardError` for a plan that would not fit this machine, before anything is allocated."""
     mesh = max(plan.source.mesh, plan.target.mesh, key=lambda mesh: mesh.size)
     if mesh.size > MOST_DEVICES:
@@ -46,7 +46,7 @@ def check_size(plan: Plan) -> None:
         raise ReshardError(
             f"{plan.launches} launches are too many to simulate (at most {MOST_ROUNDS}); give a larger --budget"
         )
-    needed = _needed_bytes(plan)
+    needed = _count_needed_bytes(plan)
     if needed > MOST_BYTES:
         fewer = -(-needed // MOST_BYTES)
         raise ReshardError(
@@ -56,7 +56,7 @@ def check_size(plan: Plan) -> None:
         )
 
 
-def _needed_bytes(plan: Plan) -> int:
+def _count_needed_bytes(plan: Plan) -> int:
     """The bytes of all tiles at the peak, and of the global arrays that they are cut from."""
     summands = math.prod(axis.size for axis in plan.source.partial)
     whole = plan.source.nbytes(math.prod(plan.source.shape))

@@ -13,7 +13,7 @@ from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
-from reshard.doctor.memory import ProgramMemory, program_memory
+from reshard.doctor.memory import ProgramMemory, add_up_program
 from reshard.doctor.places import (
     MANUAL,
     REDUCTION,
@@ -21,16 +21,16 @@ from reshard.doctor.places import (
     SHIFT,
     Known,
     Place,
-    most_wasteful_first,
-    place_of,
+    place_chain,
+    sort_by_waste,
 )
 from reshard.doctor.proposals import (
     Proposal,
     ProposalOptions,
     Proposals,
+    explain_unmeasured,
     list_proposed_moves,
     predict_costs,
-    why_unmeasured,
 )
 from reshard.doctor.rebuilds import find_rebuilt
 from reshard.doctor.report import Report
@@ -88,7 +88,7 @@ def examine(
     collectives = hlo.collectives(module, every_branch=True)
     options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text))
     examination = _Examination(module, collectives, tuple(known), options)
-    places = most_wasteful_first(examination.places())
+    places = sort_by_waste(examination.places())
     devices = count_devices(module, collectives)
     return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
 
@@ -133,7 +133,7 @@ class _Examination:
     def proposed(self) -> list[Proposal]:
         """The proposals in the order of the program; none counts as better if all together are not worth it."""
         every = sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
-        why = why_unmeasured(
+        why = explain_unmeasured(
             [one.place for one in every],
             self.proposals.options,
             lambda: (self.proposals.peak_bytes, self._planned_peak(every)),
@@ -147,12 +147,12 @@ class _Examination:
             if not chain.reduces:
                 kinds = ", ".join(dict.fromkeys(collective.kind for collective in chain.collectives))
                 moved |= dict.fromkeys(chain.values, kinds)
-        return replace(program_memory(self.flow, moved), planned_bytes=self._planned_peak(self.proposed))
+        return replace(add_up_program(self.flow, moved), planned_bytes=self._planned_peak(self.proposed))
 
     def _planned_peak(self, proposals: Sequence[Proposal]) -> int:
         """The peak of the program with the plans of these proposals."""
         planned = [one.planned_chain for one in proposals if one.replacements]
-        return program_memory(self.flow, planned=planned).peak_bytes
+        return add_up_program(self.flow, planned=planned).peak_bytes
 
     def _place_of(self, one: Proposal) -> Place:
         """The place of a proposal: a chain as the program has it, or several that plans take together."""
@@ -162,7 +162,7 @@ class _Examination:
         kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
         memory = self.liveness.of(one.chain)
         place = replace(
-            place_of(one.chain), kind=kind, moves=list_proposed_moves(one), peak_bytes=memory.peak_bytes,
+            place_chain(one.chain), kind=kind, moves=list_proposed_moves(one), peak_bytes=memory.peak_bytes,
             temp_bytes=memory.temp_bytes, largest=memory.largest,
         )  # fmt: skip
         rebuilding = (self._place(part) for part in parts if not part.reduces)
@@ -184,7 +184,7 @@ class _Examination:
 
     def _place(self, chain: Chain) -> Place:
         """The place of a chain as the program has it, with the array that it rebuilds, if there is one."""
-        place = place_of(chain)
+        place = place_chain(chain)
         if chain.reduces:
             return place
         # A collective is the user's own by its op_name: its `source` may be that of a neighbour.

@@ -100,21 +100,21 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
             return None
         if (places != places[0]).any() or (senders != senders[:, :1]).any():
             return None
-        box = _box(places[0], tracer.tiles[int(origins.leaf[0])])
-        group = _group(senders[:, 0])
+        box = _find_box(places[0], tracer.tiles[int(origins.leaf[0])])
+        group = _find_group_digits(senders[:, 0])
         if box is None or not group:
             return None
         at = tuple(int(senders[0, 0]) // stride % radix for stride, radix in group)
         dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
         if places.shape[1] > 1:
             dims.append([GlobalDigit(places.shape[1], None, None, 1)])
-        pair = layouts_of(mesh_of(tracer.devices, dims, ()), dims, dtype, ())
+        pair = build_layouts(build_mesh(tracer.devices, dims, ()), dims, dtype, ())
         return InferredMove(*pair, np.arange(tracer.devices), ((places.shape[1], 1),)), Pick(box, at)
     except (Untraceable, ReshardError):
         return None
 
 
-def _box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
+def _find_box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
     """The box, by first and last indices, whose elements are these places in order; None if they are not a box."""
     indices = unravel_places(places, tile.dims)
     box = tuple((int(row.min()), int(row.max())) for row in indices)
@@ -125,7 +125,7 @@ def _box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
     return box if (unravel_places(np.arange(places.size), sizes) + starts == indices).all() else None
 
 
-def _group(senders: Numbers) -> list[tuple[int, int]]:
+def _find_group_digits(senders: Numbers) -> list[tuple[int, int]]:
     """The digits of the device that its sender does not depend on; raises `Untraceable` if it depends otherwise."""
     digits = strided_digits(np.flatnonzero(senders == senders[0]).tolist())
     devices = np.arange(senders.size)
@@ -145,18 +145,18 @@ def infer_layouts(
     `summed` of the device, given by stride and radix, then the source is partial along them.
     """
     try:
-        traced = traced_digits(tracer, result, summed)
+        traced = trace_digits(tracer, result, summed)
         if traced is None or result.array is None:
             return None
         dims, firsts = traced.dims(), traced.firsts()
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return InferredMove(*layouts_of(mesh, dims, dtype, summed), firsts, places)
+                return InferredMove(*build_layouts(mesh, dims, dtype, summed), firsts, places)
             except MeshError:
                 pass
-        own = mesh_of(tracer.devices, dims, summed)
-        return InferredMove(*layouts_of(own, dims, dtype, summed), firsts, places)
+        own = build_mesh(tracer.devices, dims, summed)
+        return InferredMove(*build_layouts(own, dims, dtype, summed), firsts, places)
     except (Untraceable, ReshardError):
         return None
 
@@ -175,7 +175,7 @@ class TracedDigits:
 
         Raises `Untraceable` if they do not form one.
         """
-        dims = [[_index_digit(digit) for digit in reversed(digits)] for digits in self.index]
+        dims = [[_describe_index_digit(digit) for digit in reversed(digits)] for digits in self.index]
         self._insert_sliced(dims)
         digits = [digit for dim in dims for digit in dim]
         if not _are_disjoint([(digit.place, digit.radix) for digit in digits if digit.place], self.tile.elements):
@@ -242,7 +242,7 @@ class TracedDigits:
         raise Untraceable("a digit of the device does not stand for one of the source's device")
 
 
-def _index_digit(digit: CoordinateDigit) -> GlobalDigit:
+def _describe_index_digit(digit: CoordinateDigit) -> GlobalDigit:
     """A digit of an index, which is local after the move.
 
     If it adds to both device and place, the source has copies on those devices.
@@ -262,25 +262,25 @@ def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     return total % reached == 0
 
 
-def traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> TracedDigits | None:
+def trace_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> TracedDigits | None:
     """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
         return None
-    origins = _origins(tracer, result, along(sizes), summed)
+    origins = _trace_origins(tracer, result, list_axis_points(sizes), summed)
     leaf, first = int(origins.leaf[0]), int(origins.place[0])
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
-    coordinates = _coordinates(origins, sizes)
+    coordinates = _read_coordinates(origins, sizes)
     if coordinates is None or not _reach_all_devices(coordinates, tracer.devices, summed):
         return None
-    if not _hold(tracer, result, (leaf, first), coordinates, summed):
+    if not _predict_origins(tracer, result, (leaf, first), coordinates, summed):
         return None
     device, *index = coordinates
     return TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
 
 
-def _origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
+def _trace_origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
     """Where points came from; a sum, which all devices of a group have, comes from the first of them."""
     origins = tracer(result, points)
     device = origins.device
@@ -289,7 +289,7 @@ def _origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[
     return origins._replace(device=device)
 
 
-def along(sizes: Sequence[int]) -> Points:
+def list_axis_points(sizes: Sequence[int]) -> Points:
     """The points along each coordinate, all others being 0."""
     total, start = sum(sizes), 0
     coordinates = np.zeros((len(sizes), total), np.int64)
@@ -299,20 +299,20 @@ def along(sizes: Sequence[int]) -> Points:
     return Points(coordinates[0], coordinates[1:])
 
 
-def _coordinates(origins: Origins, sizes: Sequence[int]) -> list[list[CoordinateDigit]] | None:
+def _read_coordinates(origins: Origins, sizes: Sequence[int]) -> list[list[CoordinateDigit]] | None:
     """The digits of each coordinate, from the origins of the points `_along` them; None if one is not a numeral."""
     first = int(origins.place[0])
     coordinates: list[list[CoordinateDigit]] = []
     for end, size in zip(np.cumsum(sizes), sizes, strict=True):
         line = slice(end - size, end)
-        digits = _digits(origins.device[line], origins.place[line] - first)
+        digits = _read_digits(origins.device[line], origins.place[line] - first)
         if digits is None:
             return None
         coordinates.append(digits)
     return coordinates
 
 
-def _digits(device: Numbers, place: Numbers) -> list[CoordinateDigit] | None:
+def _read_digits(device: Numbers, place: Numbers) -> list[CoordinateDigit] | None:
     """The digits of one coordinate, least significant first; None if it is not a numeral."""
     digits: list[CoordinateDigit] = []
     weight, size = 1, device.size
@@ -338,7 +338,7 @@ def _reach_all_devices(
     return all(any(device % high // low for device in reached) for low, high in pairwise(cuts))
 
 
-def _hold(
+def _predict_origins(
     tracer: Tracer,
     result: HloValue,
     start: tuple[int, int],
@@ -351,7 +351,7 @@ def _hold(
     random = np.random.default_rng(0)
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
     points = unravel_places(places, sizes)
-    origins = _origins(tracer, result, Points(points[0], points[1:]), summed)
+    origins = _trace_origins(tracer, result, Points(points[0], points[1:]), summed)
     device, place = np.zeros(places.size, np.int64), np.full(places.size, start[1], np.int64)
     for row, digits in zip(points, coordinates, strict=True):
         for one in digits:
@@ -361,21 +361,21 @@ def _hold(
     return bool(((origins.leaf == start[0]) & (origins.device == device) & (origins.place == place)).all())
 
 
-def layouts_of(
+def build_layouts(
     mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]]
 ) -> tuple[Layout, Layout]:
-    before = tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims)
-    after = tuple(_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims)
+    before = tuple(_build_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims)
+    after = tuple(_build_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims)
     partial = tuple(axis for stride, radix in summed for axis in mesh.sub_axes(stride, radix))
     return Layout(mesh, before, dtype, "sum" if partial else None, partial), Layout(mesh, after, dtype)
 
 
-def _dim(mesh: Mesh, digits: Iterable[tuple[int, int | None]]) -> Dim:
-    split = tuple(digit for radix, stride in digits for digit in _on_mesh(mesh, radix, stride))
+def _build_dim(mesh: Mesh, digits: Iterable[tuple[int, int | None]]) -> Dim:
+    split = tuple(digit for radix, stride in digits for digit in _split_on_mesh(mesh, radix, stride))
     return Dim(split, math.prod(digit.radix for digit in split))
 
 
-def _on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
+def _split_on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
     """A digit as digits of the mesh's axes; one of them if it is local."""
     if stride is None:
         yield Digit(radix, None)
@@ -384,7 +384,7 @@ def _on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
         yield Digit(axis.size, axis)
 
 
-def mesh_of(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
+def build_mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
     """A mesh with an axis for each part of the device number that the digits tell apart."""
     held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
     held += summed

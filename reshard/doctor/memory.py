@@ -7,7 +7,7 @@
     3         ROOT %r = add(%d, %d)    p, d, r
 
 There is one account, `LiveRanges`: where each array of a region is made, and where it is used last. It is added up in
-three ways: for the whole program (`program_memory`), for that with plans in the place of chains (`PlannedChain`), and
+three ways: for the whole program (`add_up_program`), for that with plans in the place of chains (`PlannedChain`), and
 for the values of one chain (`Liveness`).
 
 An instruction that only renames data, or updates it in place, has the buffer of its operand. A loop runs inside its
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, parameter_number
-from reshard.doctor.places import array_text, source_data
+from reshard.doctor.places import describe_source, format_array
 from reshard.hlo import Array, Instruction, Source
 from reshard.hlo.origin import CallSite, source_of
 
@@ -197,8 +197,8 @@ class Buffer:
         """Plain data, ready for JSON."""
         return {
             "bytes": self.array.nbytes,
-            "array": array_text(self.array),
-            "where": source_data(self.where),
+            "array": format_array(self.array),
+            "where": describe_source(self.where),
             "does": self.does,
             "moved": self.moved,
             "computation": self.computation,
@@ -246,7 +246,7 @@ class ProgramMemory:
         }
 
 
-def program_memory(
+def add_up_program(
     flow: Flow, moved: Mapping[HloValue, str] | None = None, planned: Iterable[PlannedChain] = ()
 ) -> ProgramMemory:
     """The memory of a module, with the `planned` chains replaced by their plans.
@@ -364,15 +364,15 @@ class _Edits(NamedTuple):
 def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> _Edits:
     computation = region.computation
     replaced = {(value.scope, value.name): one.source for one in planned for value in one.values}
-    before, after = _operands_needed(flow, region, {}), _operands_needed(flow, region, replaced)
+    before, after = _list_needed_operands(flow, region, {}), _list_needed_operands(flow, region, replaced)
     positions = {one.name: at for at, one in enumerate(computation.instructions)}
     extra: list[LiveRange] = []
     runs: list[tuple[int, int]] = []
     for one in planned:
-        at = min(positions[_outermost(value.site, region)] for value in one.values)
+        at = min(positions[_find_outermost(value.site, region)] for value in one.values)
         # A result that a fusion made inside, and used there, is stored now.
         inside = [value for value in one.values if value.scope is not region]
-        used = [positions[_outermost(value.site, region)] for value in inside]
+        used = [positions[_find_outermost(value.site, region)] for value in inside]
         if sizes := {value.array.nbytes for value in inside if value.array is not None}:
             extra.append(LiveRange(sum(sizes), min(used), max(used)))
         # The memory of the source is free while the plans' results are made, if nothing later takes it.
@@ -386,7 +386,7 @@ def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> 
     return _Edits(frozenset(before.keys() - after.keys()), operands, tuple(extra), tuple(runs))
 
 
-def _operands_needed(
+def _list_needed_operands(
     flow: Flow, region: Scope, replaced: Mapping[tuple[Scope, str], str]
 ) -> dict[str, dict[str, None]]:
     """The instructions that a region's result depends on, with the operands that each takes, in order.
@@ -408,7 +408,7 @@ def _operands_needed(
         instruction = scope.computation.by_name[name]
         inner = flow.inner(scope, instruction)
         if (source := replaced.get((scope, name))) is not None:
-            takers = [(region, _outermost(Site(scope, instruction), region), source)]
+            takers = [(region, _find_outermost(Site(scope, instruction), region), source)]
         elif inner is not None and inner.computation.root is not None:
             queue.append((inner, inner.computation.root.name))
             continue
@@ -461,17 +461,17 @@ class Liveness:
         positions = {instruction.name: at for at, instruction in enumerate(instructions)}
         ends = [
             LiveRange(
-                _bytes([value]),
-                made[value].made if value in made else positions[_outermost(value.site, chain.region)],
+                _sum_bytes([value]),
+                made[value].made if value in made else positions[_find_outermost(value.site, chain.region)],
                 len(instructions),
             )
             for value in results.values()
         ]
-        before = _bytes({self.numbering.of(leaf): leaf for leaf in chain.leaves}.values())
+        before = _sum_bytes({self.numbering.of(leaf): leaf for leaf in chain.leaves}.values())
         peak = before + max(count_live([*between.values(), *ends], len(instructions)), default=0)
         arrays = (value.array for value in between if value.array is not None)
         largest = max(arrays, key=lambda array: array.nbytes, default=None)
-        return MemoryUse(peak, max(0, peak - before - _bytes(results.values())), largest)
+        return MemoryUse(peak, max(0, peak - before - _sum_bytes(results.values())), largest)
 
     def stored(self, chain: Chain) -> list[HloValue]:
         """The values of a chain that are in memory, and not only inside a fusion."""
@@ -484,12 +484,12 @@ class Liveness:
         return {value: live[value] for value in chain.values if value in live}
 
 
-def _outermost(site: Site, region: Scope) -> str:
+def _find_outermost(site: Site, region: Scope) -> str:
     """The region's own instruction that contains a site."""
     while site.scope is not region and site.scope.caller is not None:  # ends: scopes are nested in their callers
         site = site.scope.caller
     return site.instruction.name
 
 
-def _bytes(values: Iterable[HloValue]) -> int:
+def _sum_bytes(values: Iterable[HloValue]) -> int:
     return sum(value.array.nbytes for value in values if value.array is not None)

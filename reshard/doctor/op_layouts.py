@@ -24,7 +24,7 @@ from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
 from reshard.doctor.dataflow.trace import Tracer, at_places
-from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, layouts_of, mesh_of, traced_digits
+from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, build_layouts, build_mesh, trace_digits
 from reshard.errors import LayoutError, MeshError, ReshardError
 from reshard.hlo import Array, Instruction
 from reshard.hlo.splice import Use
@@ -189,7 +189,7 @@ class OpFinder:
 
     def _traced(self, value: HloValue, leaf: HloValue) -> TracedDigits:
         try:
-            traced = traced_digits(Tracer(self.maps, self.numbering, frozenset({leaf})), value, ())
+            traced = trace_digits(Tracer(self.maps, self.numbering, frozenset({leaf})), value, ())
         except (Untraceable, ReshardError) as error:
             raise Unfit(str(error)) from None
         if traced is None:
@@ -372,7 +372,7 @@ class Choices:
         ]
         dtypes = [array.dtype for array in (self.op.operands[0], *results)]
         pairs = [
-            layouts_of(mesh, dims, dtype, ())
+            build_layouts(mesh, dims, dtype, ())
             for mesh in [self._mesh(arrays)]
             for dims, dtype in zip(arrays, dtypes, strict=True)
         ]
@@ -384,11 +384,11 @@ class Choices:
         dims = [dim for array in arrays for dim in array]
         if self.mesh is not None and self.mesh.size == self.devices:
             try:
-                layouts_of(self.mesh, dims, "f32", ())
+                build_layouts(self.mesh, dims, "f32", ())
                 return self.mesh
             except (MeshError, LayoutError):
                 pass
-        return mesh_of(self.devices, dims, ())
+        return build_mesh(self.devices, dims, ())
 
 
 def _list_global_digits(dims: RowDims, holders: dict[int, list[int | None]]) -> list[list[GlobalDigit]]:

@@ -59,8 +59,8 @@ class ArrayMove:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
-            "before": None if self.before is None else array_text(self.before),
-            "after": array_text(self.after),
+            "before": None if self.before is None else format_array(self.before),
+            "after": format_array(self.after),
             "source": None if self.source is None else str(self.source),
             "target": None if self.target is None else str(self.target),
             "mesh": None if self.source is None else str(self.source.mesh),
@@ -271,11 +271,11 @@ class Place:
         """Plain data, ready for JSON."""
         return {
             "kind": self.kind,
-            "where": source_data(self.where),
+            "where": describe_source(self.where),
             "computation": self.computation,
             "times": self.times,
             "counted": self.counted,
-            "collectives": [_collective_data(collective) for collective in self.collectives],
+            "collectives": [_describe_collective(collective) for collective in self.collectives],
             "moves": [move.to_dict() for move in self.moves],
             "received_bytes": self.received_bytes,
             "total_bytes": self.total_bytes,
@@ -284,9 +284,9 @@ class Place:
             "wasted_bytes": self.wasted_bytes,
             "peak_bytes": self.peak_bytes,
             "temp_bytes": self.temp_bytes,
-            "largest": None if self.largest is None else array_text(self.largest),
+            "largest": None if self.largest is None else format_array(self.largest),
             "rebuilds": self.rebuilds,
-            "rebuilt": None if self.rebuilt is None else array_text(self.rebuilt),
+            "rebuilt": None if self.rebuilt is None else format_array(self.rebuilt),
             "replaced": self.replaced,
             "why_left": self.why_left,
             "planned_bytes": self.planned_bytes,
@@ -319,21 +319,21 @@ class Place:
         return f"{what}: replaced by {', '.join(self.outcome.steps) or 'nothing'}, {self.outcome.planned_bytes} B"
 
 
-def array_text(array: Array) -> str:
+def format_array(array: Array) -> str:
     """An array as HLO writes it, without its memory layout.
 
-    >>> array_text(Array("bf16", (8, 4), "1,0"))
+    >>> format_array(Array("bf16", (8, 4), "1,0"))
     'bf16[8,4]'
     """
     return f"{array.dtype}[{','.join(map(str, array.dims))}]"
 
 
-def most_wasteful_first(places: Sequence[Place]) -> tuple[Place, ...]:
+def sort_by_waste(places: Sequence[Place]) -> tuple[Place, ...]:
     """The places by wasted bytes, then by received bytes, the largest first."""
     return tuple(sorted(places, key=lambda place: (-place.wasted_bytes, -place.total_bytes)))
 
 
-def source_data(source: Source) -> dict[str, Any]:
+def describe_source(source: Source) -> dict[str, Any]:
     """The origin of an instruction as plain data."""
     return {
         "file": source.file,
@@ -344,7 +344,7 @@ def source_data(source: Source) -> dict[str, Any]:
     }
 
 
-def _collective_data(collective: Collective) -> dict[str, Any]:
+def _describe_collective(collective: Collective) -> dict[str, Any]:
     return {
         "kind": collective.kind,
         "name": collective.name,
@@ -357,7 +357,7 @@ def _collective_data(collective: Collective) -> dict[str, Any]:
     }
 
 
-def place_of(chain: Chain, outcome: PassOutcome | None = None) -> Place:
+def place_chain(chain: Chain, outcome: PassOutcome | None = None) -> Place:
     """The place of a chain, before anything but its outcome is known; it is at the first line of the user's own."""
     sources = [collective.source for collective in chain.collectives]
     where = next((source for source in sources if source.exact and source.file), sources[0])

@@ -22,9 +22,9 @@ from reshard.doctor.chains import REDUCTIONS, Chain, list_chains
 from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
 from reshard.doctor.dataflow.sums import is_exact
-from reshard.doctor.memory import Liveness, PlannedChain, program_memory
+from reshard.doctor.memory import Liveness, PlannedChain, add_up_program
 from reshard.doctor.op_layouts import OpFinder, OpMoves, OpOutput, OpReplacement
-from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_of
+from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_chain
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
@@ -89,7 +89,7 @@ class Proposal:
     @property
     def place(self) -> Place:
         """The place of the chain, with its outcome."""
-        return place_of(self.chain, self.outcome)
+        return place_chain(self.chain, self.outcome)
 
     @property
     def received_bytes(self) -> int:
@@ -116,8 +116,10 @@ class Proposal:
             # The rows are gathered, the operation makes its results of them, and then all of these move on together.
             gather, *moves = plans
             rows, results = gather.target.tile_bytes, sum(plan.source.tile_bytes for plan in moves)
-            moving = results + sum(plan.target.tile_bytes for plan in moves) + max(map(_temp_bytes, moves), default=0)
-            return first.before.nbytes + max(rows + _temp_bytes(gather), rows + results, moving)
+            moving = (
+                results + sum(plan.target.tile_bytes for plan in moves) + max(map(_count_temp_bytes, moves), default=0)
+            )
+            return first.before.nbytes + max(rows + _count_temp_bytes(gather), rows + results, moving)
         moved = [each for each in self.replacements if isinstance(each, Replacement)]
         # All shifts of a source are one fragment, so that what they receive and what they yield is live at once.
         shifts = [(each, each.shift) for each in moved if each.shift is not None]
@@ -126,7 +128,7 @@ class Proposal:
         for each in moved:
             if each.shift is None:
                 mine = [plan for plan in plans if each.move is not None and plan.source == each.move.source]
-                peaks.append(each.before.nbytes + each.after.nbytes + max(map(_temp_bytes, mine), default=0))
+                peaks.append(each.before.nbytes + each.after.nbytes + max(map(_count_temp_bytes, mine), default=0))
         return max(peaks, default=0)
 
     @property
@@ -142,7 +144,7 @@ class Proposal:
         return replace(self, replacements=(), moves=None, outcome=replace(self.outcome, why=why))
 
 
-def _temp_bytes(plan: Plan) -> int:
+def _count_temp_bytes(plan: Plan) -> int:
     """The most bytes live at once beside source and target."""
     return plan.peak_bytes - plan.floor_bytes
 
@@ -215,7 +217,7 @@ class Proposals:
     @cached_property
     def peak_bytes(self) -> int:
         """What a device holds at the peak of the program, in the order of its text."""
-        return program_memory(self.flow).peak_bytes
+        return add_up_program(self.flow).peak_bytes
 
     def smaller(self, large: Proposal) -> Proposal | None:
         """A proposal that needs no more memory than its chain, for one that does; None if there is none."""
@@ -241,14 +243,14 @@ class Proposals:
 
         try:
             if is_needed(chain, self.flow):
-                raise Unfit(f"it receives no more than is needed, {place_of(chain).received_bytes} B")
+                raise Unfit(f"it receives no more than is needed, {place_chain(chain).received_bytes} B")
             budget = allowed() - 1 if self.options.prefer == "memory" else None
             one = self._accept(self._plan_chain(chain, self.reader.replacements(chain), budget), allowed)
             if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
                 return one
             smaller = self.smaller(one)
             if smaller is None:
-                raise Unfit(too_large(one))
+                raise Unfit(explain_excess(one))
             return smaller
         except (Unfit, ReshardError) as error:
             return Proposal(chain, PassOutcome(why=str(error).splitlines()[0]))
@@ -267,7 +269,7 @@ class Proposals:
         outcome = PassOutcome(planned, plans, op=one.op.kind if one.op.kind != "ffi" else one.op.target)
         proposal = self._accept(Proposal(chain, outcome, (one,), moves=moves), lambda: allowed)
         if proposal.excess_bytes:
-            raise Unfit(too_large(proposal))
+            raise Unfit(explain_excess(proposal))
         return proposal
 
     def _plan_chain(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
@@ -344,7 +346,7 @@ def _check_order_on_tpu(plan: Plan) -> None:
         raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
 
 
-def why_unmeasured(
+def explain_unmeasured(
     places: Iterable[Place], options: ProposalOptions, estimates: Callable[[], tuple[int, int]]
 ) -> str | None:
     """Why the peak of a rewritten program need not be measured; None if it must be.
@@ -370,14 +372,14 @@ class ProgramCost(NamedTuple):
     received_bytes: int
 
 
-def why_no_better(before: ProgramCost, after: ProgramCost, options: ProposalOptions) -> str:
+def explain_no_better(before: ProgramCost, after: ProgramCost, options: ProposalOptions) -> str:
     """Why a rewritten program is not taken, from what the compiler makes of both; empty if it is better.
 
     It may make the same of a part of both: XLA makes a reduce-scatter of a sliced sum by itself, late.
 
-    >>> why_no_better(ProgramCost(1000, 64), ProgramCost(995, 64), ProposalOptions())
+    >>> explain_no_better(ProgramCost(1000, 64), ProgramCost(995, 64), ProposalOptions())
     'as compiled it would receive as many bytes, and need 995 B at its peak instead of 1000 B'
-    >>> why_no_better(ProgramCost(1000, 64), ProgramCost(900, 64), ProposalOptions())
+    >>> explain_no_better(ProgramCost(1000, 64), ProgramCost(900, 64), ProposalOptions())
     ''
     """
     peak, best = after.peak_bytes, before.peak_bytes
@@ -390,7 +392,7 @@ def why_no_better(before: ProgramCost, after: ProgramCost, options: ProposalOpti
     return f"as compiled it would receive as many bytes, and need {peak} B at its peak instead of {best} B"
 
 
-def too_large(one: Proposal) -> str:
+def explain_excess(one: Proposal) -> str:
     """Why plans that need too much memory are not taken."""
     peak = one.allowed_bytes + one.excess_bytes + ALIGNMENT
     return f"the plan would need {peak} B at once, and XLA needs {one.allowed_bytes} B"

@@ -20,18 +20,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from reshard.doctor.places import source_data
+from reshard.doctor.places import describe_source
 from reshard.errors import ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
 from reshard.hlo.frames import metadata_fields
 from reshard.hlo.text import ARRAY, read_arrays
 from reshard.plans.plan import Plan
-from reshard.synth import Network
-from reshard.synth import plan as best_plan
-from reshard.synth.options import read_network
+from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
 
 MARK = "Involuntary full rematerialization"
 _SHARDINGS = re.compile(r" from sharding (?P<source>\{.+?\}) to (?P<target>\{.+?\}) (?:efficiently|without) ")
@@ -93,7 +90,7 @@ class Rematerialization:
         layouts = (self.source, self.target)
         source, target = (None if layout is None else str(layout) for layout in layouts)
         return {
-            "where": source_data(self.where),
+            "where": describe_source(self.where),
             "times": self.times,
             "tile": self.text.tile,
             "shardings": [self.text.source, self.text.target],
@@ -119,59 +116,51 @@ def read_warnings(log: str, network: Network | str | None = None) -> tuple[Remat
     >>> print(move.where, move.source, "->", move.target, move.received_bytes, move.planned_bytes)
     jit(f)/add f32[{y}8, {x}4] -> f32[16, {x}{y}2] 896 64
     """
-    loaded = read_network(network)
-    counted = Counter(_texts(log))
-    moves = [_move(text, times, loaded) for text, times in counted.items()]
+    options = PlanOptions.read(network=network)
+    moves: list[Rematerialization] = []
+    for text, times in Counter(_read_texts(log)).items():
+        if not (text.source and text.tile):
+            moves.append(Rematerialization(text, times, problem="the warning is cut off"))
+            continue
+        try:
+            source, target = _read_layouts(text)
+            moves.append(Rematerialization(text, times, source, target, find_plan(source, target, options)))
+        except ReshardError as error:
+            moves.append(Rematerialization(text, times, problem=str(error)))
     return tuple(sorted(moves, key=lambda move: -move.received_bytes))
 
 
-def _texts(log: str) -> Iterator[WarningText]:
+def _read_texts(log: str) -> Iterator[WarningText]:
     """What each warning of a log says; one whose shardings or tile are cut off has empty texts."""
-    for line in log.splitlines():
-        for warning in line.split(MARK)[1:]:
+    for text in log.splitlines():
+        for warning in text.split(MARK)[1:]:
             shardings, operation = _SHARDINGS.search(warning), _OPERATION.search(warning)
             source, target = ("", "") if shardings is None else shardings.group("source", "target")
             tile = "" if operation is None else operation["shape"].partition("{")[0]
-            yield WarningText(source, target, tile, _where(warning))
+            metadata = _METADATA.search(warning)
+            fields = {} if metadata is None else metadata_fields(metadata[1])
+            number = fields.get("source_line", "")
+            line = int(number) if number.isdigit() else None
+            where = Source(fields.get("op_name", ""), fields.get("source_file"), line)
+            yield WarningText(source, target, tile, where)
 
 
-def _where(warning: str) -> Source:
-    metadata = _METADATA.search(warning)
-    fields = {} if metadata is None else metadata_fields(metadata[1])
-    line = fields.get("source_line", "")
-    return Source(fields.get("op_name", ""), fields.get("source_file"), int(line) if line.isdigit() else None)
-
-
-def _move(text: WarningText, times: int, network: Network | None) -> Rematerialization:
-    if not (text.source and text.tile):
-        return Rematerialization(text, times, problem="the warning is cut off")
-    try:
-        source, target = _layouts(text)
-        return Rematerialization(text, times, source, target, best_plan(source, target, network=network))
-    except ReshardError as error:
-        return Rematerialization(text, times, problem=str(error))
-
-
-def _layouts(text: WarningText) -> tuple[Layout, Layout]:
+def _read_layouts(text: WarningText) -> tuple[Layout, Layout]:
     """The layouts before and after, on one mesh if there is one that has the axes of both."""
     (tile,) = read_arrays(text.tile)
+    # The warning has one device's tile, so the whole array follows from how often the sharding before divides each dim,
+    # which the sharding of an array of ones tells.
     probes = [Layout.from_hlo(sharding, (1,) * len(tile.dims), tile.dtype) for sharding in (text.source, text.target)]
-    devices = max(probe.mesh.size for probe in probes)
-    shape = [size * count for size, count in zip(tile.dims, _tiles(probes[0]), strict=True)]
+    pieces = [math.prod(digit.radix for digit in dim.digits if digit.axis is not None) for dim in probes[0].dims]
+    shape = [size * count for size, count in zip(tile.dims, pieces, strict=True)]
+    devices = max(probe.mesh.size for probe in probes)  # {replicated} does not say how many
     source, target = (
         Layout.from_hlo(sharding, shape, tile.dtype, num_devices=devices) for sharding in (text.source, text.target)
     )
-    mesh = _shared_mesh(source.mesh, target.mesh)
-    on_mesh = None if mesh is None else (remesh(source, mesh), remesh(target, mesh))
-    return (on_mesh[0] or source, on_mesh[1] or target) if on_mesh and all(on_mesh) else (source, target)
-
-
-def _shared_mesh(a: Mesh, b: Mesh) -> Mesh | None:
-    """The mesh that has the axes of both, preferably one of the two."""
-    joint = common_mesh(a, b)
-    return next((mesh for mesh in (a, b) if joint is not None and len(mesh.axes) == len(joint.axes)), joint)
-
-
-def _tiles(layout: Layout) -> list[int]:
-    """The number of tiles along each dim."""
-    return [math.prod(digit.radix for digit in dim.digits if digit.axis is not None) for dim in layout.dims]
+    joint = common_mesh(source.mesh, target.mesh)
+    if joint is None:
+        return source, target
+    named = (mesh for mesh in (source.mesh, target.mesh) if len(mesh.axes) == len(joint.axes))
+    mesh = next(named, joint)
+    before, after = remesh(source, mesh), remesh(target, mesh)
+    return (source, target) if before is None or after is None else (before, after)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.doctor import Place, examine
-from reshard.doctor.places import array_text
+from reshard.doctor.places import format_array
 from reshard.errors import StrictError
 from reshard.hlo import Source
 from reshard.jax.pass_report import PassReport, Reshard
@@ -80,7 +80,7 @@ def _rebuild_message(place: Place, report: PassReport) -> str:
     where, move = _line(place.where) or str(place.where), place.rebuilt_move
     source, target = (None, None) if move is None else (move.source, move.target)
     names = ", ".join(collective.name for collective in place.collectives)
-    array = "" if place.rebuilt is None else f" {array_text(place.rebuilt)}"
+    array = "" if place.rebuilt is None else f" {format_array(place.rebuilt)}"
     what = f"the whole array{array}" if source is None else f"the whole array of global shape {source.shape}"
     why = _why_left(_line(place.where), source, target, report)
     return (

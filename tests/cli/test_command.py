@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import reshard as rs
-from reshard.cli.parser import commands_of, parse, parser
+from reshard.cli.parser import build_parser, find_commands, parse_command
 from reshard.synth.network import PRESETS
 from tests.cli.cases import MESH, ROOT, SOURCE, TARGET
 
@@ -83,7 +83,7 @@ def test_the_command_loads_no_jax():
 def test_the_help_loads_no_library():
     foreign = ("rich", "numpy", "jax", "z3", "matplotlib", "mpi4py")
     loaded = f"[name for name in {foreign} if name in sys.modules]"
-    code = f"import sys, reshard.cli.parser as p; p.parser().format_help(); print({loaded})"
+    code = f"import sys, reshard.cli.parser as p; p.build_parser().format_help(); print({loaded})"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600, check=True)
     assert ran.stdout == "[]\n"
@@ -137,7 +137,7 @@ COMMANDS = ("plan", "show", "simulate", "prove")
 
 
 def _help(*command: str) -> str:
-    command_parser = parser()
+    command_parser = build_parser()
     for name in command:
         command_parser = command_parser._subparsers._group_actions[0].choices[name]
     return command_parser.format_help()
@@ -158,7 +158,7 @@ def test_the_other_examples_of_the_help_parse(name, monkeypatch):
     examples = re.findall(rf"reshard ({name} .*)", _help(name).partition("examples:")[2])
     assert len(examples) >= 2
     for example in examples:
-        parse(shlex.split(example))
+        parse_command(shlex.split(example))
 
 
 @pytest.mark.parametrize("example", dict.fromkeys(_examples()))
@@ -172,7 +172,7 @@ def test_an_example_of_the_help_runs(call, example, tmp_path, monkeypatch):
 
 def test_help_fits_60_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    texts = [_help(), *(_help(name) for name in commands_of(parser()))]
+    texts = [_help(), *(_help(name) for name in find_commands(build_parser()))]
     assert [line for text in texts for line in text.splitlines() if len(line) > 60] == []
 
 
@@ -201,9 +201,9 @@ def test_a_call_that_does_not_parse_exits_with_2(call, argv, word):
 
 
 def test_every_command_stands_in_the_help():
-    commands = parser()._subparsers._group_actions[0].choices
+    commands = build_parser()._subparsers._group_actions[0].choices
     assert list(commands) == ["plan", "show", "simulate", "prove", "doctor", "pass", "run", "calibrate", "completion"]
-    assert all(f"    {name}" in parser().format_help() for name in commands)
+    assert all(f"    {name}" in build_parser().format_help() for name in commands)
 
 
 def test_network_without_a_name_lists_the_presets(call):
@@ -220,7 +220,7 @@ def test_verbose_says_what_is_done(call, caplog):
 
 
 def test_what_follows_a_script_is_its_own():
-    assert parse(["run", "-n", "2", "script.py", "--verson"]).options.arguments == ["script.py", "--verson"]
+    assert parse_command(["run", "-n", "2", "script.py", "--verson"]).options.arguments == ["script.py", "--verson"]
 
 
 def test_no_color_means_no_escape_codes(call, monkeypatch):

@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from reshard.cli.playground import FIELDS, answer
+from reshard.cli.playground import FIELDS, answer_fields
 
 PAGE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "docs" / "playground.py"))
 
 
 @pytest.mark.parametrize("name", PAGE["EXAMPLES"])
 def test_an_example_has_a_plan_and_a_picture(name: str):
-    shown = answer(PAGE["EXAMPLES"][name])
+    shown = answer_fields(PAGE["EXAMPLES"][name])
     assert "error" not in shown
     assert "received" in shown["sums"] and "<title>device" in shown["tiles"] and "floor" in shown["memory"]
 
 
 def test_the_command_says_the_same():
-    shown = answer({"mesh": "x=2", "source": "f32[{x}2]", "target": "f32[4]", "budget": "1KiB", "donate": "yes"})
+    shown = answer_fields({"mesh": "x=2", "source": "f32[{x}2]", "target": "f32[4]", "budget": "1KiB", "donate": "yes"})
     assert shown["command"] == "reshard plan --mesh x=2 --budget 1KiB --donate 'f32[{x}2]' 'f32[4]'"
 
 
@@ -34,7 +34,7 @@ def test_the_command_says_the_same():
     ],
 )
 def test_a_mistake_is_a_message(fields: dict[str, str], words: str):
-    assert words in answer(fields)["error"]
+    assert words in answer_fields(fields)["error"]
 
 
 def test_the_page_has_a_control_for_every_field():

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from reshard.cli import programs
-from reshard.cli.programs import quiet_jax, read, write
+from reshard.cli.programs import read_program, set_up_jax, write_output
 from reshard.errors import NotationError, ReshardError
 from tests.cli.compiled import COMPILED, MODULE, NOTHING
 
@@ -22,20 +22,20 @@ def test_a_file_that_is_not_there(call, argv):
 def test_text_is_hlo_or_mlir(tmp_path, path, is_hlo):
     copy = tmp_path / "program"
     copy.write_bytes(path.read_bytes())
-    assert read(str(copy)) == (path.read_text(), is_hlo, False)
+    assert read_program(str(copy)) == (path.read_text(), is_hlo, False)
 
 
 def test_an_artifact_stays_binary(tmp_path):
     path = tmp_path / "step.hlo"
     path.write_bytes(programs.ARTIFACT + b"\x00\xff")
-    program = read(str(path))
+    program = read_program(str(path))
     assert (program.content, program.is_hlo, program.text) == (programs.ARTIFACT + b"\x00\xff", False, "")
 
 
 def test_stdin_and_stdout_are_dashes(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(NOTHING.encode())))
-    assert read("-").text == NOTHING
-    write("-", "text\n")
+    assert read_program("-").text == NOTHING
+    write_output("-", "text\n")
     assert capsys.readouterr().out == "text\n"
 
 
@@ -44,18 +44,18 @@ def test_a_file_without_an_end_is_not_read_to_it(monkeypatch, tmp_path):
     monkeypatch.setattr(programs, "_PART", 16)
     (tmp_path / "long").write_bytes(b"x" * 81)
     with pytest.raises(NotationError, match="long has more than 64 B, and no program does"):
-        read(str(tmp_path / "long"))
+        read_program(str(tmp_path / "long"))
     (tmp_path / "long").write_text("HloModule ".ljust(64))
-    assert read(str(tmp_path / "long")).is_hlo
+    assert read_program(str(tmp_path / "long")).is_hlo
 
 
 def test_bytes_and_text_are_written_as_they_are(tmp_path):
     for content in ("päge", b"\x00\xff"):
-        write(str(tmp_path / "file"), content)
+        write_output(str(tmp_path / "file"), content)
         wanted = content.encode() if isinstance(content, str) else content
         assert (tmp_path / "file").read_bytes() == wanted
     with pytest.raises(ReshardError, match=r"cannot write .*none.*: No such file"):
-        write(str(tmp_path / "none" / "file"), "")
+        write_output(str(tmp_path / "none" / "file"), "")
 
 
 def test_the_users_settings_of_jax_stay(monkeypatch):
@@ -63,9 +63,9 @@ def test_the_users_settings_of_jax_stay(monkeypatch):
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
     monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD")
-    quiet_jax()
+    set_up_jax()
     assert (os.environ["JAX_PLATFORMS"], os.environ["TF_CPP_MIN_LOG_LEVEL"]) == ("tpu", "2")
     assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in os.environ
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    quiet_jax()
+    set_up_jax()
     assert os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"

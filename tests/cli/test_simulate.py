@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard import runtime
 from reshard.cli import trial
-from reshard.cli.trial import Fault, Trial, check_size, list_promises, show_promises, show_verdict
+from reshard.cli.trial import Fault, Trial, check_simulated_size, list_promises, show_promises, show_verdict
 from reshard.errors import ReshardError
 from reshard.runtime import Account, simulate
 from reshard.runtime.numpy_dtypes import numpy_dtype
@@ -213,7 +213,7 @@ def test_more_bytes_than_planned_break_a_promise():
 
 def test_the_limits_are_exact(monkeypatch):
     plan = planned("two dims")
-    needed = trial._needed_bytes(plan)
+    needed = trial._count_needed_bytes(plan)
     assert needed == 8 * plan.peak_bytes + 16 * 16 * 4
     for name, limit, message in [
         ("MOST_BYTES", needed, "give a shape with 2 times fewer elements"),
@@ -222,16 +222,16 @@ def test_the_limits_are_exact(monkeypatch):
     ]:
         with monkeypatch.context() as changed:
             changed.setattr(trial, name, limit)
-            check_size(plan)
+            check_simulated_size(plan)
             changed.setattr(trial, name, limit - 1)
             with pytest.raises(ReshardError, match=message):
-                check_size(plan)
+                check_simulated_size(plan)
 
 
 def test_numpy_needs_a_byte_for_each_int4():
     mesh = Mesh(x=3)
     small, byte = (Layout.parse(f"{dtype}[{{x}}6]", mesh) for dtype in ("s4", "s8"))
-    needed = [trial._needed_bytes(rs.plan(source, source)) for source in (small, byte)]
+    needed = [trial._count_needed_bytes(rs.plan(source, source)) for source in (small, byte)]
     assert needed[0] == needed[1]
 
 

@@ -9,7 +9,7 @@ import reshard as rs
 from reshard import hlo
 from reshard.doctor import ArrayMove, CompiledMemory, examine
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT
-from reshard.doctor.report.findings import Finding, join_alike, move_text, origin_text, steps_text
+from reshard.doctor.report.findings import Finding, format_move, format_origin, format_steps, join_alike
 from reshard.errors import PlanError
 from reshard.hlo import Array, Source
 from tests.doctor.fragments import GATHER, OFFSET, RECORDED, SLICE, TILE, ZERO, move, place, text
@@ -161,7 +161,7 @@ def test_the_collectives_of_a_place(kinds, times, words):
     ],
 )
 def test_the_line_of_a_place(source, short, full):
-    assert (Finding(place(where=source)).where, origin_text(source)) == (short, full)
+    assert (Finding(place(where=source)).where, format_origin(source)) == (short, full)
 
 
 def test_bytes_count_every_run():
@@ -211,11 +211,11 @@ def test_slices_are_named_only_if_nothing_else_moves():
     mesh = rs.Mesh(a=2, b=3)
     parsed = {text: rs.Layout.parse(text, mesh) for text in ("f32[6, 6]", "f32[{a}3, {b}2]", "f32[{b}2, {a}3]")}
     cut = rs.plan(parsed["f32[6, 6]"], parsed["f32[{a}3, {b}2]"])
-    assert set(steps_text(cut).split(", ")) == {"slice"}
-    assert steps_text(rs.plan(parsed["f32[6, 6]"], parsed["f32[6, 6]"])) == "nothing"
+    assert set(format_steps(cut).split(", ")) == {"slice"}
+    assert format_steps(rs.plan(parsed["f32[6, 6]"], parsed["f32[6, 6]"])) == "nothing"
     mesh = rs.Mesh(a=2, b=2)
     both = rs.plan(rs.Layout.parse("f32[{a}4, 8]", mesh), rs.Layout.parse("f32[8, {b}4]", mesh))
-    assert [step.kind for step in both.steps] == ["slice", "all_gather"] and steps_text(both) == "all_gather"
+    assert [step.kind for step in both.steps] == ["slice", "all_gather"] and format_steps(both) == "all_gather"
 
 
 @pytest.mark.parametrize(
@@ -232,9 +232,9 @@ def test_an_array_that_is_rebuilt(rebuilds, words):
 
 
 def test_a_move_as_layouts_or_as_tiles():
-    assert move_text(move()) == ("f32[{a}2, 8]", "f32[8, {a}2]")
-    assert move_text(ArrayMove(TILE, Array("f32", (8, 2)), 48, False)) == ("tiles f32[2,8]", "tiles f32[8,2]")
-    assert move_text(ArrayMove(None, TILE, 48, False)) == ("several arrays", "tiles f32[2,8]")
+    assert format_move(move()) == ("f32[{a}2, 8]", "f32[8, {a}2]")
+    assert format_move(ArrayMove(TILE, Array("f32", (8, 2)), 48, False)) == ("tiles f32[2,8]", "tiles f32[8,2]")
+    assert format_move(ArrayMove(None, TILE, 48, False)) == ("several arrays", "tiles f32[2,8]")
 
 
 def test_places_that_look_the_same_are_joined():

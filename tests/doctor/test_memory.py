@@ -5,7 +5,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor import examine
 from reshard.doctor.dataflow.flow import Flow, Numbering
-from reshard.doctor.memory import Liveness, program_memory
+from reshard.doctor.memory import Liveness, add_up_program
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import GATHER, RECORDED, REDUCE, RESHARD, SCATTERED, SLICE, Analysis, text
 
@@ -32,7 +32,7 @@ BODY = """%body {
 
 
 def memory(*lines, before=""):
-    return program_memory(Flow(hlo.parse(text(*lines, before=before))))
+    return add_up_program(Flow(hlo.parse(text(*lines, before=before))))
 
 
 def live(of):

@@ -8,7 +8,7 @@ import pytest
 
 from reshard.doctor import CompiledMemory, examine
 from reshard.doctor.memory import InstructionMemory
-from reshard.doctor.report.page import snippet, timeline
+from reshard.doctor.report.page import draw_live_bytes, quote_lines
 from reshard.hlo import Source
 from reshard.show.html import SORT
 from tests.doctor.fragments import DATA, GATHER, HLO_DATA, OFFSET, SLICE, ZERO, text
@@ -116,7 +116,7 @@ def test_headings_of_what_there_is():
 def test_two_lines_before_and_after(tmp_path, line, numbers):
     file = tmp_path / "train.py"
     file.write_text("".join(f"x{at} = <{at}>\n" for at in range(1, 8)))
-    lines = snippet(Source("f", str(file), line))
+    lines = quote_lines(Source("f", str(file), line))
     assert [one.number for one in lines] == numbers
     assert [one.text for one in lines] == [f"x{at} = <{at}>" for at in numbers]
     assert [one.number for one in lines if one.here] == [line]
@@ -127,13 +127,13 @@ def test_a_line_that_is_not_there_has_no_snippet(tmp_path):
     file.write_text("x = 1\n")
     sources = [Source("f", str(file), 2), Source("f", str(file), 0), Source("f", str(tmp_path), 1), Source("f")]
     sources += [Source("f", "bad\0name", 1), Source("f", "<stdin>", 1)]
-    assert [snippet(source) for source in sources] == [()] * 6
+    assert [quote_lines(source) for source in sources] == [()] * 6
 
 
 def test_large_files_are_not_read(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("x = 1\n" * 200_000)
-    assert snippet(Source("f", str(file), 2)) == ()
+    assert quote_lines(Source("f", str(file), 2)) == ()
 
 
 def bars(svg):
@@ -142,11 +142,11 @@ def bars(svg):
 
 def test_bars_are_to_scale_and_moves_are_marked():
     moments = [InstructionMemory("a", 50, False), InstructionMemory("b", 200, True), InstructionMemory("c", 0, False)]
-    assert bars(timeline(moments)) == [("live", 25.0), ("moves", 100.0), ("live", 0.0)]
+    assert bars(draw_live_bytes(moments)) == [("live", 25.0), ("moves", 100.0), ("live", 0.0)]
 
 
 def test_long_programs_share_bars_and_keep_the_peak():
     moments = [InstructionMemory(str(at), 1000 if at == 501 else at % 7, at == 500) for at in range(1000)]
-    drawn = bars(timeline(moments))
+    drawn = bars(draw_live_bytes(moments))
     assert len(drawn) == 250 and drawn[125] == ("moves", 100.0)
     assert [css for css, _ in drawn].count("moves") == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reshard.doctor.places import PassOutcome, most_wasteful_first
+from reshard.doctor.places import PassOutcome, sort_by_waste
 from reshard.hlo import Array
 from tests.doctor.fragments import FORTH, MOVED, move, place
 
@@ -67,7 +67,7 @@ def test_the_most_wasteful_place_comes_first():
     costly, often, cheap = (
         place(received=960, moves=(move(960),)), place(received=96, times=20, moves=(move(),)), place(received=24)
     )  # fmt: skip
-    assert most_wasteful_first([cheap, costly, often]) == (often, costly, cheap)
+    assert sort_by_waste([cheap, costly, often]) == (often, costly, cheap)
 
 
 def test_places_as_plain_data():

@@ -12,7 +12,7 @@ from reshard.doctor.proposals import (
     ProposalCost,
     ProposalOptions,
     Proposals,
-    why_unmeasured,
+    explain_unmeasured,
 )
 from reshard.synth.options import PREFERENCES, PlanOptions
 from tests.doctor.batched import FFT, HEAD
@@ -62,7 +62,7 @@ def test_a_launch_less_is_no_reason_to_stay():
 def test_when_the_peak_of_a_program_is_measured(platform, saves, after, why):
     taken = replace(place(received=4 + saves), outcome=PassOutcome(4))
     left = replace(place(received=1 << 30), outcome=PassOutcome(4, why="left"))
-    assert why_unmeasured([taken, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
+    assert explain_unmeasured([taken, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
 
 
 def test_a_gather_that_is_used_whole_stays():

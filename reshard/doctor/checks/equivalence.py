@@ -37,7 +37,7 @@ from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.doctor.dataflow.sums import Summands, list_summands, same_sums
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer
-from reshard.doctor.infer_layouts import along
+from reshard.doctor.infer_layouts import list_axis_points
 from reshard.doctor.op_layouts import OpReplacement, is_index
 from reshard.errors import SpliceError
 from reshard.hlo import Module
@@ -255,7 +255,7 @@ def points_of(devices: int, dims: Sequence[int]) -> Points:
     if total <= _ALL:
         every = unravel_places(np.arange(total), sizes)
         return Points(every[0], every[1:])
-    lines = along(sizes)
+    lines = list_axis_points(sizes)
     rows = np.random.default_rng(0).integers(0, np.array(sizes).reshape(-1, 1), (len(sizes), _RANDOM))
     coordinates = np.concatenate([np.vstack([lines.device, lines.indices]), rows], axis=1)
     return Points(coordinates[0], coordinates[1:])

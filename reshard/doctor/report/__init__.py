@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reshard.doctor.report.findings import Findings
-from reshard.doctor.report.page import page_html
-from reshard.doctor.report.table import plain_text, show_report
+from reshard.doctor.report.page import write_report_page
+from reshard.doctor.report.table import print_plain, show_report
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Report(Findings):
 
     def to_html(self) -> str:
         """The report as one HTML page, without other files; a small script sorts its tables."""
-        return page_html(self)
+        return write_report_page(self)
 
     def __str__(self) -> str:
-        return plain_text(lambda out: show_report(out, self))
+        return print_plain(lambda out: show_report(out, self))

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from reshard.doctor.memory import ProgramMemory
-from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, array_text, source_data
+from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, describe_source, format_array
 from reshard.hlo import Source, Traffic
 from reshard.plans.plan import Plan
 from reshard.plans.plan_data import checked_indent
@@ -210,7 +210,7 @@ class LineSum:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
-            "where": source_data(self.where),
+            "where": describe_source(self.where),
             "kind": self.kind,
             "does": self.does,
             "launches": self.launches,
@@ -253,7 +253,7 @@ class Finding(NamedTuple):
     @property
     def where(self) -> str:
         """The user's line, without its folder: `near train.py:26`."""
-        return short_where(self.place.where)
+        return format_short_line(self.place.where)
 
     @property
     def does(self) -> str:
@@ -290,13 +290,13 @@ class Finding(NamedTuple):
                 return "-"
             if not self._is_better_by_hand:
                 return "-" if place.kind == SHIFT or place.wasted_bytes else "the same"
-        moving = [steps_text(plan) for plan in place.plans if plan.launches or len(place.plans) == 1]
+        moving = [format_steps(plan) for plan in place.plans if plan.launches or len(place.plans) == 1]
         return "; ".join([*moving, *["permute"] * self._permutes]) or "nothing"
 
     @property
     def moves(self) -> tuple[tuple[str, str], ...]:
         """The layouts before and after each of its moves, or only the tiles if the layouts are unknown."""
-        return tuple(map(move_text, self.place.moves))
+        return tuple(map(format_move, self.place.moves))
 
     @property
     def rebuilt(self) -> str:
@@ -305,7 +305,7 @@ class Finding(NamedTuple):
         if place.rebuilt is None:
             return ""
         what = "the whole array on every device" if place.rebuilds_whole else "all that its group of devices has"
-        return f"rebuilds {what}: {array_text(place.rebuilt)}, {bytes_text(place.rebuilt.nbytes)}"
+        return f"rebuilds {what}: {format_array(place.rebuilt)}, {bytes_text(place.rebuilt.nbytes)}"
 
     @property
     def plan(self) -> str:
@@ -349,46 +349,46 @@ def join_alike(places: Sequence[Place]) -> list[Finding]:
     for place in places:
         one = Finding(place)
         outcome = place.planned_bytes if place.replaced else place.why_left
-        line = where_text(place.where)
+        line = format_line(place.where)
         key = (place.kind, line, one.does, place.received_bytes, place.temp_bytes, one.moves, outcome)
         findings[key] = findings[key]._replace(alike=findings[key].alike + 1) if key in findings else one
     return list(findings.values())
 
 
-def move_text(move: ArrayMove) -> tuple[str, str]:
+def format_move(move: ArrayMove) -> tuple[str, str]:
     """The layouts before and after, or only the tiles if the layouts are unknown."""
     if move.source is not None and move.target is not None:
         return str(move.source), str(move.target)
-    before = "several arrays" if move.before is None else f"tiles {array_text(move.before)}"
-    return before, f"tiles {array_text(move.after)}"
+    before = "several arrays" if move.before is None else f"tiles {format_array(move.before)}"
+    return before, f"tiles {format_array(move.after)}"
 
 
-def steps_text(plan: Plan) -> str:
+def format_steps(plan: Plan) -> str:
     """The kinds of a plan's steps; slices are left out if there is any other step, since they move nothing."""
     kinds = [step.kind for step in plan.steps]
     return ", ".join([kind for kind in kinds if kind != "slice"] or kinds) or "nothing"
 
 
-def where_text(source: Source) -> str:
+def format_line(source: Source) -> str:
     """The user's line, relative to the working directory: `train.py:26`; without one, JAX's name for the operation."""
     if source.file is None:
         return source.op_name.rpartition("/")[2] or "unknown"
-    return f"{short_path(source.file)}:{source.line}"
+    return f"{shorten_path(source.file)}:{source.line}"
 
 
-def short_where(source: Source) -> str:
+def format_short_line(source: Source) -> str:
     """The user's line, without its folder: `near train.py:26`."""
     near = "" if source.exact or source.file is None else "near "
-    return f"{near}{where_text(source).rpartition(os.sep)[2]}"
+    return f"{near}{format_line(source).rpartition(os.sep)[2]}"
 
 
-def origin_text(source: Source) -> str:
+def format_origin(source: Source) -> str:
     """The user's line, its function, and JAX's name for the operation."""
-    line = where_text(source) if source.exact else f"near {where_text(source)}"
+    line = format_line(source) if source.exact else f"near {format_line(source)}"
     return ", ".join(dict.fromkeys(filter(None, (line, source.function or "", source.op_name))))
 
 
-def short_path(file: str) -> str:
+def shorten_path(file: str) -> str:
     """A path relative to the working directory if it is inside; else its last two parts."""
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     return relative if not relative.startswith("..") else os.path.join(*file.split(os.sep)[-2:])

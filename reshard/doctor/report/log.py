@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from reshard.doctor.report.findings import origin_text, short_where, steps_text
-from reshard.doctor.report.table import plain_text
+from reshard.doctor.report.findings import format_origin, format_short_line, format_steps
+from reshard.doctor.report.table import print_plain
 from reshard.doctor.xla_log import MARK, Rematerialization, read_warnings
 from reshard.plans.plan_data import checked_indent
 from reshard.show import terminal
@@ -76,7 +76,7 @@ class LogReport:
         return json.dumps(self.to_dict(), indent=checked_indent(indent))
 
     def __str__(self) -> str:
-        return plain_text(lambda out: show_log(out, self))
+        return print_plain(lambda out: show_log(out, self))
 
 
 def show_log(out: Console, report: LogReport) -> None:
@@ -95,11 +95,11 @@ def show_log(out: Console, report: LogReport) -> None:
         whole, received, planned, saved = map(bytes_text, figures) if move.plan else ("-",) * 4
         cells = {
             "": str(at),
-            "where": short_where(move.where),
+            "where": format_short_line(move.where),
             "times": str(move.times),
             "array": whole,
             "received": Text(received, terminal.BAD),
-            "reshard would": Text("-" if move.plan is None else steps_text(move.plan), terminal.STEP),
+            "reshard would": Text("-" if move.plan is None else format_steps(move.plan), terminal.STEP),
             "receive": planned,
             "saves": Text(saved, terminal.GOOD),
         }
@@ -108,7 +108,7 @@ def show_log(out: Console, report: LogReport) -> None:
     for at, move in enumerate(report.moves, 1):
         out.print()
         mark = f"  {at}  "
-        terminal.paragraph(out, origin_text(move.where), mark)
+        terminal.paragraph(out, format_origin(move.where), mark)
         mark = " " * len(mark)
         if move.source is None or move.target is None:
             terminal.paragraph(out, f"not planned: {move.problem}", mark, terminal.FAINT)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reshard.doctor.memory import InstructionMemory, ProgramMemory
-from reshard.doctor.places import RESHARD, Place, array_text
-from reshard.doctor.report.findings import OTHER_BRANCH, Finding, Findings, LineSum, origin_text, short_where
+from reshard.doctor.places import RESHARD, Place, format_array
+from reshard.doctor.report.findings import OTHER_BRANCH, Finding, Findings, LineSum, format_origin, format_short_line
 from reshard.hlo import Source
 from reshard.show.html import SORT, bar, cards, document, number, table
 from reshard.types.units import bytes_text, counted
@@ -29,35 +29,35 @@ details { margin-top: .5rem; } summary { cursor: pointer; color: var(--faint); f
 """
 
 
-def page_html(report: Findings) -> str:
+def write_report_page(report: Findings) -> str:
     """The report as an HTML document."""
     shown = report.shown()
     wasteful = [one for one in shown if one.is_wasteful]
     good = [one for one in shown if not one.is_wasteful]
     summed = report.accounts()
     rest = [*summed.reductions, *summed.others]
-    body = f"<h1>{escape(report.title)}</h1>{_totals(report)}{_LEGEND}"
+    body = f"<h1>{escape(report.title)}</h1>{_write_totals(report)}{_LEGEND}"
     longest = max((one.place.total_bytes for one in shown), default=0)
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
     if wasteful:
-        articles = (_article(at, one, longest) for at, one in enumerate(wasteful, 1))
+        articles = (_write_article(at, one, longest) for at, one in enumerate(wasteful, 1))
         body += "<h2>Resharded at a loss</h2>" + "".join(articles)
     if good:
         heads = [("where", False), ("received", True), ("XLA does", False), ("what", False)]
         rows = (
             [
-                f"<code>{escape(one.where)}</code> {_tags(one)}",
+                f"<code>{escape(one.where)}</code> {_write_tags(one)}",
                 number(one.place.total_bytes, one.received),
                 escape(one.does),
-                "<br>".join(f"<code>{_move(move)}</code>" for move in one.moves),
+                "<br>".join(f"<code>{_write_move(move)}</code>" for move in one.moves),
             ]
             for one in good
         )
         body += f"<h2>Resharded with nothing to save</h2>{table(heads, rows, sortable=True)}"
     if rest:
-        body += f"<h2>Other collectives, summed by line</h2>{_sums(rest)}"
-    body += _memory(report.memory)
+        body += f"<h2>Other collectives, summed by line</h2>{_write_sums(rest)}"
+    body += _write_memory(report.memory)
     return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE + STYLE, SORT)
 
 
@@ -76,7 +76,7 @@ is not split</dd>
 </dl></details>"""
 
 
-def _totals(report: Findings) -> str:
+def _write_totals(report: Findings) -> str:
     """The totals as a row of cards."""
     arrays = "array" if len(report.rebuilt) == 1 else "arrays"
     totals = [
@@ -91,7 +91,7 @@ def _totals(report: Findings) -> str:
     return cards(totals)
 
 
-def _memory(memory: ProgramMemory) -> str:
+def _write_memory(memory: ProgramMemory) -> str:
     """The live bytes over time, and the buffers at the peak; nothing if nothing is stored."""
     if not memory.buffers:
         return ""
@@ -105,62 +105,62 @@ def _memory(memory: ProgramMemory) -> str:
     rows = (
         [
             number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
-            f"<code>{escape(short_where(buffer.where))}</code>",
+            f"<code>{escape(format_short_line(buffer.where))}</code>",
             f"<span class='{'bad' if buffer.moved else ''}'>{escape(buffer.does)}</span>",
-            f"<code>{array_text(buffer.array)}</code>",
+            f"<code>{format_array(buffer.array)}</code>",
         ]
         for buffer in shown
     )
     return (
         f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
-        f"moves{saved}</h2><figure>{timeline(memory.timeline)}<figcaption>Live bytes at each instruction, in the "
-        f"order of the compiled program; <span class='bad'>red</span> where a move between devices runs.</figcaption>"
+        f"moves{saved}</h2><figure>{draw_live_bytes(memory.timeline)}<figcaption>Live bytes at each instruction, in "
+        f"the order of the compiled program; <span class='bad'>red</span> where a move between devices runs.</figcaption>"
         f"</figure><h2>Live at the peak</h2>{table(heads, rows, sortable=True)}{more}"
     )
 
 
-def _snippet(where: Source) -> str:
+def _write_snippet(where: Source) -> str:
     """The user's line in its file, if that is here."""
     lines = (
         f"<span class='{'here' if line.here else 'faint'}'>{line.number:5} {escape(line.text)}</span>"
-        for line in snippet(where)
+        for line in quote_lines(where)
     )
     code = "".join(lines)
     return f"<pre class='code mono'>{code}</pre>" if code else ""
 
 
-def _article(at: int, one: Finding, longest: int) -> str:
+def _write_article(at: int, one: Finding, longest: int) -> str:
     """Everything about a wasteful place."""
     place = one.place
     css = "bad" if place.rebuilds_whole else ""
     parts = [
-        f"<header><span class='faint'>{at}</span><b class='mono'>{escape(one.where)}</b>{_tags(one)}</header>",
-        f"<p class='faint mono'>{escape(origin_text(place.where))}</p>",
-        _snippet(place.where),
-        *(f"<p class='mono'>{_move(move)}</p>" for move in one.moves),
+        f"<header><span class='faint'>{at}</span><b class='mono'>{escape(one.where)}</b>{_write_tags(one)}</header>",
+        f"<p class='faint mono'>{escape(format_origin(place.where))}</p>",
+        _write_snippet(place.where),
+        *(f"<p class='mono'>{_write_move(move)}</p>" for move in one.moves),
         f"<p>XLA: <b>{escape(one.does)}</b></p>",
         "" if place.counted else f"<p class='faint'>{escape(OTHER_BRANCH)}</p>",
         f"<p class='{css}'>{escape(one.rebuilt[0].upper() + one.rebuilt[1:])}</p>" if one.rebuilt else "",
-        _bars(place, longest),
+        _write_bars(place, longest),
         f"<p class='good'>reshard: {escape(one.plan)}</p>" if one.plan else "",
         f"<p class='faint'>{escape(one.left[0].upper() + one.left[1:])}</p>" if one.left else "",
-        _collectives(place),
+        _write_collectives(place),
     ]
     return f"<article>{''.join(parts)}</article>"
 
 
-def _tags(one: Finding) -> str:
+def _write_tags(one: Finding) -> str:
     tags = [f"{counted(one.alike, 'place')} alike"] if one.alike > 1 else []
     tags += [] if one.place.kind == RESHARD else [one.place.kind]
     return "".join(f'<span class="tag">{escape(tag)}</span>' for tag in tags)
 
 
-def _move(texts: tuple[str, str]) -> str:
+def _write_move(texts: tuple[str, str]) -> str:
     before, after = texts
     return f"{escape(before)} <span class='mark'>&rarr;</span> {escape(after)}"
 
 
-def _bars(place: Place, longest: int) -> str:
+def _write_bars(place: Place, longest: int) -> str:
     """Bars for the bytes received, planned and needed in a run of the program, on the scale of the largest place."""
     rows = [("received", place.received_bytes, "bad", "")]
     if place.planned_bytes is not None:
@@ -175,12 +175,12 @@ def _bars(place: Place, longest: int) -> str:
     return f'<div class="bars">{"".join(lines)}{temp}</div>'
 
 
-def _collectives(place: Place) -> str:
+def _write_collectives(place: Place) -> str:
     """The collectives of a place, in a table that opens on a click."""
     heads = [("collective", False), ("result", False), ("devices", True), ("received", True)]
     rows: list[list[str]] = []
     for one in place.collectives:
-        results = ", ".join(array_text(array) for array in one.results[:4])
+        results = ", ".join(format_array(array) for array in one.results[:4])
         more = " ..." if len(one.results) > 4 else ""
         name = f"{escape(one.kind)}<br><code class='faint'>{escape(one.name)}</code>"
         rows.append(
@@ -192,11 +192,11 @@ def _collectives(place: Place) -> str:
     )
 
 
-def _sums(lines: Sequence[LineSum]) -> str:
+def _write_sums(lines: Sequence[LineSum]) -> str:
     heads = [("where", False), ("received", True), ("launches", True), ("XLA does", False), ("why", False)]
     rows = (
         [
-            f"<code>{escape(short_where(line.where))}</code>",
+            f"<code>{escape(format_short_line(line.where))}</code>",
             number(line.received_bytes, bytes_text(line.received_bytes)),
             str(line.launches),
             escape(line.does),
@@ -222,10 +222,10 @@ class SnippetLine(NamedTuple):
     here: bool
 
 
-def snippet(where: Source) -> tuple[SnippetLine, ...]:
+def quote_lines(where: Source) -> tuple[SnippetLine, ...]:
     """The line of an origin with two lines before and after; empty if the file cannot be read or has no such line.
 
-    >>> snippet(Source("f", "no/such/file.py", 3))
+    >>> quote_lines(Source("f", "no/such/file.py", 3))
     ()
     """
     if where.file is None or where.line is None:
@@ -255,10 +255,10 @@ STYLE = """
 _POINTS = 300  # bars that a page has room for
 
 
-def timeline(moments: Sequence[InstructionMemory]) -> str:
+def draw_live_bytes(moments: Sequence[InstructionMemory]) -> str:
     """An area for the bytes live at each instruction, on a scale up to the peak; red where a move makes data.
 
-    >>> timeline([InstructionMemory("p", 64, False), InstructionMemory("g", 320, True)]).count("<rect")
+    >>> draw_live_bytes([InstructionMemory("p", 64, False), InstructionMemory("g", 320, True)]).count("<rect")
     2
     """
     bars = list(_draw_timeline_bars(moments))

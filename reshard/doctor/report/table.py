@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.text import Text
 
 from reshard.doctor.memory import ProgramMemory
-from reshard.doctor.places import array_text
+from reshard.doctor.places import format_array
 from reshard.doctor.report.findings import (
     OTHER_BRANCH,
     Finding,
     Findings,
     LineSum,
-    origin_text,
-    short_path,
-    short_where,
+    format_origin,
+    format_short_line,
+    shorten_path,
 )
 from reshard.show import terminal
 from reshard.types.units import bytes_text, counted
@@ -30,10 +30,10 @@ _COLUMNS = ("XLA does", "received", "needed", "temp", "reshard would", "saves")
 _NUMBERS = ("received", "needed", "temp", "saves")
 
 
-def plain_text(show: Callable[[Console], None]) -> str:
+def print_plain(show: Callable[[Console], None]) -> str:
     """What `show` prints, as plain text 100 columns wide.
 
-    >>> plain_text(lambda out: out.print("received  ", style="bold"))
+    >>> print_plain(lambda out: out.print("received  ", style="bold"))
     'received'
     """
     plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
@@ -57,7 +57,7 @@ def show_report(out: Console, report: Findings, every: bool = False, frames: boo
     found, more = (found, []) if every else (found[:_ROWS], found[_ROWS:])
     if found:
         out.print()
-        _show_places(out, found)
+        _show_findings(out, found)
     for at, one in enumerate(found, 1):
         if one.is_wasteful or frames:
             out.print()
@@ -75,10 +75,10 @@ def show_report(out: Console, report: Findings, every: bool = False, frames: boo
         _show_buffers(out, report.memory)
 
 
-def _show_places(out: Console, found: Sequence[Finding]) -> None:
+def _show_findings(out: Console, found: Sequence[Finding]) -> None:
     """Prints a row for each place; in a narrow terminal, only the columns that matter most."""
     alike = ["places"] if any(one.alike > 1 for one in found) else []
-    columns = [name for name in ("", "where", *alike, *_COLUMNS) if name not in _too_wide(out.width)]
+    columns = [name for name in ("", "where", *alike, *_COLUMNS) if name not in _list_hidden_columns(out.width)]
     table = terminal.table(*columns, right=["", *alike, *_NUMBERS])
     table.columns[1].no_wrap = True
     for at, one in enumerate(found, 1):
@@ -97,7 +97,7 @@ def _show_places(out: Console, found: Sequence[Finding]) -> None:
     terminal.show(out, table, indent=2)
 
 
-def _too_wide(width: int) -> tuple[str, ...]:
+def _list_hidden_columns(width: int) -> tuple[str, ...]:
     """The columns for which a terminal is too narrow; the remarks have most of what they say."""
     if width >= _FULL:
         return ()
@@ -109,10 +109,10 @@ def _too_wide(width: int) -> tuple[str, ...]:
 def _show_remark(out: Console, at: int, one: Finding, frames: bool) -> None:
     """Prints what a place moves, and what would be better."""
     place, mark = one.place, f"  {at}  "
-    terminal.paragraph(out, origin_text(place.where), mark)
+    terminal.paragraph(out, format_origin(place.where), mark)
     mark = " " * len(mark)
     for frame in place.where.frames if frames else ():
-        line = ", ".join(filter(None, (f"{short_path(frame.file)}:{frame.line}", frame.function)))
+        line = ", ".join(filter(None, (f"{shorten_path(frame.file)}:{frame.line}", frame.function)))
         terminal.paragraph(out, line, mark, "" if frame.users else terminal.FAINT)
     for (before, after), move in zip(one.moves, place.moves, strict=True):
         mesh = "" if move.source is None else f" on {move.source.mesh}"
@@ -133,7 +133,7 @@ def _show_sums(out: Console, lines: Sequence[LineSum]) -> None:
     columns = names if out.width >= _MIDDLE else (names[0], *names[2:4])
     table = terminal.table(*columns, right=["launches", "received"])
     rows = [
-        (short_where(line.where), line.does, str(line.launches), bytes_text(line.received_bytes), line.why)
+        (format_short_line(line.where), line.does, str(line.launches), bytes_text(line.received_bytes), line.why)
         for line in lines[:_LINES]
     ]
     if rest := lines[_LINES:]:
@@ -148,14 +148,16 @@ def _show_sums(out: Console, lines: Sequence[LineSum]) -> None:
 def _show_buffers(out: Console, memory: ProgramMemory) -> None:
     """Prints the large buffers live at the peak, and what makes them; all others share a row."""
     large = [one for one in memory.buffers if 100 * one.array.nbytes >= memory.peak_bytes][:_BUFFERS]
-    columns = [name for name in ("live at peak", "array", "made by", "where") if name not in _too_wide(out.width)]
+    columns = [
+        name for name in ("live at peak", "array", "made by", "where") if name not in _list_hidden_columns(out.width)
+    ]
     table = terminal.table(*columns, right=["live at peak"])
     for buffer in large:
         cells = {
             "live at peak": bytes_text(buffer.array.nbytes),
-            "array": array_text(buffer.array),
+            "array": format_array(buffer.array),
             "made by": Text(buffer.does, terminal.BAD if buffer.moved else ""),
-            "where": short_where(buffer.where),
+            "where": format_short_line(buffer.where),
         }
         table.add_row(*(cells[name] for name in columns))
     if rest := memory.buffers[len(large) :]:

@@ -23,7 +23,7 @@ from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent,
 from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.examination import find_mesh
-from reshard.doctor.memory import program_memory
+from reshard.doctor.memory import add_up_program
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import (
@@ -32,9 +32,9 @@ from reshard.doctor.proposals import (
     ProposalCost,
     ProposalOptions,
     Proposals,
-    too_large,
-    why_no_better,
-    why_unmeasured,
+    explain_excess,
+    explain_no_better,
+    explain_unmeasured,
 )
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
@@ -90,7 +90,7 @@ def improve_module(
     improved = _improve_in_rounds(module, fragments, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
-    why = why_unmeasured(improved.places, options, lambda: _estimate_peaks(improved))
+    why = explain_unmeasured(improved.places, options, lambda: _estimate_peaks(improved))
     if why is not None:
         return _given_up(improved, why) if why else improved
     try:
@@ -98,7 +98,7 @@ def improve_module(
         if after.peak_bytes > before.peak_bytes:
             improved = _improve_in_rounds(module, fragments, options, False)
             after = peaks.of(improved.module)
-        why = why_no_better(before, after, options)
+        why = explain_no_better(before, after, options)
         if not why:
             return improved
     except SpliceError as error:
@@ -115,7 +115,7 @@ def _estimate_peaks(improved: Improved) -> tuple[int, int]:
     """The peaks of both programs, by the order of the modules' text."""
     if improved.flows is None:
         return 0, 0
-    before, after = (program_memory(flow).peak_bytes for flow in improved.flows)
+    before, after = (add_up_program(flow).peak_bytes for flow in improved.flows)
     return before, after
 
 
@@ -288,8 +288,8 @@ class _Round:
         """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
         if not largest.excess_bytes:
             return
-        if program_memory(after.flow).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
-            raise Unfit(too_large(largest))
+        if add_up_program(after.flow).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
+            raise Unfit(explain_excess(largest))
 
 
 def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:
