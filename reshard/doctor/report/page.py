@@ -114,8 +114,8 @@ def _write_memory(memory: ProgramMemory) -> str:
     return (
         f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
         f"moves{saved}</h2><figure>{draw_live_bytes(memory.timeline)}<figcaption>Live bytes at each instruction, in "
-        f"the order of the compiled program; <span class='bad'>red</span> where a move between devices runs.</figcaption>"
-        f"</figure><h2>Live at the peak</h2>{table(heads, rows, sortable=True)}{more}"
+        f"the order of the compiled program; <span class='bad'>red</span> where a move between devices runs."
+        f"</figcaption></figure><h2>Live at the peak</h2>{table(heads, rows, sortable=True)}{more}"
     )
 
 
