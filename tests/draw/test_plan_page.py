@@ -69,7 +69,7 @@ def test_the_page_is_the_same_each_time():
 
 def test_a_page_for_too_many_devices_names_the_missing_pictures():
     mesh = Mesh(x=128, y=64)
-    plan = rs.plan(Layout.parse("bf16[{x}8, {y}8]", mesh), Layout.parse("bf16[{y}8, {x}8]", mesh))
+    plan = rs.plan(Layout.parse("bf16[{x}8, {y}16]", mesh), Layout.parse("bf16[{y}16, {x}8]", mesh))
     read = Read(page(plan))
     assert "8192 devices" in read.text and "too many to draw" in read.text and "too many for a matrix" in read.text
     check_self_contained(read)
