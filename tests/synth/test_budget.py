@@ -52,15 +52,8 @@ def contract(source: Layout, target: Layout, extra: int) -> None:
         assert refuse(source, target, 0) == floor
 
 
-@pytest.mark.slow
-@settings(max_examples=300)
-@given(pairs(), st.integers(0, 300))
-def test_every_budget_from_the_floor_up_is_met(pair: tuple[Layout, Layout], extra: int):
-    contract(*pair, extra)
-
-
 @pytest.mark.parametrize(
-    ("seed", "count"), [(0, 75), *(pytest.param(seed, 700, marks=pytest.mark.slow) for seed in range(2))]
+    ("seed", "count"), [(0, 75), *(pytest.param(seed, 350, marks=pytest.mark.slow) for seed in range(1, 3))]
 )
 def test_every_budget_of_random_pairs(seed: int, count: int):
     choose = random.Random(seed)
@@ -102,11 +95,6 @@ def test_a_budget_prefers_the_fewest_launches_that_fit():
         (640, 3),
     ]
     assert keep(source, target, 768).launches == 1
-
-
-def test_a_budget_of_plenty_changes_nothing():
-    source, target = Layout.parse("f32[{y}8, 16, {x}4]", MESH), Layout.parse("f32[16, {x}{y}2, 16]", MESH)
-    assert rs.plan(source, target, budget=1 << 40) == rs.plan(source, target)
 
 
 @pytest.mark.slow
@@ -160,13 +148,6 @@ def donated(source: Layout, target: Layout, extra: int) -> int:
     keep(source, target, smallest, donate=True)
     keep(source, target, smallest + extra, donate=True)
     return smallest
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(pairs(), st.integers(0, 300))
-def test_the_smallest_budget_of_a_donated_source(pair: tuple[Layout, Layout], extra: int):
-    donated(*pair, extra)
 
 
 @pytest.mark.slow
@@ -240,9 +221,3 @@ def test_a_bad_budget_is_refused_after_an_equal_good_one(budget: int):
     for bad in (float(budget), bool(budget) if budget == 1 else float(budget)):
         with pytest.raises(PlanError, match="whole number of at least 0"):
             rs.plan(source, target, budget=bad)  # type: ignore[arg-type]
-
-
-def test_whole_numbers_of_numpy_are_budgets():
-    np = pytest.importorskip("numpy")
-    source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
-    assert rs.plan(source, target, budget=np.int64(10**6)) == rs.plan(source, target)  # type: ignore[arg-type]

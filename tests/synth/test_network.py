@@ -1,20 +1,25 @@
-"""Networks: which link an axis gets, the JSON form, and what is refused."""
+"""Networks: their links and wires, presets and their citations, JSON, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import NetworkError
-from reshard.synth.network import LAUNCH_BYTES, PRESETS, Link, Network, launch_bytes
+from reshard.synth.link import Link
+from reshard.synth.network import LAUNCH_BYTES, PRESETS, Network, launch_bytes
+from reshard.synth.presets import FIGURES
+from reshard.synth.wires import Torus
 from reshard.types.mesh import Mesh
 
 A, B, C = Link(1e-6, 1e11), Link(1e-5, 1e10), Link(1e-4, 1e9)
@@ -63,28 +68,11 @@ def test_links_of_presets(preset: str, mesh: str, inner: str, outer: str) -> Non
     assert [a for a, side in by_axis.items() if side == "outer"] == outer.split()
 
 
-@given(st.lists(st.integers(1, 12), max_size=5), st.integers(1, 200))
-def test_rule_is_monotone(sizes: list[int], domain: int) -> None:
-    """Whatever the mesh, the inner axes are the most minor ones, and exactly those that fit."""
-    mesh = Mesh({f"a{i}": size for i, size in enumerate(sizes)})
-    inner = [side == "inner" for side in sides(dataclasses.replace(TWO, domain=domain), mesh).values()]
-    spans = [Mesh({f"a{i}": size for i, size in enumerate(sizes[at:])}).size for at in range(len(sizes))]
-    assert inner == [span <= domain for span in spans] == sorted(inner)
-
-
 def test_own_axis_wins() -> None:
     network = TWO.with_axes({"x": C, "dcn": (0, 5)})
     assert network.links(Mesh(dcn=2, x=2, y=2)) == {"dcn": Link(0, 5), "x": C, "y": A}
     assert network.with_axes({"x": B}).links(Mesh(x=2)) == {"x": B}
     assert TWO.axes == ()
-
-
-def test_own_axis_that_the_mesh_lacks_is_no_error() -> None:
-    assert Network.of({"x": A, "y": B}).links(Mesh(x=2)) == {"x": A}
-
-
-def test_network_without_inner_uses_outer() -> None:
-    assert Network.uniform(0, 2).links(Mesh(dcn=2, x=1)) == {"dcn": Link(0, 2), "x": Link(0, 2)}
 
 
 # ---- values ----------------------------------------------------------------------------------------
@@ -129,11 +117,6 @@ def test_json_round_trip_of_presets(name: str, tmp_path: Path) -> None:
     file = tmp_path / "network.json"
     file.write_text(PRESETS[name].to_json(), encoding="utf-8")
     assert Network.load(file) == Network.load(str(file)) == Network.load(name) == PRESETS[name]
-
-
-def test_json_defaults() -> None:
-    network = Network.from_json('{"name": "n", "axes": {"x": {"latency": 0, "bandwidth": 1}}}')
-    assert network == Network.of({"x": (0, 1)}, name="n")
 
 
 # ---- rejections ------------------------------------------------------------------------------------
@@ -236,3 +219,138 @@ def test_the_cost_of_a_launch() -> None:
     assert launch_bytes(network) == pytest.approx(1000, abs=1)
     by_axis = Network("axes", axes={"x": (1e-6, 3e9), "y": (1e-3, 1e5)})
     assert launch_bytes(by_axis) == pytest.approx(3000, abs=1)
+
+
+# ---- The presets: their figures, their citations, and their table in the docs ----
+
+DOC = Path(__file__).parents[2] / "docs" / "networks.md"
+WANTED = "tpu-v4 tpu-v5e tpu-v5p tpu-v6e tpu-7x h100 h200 b200 gb200-nvl72 shm-mpi ethernet-10g ethernet-100g"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_positive_and_cited(name: str) -> None:
+    network = PRESETS[name]
+    links = [link for link in (network.inner, network.outer) if link]
+    assert links and network.domain >= 1
+    for link in links:
+        assert 1e-7 < link.latency < 1e-4 and 1e9 <= link.bandwidth <= 1e12
+    if network.inner and network.outer:
+        assert network.inner.bandwidth > network.outer.bandwidth
+        assert network.inner.latency < network.outer.latency
+    bandwidth, latency = network.source.split("latency: ")
+    for text in (bandwidth, latency):
+        assert re.search(r"https?://|IEEE|measured|assumed", text), f"{name} does not say where {text!r} is from"
+
+
+def table() -> dict[str, list[str]]:
+    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in DOC.read_text().splitlines()]
+    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 7 and row[0].startswith("`")}
+
+
+def cells(network: Network) -> list[str]:
+    shown: list[str] = []
+    for link in (network.inner, network.outer):
+        shown += [f"{link.latency * 1e6:g}", f"{link.bandwidth / 1e9:g}"] if link else ["-", "-"]
+    return [*shown, str(network.domain) if network.inner else "-"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_doc_table_has_the_figures_of_the_code(name: str) -> None:
+    row = table()[name]
+    assert row[:5] == cells(PRESETS[name])
+    cited = re.findall(r"\((https?://[^)]*)\)", row[5])
+    assert cited == list(dict.fromkeys(re.findall(r"https?://[^\s,;)]+", PRESETS[name].source)))
+
+
+def test_doc_states_the_rule_as_it_is() -> None:
+    for line in DOC.read_text().splitlines():
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(row) == 4 and row[0].startswith("`<"):
+            network, mesh = Network.preset(row[1].strip("`")), Mesh.parse(row[0].strip("`"))
+            by_axis = sides(network, mesh)
+            for side, cell in (("inner", row[2]), ("outer", row[3])):
+                assert [a for a in by_axis if by_axis[a] == side] == re.findall(r"`(\w+)`", cell), line
+
+
+def test_doc_json_loads() -> None:
+    (shown,) = re.findall(r"```json\n(.*?)```", DOC.read_text(), re.DOTALL)
+    assert Network.from_json(shown).links(Mesh(pp=2, dp=2, tp=4))["pp"] == Link(2e-5, 2.5e9, "ring")
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "outer", "domain"),
+    [
+        # 4.5e10 one way, two links of a ring; 9216 chips of two devices each, which share the chip's links.
+        ("tpu-v4", 9e10, 6.25e9, 4096),
+        ("tpu-7x", 9e10, 6.25e9, 18432),
+        ("h100", 4.5e11, 5e10, 8),
+        ("ethernet-10g", None, 1.25e9, 1),
+    ],
+)
+def test_figures_by_hand(name: str, inner: float | None, outer: float, domain: int) -> None:
+    (figures,) = (f for f in FIGURES if f.name == name)
+    assert (figures.inner and figures.inner[1]) == inner
+    assert figures.outer is not None and figures.outer[1] == outer
+    assert figures.domain == domain == PRESETS[name].domain
+
+
+# ---- Links: what is one, and how it is shown ----
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_masked_number_is_refused_without_a_warning():
+    with pytest.raises(NetworkError, match=r"latency .* is not a number: give seconds"):
+        Link(np.ma.masked, 9e10)  # pyright: ignore[reportArgumentType]
+
+
+# ---- Where a mesh lies on the physical axes of a torus, and what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("preset", "sizes", "below"),
+    [
+        ("tpu-v5p", (8, 8), "4o 4o 4o"),
+        ("tpu-v5p", (4, 4), "2 2 4"),
+        ("tpu-v5p", (4, 8, 4), "4o 8o 4o"),
+        ("tpu-v5p", (16, 16), "4o 8o 8o"),
+        ("tpu-v5p", (8, 8, 8), "8o 8o 8o"),
+        ("tpu-v5p", (3, 5), "3 5"),
+        ("tpu-v5p", (1,), ""),
+        ("tpu-v4", (4096,), "16o 16o 16o"),
+        ("tpu-v5e", (16, 16), "16o 16o"),
+        ("tpu-v5e", (8, 16), "8 16o"),
+        ("tpu-v6e", (4, 8), "4 8"),
+        ("tpu-7x", (64, 2), "4o 4o 4o 2o"),
+    ],
+)
+def test_physical_axes_of_presets(preset: str, sizes: tuple[int, ...], below: str):
+    torus = PRESETS[preset].torus
+    assert torus is not None
+    assert " ".join(f"{size}{'o' if wraps else ''}" for size, wraps in torus.under(sizes)) == below
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda: Torus(axes=0), "axes 0 of a torus: give a whole number, 1 to 6"),
+        (lambda: Torus(wrap=-1), "wrap -1 of a torus"),
+        (lambda: Torus(cubes=1), "torus cubes 1: give True or False"),  # pyright: ignore[reportArgumentType]
+        (lambda: Torus(shape=(4, 0)), r"shape \(4, 0\) of a torus: give the sizes"),
+        (lambda: Torus(shape="4x4"), "shape '4x4' of a torus"),  # pyright: ignore[reportArgumentType]
+        (lambda: Torus(shape={}), r"shape {} of a torus: give the sizes"),  # pyright: ignore[reportArgumentType]
+        (lambda: Link(0, 1, "star"), "shape 'star' of a link: give one of switch, ring, line"),
+        (lambda: Network("n", (0, 1), torus=3), "torus 3 of a network: give a Torus"),  # pyright: ignore[reportArgumentType]
+        (lambda: Network("n", outer=(0, 1), torus=Torus()), "how inner links are wired, and there is none"),
+        (
+            lambda: Network.from_json('{"name": "n", "torus": {"axis": 3}}'),
+            "torus: unknown key axis; the keys are",
+        ),
+        (
+            lambda: Network("n", (0, 1), domain=64, torus=Torus(shape=(4, 4))).links(Mesh(x=8)),
+            "the torus 4x4 has 16 devices, but the inner axes of the mesh have 8; give the shape of the slice",
+        ),
+    ],
+)
+def test_bad_wirings_are_refused(given: Callable[[], object], message: str):
+    with pytest.raises(NetworkError, match=message):
+        given()
