@@ -224,7 +224,7 @@ def _whole_tiles(across: Plan) -> dict[int, int] | None:
     (instruction,) = lower_plan(across).instructions
     if isinstance(instruction, Permute):
         return {receiver: sender for sender, receiver in instruction.pairs}
-    if not isinstance(instruction, Exchange) or not messages.is_whole(instruction):
+    if not isinstance(instruction, Exchange) or not messages.sends_whole_tiles(instruction):
         return None
     transfers = [*instruction.local, *(t for turn in instruction.rounds for t in turn)]
     return {t.receiver: t.sender for t in transfers}

@@ -93,7 +93,7 @@ def staged(
     step: Exchange, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
 ) -> StagedExchange:
     """Compiles an exchange between these layouts, each on its own mesh of one axis."""
-    batches = messages.batches(step)
+    batches = messages.batch_rounds(step)
     stages = [stage for batch in batches for stage in _stages(step, batch, operand, result, meshes)]
     sharding = NamedSharding(meshes[1], stack_spec(result))
     start = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
@@ -104,13 +104,13 @@ def _stages(
     step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
 ) -> list[Stage]:
     size = max(1, operand.nbytes(batch.elements))
-    together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.turns)))
-    starts = range(0, len(batch.turns), together)
-    counts = {min(together, len(batch.turns) - start) for start in starts}
+    together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.rounds)))
+    starts = range(0, len(batch.rounds), together)
+    counts = {min(together, len(batch.rounds) - start) for start in starts}
     programs = {count: _programs(step, batch, operand, result, meshes, count) for count in counts}
 
     def stage(start: int) -> Stage:
-        turns = batch.turns[start : start + together]
+        turns = batch.rounds[start : start + together]
         numbers = np.arange(start, start + len(turns), dtype=np.int32)
         return Stage(*programs[len(turns)], numbers, turns, batch.elements, size * len(turns), batch.relayed)
 
@@ -133,12 +133,12 @@ def _programs(
 
     def pack(tile: jax.Array, numbers: jax.Array) -> tuple[jax.Array, ...]:
         here = sender.anew()
-        return tuple(messages.packed(step, batch, here, numbers[at], tile) for at in range(count))
+        return tuple(messages.pack_message(step, batch, here, numbers[at], tile) for at in range(count))
 
     def write(tile: jax.Array, numbers: jax.Array, *arrived: jax.Array) -> jax.Array:
         here = receiver.anew()
         for at, message in enumerate(arrived):
-            tile = messages.filled(step, batch, here, numbers[at], tile, message)
+            tile = messages.write_message(step, batch, here, numbers[at], tile, message)
         return tile
 
     on = partial(jax.shard_map, check_vma=False)

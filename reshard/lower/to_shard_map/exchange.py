@@ -3,7 +3,7 @@
     run_exchange          one exchange, or those of several arrays whose messages travel together
     BlockMessages         the one reader of blocks: messages taken out of a tile, and written into one
     find_message_orders   which exchanges are joined once all messages have arrived, as XLA:CPU does fastest
-    batches, packed, filled       the two halves of an exchange between two sets of devices
+    batch_rounds          an exchange between two sets of devices, in its two halves: pack_message, write_message
 
 Blocks lie in the digits that a tile is reshaped to, where each is a slice at both ends; XLA slices, and a TPU keeps the
 tile in its own order of dims. The blocks of a view need not be slices of anything: these are elements at computed
@@ -464,13 +464,13 @@ class MessageBatch(NamedTuple):
     sender's tile of the result, once those of the batches before have arrived.
     """
 
-    turns: tuple[Round, ...]
+    rounds: tuple[Round, ...]
     forms: tuple[tuple[Any, ...], ...]
     elements: int
     relayed: bool
 
 
-def batches(step: Exchange) -> list[MessageBatch]:
+def batch_rounds(step: Exchange) -> list[MessageBatch]:
     """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
 
     Those that a relay passes on are the last.
@@ -494,7 +494,7 @@ def batches(step: Exchange) -> list[MessageBatch]:
     ]
 
 
-def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
+def pack_message(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
     """The message that this device sends in round `number` of the batch, flat, of `batch.elements` elements.
 
     Messages that a relay passes on are packed on the receivers' mesh, out of tiles of the result.
@@ -503,7 +503,9 @@ def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array,
     return _pack(_kinds(step, batch, place, number), opened, None, batch.elements)
 
 
-def filled(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array) -> Array:
+def write_message(
+    step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array
+) -> Array:
     """The tile with the message that this device receives in round `number`, if it receives one, in its place."""
     opened = tile.reshape(_digits(step, True))
     for kind in _kinds(step, batch, place, number):
@@ -513,11 +515,11 @@ def filled(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array,
 
 def _kinds(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[BlockMessages]:
     """The messages of the batch by their forms, each in the rounds in which some message has it."""
-    rounds = ([[t for t in one if t.form == form] for one in batch.turns] for form in batch.forms)
+    rounds = ([[t for t in one if t.form == form] for one in batch.rounds] for form in batch.forms)
     return [BlockMessages(step, of_form, place, number) for of_form in rounds]
 
 
-def is_whole(step: Exchange) -> bool:
+def sends_whole_tiles(step: Exchange) -> bool:
     """Whether every message is a sender's whole tile and fills its receiver's: then nothing needs packing.
 
     It is not where messages are in pieces, nor where a device receives several, or passes some on.

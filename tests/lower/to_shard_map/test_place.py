@@ -1,7 +1,8 @@
-"""Groups as `jax.lax` takes them, and tables looked up by the device's position."""
+"""A device's place on the mesh, the digits of its tile, and how that lies in a TPU's memory."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import jax
@@ -12,6 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.lower.to_shard_map import place
 from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized, written
+from reshard.lower.to_shard_map.tpu_layout import memory_order, padded_elements
+from reshard.plans.rules.tile_view import TileView
 
 
 def test_groups_along_whole_axes_are_named():
@@ -61,6 +65,8 @@ def test_tables_are_looked_up_by_position():
     assert on_each_device(lambda place: place.by_device({d: 7 - d for d in range(8)})) == list(range(7, -1, -1))
     assert on_each_device(lambda place: place.flag([2, 5]).astype(int)) == [0, 0, 1, 0, 0, 1, 0, 0]
     assert on_each_device(lambda place: place.anew().here) == list(range(8))
+    # A table of equal entries is a constant, outside of any `shard_map`: the position is not needed.
+    assert int(MeshPlace(range(8), {"x": 8}).look_up([4] * 8)) == 4
 
 
 @pytest.mark.parametrize(
@@ -90,7 +96,7 @@ def test_tables_are_cut_to_the_digits_that_they_depend_on(entry, digits: tuple, 
 
 def test_large_tables_are_looked_up_by_digits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(place, "LARGE", 1)
-    for entry in (lambda p: p, lambda p: p % 2, lambda p: p // 2 % 2, lambda p: p // 4 * 9 + p % 2):
+    for entry in (lambda p: p // 2 % 2, lambda p: p // 4 * 9 + p % 2):
         table = np.array([[entry(p) for p in range(8)], [3] * 8])
         assert on_each_device(lambda here, table=table: here.look_up(table[0])) == table[0].tolist()
         for turn in (0, 1):
@@ -106,16 +112,6 @@ def test_a_permute_takes_the_pairs_of_its_turn():
         for given in (turn, jnp.asarray(turn)):
             moved = on_each_device(lambda here, at=given: here.permute_in_turn(here.here + 10, pairs, at))
             assert moved == [*expected, 0, 0, 0, 0]
-
-
-def test_a_table_of_equal_entries_is_a_constant():
-    """Outside of any `shard_map`: the position is not needed."""
-    assert int(MeshPlace(range(8), {"x": 8}).look_up([4] * 8)) == 4
-
-
-def test_a_permute_sends_whole_arrays():
-    pairs = [(0, 1), (1, 2), (2, 0)]
-    assert on_each_device(lambda place: place.permute(place.here + 10, pairs)) == [12, 10, 11, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -134,3 +130,85 @@ def test_tables_in_narrow_integers(entries: list[int], dtype: str, unit: int):
     units, of = place.in_units(np.array(entries, np.int32))
     assert (units.dtype, of) == (dtype, unit)
     assert (units.astype(np.int32) * np.int32(of)).tolist() == entries
+
+
+# ---- digits of tiles --------------------------------------------------------------------------------
+
+VIEWS = [
+    TileView((6, 5), (6, 5), (2, 3, 5), (0, 0, 1), (0,)),  # blocks lie one after another
+    TileView((6, 5), (6, 5), (2, 3, 5), (0, 0, 1), (1,)),
+    TileView((6, 10), (6, 10), (2, 3, 5, 2), (0, 0, 1, 1), (3, 0)),  # numbered minor dim first
+    TileView((5, 7), (6, 8), (2, 3, 8), (0, 0, 1), (0,)),  # padded
+]
+
+
+def tile_of(view: TileView) -> np.ndarray:
+    return np.arange(1, np.prod(view.tile) + 1).reshape(view.tile)
+
+
+def numbered_blocks(view: TileView) -> np.ndarray:
+    """Element by element: the block's number from its digits, and its place from the others."""
+    padded = np.zeros(view.padded, int)
+    padded[tuple(slice(extent) for extent in view.tile)] = tile_of(view)
+    digits = padded.reshape(view.digits)
+    blocks = np.zeros((view.count, *view.block_shape), int)
+    rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
+    for index in itertools.product(*map(range, view.digits)):
+        number = 0
+        for axis in view.blocks:
+            number = number * view.digits[axis] + index[axis]
+        blocks[(number, *(index[axis] for axis in rest))] = digits[index]
+    return blocks
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_blocks_are_numbered_and_make_up_the_tile(view: TileView):
+    assert np.array_equal(blocks_of(view, jnp.asarray(tile_of(view))), numbered_blocks(view))
+    assert np.array_equal(closed(view, jnp.asarray(numbered_blocks(view))), tile_of(view))
+
+
+def test_resizing_pads_with_zeros_and_cuts_the_high_end():
+    tile = jnp.asarray([[1, 2, 3], [4, 5, 6]])
+    assert resized(tile, (3, 2)).tolist() == [[1, 2], [4, 5], [0, 0]]
+    assert resized(tile, (2, 3)) is tile
+
+
+def test_content_is_written_on_devices_that_get_it():
+    filled, content = jnp.zeros((3, 4), int), jnp.ones((2, 2), int)
+    starts = [jnp.asarray(1), jnp.asarray(2)]
+    there = np.zeros((3, 4), int)
+    there[1:, 2:] = 1
+    assert np.array_equal(written(filled, content, starts, None), there)
+    assert np.array_equal(written(filled, content, starts, jnp.asarray(True)), there)
+    assert not written(filled, content, starts, jnp.asarray(False)).any()
+    assert np.array_equal(written(filled, jnp.ones((3, 4), int), [jnp.asarray(0)] * 2, None), np.ones((3, 4)))
+
+
+# ---- a TPU's memory, as libtpu 0.0.51 chose it for the arguments of programs on v5p -------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "order", "elements"),
+    [
+        ((8, 128), "bfloat16", (0, 1), 8 * 128),
+        ((128, 8), "bfloat16", (1, 0), 8 * 128),  # full lanes in dim 0: it becomes the minor one
+        ((512, 512, 64), "bfloat16", (0, 2, 1), 512 * 512 * 64),
+        ((4096, 4096, 12), "bfloat16", (2, 0, 1), 4096 * 4096 * 12),  # not 12 rows of 16
+        ((64, 128, 32, 32), "bfloat16", (0, 2, 3, 1), 64 * 128 * 32 * 32),
+        ((64, 64, 32, 64), "bfloat16", (0, 1, 2, 3), 64 * 64 * 32 * 128),  # whichever is minor, it has 64 lanes
+        ((4096, 4, 4096), "int8", (0, 1, 2), 4 * 4096**2),  # four rows are a tile of their own
+        ((4096, 1, 4096), "float32", (0, 1, 2), 4096**2),  # one is, too, but of elements of 32 bits only
+        ((4096, 1, 4096), "bfloat16", (1, 0, 2), 4096**2),
+        ((4096, 2, 4096), "int8", (1, 0, 2), 2 * 4096**2),
+        ((256, 2, 3, 5), "bfloat16", (2, 3, 1, 0), 256 * 2 * 3 * 5),
+        ((256, 2, 3, 5), "int8", (1, 3, 2, 0), 256 * 2 * 4 * 5),
+        ((3, 5, 7), "float32", (1, 0, 2), 5 * 4 * 128),
+        ((20, 1000), "bfloat16", (0, 1), 24 * 1024),
+        ((1, 1024), "int8", (0, 1), 4 * 1024),
+        ((7,), "float32", (0,), 7),
+        ((0, 5), "float32", (0, 1), 0),
+    ],
+)
+def test_the_order_of_least_padding(shape: tuple[int, ...], dtype: str, order: tuple[int, ...], elements: int):
+    assert memory_order(shape, dtype) == order
+    assert padded_elements([shape[dim] for dim in order], dtype) == elements
