@@ -109,37 +109,38 @@ def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = 
     array = finish_sum(array)
     if take_tile(array).dtype.kind in "biu":
         array = apply_to_array("norm", lambda part: part.astype(float), array)
-    size = _apply_before("norm", np.abs, array, axis)
-    dims = len(array.layout.shape) if axis is None else len(normalize_axes(axis, len(array.layout.shape)))
-    # Without an axis, a norm of any number of dims is that of all elements in a row.
-    if (ord is None and axis is None) or (dims == 2 and ord in (None, "fro")):
-        return _take_root(_sum_powers(size, 2, axis, keepdims), 2)
-    if dims == 1:
-        return _vector_norm(size, ord, axis, keepdims)
-    if dims == 2 and ord in (1, -1, np.inf, -np.inf):
-        return _matrix_norm(size, ord, (-2, -1) if axis is None else axis, keepdims)
-    raise TypeError(f"norm of a DistArray with ord={ord!r} over {dims} dims is not implemented; {INSTEAD}")
+    ndim = len(array.layout.shape)
+    along = normalize_axes(axis, ndim)
 
+    def compute(function: Callable[[Array], Any], array: TiledArray) -> TiledArray:
+        # A reduction comes next: an error on one rank (an overflow, where that is one) is raised on all of them.
+        return compute_together(array, is_split(array.layout, along), lambda: apply_to_array("norm", function, array))
 
-def _vector_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
-    if ord in (np.inf, -np.inf):
+    size = compute(np.abs, array)
+    if len(along) == 1 and ord in (np.inf, -np.inf):
         return reduce_array(_choose_extremum(ord, size, axis), size, axis, None, keepdims)
-    if ord == 0:
-        nonzero = _apply_before("norm", lambda part: (part != 0).astype(part.dtype), size, axis)
-        return reduce_array(SUM, nonzero, axis, None, keepdims)
-    if isinstance(ord, str):
+    if len(along) == 1 and ord == 0:
+        return reduce_array(SUM, compute(lambda part: (part != 0).astype(part.dtype), size), axis, None, keepdims)
+    if len(along) == 2 and ord in (1, -1, np.inf, -np.inf):
+        # The largest or smallest sum of a column (1) or a row (inf). The order of `axis` says which dim is which.
+        rows, columns = (normalize_axis(each, ndim) for each in ((-2, -1) if axis is None else axis))
+        summed, across = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = reduce_to_array(SUM, size, summed, None, True)
+        extreme = reduce_to_array(_choose_extremum(ord, sums, across), sums, across, None, True)
+        return extreme if keepdims else unwrap_scalar(_drop_dims(extreme, (rows, columns)))
+    if len(along) == 1 and isinstance(ord, str):
         raise ValueError(f"invalid norm order {ord!r} for vectors")
-    return _take_root(_sum_powers(size, 2 if ord is None else ord, axis, keepdims), 2 if ord is None else ord)
-
-
-def _matrix_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
-    """The largest or smallest sum of a column (1) or a row (inf)."""
-    # By numpy, order 1 sums along the rows' dim and takes the extremum over columns, order inf the other way.
-    rows, columns = (normalize_axis(each, len(size.layout.shape)) for each in axis)
-    along, across = (rows, columns) if abs(ord) == 1 else (columns, rows)
-    sums = reduce_to_array(SUM, size, along, None, True)
-    extreme = reduce_to_array(_choose_extremum(ord, sums, across), sums, across, None, True)
-    return extreme if keepdims else unwrap_scalar(_drop_dims(extreme, (rows, columns)))
+    # Without an axis, a norm of any number of dims is that of all elements in a row.
+    of_all = (ord is None and axis is None) or (len(along) == 2 and ord in (None, "fro"))
+    if not of_all and len(along) != 1:
+        raise TypeError(f"norm of a DistArray with ord={ord!r} over {len(along)} dims is not implemented; {INSTEAD}")
+    power: Any = 2 if of_all or ord is None else ord
+    total = reduce_to_array(SUM, size if power == 1 else compute(lambda part: part**power, size), axis, None, keepdims)
+    if power == 1:
+        return unwrap_scalar(total)
+    # np.sqrt of a number is exact to the last bit; a power of 1/2 need not be.
+    root = apply_to_array("norm", lambda part: np.sqrt(part) if power == 2 else part ** (1 / power), total)
+    return unwrap_scalar(root)
 
 
 def _choose_extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
@@ -148,25 +149,6 @@ def _choose_extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
         return MINIMUM
     dims = normalize_axes(axis, len(size.layout.shape))
     return SUM if 0 in (size.layout.shape[at] for at in dims) else MAXIMUM
-
-
-def _sum_powers(size: TiledArray, power: Any, axis: Any, keepdims: bool) -> TiledArray:
-    raised = _apply_before("norm", lambda part: part if power == 1 else part**power, size, axis)
-    return reduce_to_array(SUM, raised, axis, None, keepdims)
-
-
-def _apply_before(name: str, function: Callable[[Array], Any], array: TiledArray, axis: Any) -> TiledArray:
-    """An elementwise function of an array that is reduced along `axis` next."""
-    dims = normalize_axes(axis, len(array.layout.shape))
-    return compute_together(array, is_split(array.layout, dims), lambda: apply_to_array(name, function, array))
-
-
-def _take_root(total: TiledArray, power: Any) -> Any:
-    if power == 1:
-        return unwrap_scalar(total)
-    # np.sqrt of a number is exact to the last bit; a power of 1/2 need not be.
-    root = apply_to_array("norm", lambda part: np.sqrt(part) if power == 2 else part ** (1 / power), total)
-    return unwrap_scalar(root)
 
 
 def _keeps_partial(kind: ReductionKind, array: TiledArray, dtype: DTypeLike | None) -> bool:
