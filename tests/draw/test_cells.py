@@ -22,7 +22,7 @@ from reshard.draw.colours import PALE
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from tests.draw.cases import CASES, M222, planned
+from tests.draw.cases import M222, planned
 from tests.layouts import random_pair
 
 KINDS = [
@@ -72,8 +72,7 @@ def test_cells_follow_the_meaning(mesh, text):
     assert by_cells(whole(layout)) == by_meaning(layout)
 
 
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_cells_of_random_layouts(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose, partial=seed % 3 == 0):
@@ -81,8 +80,7 @@ def test_cells_of_random_layouts(seed):
             assert by_cells(whole(layout)) == by_meaning(layout), str(layout)
 
 
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_part_of_the_runs_is_the_same_part_of_the_layout(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose):
@@ -127,17 +125,7 @@ def test_too_many_devices_or_runs_are_refused():
         assert LayoutCells(fine, (16,)).cells
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_names_and_layouts_are_those_of_the_plan(name):
-    plan, drawn = planned(name), choose_panels(planned(name))
-    assert drawn.layouts == [plan.source, *(step.result for step in plan.steps)]
-    assert len(drawn.names) == len(drawn.panels)
-    ends = (drawn.names[0], drawn.names[-1])
-    assert ends == (("source", "target") if plan.steps else ("source and target",) * 2)
-
-
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
 def test_dims_that_are_not_drawn_are_never_split(seed):
     source, target = random_pair(random.Random(seed), most_rank=5)
     plan = rs.plan(source, target)
@@ -154,8 +142,7 @@ def test_dims_that_are_not_drawn_are_never_split(seed):
     assert all(f"dim {dim} ({source.shape[dim]})" in note for dim in rest) and bool(named) == bool(rest)
 
 
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_slices_and_cells_are_limit_runs(seed):
     choose = random.Random(seed)
     mesh = Mesh(x=4, y=3, z=2)
@@ -203,12 +190,6 @@ NOTES = [
 def test_notes(mesh, source, target, notes):
     plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh))
     assert choose_panels(plan).describe().endswith(" ".join(notes))
-
-
-def test_too_many_devices_of_a_plan_are_refused():
-    layout = Layout.parse("f32[{x}1]", Mesh(x=4099))
-    with pytest.raises(ReshardError, match="4099 devices"):
-        choose_panels(rs.plan(layout, layout))
 
 
 def test_labels_of_many_summands_are_counted():

@@ -62,11 +62,6 @@ def test_lines_have_the_colours_of_the_page():
     assert "currentColor" in html and "<title>padding</title>" in html and "Hatched: padding." in html
 
 
-@pytest.mark.slow
-def test_the_page_is_the_same_each_time():
-    assert page(planned("three dims")) == page(planned("three dims"))
-
-
 def test_a_page_for_too_many_devices_names_the_missing_pictures():
     mesh = Mesh(x=128, y=64)
     plan = rs.plan(Layout.parse("bf16[{x}8, {y}16]", mesh), Layout.parse("bf16[{y}16, {x}8]", mesh))

@@ -6,7 +6,7 @@ import pytest
 from rich.text import Text
 
 from reshard.show import terminal
-from reshard.show.html import bar, cards, document, table
+from reshard.show.html import document, table
 from tests.markup import Read, check_self_contained
 from tests.show.printing import printed
 
@@ -29,10 +29,6 @@ def test_a_paragraph_is_indented_as_far_as_its_mark():
     lines = printed(terminal.paragraph, "word " * 40, "  -  ", width=60).splitlines()
     assert lines[0].startswith("  -  word") and len(lines) > 3
     assert all(line.startswith("     word") for line in lines[1:]) and max(map(len, lines)) <= 60
-
-
-def test_prose_is_at_most_100_columns_wide():
-    assert max(map(len, printed(terminal.paragraph, "word " * 100, width=300).splitlines())) <= terminal.PROSE
 
 
 @pytest.mark.parametrize("quantity", ["1792 B", "64.0 MiB", "12.5 us", "72.0 s"])
@@ -72,18 +68,6 @@ def test_every_colour_has_a_light_and_a_dark_value():
     light, dark = (re.findall(r"(--\w+): #", part) for part in style.split("@media", 1))
     assert light == dark
     assert set(re.findall(r"var\((--\w+)\)", style)) <= set(light)
-
-
-def test_cards_and_their_colours():
-    read = Read(cards([("1", "first", "good"), ("<i>2</i>", "second", "")]))
-    assert not read.wrong and read.text == "1first2second"
-    assert read.all("class") == ["sums", "sum", "good", "sum", ""]
-
-
-def test_a_bar_is_as_wide_as_its_share():
-    for share in (0, 0.125, 1):
-        assert Read(bar(share, "mark")).all("width") == [f"{100 * share:.2f}"]
-    assert "var(--mark)" in bar(0.5, "mark")
 
 
 def test_a_table_has_heads_and_cells_in_order():

@@ -14,12 +14,10 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.errors import LayoutError, TileError
 from reshard.mpi import DistArray
 from reshard.mpi.numpy_protocol import reductions
-from reshard.mpi.numpy_protocol.array_functions import FUNCTIONS
 from reshard.mpi.numpy_protocol.elementwise import align_layouts, apply_elementwise
 from reshard.types import Layout, Mesh
 from tests.mpi import running
 from tests.mpi.numpy_protocol.arrays import array, as_rank, whole
-from tests.mpi.sampling import sampled
 
 A = np.arange(6.0).reshape(2, 3)
 
@@ -80,10 +78,6 @@ def test_copies_and_dtypes() -> None:
     assert (np.shape(a), np.ndim(a), np.size(a), np.size(a, 1)) == ((2, 3), 2, 6, 3)
     z = array(A + 2j * A)
     assert np.array_equal(whole(z.real + z.imag), 3 * A) and np.array_equal(whole(z.conj()), A - 2j * A)
-
-
-def test_every_function_is_one_of_numpys() -> None:
-    assert all(callable(function) for function in FUNCTIONS)
 
 
 class Somewhere(DistArray):
@@ -170,10 +164,9 @@ def test_elementwise_functions_refuse_what_needs_other_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("topic", "ranks"), sampled(["reductions", "errors"], [2, 3, 4], ("reductions", 3), ("errors", 3))
-)
-def test_reductions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", ["reductions", "errors", "layouts"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_random_expressions_miss_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"numpy_protocol.special.{topic}", ranks, tmp_path)
 
 
@@ -224,12 +217,6 @@ def test_norms_and_sums_refuse_what_needs_the_whole() -> None:
 
 
 LEFT, RIGHT = np.arange(12.0).reshape(3, 4), np.arange(20.0).reshape(4, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("topic", "ranks"), sampled(["layouts"], [2, 3, 4], ("layouts", 3)))
-def test_products_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
-    running.check(f"numpy_protocol.special.{topic}", ranks, tmp_path)
 
 
 @pytest.mark.parametrize(

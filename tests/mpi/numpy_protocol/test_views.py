@@ -179,11 +179,3 @@ def test_other_communicators() -> None:
         return
     with pytest.raises(LayoutError, match="different communicators"):
         tiled.check_together("add", [a, DistArray(a.layout, a.tile, MPI.COMM_WORLD)])
-
-
-def test_elements_of_arrays_without_dims() -> None:
-    assert type(tiled.unwrap_scalar(array(np.float32(3)))) is np.float32
-    a = array([3])
-    assert tiled.unwrap_scalar(a) is a
-    assert tiled.finish_sum(a) is a
-    assert tiled.list_axes(tiled.make_local_dim(4)) == []

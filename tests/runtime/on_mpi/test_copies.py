@@ -275,11 +275,6 @@ def test_a_table_of_another_size_is_refused() -> None:
 HALVES = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]
 
 
-def test_halves_of_rows_take_turns():
-    order = copy_order.copy_order(HALVES, (4096, 64), 8)
-    assert [part.number for part in order] == [0, 1, 0, 1]
-
-
 def test_long_runs_and_single_copies_are_not_cut():
     rows = [Region((at, 0), ((0, 2), (1, 1)), (4, 4096)) for at in (1, 0)]
     assert [part.number for part in copy_order.copy_order(rows, (8, 4096), 8)] == [1, 0]
@@ -301,16 +296,6 @@ def test_the_parts_of_a_copy_are_the_copy(part: int, monkeypatch: pytest.MonkeyP
     assert (tile == 1).all()
     assert starts == sorted(starts)
     assert len(order) > len(regions) or part > tile.nbytes
-
-
-def test_steps_copy_what_their_views_say():
-    source, target = np.arange(4096 * 64, dtype="u8").reshape(4096, 64), np.zeros((4096, 64), "u8")
-    order = copy_order.copy_order(HALVES, target.shape, 8)
-    steps = copy_order.copy_steps([(region.of(target), region.of(source)) for region in HALVES], order)
-    assert len(steps) == 4
-    for step in steps:
-        step()
-    assert np.array_equal(target, source)
 
 
 def test_short_runs_of_a_tile_are_read_ahead(monkeypatch: pytest.MonkeyPatch):
@@ -355,8 +340,7 @@ def elements(copies: list[Block]) -> list[tuple[int, int]]:
     )
 
 
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_the_same_elements_are_copied(seed: int):
     choose = random.Random(seed)
     shapes = [(Axis(2, 24, 64), Axis(3, 8, 8)), (Axis(2, 8, 16),), ()]

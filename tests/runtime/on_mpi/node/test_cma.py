@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from reshard.errors import RankError
 from reshard.runtime.on_mpi.node import cma
-from reshard.runtime.on_mpi.node.cma import RemoteMemory, _shorten_runs
+from reshard.runtime.on_mpi.node.cma import RemoteMemory
 
 
 @pytest.mark.slow
@@ -61,17 +61,6 @@ def test_memory_that_is_not_there_is_an_error(memory: RemoteMemory):
     into = np.zeros(8, "u1")
     with pytest.raises(RankError, match="reading 8 B of process"):
         memory.read(0, np.array([[4096, 8]], np.uint64), runs_of(into, [8]))
-
-
-def test_runs_are_cut_to_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cma, "_LONGEST", 10)
-    assert _shorten_runs(np.array([[100, 25], [500, 10]], np.uint64)).tolist() == [
-        [100, 10],
-        [110, 10],
-        [120, 5],
-        [500, 10],
-    ]
-    assert _shorten_runs(np.zeros((0, 2), np.uint64)).size == 0
 
 
 def test_elsewhere_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch):
