@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reshard.doctor.places import Place
-    from reshard.jax.pass_report import PassReport, Reshard
-    from reshard.jax.stablehlo_pass.module_pass import Transformed
+    from reshard.jax.pass_report import PassReport
 
 _TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
 
@@ -77,20 +76,25 @@ class CompilerPassOptions(Options):
 
 def run_pass(options: CompilerPassOptions) -> int:
     """Writes or prints the transformed program, and prints the report, or on stderr what was left if none is wanted."""
-    from reshard.cli.programs import read_program, set_up_jax
+    from reshard.cli.programs import read_program, set_up_jax, write_output
 
     program = read_program(options.file, protos=True)
     set_up_jax()
     if program.is_hlo:
-        return _run_hlo(options, program.content)
+        return _run_on_hlo(options, program.content)
     if options.prefer is not None:
         raise ReshardError(
             f"{options.file} is StableHLO, where XLA's own collectives are not known yet, so nothing can be preferred "
             f"to them: leave --prefer out, or give the optimized HLO (compiled.as_text())"
         )
-    transformed = _transform_stablehlo(options, program.content)
+    try:
+        from reshard.jax.stablehlo_pass.module_pass import transform
+    except ImportError:
+        raise ReshardError(_NO_JAX) from None
+    transformed = transform(program.content, network=options.network, budget=options.budget)
     if options.output is not None:
-        _write_program(options.output, transformed)
+        is_text = options.output == "-" or options.output.endswith(_TEXT)
+        write_output(options.output, transformed.text if is_text else transformed.to_bytes())
     elif not (options.report or options.json):
         print(transformed.text)
     if options.json:
@@ -98,19 +102,11 @@ def run_pass(options: CompilerPassOptions) -> int:
     elif options.report:
         _show_reshards(transformed.report)
     else:
-        _warn_of_left(transformed.report)
+        warn_of_left(transformed.report)
     return 0
 
 
-def _transform_stablehlo(options: CompilerPassOptions, content: str | bytes) -> Transformed:
-    try:
-        from reshard.jax.stablehlo_pass.module_pass import transform
-    except ImportError:
-        raise ReshardError(_NO_JAX) from None
-    return transform(content, network=options.network, budget=options.budget)
-
-
-def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
+def _run_on_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
     """The same for HLO, by the pass that works inside XLA."""
     from reshard.cli.programs import write_output
 
@@ -141,66 +137,56 @@ def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
 
 
 def _show_chains(places: Sequence[Place]) -> None:
-    """Prints a row for each chain of collectives."""
+    """Prints a row for each chain of collectives: what XLA does, and what the pass did with it."""
     from reshard.doctor.places import PassOutcome
-    from reshard.show import terminal
 
-    out = terminal.console()
     replaced = sum(place.replaced for place in places)
-    summary = f"{counted(replaced, 'chain')} of {len(places)} replaced"
-    terminal.paragraph(out, summary, style=terminal.NAME)
-    if not places:
-        return
-    out.print()
-    table = terminal.table("", "where", "XLA does", "received", "reshard does", "received", right=["", "received"])
-    for number, place in enumerate(places, 1):
+    rows: list[list[str]] = []
+    for place in places:
         where = place.line.rpartition(os.sep)[2] or place.computation
         outcome = place.outcome or PassOutcome()
         does = ", ".join(outcome.steps) if outcome.replaced else f"left: {outcome.why}"
         received = "" if outcome.planned_bytes is None else bytes_text(outcome.planned_bytes)
-        table.add_row(str(number), where, place.does_with_op, bytes_text(place.received_bytes), does, received)
+        rows.append([where, place.does_with_op, bytes_text(place.received_bytes), does, received])
+    heads = ["where", "XLA does", "received", "reshard does", "received"]
+    _show_rows(f"{counted(replaced, 'chain')} of {len(places)} replaced", heads, rows)
+
+
+def _show_reshards(report: PassReport) -> None:
+    """Prints a row for each reshard of the program: those that were replaced, then those left to XLA."""
+    rows: list[list[str]] = []
+    for reshard in (*report.taken, *report.left):
+        steps = "" if reshard.plan is None else ", ".join(step.kind for step in reshard.plan.steps)
+        by = steps if reshard.taken else f"left: {reshard.why}"
+        received = bytes_text(reshard.plan.received_bytes) if reshard.plan is not None and reshard.taken else ""
+        where = reshard.where.rpartition(os.sep)[2] or reshard.operation
+        rows.append([where, str(reshard.source or ""), str(reshard.target or ""), by, received])
+    summary = f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left"
+    _show_rows(summary, ["where", "from", "to", "by", "received"], rows)
+
+
+def _show_rows(summary: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a line, and below it a numbered table if there are any rows."""
+    from reshard.show import terminal
+
+    out = terminal.console()
+    terminal.paragraph(out, summary, style=terminal.NAME)
+    if not rows:
+        return
+    out.print()
+    table = terminal.table("", *heads, right=["", "received"])
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *row)
     terminal.show(out, table, indent=2)
 
 
-def _write_program(path: str, transformed: Transformed) -> None:
-    from reshard.cli.programs import write_output
-
-    as_text = path == "-" or path.endswith(_TEXT)
-    write_output(path, transformed.text if as_text else transformed.to_bytes())
-
-
-def _warn_of_left(report: PassReport) -> None:
+def warn_of_left(report: PassReport) -> None:
     """Says on stderr which reshards are left to XLA, and why: the program alone does not show it."""
     for reshard in report.left[:_MOST_LEFT]:
         print(f"reshard: left to XLA: {reshard}", file=sys.stderr)
     if len(report.left) > _MOST_LEFT:
         more = len(report.left) - _MOST_LEFT
         print(f"reshard: left to XLA: {more} more; --report lists them all", file=sys.stderr)
-
-
-def _show_reshards(report: PassReport) -> None:
-    """Prints a row for each reshard of the program: those that were replaced, then those left to XLA."""
-    from reshard.show import terminal
-
-    out = terminal.console()
-    summary = f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left"
-    terminal.paragraph(out, summary, style=terminal.NAME)
-    rows = [*report.taken, *report.left]
-    if not rows:
-        return
-    out.print()
-    table = terminal.table("", "where", "from", "to", "by", "received", right=["", "received"])
-    for number, reshard in enumerate(rows, 1):
-        table.add_row(str(number), *_cells(reshard))
-    terminal.show(out, table, indent=2)
-
-
-def _cells(reshard: Reshard) -> list[str]:
-    steps = "" if reshard.plan is None else ", ".join(step.kind for step in reshard.plan.steps)
-    by = steps if reshard.taken else f"left: {reshard.why}"
-    received = bytes_text(reshard.plan.received_bytes) if reshard.plan is not None and reshard.taken else ""
-    where = reshard.where.rpartition(os.sep)[2] or reshard.operation
-    return [where, str(reshard.source or ""), str(reshard.target or ""), by, received]
 
 
 COMMAND = Command(

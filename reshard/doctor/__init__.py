@@ -26,7 +26,6 @@ Both the report and the pass inside XLA follow values through the module by `dat
 What the pass does with chains:
 
     proposals      the chains that plans could replace, each with its outcome; the doctor asks it too
-    predictions    what that costs, by the plans' own figures
     batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` says
                    where rows may be
     shifts         describes a result as boxes of neighbours' tiles, where no two layouts do

@@ -21,7 +21,7 @@ The digits are read from points along the coordinates, one coordinate at a time,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -175,7 +175,14 @@ class TracedDigits:
 
         Raises `Untraceable` if they do not form one.
         """
-        dims = [[_describe_index_digit(digit) for digit in reversed(digits)] for digits in self.index]
+        # The digits of an index are local after the move. One that adds to both device and place was local before, too:
+        # the source has copies on those devices.
+        if any(not digit.device and not digit.place for digits in self.index for digit in digits):
+            raise Untraceable("two indices have the same element")
+        dims = [
+            [GlobalDigit(one.radix, None if one.place else one.device, None, one.place or None) for one in digits[::-1]]
+            for digits in self.index
+        ]
         self._insert_sliced(dims)
         digits = [digit for dim in dims for digit in dim]
         if not _are_disjoint([(digit.place, digit.radix) for digit in digits if digit.place], self.tile.elements):
@@ -208,7 +215,10 @@ class TracedDigits:
             sliced.remove(inserted)
 
     def _insert_beside_neighbour(self, digit: GlobalDigit, dims: list[list[GlobalDigit]]) -> bool:
-        """Inserts a sliced digit next to its neighbour in the same dim of the tile, if that is among `dims`."""
+        """Inserts a sliced digit next to its neighbour in the same dim of the tile, if that is among `dims`.
+
+        A stride that is where a dim of the tile begins has no neighbour across it: rows are not joined with columns.
+        """
         starts = [math.prod(self.tile.dims[at + 1 :]) for at in range(len(self.tile.dims))]
         place = digit.place or 0
         for dim in dims:
@@ -240,16 +250,6 @@ class TracedDigits:
             if _are_disjoint([*held, *((digit.before or 0, digit.radix) for digit in digits)], self.devices):
                 return digits
         raise Untraceable("a digit of the device does not stand for one of the source's device")
-
-
-def _describe_index_digit(digit: CoordinateDigit) -> GlobalDigit:
-    """A digit of an index, which is local after the move.
-
-    If it adds to both device and place, the source has copies on those devices.
-    """
-    if not digit.device and not digit.place:
-        raise Untraceable("two indices have the same element")
-    return GlobalDigit(digit.radix, None if digit.place else digit.device, None, digit.place or None)
 
 
 def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
@@ -300,38 +300,37 @@ def list_axis_points(sizes: Sequence[int]) -> Points:
 
 
 def _read_coordinates(origins: Origins, sizes: Sequence[int]) -> list[list[CoordinateDigit]] | None:
-    """The digits of each coordinate, from the origins of the points `_along` them; None if one is not a numeral."""
+    """The digits of each coordinate, least significant first, from the origins of the points of `list_axis_points`.
+
+    None if one is not a numeral.
+    """
     first = int(origins.place[0])
     coordinates: list[list[CoordinateDigit]] = []
     for end, size in zip(np.cumsum(sizes), sizes, strict=True):
-        line = slice(end - size, end)
-        digits = _read_digits(origins.device[line], origins.place[line] - first)
-        if digits is None:
-            return None
+        device, place = origins.device[end - size : end], origins.place[end - size : end] - first
+        digits: list[CoordinateDigit] = []
+        weight = 1
+        while weight < size:  # ends: the weight grows with each digit
+            # The first step of a digit says what each step adds, and the digit ends where a step adds something else.
+            step = int(device[weight]), int(place[weight])
+            times = np.arange(size // weight)
+            fits = device[::weight][: times.size] == times * step[0]
+            fits &= place[::weight][: times.size] == times * step[1]
+            radix = int(fits.argmin()) or times.size  # 0: all of them fit
+            if radix < 2 or size % (weight * radix) or min(step) < 0:
+                return None
+            digits.append(CoordinateDigit(weight, radix, *step))
+            weight *= radix
         coordinates.append(digits)
     return coordinates
-
-
-def _read_digits(device: Numbers, place: Numbers) -> list[CoordinateDigit] | None:
-    """The digits of one coordinate, least significant first; None if it is not a numeral."""
-    digits: list[CoordinateDigit] = []
-    weight, size = 1, device.size
-    while weight < size:  # ends: the weight grows with each digit
-        step = int(device[weight]), int(place[weight])
-        times = np.arange(size // weight)
-        fits = (device[::weight][: times.size] == times * step[0]) & (place[::weight][: times.size] == times * step[1])
-        radix = int(fits.argmin()) or times.size
-        if radix < 2 or size % (weight * radix) or min(step) < 0:
-            return None
-        digits.append(CoordinateDigit(weight, radix, *step))
-        weight *= radix
-    return digits
 
 
 def _reach_all_devices(
     coordinates: Sequence[Sequence[CoordinateDigit]], devices: int, summed: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether elements come from devices of every coordinate; otherwise only a part of the array is moved."""
+    # Between two neighbouring cuts lies a digit of the device number that moves as one: some element has to come from a
+    # device where it is not 0.
     cuts = sorted({1, devices, *(cut for one in coordinates[0] for cut in (one.weight, one.weight * one.radix))})
     reached = [one.device * times for digits in coordinates for one in digits for times in range(1, one.radix)]
     reached += [stride * times for stride, radix in summed for times in range(1, radix)]
@@ -348,7 +347,7 @@ def _predict_origins(
     """Whether the digits predict where points came from: all points if they are few, else a random sample."""
     sizes = [math.prod(one.radix for one in digits) for digits in coordinates]
     total = math.prod(sizes)
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(0)  # the same points in every process, so that all decide alike
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
     points = unravel_places(places, sizes)
     origins = _trace_origins(tracer, result, Points(points[0], points[1:]), summed)
@@ -364,30 +363,26 @@ def _predict_origins(
 def build_layouts(
     mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]]
 ) -> tuple[Layout, Layout]:
-    before = tuple(_build_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims)
-    after = tuple(_build_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims)
+    """The layouts before and after, whose held digits are digits of the mesh's axes."""
+
+    def dim(digits: Iterable[tuple[int, int | None]]) -> Dim:
+        split: list[Digit] = []
+        for radix, stride in digits:
+            axes = () if stride is None else mesh.sub_axes(stride, radix)
+            split += [Digit(axis.size, axis) for axis in axes] if stride is not None else [Digit(radix, None)]
+        return Dim(tuple(split), math.prod(digit.radix for digit in split))
+
+    before = tuple(dim((digit.radix, digit.before) for digit in each) for each in dims)
+    after = tuple(dim((digit.radix, digit.after) for digit in each) for each in dims)
     partial = tuple(axis for stride, radix in summed for axis in mesh.sub_axes(stride, radix))
     return Layout(mesh, before, dtype, "sum" if partial else None, partial), Layout(mesh, after, dtype)
-
-
-def _build_dim(mesh: Mesh, digits: Iterable[tuple[int, int | None]]) -> Dim:
-    split = tuple(digit for radix, stride in digits for digit in _split_on_mesh(mesh, radix, stride))
-    return Dim(split, math.prod(digit.radix for digit in split))
-
-
-def _split_on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
-    """A digit as digits of the mesh's axes; one of them if it is local."""
-    if stride is None:
-        yield Digit(radix, None)
-        return
-    for axis in mesh.sub_axes(stride, radix):
-        yield Digit(axis.size, axis)
 
 
 def build_mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
     """A mesh with an axis for each part of the device number that the digits tell apart."""
     held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
     held += summed
+    # An axis for each part of the device number between two cuts; strides that do not divide each other have no mesh.
     cuts = sorted({1, devices, *(cut for stride, radix in held for cut in (stride, stride * radix))})
     if any(high % low for low, high in pairwise(cuts)):
         raise MeshError(f"no mesh of {devices} devices has axes with the strides {cuts}")

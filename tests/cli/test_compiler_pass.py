@@ -63,15 +63,15 @@ def test_nothing_is_preferred_in_stablehlo(call):
 
 
 def test_long_lists_of_what_is_left_are_cut(capsys):
-    from reshard.cli.compiler_pass import _warn_of_left
+    from reshard.cli.compiler_pass import warn_of_left
     from reshard.jax.pass_report import PassReport, Reshard
 
     left = Reshard("a.py:1", "op", True, None, None, None, False, "no plan")
-    _warn_of_left(PassReport((left,) * 11))
+    warn_of_left(PassReport((left,) * 11))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "reshard: left to XLA: a.py:1: cannot be planned: left, no plan" and len(lines) == 9
     assert lines[-1] == "reshard: left to XLA: 3 more; --report lists them all"
-    _warn_of_left(PassReport((Reshard("a.py:1", "op", True, None, None, None, True),)))
+    warn_of_left(PassReport((Reshard("a.py:1", "op", True, None, None, None, True),)))
     assert capsys.readouterr().err == ""
 
 
