@@ -27,7 +27,7 @@ from jax import lax
 from reshard.jax import placement
 from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_move, run_pending
 from reshard.jax.request import plan_request
-from reshard.jax.starting import started
+from reshard.jax.starting import start_program
 from reshard.jax.weak_types import weakened
 from reshard.plans.plan import Batch, Plan, list_lanes
 from reshard.runtime import on_jax
@@ -152,7 +152,7 @@ def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
     if len(eager) == 1:
         return [run_move(eager[0])]
     program = _bucket_program(bucket.kinds, bucket.stack, alone=not placement.is_tracing())
-    moved = started(program, *(move.x for move in eager))
+    moved = start_program(program, *(move.x for move in eager))
     return [x if move.wrapped is None else move.wrapped(x) for move, x in zip(eager, moved, strict=True)]
 
 

@@ -10,9 +10,8 @@ import jax
 from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.errors import ProgramError, quoted
-from reshard.jax.compare import Decision
 from reshard.jax.doctor import devices_of, optimized_text
-from reshard.jax.pass_report import PassReport
+from reshard.jax.pass_report import Decision, PassReport
 from reshard.jax.strict import Limits, check
 
 _jax: Any = jax  # Its own stubs leave too much unknown.

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import crossing, placement
 from reshard.jax.request import ReshardRequest, check_even, plan_request
-from reshard.jax.starting import started
+from reshard.jax.starting import start_program
 from reshard.jax.weak_types import weaken_on, weakened
 from reshard.lower.to_shard_map import scales
 from reshard.plans.plan import Plan
@@ -177,7 +177,7 @@ def compile_plan(
     donated = (0,) if request.plain and request.options.donate and same else ()
     held: dict[str, Any] = {"in_shardings": source} if request.plain else {}
     run = jax.jit(moved, out_shardings=target, donate_argnums=donated, **held)
-    return EagerProgram(request, plan, weak, partial(started, run), target, _shares_program(plan, request))
+    return EagerProgram(request, plan, weak, partial(start_program, run), target, _shares_program(plan, request))
 
 
 def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax.Array], weak: bool) -> EagerProgram:
@@ -335,7 +335,7 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
         if scale is not None and not first:
             parts = _by_tiles(scale, goal, target)
             tiles["scale"] = stack_of(parts, () if scalar else parts.sharding.shard_shape(parts.shape))
-        stack = started(run, x, scale if first else None, tiles)
+        stack = start_program(run, x, scale if first else None, tiles)
         return jax.make_array_from_single_device_arrays(goal.shape, target, _shards(stack), dtype=stack.dtype)
 
     return moved

@@ -23,10 +23,9 @@ import jax
 from jax.core import Tracer
 
 from reshard.doctor.places import PassOutcome, Place
-from reshard.jax.compare import Decision, figures, module_figures, savings
 from reshard.jax.compiled import Compiled
 from reshard.jax.doctor import abstract, checked_function, devices_of, known_moves, placement_of
-from reshard.jax.pass_report import PassReport, Reshard
+from reshard.jax.pass_report import Decision, PassReport, Reshard, figures, module_figures, savings
 from reshard.jax.strict import Limits, effective_limits, has_limits
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import JaxlibReader

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.experimental.layout import Format
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import LayoutError, MeshError, PlanError, about_sharding, quoted
-from reshard.jax.targets import Target
+from reshard.jax.targets import is_target
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -29,7 +28,6 @@ AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
 NO_DEVICES = JaxMesh(np.empty((), dtype=object), ())
 _LAYOUTS = NamedSharding | PartitionSpec | Layout
-_FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space | Target
 
 
 def resolve(given: object, x: Any, what: str) -> NamedSharding:
@@ -48,11 +46,6 @@ def resolve(given: object, x: Any, what: str) -> NamedSharding:
 @lru_cache(maxsize=4096)
 def _check_fit(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> None:
     layout_of(sharding, shape, "uint32" if is_key_dtype(dtype) else dtype.name)
-
-
-def is_target(given: object) -> bool:
-    """Whether it is a target for one array, rather than a tree of targets."""
-    return given is None or isinstance(given, _FORMS)
 
 
 def leaves_open(given: object) -> bool:

@@ -1,24 +1,51 @@
-"""`started`: how every compiled program of an eager move is called."""
+"""`start_program`: how every compiled program of an eager move is called.
+
+Moves are dispatched and not waited for, so a loop over many arrays starts programs faster than they finish, and each of
+them holds its buffers. So before one more is started, the oldest is waited for.
+"""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
-from reshard.jax import in_flight, placement
+from reshard.jax import placement
+
+MOST = 16
+"""The most programs of this package that run at once."""
+
+_results: deque[weakref.ref[jax.Array]] = deque()
 
 
-def started(function: Callable[..., Any], *arrays: Any) -> Any:
+def start_program(function: Callable[..., Any], *arrays: Any) -> Any:
     """Calls a compiled move, while not too many others are running, on its own meshes."""
     if jax.sharding.get_abstract_mesh().empty:
         moved = function(*arrays)
     else:
         with placement.without_context_mesh():
             moved = function(*arrays)
-    in_flight.add(moved[0] if isinstance(moved, tuple) else moved)
+    limit_running(moved[0] if isinstance(moved, tuple) else moved)
     return moved
+
+
+def limit_running(result: jax.Array) -> None:
+    """Records a program that was just started, by one of its results, and waits until at most `MOST` are running."""
+    if isinstance(result, Tracer):
+        return  # Inside a trace: part of a program that is not running yet.
+    _results.append(weakref.ref(result))
+    while len(_results) > MOST:
+        oldest = _results.popleft()()
+        # Programs on the same devices finish in the order in which they were started, so a result that is gone
+        # (deleted, donated or garbage) is covered by the next one that is there.
+        while _results and (oldest is None or oldest.is_deleted()):
+            oldest = _results.popleft()()
+        if oldest is not None and not oldest.is_deleted():
+            oldest.block_until_ready()

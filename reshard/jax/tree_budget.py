@@ -30,7 +30,7 @@ from reshard.jax.eager import EagerMove, compile_plan, discard, on_devices, run_
 from reshard.jax.placement import devices_of
 from reshard.jax.platform_network import options_on
 from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move
-from reshard.jax.starting import started
+from reshard.jax.starting import start_program
 from reshard.jax.targets import Target, ViewOptions
 from reshard.jax.views import place_beside, read_view
 from reshard.jax.weak_types import weaken_on
@@ -270,7 +270,7 @@ def _together(batch: Batch, leaves: Sequence[Leaf]) -> Callable[[], Sequence[jax
     arrays = [leaf.x for leaf in leaves]
     if not batch.steps:  # They are where they should go.
         return lambda: [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
-    return lambda: started(_program(batch.plans, sources, targets), *arrays)
+    return lambda: start_program(_program(batch.plans, sources, targets), *arrays)
 
 
 @lru_cache(maxsize=256)

@@ -245,3 +245,10 @@ def test_a_function_is_reported_for_devices_that_are_not_here():
     rows, columns = (NamedSharding(mesh, spec) for spec in (P("x"), P(None, "x")))
     argument = jax.ShapeDtypeStruct((512, 512), "float32", sharding=rows)
     assert report(lambda v: v + 1, out_shardings=columns)(argument).received_bytes == 3 * 512 * 512 * 4 // 16
+
+
+@pytest.mark.parametrize("given", ["step.py", 3, None])
+def test_what_is_no_function(given):
+    for call in (reshard.jax.report, reshard.jax.jit)[: 1 if given is None else 2]:  # Without one, jit is a decorator.
+        with pytest.raises(ProgramError, match="not a function; give one"):
+            call(given)

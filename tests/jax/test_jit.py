@@ -1,8 +1,14 @@
-"""`reshard.jax.jit` in place of `jax.jit`: arguments, results, transformations, and programs that it leaves alone."""
+"""`reshard.jax.jit`: its calls, its one compilation, what was decided, and compiled programs as bytes."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,10 +19,14 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.errors import NetworkError
-from reshard.jax.jit import jit
+import reshard.jax
+from reshard import hlo
+from reshard.errors import NetworkError, ProgramError, StrictError
+from reshard.jax.compiled import deserialize
+from reshard.jax.jit import Jitted, jit
 from reshard.jax.redistribute import redistribute
-from tests.jax.moving import AFTER, BEFORE, SIZE, kept, mesh, numbered, program
+from reshard.jax.strict import Limits
+from tests.jax.moving import AFTER, BEFORE, SIZE, kept, mesh, numbered, program, sharding
 
 # ---- in the place of jax.jit -----------------------------------------------------------------------
 
@@ -44,28 +54,6 @@ def test_trees_keywords_and_static_arguments() -> None:
     assert kept(f) == ["reshard"] * 3
     compiled = f.lower({"a": x, "b": x}, times=5, shift=0.0).compile()
     np.testing.assert_array_equal(compiled({"a": x, "b": x}, shift=0.5)[0], np.asarray(x) * 5 + 0.5)
-
-
-def test_a_kind_of_arguments_is_compiled_once() -> None:
-    traces: list[None] = []
-
-    def counted(v: jax.Array) -> jax.Array:
-        traces.append(None)
-        return program(v)
-
-    f = jit(counted)
-    for _ in range(3):
-        f(numbered())
-    assert len(traces) == 1 and len(kept(f)) == 1
-    f(numbered().astype(jnp.bfloat16))
-    assert len(kept(f)) == 2
-
-
-def test_python_numbers_do_not_make_programs() -> None:
-    f = jit(lambda v, rate: program(v) * rate)
-    for rate in (1.0, 2.0, 3.0):
-        np.testing.assert_array_equal(f(numbered(), rate), (np.asarray(numbered()) * 2 + 1) * rate)
-    assert len(kept(f)) == 1
 
 
 def test_donation() -> None:
@@ -108,14 +96,6 @@ def test_methods_and_decorators() -> None:
     assert Model.__call__.__doc__ == "Moves." and Model.__call__.__name__ == "__call__"
 
 
-def test_what_it_does_not_have_is_that_of_jax_jit() -> None:
-    f = jit(program)
-    assert f.eval_shape(numbered()).shape == (SIZE,) * 3
-    assert f.trace(numbered()).out_info.shape == (SIZE,) * 3
-    with pytest.raises(AttributeError):
-        _ = f.nothing
-
-
 @pytest.mark.slow
 def test_under_other_transformations_it_is_jax_jit() -> None:
     f, x = jit(program), numbered()
@@ -126,21 +106,6 @@ def test_under_other_transformations_it_is_jax_jit() -> None:
         np.testing.assert_array_equal(jit(lambda v: v * 2)(x), np.asarray(x) * 2)
     g = jit(jax.grad(lambda v: (program(v) ** 2).sum()))
     np.testing.assert_allclose(g(x), 4 * (2 * np.asarray(x) + 1))
-
-
-def test_errors_of_the_function_are_its_own() -> None:
-    def wrong(v: jax.Array) -> jax.Array:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        jit(wrong)(numbered())
-
-
-def test_one_device_and_nothing_to_do() -> None:
-    assert jit(lambda v: v + 1).lower(1.0).compile().decision.why == "it runs on one device"
-    f = jit(lambda v: v + 1)
-    assert f.lower(numbered()).compile().decision.why == "it has no collectives"
-    np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) + 1)
 
 
 def test_the_current_mesh_and_types() -> None:
@@ -160,21 +125,6 @@ def test_the_current_mesh_and_types() -> None:
     with jax.set_mesh(mesh()):
         np.testing.assert_array_equal(g(numbered()), np.asarray(numbered()) * 2 + 1)
     assert kept(g) == ["reshard"]
-
-
-@pytest.mark.slow
-def test_random_keys_and_callbacks() -> None:
-    seen: list[Any] = []
-
-    def noisy(key: jax.Array, v: jax.Array) -> jax.Array:
-        jax.debug.callback(lambda total: seen.append(float(total)), v[0, 0, 0])
-        return program(v) + jax.random.normal(key, v.shape)
-
-    x, key = numbered(), jax.random.key(0)
-    f = jit(noisy)
-    np.testing.assert_allclose(f(key, x), jax.jit(noisy)(key, x), rtol=1e-5)
-    jax.effects_barrier()
-    assert seen == [0.0, 0.0] and kept(f) == ["reshard"]
 
 
 def test_redistribute_inside_without_a_source() -> None:
@@ -204,3 +154,222 @@ def test_a_network_without_a_link() -> None:
     assert "no link for axis" in f.lower(numbered()).compile().decision.why
     with pytest.raises(NetworkError):
         jit(program, network="no-such-network")
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the modules that jax compiles from now on; fragments are compiled in other threads."""
+    from jax._src import compiler
+
+    names: list[str] = []
+    plain = compiler.compile_or_get_cached
+
+    def count(backend: Any, module: Any, *rest: Any, **named: Any) -> Any:
+        names.append(str(module.operation.attributes["sym_name"]).strip('"'))
+        return plain(backend, module, *rest, **named)
+
+    monkeypatch.setattr(compiler, "compile_or_get_cached", count)
+    return names
+
+
+def counted(names: list[str]) -> int:
+    return sum("step" in name for name in names)
+
+
+def step_of_its_own() -> Any:
+    def step(v: jax.Array) -> jax.Array:
+        return program(v)
+
+    return step
+
+
+def test_a_call_compiles_once(compilations: list[str]) -> None:
+    f = jit(step_of_its_own())
+    assert isinstance(f, Jitted)
+    for _ in range(3):
+        f(numbered())
+    assert counted(compilations) == 1 and kept(f) == ["reshard"]
+
+
+def test_a_compiled_program_is_that_of_the_next_call(compilations: list[str]) -> None:
+    f = jit(step_of_its_own())
+    first, second = f.lower(numbered()).compile(), f.lower(numbered()).compile()
+    f(numbered())
+    assert counted(compilations) == 1
+    assert first.decision is second.decision and first.decision.chosen == "reshard"
+
+
+@pytest.mark.slow
+def test_a_program_that_was_called_first_has_its_decision_too(compilations: list[str]) -> None:
+    """It is compiled once more, because jax does not hand out what the pass did before."""
+    f = jit(step_of_its_own())
+    f(numbered())
+    decisions = [f.lower(numbered()).compile().decision for _ in range(2)]
+    assert decisions[0].chosen == decisions[1].chosen == "reshard" and decisions[0].plain is not None
+
+
+def test_programs_with_and_without_it_do_not_mix() -> None:
+    step = step_of_its_own()
+    plain, ours = jax.jit(step), jit(step)
+    plain(numbered())
+    ours(numbered())
+    assert kept(ours) == ["reshard"]
+    assert "all-gather" in plain.lower(numbered()).compile().as_text()
+    assert "all-gather" not in ours.lower(numbered()).compile().as_text()
+    narrow = jit(step, budget=10)
+    narrow(numbered())
+    assert kept(narrow) == ["plain"] and "all-gather" in narrow.lower(numbered()).compile().as_text()
+
+
+def test_the_pass_is_off_after_a_call_and_after_an_error() -> None:
+    from reshard.jax.xla_pass import xla_hook
+
+    f = jit(lambda v: v + 1)
+    f(numbered())
+    assert not xla_hook.is_on()
+    with pytest.raises(TypeError):
+        f(numbered(), 1)
+    assert not xla_hook.is_on()
+    with reshard.jax.enabled():
+        f(numbered())
+        assert xla_hook.is_on()
+
+
+def test_strict_mode_refuses_at_the_call_and_checks_once(compilations: list[str]) -> None:
+    refused = jit(step_of_its_own(), strict=True, budget=10)
+    with pytest.raises(
+        StrictError, match=r"moving\.py:\d+: the whole array .* is rebuilt .*; it was left to XLA: budget"
+    ):
+        refused(numbered())
+    compilations.clear()
+    f = jit(step_of_its_own(), strict=True)
+    for _ in range(3):
+        np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) * 2 + 1)
+    assert counted(compilations) == 1
+    with reshard.jax.strict(max_bytes=1), pytest.raises(StrictError, match="max_bytes allows 1 B"):
+        f(numbered())
+
+
+def test_it_is_a_function_like_that_of_jax_jit() -> None:
+    f = jit(program)
+    assert f.__name__ == "program" and f.__wrapped__ is program
+    assert copy.copy(f)(numbered()).sharding.is_equivalent_to(AFTER, 3)
+    shape = jax.ShapeDtypeStruct((SIZE,) * 3, np.float32, sharding=BEFORE)
+    assert f.lower(shape).out_info.shape == (SIZE,) * 3
+
+
+def received(compiled: Any) -> int:
+    return hlo.traffic(hlo.parse(compiled.as_text())).received_bytes
+
+
+def test_the_figures_are_those_of_both_programs() -> None:
+    plain, ours = jax.jit(program).lower(numbered()).compile(), jit(program).lower(numbered()).compile()
+    decision = ours.decision
+    assert decision.plain is not None and decision.ours is not None
+    assert decision.plain.received_bytes == received(plain) and decision.ours.received_bytes == received(ours) == 1792
+    assert decision.ours.temp_bytes == ours.memory_analysis().temp_size_in_bytes and decision.plain.temp_bytes is None
+    assert re.fullmatch(
+        r"reshard: 1792 B received instead of 14336 B, in 1 collectives instead of 2; \d+ B of temporary memory "
+        r"\(XLA's own program was not compiled\)",
+        str(decision),
+    )
+    assert decision.to_dict()["plain"]["received_bytes"] == 14336
+
+
+def test_the_report_has_a_line_for_each_place() -> None:
+    def both(v: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return program(v), jnp.sin(jax.lax.with_sharding_constraint(w, sharding()))  # gathered, and used as a whole
+
+    report = jit(both).lower(numbered(), numbered(sharding("x"))).compile().report
+    (taken,), (left,) = report.taken, report.left
+    assert taken.plan is not None and taken.does == "2 all_gather, 14336 B received"
+    assert "moving.py" in str(taken) and str(taken).endswith("f32[16, {x}{y}2, 16]: all_to_all")
+    assert left.where.split(":")[0] == __file__
+    assert str(left).endswith("all_gather, 12288 B received: left, it receives no more than is needed, 12288 B")
+    assert report.to_dict()["reshards"][0]["does"] and str(report).startswith("reshards taken: 1 of 2\n")
+
+
+def test_why_nothing_could_be_gained() -> None:
+    def why(f: Any, *args: Any, **options: Any) -> str:
+        decision = jit(f, **options).lower(*args).compile().decision
+        assert decision.chosen == "plain"
+        return decision.why
+
+    assert why(lambda v: v + 1, 1.0) == "it runs on one device"
+    assert why(lambda v: v + 1, numbered()) == "it has no collectives"
+    needed = "none of its chains of collectives can be replaced: 1 of 1: it receives no more than is needed"
+    assert why(lambda v: jax.lax.with_sharding_constraint(v, sharding()) + 1, numbered(sharding("x"))) == needed
+    assert "1 of 1: budget 10 B is too small" in why(program, numbered(), budget=10)
+
+
+def test_the_lowered_program_is_that_of_jax_jit() -> None:
+    lowered = jit(program).lower(numbered())
+    assert lowered.as_text() == jax.jit(program).lower(numbered()).as_text()
+    assert lowered.out_info.shape == (16, 16, 16) and "stablehlo" in str(lowered.compiler_ir())
+    with pytest.raises(AttributeError):
+        _ = lowered.nothing
+
+
+def test_options_of_the_compiler_pass_through() -> None:
+    compiled = jit(program).lower(numbered()).compile({"xla_embed_ir_in_executable": True})
+    assert compiled.output_shardings.is_equivalent_to(AFTER, 3)
+    assert compiled.decision.chosen == "reshard"
+
+
+READER = """
+import sys, jax, numpy as np
+from reshard.jax.compiled import deserialize
+compiled = deserialize(open(sys.argv[1], "rb").read())
+place = compiled.input_shardings[0][0]
+x = jax.device_put(np.arange(16**3, dtype="f").reshape(16, 16, 16), place)
+assert np.array_equal(compiled(x), np.asarray(x) * 2 + 1)
+print(compiled.decision.chosen, len(compiled.report.taken), "all-to-all" in compiled.as_text())
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_program_is_read_back(tmp_path: Path) -> None:
+    data = jit(program).lower(numbered()).compile().serialize()
+    np.testing.assert_array_equal(deserialize(data)(numbered()), np.asarray(numbered()) * 2 + 1)
+    path = tmp_path / "program"
+    path.write_bytes(data)
+    run = subprocess.run([sys.executable, "-c", READER, path], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["reshard", "1", "True"], run.stderr
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [7, 6, 5, 4], [3]], ids=str)
+def test_a_program_on_some_of_the_devices_is_read_back(ids: list[int]) -> None:
+    """JAX by itself loads it for all devices of the process, and aborts the process."""
+    mesh = jax.sharding.Mesh([jax.devices()[number] for number in ids], ("x",))
+    before, after = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) for spec in (["x"], [None, "x"])
+    )
+    x = jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), before)
+    compiled = jit(lambda x: jax.lax.with_sharding_constraint(x * 2, after) + 1).lower(x).compile()
+    y = deserialize(compiled.serialize())(x)
+    np.testing.assert_array_equal(y, 2 * np.asarray(x) + 1)
+    assert y.sharding.is_equivalent_to(after, 2)
+
+
+def test_a_program_for_devices_that_are_not_there() -> None:
+    data = jit(program).lower(numbered()).compile().serialize()
+    ids, *rest = pickle.loads(data)
+    assert ids == list(range(8))
+    with pytest.raises(ProgramError, match=r"compiled for devices \[0, 64\].* no \[64\] among its 8.*same ids"):
+        deserialize(pickle.dumps(([0, 64], *rest)))
+
+
+@pytest.mark.parametrize("data", [b"", b"not a pickle", pickle.dumps(3), None], ids=str)
+def test_bytes_that_are_no_program(data: Any) -> None:
+    with pytest.raises(ProgramError, match="are not those of a compiled program"):
+        deserialize(data)
+
+
+def test_the_limits_of_strict_mode() -> None:
+    """Checked on a compiled program: its own memory is within them, a byte less is not."""
+    compiled = jit(program).lower(numbered()).compile()
+    needs = int(compiled.memory_analysis().temp_size_in_bytes)
+    compiled.check(Limits())
+    compiled.check(Limits(rebuild=False, max_bytes=needs))
+    with pytest.raises(rs.errors.StrictError, match=f"needs {needs} B"):
+        compiled.check(Limits(max_bytes=needs - 1))

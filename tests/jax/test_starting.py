@@ -1,18 +1,53 @@
-"""Starting compiled programs: under a mesh that is set, and noted as running."""
+"""Starting compiled programs: under a mesh that is set, and not more than a few at once."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import jax
 import pytest
 
-from reshard.jax import in_flight
-from reshard.jax.starting import started
+from reshard.jax import starting
+from tests.jax import worker
 from tests.jax.oracle import mesh_of
+
+
+class Result:
+    """Stands in for an array: notes when it is waited for."""
+
+    def __init__(self, number: int, waited: list[int]) -> None:
+        self.number, self.waited, self.deleted = number, waited, False
+
+    def is_deleted(self) -> bool:
+        return self.deleted
+
+    def block_until_ready(self) -> None:
+        assert not self.deleted
+        self.waited.append(self.number)
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    starting._results.clear()
+    yield
+    starting._results.clear()
+
+
+def test_the_oldest_is_waited_for_and_what_is_gone_is_covered_by_the_next() -> None:
+    waited: list[int] = []
+    results = [Result(number, waited) for number in range(starting.MOST + 5)]
+    for result in results[:-2]:
+        starting.limit_running(result)  # pyright: ignore[reportArgumentType]
+    assert waited == [0, 1, 2]
+    results[3].deleted = True
+    for result in results[-2:]:
+        starting.limit_running(result)  # pyright: ignore[reportArgumentType]
+    assert waited == [0, 1, 2, 4] and len(starting._results) == starting.MOST
 
 
 def test_a_program_runs_without_the_mesh_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[jax.Array] = []
-    monkeypatch.setattr(in_flight, "add", noted.append)
+    monkeypatch.setattr(starting, "limit_running", noted.append)
     seen: list[bool] = []
 
     def program(x: float) -> tuple[float, float]:
@@ -20,6 +55,15 @@ def test_a_program_runs_without_the_mesh_that_is_set(monkeypatch: pytest.MonkeyP
         return x, 2 * x
 
     with jax.set_mesh(mesh_of({"x": 8})):
-        assert started(program, 3.0) == (3.0, 6.0)
-    assert started(program, 4.0) == (4.0, 8.0)
-    assert seen == [True, True] and noted == [3.0, 4.0]
+        assert starting.start_program(program, 3.0) == (3.0, 6.0)
+    assert seen == [True] and noted == [3.0]
+
+
+def test_a_traced_result_is_not_running() -> None:
+    jax.make_jaxpr(lambda x: starting.limit_running(x) or x)(1.0)
+    assert not starting._results
+
+
+@pytest.mark.slow
+def test_many_moves_whose_results_are_kept_or_dropped() -> None:
+    worker.check(["crowd"], devices=8)

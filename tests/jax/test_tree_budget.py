@@ -74,7 +74,7 @@ class Meter:
         gc.freeze()  # what is there already is not looked through for garbage each time: that took most of the test
         self.most = 0
         for module in ("tree_budget", "eager", "crossing.moves", "crossing.stages"):
-            path = f"reshard.jax.{module}.started"
+            path = f"reshard.jax.{module}.start_program"
             monkeypatch.setattr(path, self.counted)
 
     def counted(self, function: Callable[..., Any], *arrays: Any) -> Any:

@@ -40,7 +40,7 @@ from reshard.jax.crossing.stages import (
 )
 from reshard.jax.placement import devices_of
 from reshard.jax.request import ReshardRequest, check_even, number_devices, numbered_move, plan_across
-from reshard.jax.starting import started
+from reshard.jax.starting import start_program
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import exchange as messages
@@ -266,7 +266,7 @@ def _before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
     run = on_jax.to_stack(leg.source, leg.steps, source.mesh)
 
     def before(x: jax.Array, scale: jax.Array | None) -> jax.Array:
-        near = started(run, x, scale) if leg.casts and scale is not None else started(run, x)
+        near = start_program(run, x, scale) if leg.casts and scale is not None else start_program(run, x)
         if donate:
             x.delete()
         return near
@@ -294,7 +294,7 @@ def _finish(leg: Leg, target: NamedSharding) -> Moving:
 
     def finish(shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
         stack = jax.make_array_from_single_device_arrays(stack_shape(leg.source), sharding, shards)
-        return started(run, stack, into if fills else None, scale if leg.casts else None)
+        return start_program(run, stack, into if fills else None, scale if leg.casts else None)
 
     return finish
 
@@ -337,14 +337,14 @@ def run_pipeline(
 
     def moved(x: jax.Array) -> jax.Array:
         near = stacked(_pipeline_shards(x), meshes[0], whole.source, dtype)
-        goal, arriving = started(start), _crossed(crossing, started(take, near, np.int32(0)))
+        goal, arriving = start_program(start), _crossed(crossing, start_program(take, near, np.int32(0)))
         for number in range(pipeline.parts):
             tiles = jax.make_array_from_single_device_arrays(stack_shape(far), sharding, _pipeline_shards(arriving))
-            part = stacked(_pipeline_shards(started(gather, tiles)), meshes[1], each.target, dtype)
-            goal = started(put, goal, part, np.int32(number))
+            part = stacked(_pipeline_shards(start_program(gather, tiles)), meshes[1], each.target, dtype)
+            goal = start_program(put, goal, part, np.int32(number))
             del part, tiles
             if number + 1 < pipeline.parts:
-                arriving = _crossed(crossing, started(take, near, np.int32(number + 1)))
+                arriving = _crossed(crossing, start_program(take, near, np.int32(number + 1)))
             elif donate:
                 _delete(near, x)
             _wait(goal)

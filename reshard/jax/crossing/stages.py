@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.jax import placement
 from reshard.jax.placement import devices_of
-from reshard.jax.starting import started
+from reshard.jax.starting import start_program
 from reshard.lower.exchange import Exchange, SlicedTransfer, Transfer
 from reshard.lower.to_shard_map import exchange as messages
 from reshard.lower.to_shard_map.exchange import MessageBatch
@@ -157,19 +157,19 @@ def run_stages(
     """
     transport = exchange.transport
     last = max((number for number, stage in enumerate(exchange.stages) if not stage.relayed), default=-1)
-    far = into if into is not None else started(exchange.start) if transport.receives else None
+    far = into if into is not None else start_program(exchange.start) if transport.receives else None
     waiting = 0
     for number, stage in enumerate(exchange.stages):
         if waiting and waiting + stage.message_bytes > TOGETHER:
             _wait(far)
             waiting = 0
         held = far if stage.relayed else near
-        packed = started(stage.pack, held, stage.numbers) if held is not None else ()
+        packed = start_program(stage.pack, held, stage.numbers) if held is not None else ()
         if donate and number == last:
             _delete(near)
         arrived = transport.carried(packed, stage.turns, stage.elements, stage.relayed)
         if far is not None:
-            far = started(stage.write, far, stage.numbers, *arrived)
+            far = start_program(stage.write, far, stage.numbers, *arrived)
         del packed, arrived
         waiting += stage.message_bytes
     if donate:
@@ -259,7 +259,7 @@ class BetweenProcesses:
         pairs = tuple(tuple((t.sender, t.receiver) for t in turn) for turn in turns)
         shards = [_by_device(stack) for stack in packed] or [{}] * len(turns)
         stacks = [_stack(messages, self.union, elements, self.dtype) for messages in shards]
-        arrived = started(_permuted(self.union, pairs), *stacks)
+        arrived = start_program(_permuted(self.union, pairs), *stacks)
         if not self.receives:
             return []
         here = self.target.addressable_devices

@@ -50,7 +50,7 @@ def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.Monke
     received: Counter[Any] = Counter()
     counts: Counter[str] = Counter()
     most: list[int] = []
-    real, run = InProcess.carried, pipeline.started
+    real, run = InProcess.carried, pipeline.start_program
     held = {id(x) for x in jax.live_arrays()}
 
     def carried(self: InProcess, packed: Any, turns: Sequence[Any], elements: int, relayed: bool) -> Any:
@@ -66,7 +66,7 @@ def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.Monke
         return made
 
     monkeypatch.setattr(InProcess, "carried", carried)
-    monkeypatch.setattr(pipeline, "started", started)
+    monkeypatch.setattr(pipeline, "start_program", started)
     with by_messages(monkeypatch):
         check(source, target, values=values(), network=WIRES)
         check(source, target, values=values(), network=WIRES, donate=True)

@@ -7,7 +7,7 @@
             jax.jit(case.f, **case.jit)(*case.args)
 
 `build` takes any mesh with the program's axes whose sizes divide what it shards (`make_mesh_of_one`: each of size 1).
-All arrays come from fixed seeds, and some programs carry a reference in numpy.
+All arrays come from fixed seeds.
 """
 
 from tests.jax.programs import kernels, models, ops, reports_experts, reports_hpc, reports_ml

@@ -28,7 +28,6 @@ class Case:
     f: Callable[..., Any]
     args: tuple[Any, ...]
     jit: Mapping[str, Any] = field(default_factory=dict)
-    reference: Callable[..., Any] | None = None  # the same in numpy, of the arguments as numpy arrays
     tolerance: float = 1e-5  # absolute, over the largest magnitude in the output compared
 
     def jitted(self) -> Any:
@@ -61,18 +60,7 @@ class Program:
 
     def make_mesh(self) -> Mesh:
         """The program's mesh, on the first devices."""
-        return self._mesh_of(tuple(self.mesh.values()))
-
-    def make_mesh_of_one(self) -> Mesh:
-        """The same axes, all of size 1: what the program computes where nothing is distributed."""
-        return self._mesh_of((1,) * len(self.mesh))
-
-    def entered(self, mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
-        """The context to trace, compile and run in."""
-        return jax.set_mesh(mesh) if self.ambient else contextlib.nullcontext()
-
-    def _mesh_of(self, sizes: tuple[int, ...]) -> Mesh:
-        devices = jax.devices()
+        sizes, devices = tuple(self.mesh.values()), jax.devices()
         if len(devices) < prod(sizes):
             raise RuntimeError(
                 f"program {self.name!r} needs {prod(sizes)} devices and there are {len(devices)}: set "
@@ -81,6 +69,10 @@ class Program:
         kind = AxisType.Explicit if self.explicit else AxisType.Auto
         grid = np.array(devices[: prod(sizes)]).reshape(sizes)
         return Mesh(grid, tuple(self.mesh), axis_types=(kind,) * len(sizes))
+
+    def entered(self, mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+        """The context to trace, compile and run in."""
+        return jax.set_mesh(mesh) if self.ambient else contextlib.nullcontext()
 
 
 def program(name: str, about: str, **settings: Any) -> Callable[[Callable[[Mesh], Case]], Program]:

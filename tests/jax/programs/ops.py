@@ -35,12 +35,7 @@ def order_ops(mesh: Mesh) -> Case:
         values, places = jax.lax.top_k(x, 3)
         return total, jnp.sort(x, axis=0), jnp.argsort(x, axis=1), values, places, jnp.cumprod(x / 9, axis=1)
 
-    def reference(x):
-        places = np.argsort(-x, axis=1)[:, :3]
-        top = np.take_along_axis(x, places, axis=1)
-        return np.cumsum(x, 0), np.sort(x, 0), np.argsort(x, axis=1), top, places, np.cumprod(x / 9, axis=1)
-
-    return Case(f, (put(mesh, normal(0, 16, 16), "x", "y"),), reference=reference)
+    return Case(f, (put(mesh, normal(0, 16, 16), "x", "y"),))
 
 
 @program("uneven", "sizes that no mesh axis divides: 10 over 4, 17 over 8, 5 over 2", remat=True, x=4, y=2)
@@ -52,7 +47,7 @@ def uneven(mesh: Mesh) -> Case:
         x = with_sharding_constraint(x * 2, b)
         return jnp.cumsum(with_sharding_constraint(x[::2], c), axis=1)
 
-    return Case(f, (put(mesh, ordinal(10, 17)),), reference=lambda x: np.cumsum((x + 1)[::2] * 2, axis=1))
+    return Case(f, (put(mesh, ordinal(10, 17)),))
 
 
 @program("join-and-flip", "concatenate arrays of two layouts, pad, reverse and roll along sharded dims", x=4, y=2)
@@ -64,12 +59,8 @@ def join_and_flip(mesh: Mesh) -> Case:
         padded = with_sharding_constraint(jnp.pad(joined, ((4, 4), (3, 5)), constant_values=-1), rows)
         return with_sharding_constraint(jnp.roll(jnp.flip(padded, axis=(0, 1)), 3, axis=1), grid)
 
-    def reference(a, b):
-        padded = np.pad(np.concatenate([a, b]), ((4, 4), (3, 5)), constant_values=-1)
-        return np.roll(np.flip(padded, axis=(0, 1)), 3, axis=1)
-
     args = (put(mesh, ordinal(16, 8), "x", "y"), put(mesh, -ordinal(24, 8), None, ("y", "x")))
-    return Case(f, args, reference=reference)
+    return Case(f, args)
 
 
 @program("reshapes", "reshapes that merge a sharded minor dim and split sharded dims off their axes' size", x=4, y=2)
@@ -81,10 +72,7 @@ def reshapes(mesh: Mesh) -> Case:
         halves = with_sharding_constraint(flat.reshape(2, 24, 16), split)
         return halves.reshape(2, 2, 12, 16).transpose(1, 2, 0, 3).reshape(24, 32)
 
-    def reference(x):
-        return (2 * x).reshape(2, 2, 12, 16).transpose(1, 2, 0, 3).reshape(24, 32)
-
-    return Case(f, (put(mesh, ordinal(4, 12, 16), None, "x", "y"),), reference=reference)
+    return Case(f, (put(mesh, ordinal(4, 12, 16), None, "x", "y"),))
 
 
 @program("bfloat16", "bfloat16 activations between a column-parallel and a row-parallel product", data=2, tp=4)
@@ -99,7 +87,7 @@ def bfloat16(mesh: Mesh) -> Case:
     # Small integers: exact in bfloat16, in any order of summation.
     x, w = np.float32(ordinal(16, 32) % 5), (ordinal(32, 8) % 3).astype(jnp.bfloat16)
     args = (put(mesh, x, "data", "tp"), put(mesh, w, "tp"))
-    return Case(f, args, reference=lambda x, w: 3 * x @ w.astype(np.float32), tolerance=0)
+    return Case(f, args, tolerance=0)
 
 
 @program("int8-bool", "quantised weights in int8 and a mask in bool, moved before the product in int32", x=4, y=2)
@@ -112,13 +100,9 @@ def int8_bool(mesh: Mesh) -> Case:
         product = jnp.dot(x, w, preferred_element_type=jnp.int32)
         return product, mask, with_sharding_constraint(product.astype(jnp.int16), source)
 
-    def reference(x, w):
-        product = x.astype(np.int32) @ w.astype(np.int32)
-        return product, w != 0, product.astype(np.int16)
-
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-3, 4, shape).astype(np.int8) for shape in ((8, 16), (16, 24)))
-    return Case(f, (put(mesh, x, "x"), put(mesh, w, "x", "y")), reference=reference, tolerance=0)
+    return Case(f, (put(mesh, x, "x"), put(mesh, w, "x", "y")), tolerance=0)
 
 
 @program("vmapped", "vmap of a function with a constraint in it, the batch on an axis of its own", batch=2, x=4)
@@ -129,7 +113,7 @@ def vmapped(mesh: Mesh) -> Case:
 
     f = jax.vmap(one, spmd_axis_name="batch")
     args = (put(mesh, normal(0, 4, 8, 16), "batch", None, "x"),)
-    return Case(f, args, reference=lambda x: np.einsum("bij,bik->bjk", np.tanh(x), np.tanh(x)))
+    return Case(f, args)
 
 
 @program("static-argument", "a static argument, nested jit, and one array returned in four layouts", x=4, y=2)
@@ -146,7 +130,7 @@ def static_argument(mesh: Mesh) -> Case:
 
     jit = {"static_argnums": 1, "out_shardings": tuple(NamedSharding(mesh, spec) for spec in specs)}
     args = (put(mesh, ordinal(16, 8), "x", "y"), 2)
-    return Case(f, args, jit, reference=lambda x, power: tuple((x + 1) ** int(power) + k for k in range(4)))
+    return Case(f, args, jit)
 
 
 @program(
@@ -165,7 +149,7 @@ def partial_manual(mesh: Mesh) -> Case:
         y = mapped(x + 1)
         return with_sharding_constraint(y, NamedSharding(mesh, P(("y", "x"))))
 
-    return Case(f, (put(mesh, normal(0, 16, 16), "x", "y"),), reference=lambda x: 2 * np.sin(x + 1))
+    return Case(f, (put(mesh, normal(0, 16, 16), "x", "y"),))
 
 
 @program("three-by-two", "six devices: a pair of axes that moves, swaps dims, splits and joins", remat=True, x=3, y=2)
@@ -181,7 +165,7 @@ def three_by_two(mesh: Mesh) -> Case:
             x = with_sharding_constraint(x + step, layout)
         return x
 
-    return Case(f, (put(mesh, ordinal(12, 18, 6), ("y", "x")),), reference=lambda x: x + 10, tolerance=0)
+    return Case(f, (put(mesh, ordinal(12, 18, 6), ("y", "x")),), tolerance=0)
 
 
 @program("four-devices", "four devices in one axis, a resplit and a reduction to a scalar", d=4)
@@ -191,7 +175,7 @@ def four_devices(mesh: Mesh) -> Case:
         return y, jnp.max(jnp.abs(jnp.cumsum(y, axis=0)))
 
     args = (put(mesh, ordinal(8, 8), "d"),)
-    return Case(f, args, reference=lambda x: (2 * x, np.max(np.cumsum(2 * x, axis=0))), tolerance=0)
+    return Case(f, args, tolerance=0)
 
 
 @program("no-reshard", "data parallel inference: nothing changes layout", moves=False, data=8)
@@ -238,15 +222,8 @@ def ambient_scan(mesh: Mesh) -> Case:
         y = with_sharding_constraint(x @ w, P(None, ("x", "y")))
         return with_sharding_constraint(jnp.tanh(y), P(("y", "x"))), jnp.sum(y)
 
-    def reference(x, ws):
-        sums = []
-        for w in ws:
-            sums.append(np.sum(x @ w))
-            x = np.tanh(x @ w)
-        return x, np.array(sums)
-
     args = (put(mesh, normal(0, 16, 16), ("y", "x")), put(mesh, normal(1, 3, 16, 16, scale=0.3), None, "x", "y"))
-    return Case(lambda x, ws: jax.lax.scan(body, x, ws), args, reference=reference)
+    return Case(lambda x, ws: jax.lax.scan(body, x, ws), args)
 
 
 @program(
@@ -259,7 +236,7 @@ def callback(mesh: Mesh) -> Case:
         loaded = jax.pure_callback(lambda x: np.asarray(x) * 2, jax.ShapeDtypeStruct((16, 16), np.float32), x)
         return with_sharding_constraint(loaded, split) + 1
 
-    return Case(f, (put(mesh, ordinal(16, 16)),), reference=lambda x: 2 * x + 1, tolerance=0)
+    return Case(f, (put(mesh, ordinal(16, 16)),), tolerance=0)
 
 
 PROGRAMS = programs_in(vars())

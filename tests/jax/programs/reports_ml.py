@@ -29,7 +29,7 @@ def jax_21562(mesh: Mesh) -> Case:
     a = ordinal(16, 16, 16)
     args = (put(mesh, a, *first.spec), put(mesh, a, *first.spec), put(mesh, a, *second.spec))
     jit = {"in_shardings": (first, first, second), "out_shardings": second}
-    return Case(f, args, jit, reference=lambda a, b, c: a + b + c, tolerance=0)
+    return Case(f, args, jit, tolerance=0)
 
 
 @program(
@@ -48,7 +48,7 @@ def xla_15207(mesh: Mesh) -> Case:
     args = (put(mesh, normal(0, 16, 16, 16), *first.spec), put(mesh, normal(1, 16, 16, 16), *first.spec))
     args = (*args, put(mesh, normal(2, 16, 16, 16), *second.spec))
     jit = {"in_shardings": (first, first, second), "out_shardings": (first, first)}
-    return Case(jax.grad(f, argnums=(0, 1)), args, jit, reference=lambda a, b, c: (2 * c * (a + b),) * 2)
+    return Case(jax.grad(f, argnums=(0, 1)), args, jit)
 
 
 @program(
@@ -66,7 +66,7 @@ def jax_18591(mesh: Mesh) -> Case:
         return with_sharding_constraint(hidden, columns) @ weight
 
     args = (put(mesh, normal(0, 32, 16), ("x", "y")), put(mesh, normal(1, 16, 8), "x"))
-    return Case(f, args, reference=lambda x, w: np.tanh(x) @ w)
+    return Case(f, args)
 
 
 @program("jax-26946", "an intermediate of 17 rows over 8 devices, https://github.com/jax-ml/jax/issues/26946", data=8)
@@ -78,7 +78,7 @@ def jax_26946(mesh: Mesh) -> Case:
         return with_sharding_constraint(table * 2, NamedSharding(mesh, P(None, "data")))[ids]
 
     ids = np.int32([16, 3, 0, 9, 9, 1, 15, 8])
-    return Case(f, (put(mesh, ids, "data"),), reference=lambda ids: ordinal(17, 16, dtype=np.int32)[ids] * 2)
+    return Case(f, (put(mesh, ids, "data"),))
 
 
 @program("jax-30335", "shard, swap axes, merge, shard again, https://github.com/jax-ml/jax/issues/30335", devices=8)
@@ -93,7 +93,7 @@ def jax_30335(mesh: Mesh) -> Case:
         return jnp.reshape(x, (8, 16, 3))
 
     args = (put(mesh, ordinal(8, 2, 8, 3), "devices"),)
-    return Case(f, args, reference=lambda x: np.swapaxes(x, 0, 2).reshape(8, 16, 3), tolerance=0)
+    return Case(f, args, tolerance=0)
 
 
 @program("jax-20381", "a shuffle of every row that gathers the batch, https://github.com/jax-ml/jax/issues/20381", dp=8)
@@ -193,7 +193,7 @@ def xla_15048(mesh: Mesh) -> Case:
 )
 def xla_4062(mesh: Mesh) -> Case:
     args = (put(mesh, normal(0, 16, 32), "x"), put(mesh, normal(1, 32, 16), None, "y"))
-    return Case(lambda a, b: a @ b, args, {"out_shardings": NamedSharding(mesh, P("y", "x"))}, reference=np.matmul)
+    return Case(lambda a, b: a @ b, args, {"out_shardings": NamedSharding(mesh, P("y", "x"))})
 
 
 @program(
@@ -329,14 +329,7 @@ def xla_44795(mesh: Mesh) -> Case:
 
         return jax.lax.fori_loop(0, ws.shape[0], layer, x)
 
-    def reference(ws, x):
-        for w in ws:
-            x = np.tanh(x @ w)
-        return x
-
-    return Case(
-        f, (put(mesh, normal(0, 8, 16, 16, scale=0.3), "lp"), put(mesh, normal(1, 16, 16), "lp")), reference=reference
-    )
+    return Case(f, (put(mesh, normal(0, 8, 16, 16, scale=0.3), "lp"), put(mesh, normal(1, 16, 16), "lp")))
 
 
 PROGRAMS = programs_in(vars())
