@@ -18,7 +18,8 @@ from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
 from reshard.doctor import Place, examine
 from reshard.jax.doctor import optimized_text
-from reshard.jax.platform_network import network_on
+from reshard.jax.platform_network import options_on
+from reshard.synth.options import PlanOptions
 
 _jax: Any = jax
 HERE = Path(__file__).resolve().parents[1]
@@ -108,7 +109,7 @@ def _figures(compiled: Any, text: str) -> dict[str, Any]:
 def _doctor(text: str, target: str) -> dict[str, Any]:
     """What the doctor says of the plain program, in bytes that a device receives in one run."""
     chips = devices(target)
-    report = examine(text, network=network_on(chips, None), platform=chips[0].platform)
+    report = examine(text, network=options_on(chips, PlanOptions()).network, platform=chips[0].platform)
     worst = [_place(place) for place in report.places if place.counted and place.wasted_bytes]
     return {"not_needed": sum(one["not_needed"] for one in worst), "could_save": sum(one["saved"] for one in worst),
             "worst": worst[:12]}  # fmt: skip

@@ -28,7 +28,7 @@ from reshard.jax import placement
 from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_move, run_pending
 from reshard.jax.request import plan_request
 from reshard.jax.starting import start_program
-from reshard.jax.weak_types import weakened
+from reshard.jax.weak_types import weaken
 from reshard.plans.plan import Batch, Plan, list_lanes
 from reshard.runtime import on_jax
 
@@ -53,11 +53,11 @@ class Bucket(NamedTuple):
     places: list[int]
 
 
-def run_all(moves: Sequence[Pending]) -> list[jax.Array]:
+def run_moves(moves: Sequence[Pending]) -> list[jax.Array]:
     """Starts all moves; the results are in the order of the moves."""
     moved: dict[int, jax.Array] = {}
-    for places in _shared(moves).values():
-        for bucket in buckets(places):
+    for places in _group_by_program(moves).values():
+        for bucket in fill_buckets(places):
             moved |= zip(bucket.places, _run_bucket(bucket, [moves[at] for at in bucket.places]), strict=True)
     for at, move in enumerate(moves):
         if at not in moved:
@@ -65,16 +65,16 @@ def run_all(moves: Sequence[Pending]) -> list[jax.Array]:
     return [moved[at] for at in range(len(moves))]
 
 
-def _shared(moves: Sequence[Pending]) -> Mapping[object, Mapping[EagerProgram, list[int]]]:
+def _group_by_program(moves: Sequence[Pending]) -> Mapping[object, Mapping[EagerProgram, list[int]]]:
     """The places of the moves that may share programs, by mesh and kind."""
     shared: dict[object, dict[EagerProgram, list[int]]] = {}
     for at, move in enumerate(moves if len(moves) > 1 else ()):
         if isinstance(move, EagerMove) and move.program.together:
-            shared.setdefault(_mesh(move.program), {}).setdefault(move.program, []).append(at)
+            shared.setdefault(_mesh_of_kind(move.program), {}).setdefault(move.program, []).append(at)
     return shared
 
 
-def _mesh(kind: EagerProgram) -> placement.AnyMesh:
+def _mesh_of_kind(kind: EagerProgram) -> placement.AnyMesh:
     source, _ = kind.request.ends
     return source.mesh
 
@@ -86,7 +86,7 @@ def lane_of(kind: EagerProgram) -> object:
     return kind if lane is None else lane
 
 
-def buckets(
+def fill_buckets(
     places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object] = lane_of
 ) -> Iterator[Bucket]:
     """All places, in buckets of few programs: kinds of about equal counts share theirs, those of one lane if possible.
@@ -96,7 +96,7 @@ def buckets(
     for kinds in _of_like_counts(places, lane_of):
         each = -(-len(kinds) // -(-len(kinds) // MOST_KINDS))
         for first in range(0, len(kinds), each):
-            yield from _starts(kinds[first : first + each], places)
+            yield from _fill_starts(kinds[first : first + each], places)
 
 
 def _of_like_counts(
@@ -127,19 +127,19 @@ def _alike_counts(counts: Sequence[int]) -> int:
     return len(counts)
 
 
-def _starts(kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]]) -> Iterator[Bucket]:
+def _fill_starts(kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]]) -> Iterator[Bucket]:
     """The starts of the one program that moves all arrays of these kinds, some of them twice."""
     count = max(len(places[kind]) for kind in kinds)
-    stack = stack_of(count, max(MOST_KINDS // len(kinds), min(STACK, MOST // len(kinds))))
+    stack = choose_stack(count, max(MOST_KINDS // len(kinds), min(STACK, MOST // len(kinds))))
     for start in range(0, count, stack):
         listed = [places[kind] for kind in kinds]
         yield Bucket(kinds, stack, [every[(start + at) % len(every)] for every in listed for at in range(stack)])
 
 
-def stack_of(count: int, most: int) -> int:
+def choose_stack(count: int, most: int) -> int:
     """The arrays of a stack: a divisor of their number above half of the most, else one by which few move twice.
 
-    >>> stack_of(500, 32), stack_of(50, 3), stack_of(47, 32), stack_of(9, 32)
+    >>> choose_stack(500, 32), choose_stack(50, 3), choose_stack(47, 32), choose_stack(9, 32)
     (25, 2, 24, 9)
     """
     divisors = [stack for stack in range(most, most // 2, -1) if count % stack == 0]
@@ -159,46 +159,46 @@ def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
 @lru_cache(maxsize=1024)
 def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int, alone: bool) -> Callable[..., tuple[jax.Array, ...]]:
     """The program of a bucket; one that is a part of another program, which is being traced, has no options."""
-    options = _OPTIONS.get(placement.platform_of(_mesh(kinds[0])) or "") if alone else None
+    options = _OPTIONS.get(placement.platform_of(_mesh_of_kind(kinds[0])) or "") if alone else None
     sources = tuple(kind.request.source for kind in kinds for _ in range(stack))
     targets = tuple(kind.request.target for kind in kinds for _ in range(stack))
-    moved = partial(_moved, kinds, stack)
+    moved = partial(_move_stacks, kinds, stack)
     return jax.jit(moved, in_shardings=sources, out_shardings=targets, compiler_options=options)
 
 
-def _moved(kinds: Sequence[EagerProgram], stack: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _move_stacks(kinds: Sequence[EagerProgram], stack: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """All moves of one start: the arrays of a kind stacked, and the stacks whose steps share launches in one batch."""
-    stacks = [_stacked(arrays[at : at + stack]) for at in range(0, len(arrays), stack)]
-    plans = [_lifted(kind, stack, x.dtype.name) for kind, x in zip(kinds, stacks, strict=True)]
+    stacks = [_stack_arrays(arrays[at : at + stack]) for at in range(0, len(arrays), stack)]
+    plans = [_plan_stack(kind, stack, x.dtype.name) for kind, x in zip(kinds, stacks, strict=True)]
     moved = dict[int, jax.Array]()
-    for places in _alike(plans):
+    for places in _group_by_lane(plans):
         batch = Batch(tuple(map(str, places)), tuple(plans[at] for at in places))
-        mesh = _mesh(kinds[places[0]])
+        mesh = _mesh_of_kind(kinds[places[0]])
         moved |= zip(places, on_jax.apply_batch(batch, mesh, [stacks[at] for at in places]), strict=True)
-    each = ((kind.weak, x) for at, kind in enumerate(kinds) for x in _unstacked(moved[at], stack))
-    return tuple(weakened(x) if weak else x for weak, x in each)
+    each = ((kind.weak, x) for at, kind in enumerate(kinds) for x in _split_stack(moved[at], stack))
+    return tuple(weaken(x) if weak else x for weak, x in each)
 
 
-def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
+def _stack_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
     """Arrays along a new dim in front; an array alone as it is."""
     return arrays[0] if len(arrays) == 1 else lax.concatenate([lax.expand_dims(x, [0]) for x in arrays], 0)
 
 
-def _unstacked(array: jax.Array, stack: int) -> list[jax.Array]:
+def _split_stack(array: jax.Array, stack: int) -> list[jax.Array]:
     if stack == 1:
         return [array]
     return [lax.squeeze(lax.slice_in_dim(array, at, at + 1), [0]) for at in range(stack)]
 
 
-def _lifted(kind: EagerProgram, stack: int, dtype: str) -> Plan:
+def _plan_stack(kind: EagerProgram, stack: int, dtype: str) -> Plan:
     """The plan of a stack: the new dim stays whole on each device."""
     if stack == 1 or not kind.plan.steps:
         return kind.plan
-    source, target = (placement.lifted(end, None) for end in kind.request.ends)
+    source, target = (placement.add_leading_dim(end, None) for end in kind.request.ends)
     return plan_request(replace(kind.request, source=source, target=target), (stack, *kind.plan.source.shape), dtype)
 
 
-def _alike(plans: Sequence[Plan]) -> Iterable[list[int]]:
+def _group_by_lane(plans: Sequence[Plan]) -> Iterable[list[int]]:
     """The numbers of the plans that can be one batch."""
     groups: dict[object, list[int]] = {}
     for at, plan in enumerate(plans):

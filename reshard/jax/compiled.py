@@ -10,9 +10,9 @@ import jax
 from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.errors import ProgramError, quoted
-from reshard.jax.doctor import devices_of, optimized_text
+from reshard.jax.doctor import devices_of_program, optimized_text
 from reshard.jax.pass_report import Decision, PassReport
-from reshard.jax.strict import Limits, check
+from reshard.jax.strict import Limits, check_limits
 
 _jax: Any = jax  # Its own stubs leave too much unknown.
 _serialize: Any = _serialize_executable
@@ -65,11 +65,11 @@ class Compiled:
         if limits == Limits():
             return
         temp = int(self.memory_analysis().temp_size_in_bytes)
-        check(optimized_text(self.executable), self.report, limits, temp)
+        check_limits(optimized_text(self.executable), self.report, limits, temp)
 
     def serialize(self) -> bytes:
         """The compiled program as bytes, for `deserialize` under the same jax on devices of the same kind."""
-        devices = [device.id for device in devices_of(self.executable)]
+        devices = [device.id for device in devices_of_program(self.executable)]
         return pickle.dumps((devices, *_serialize.serialize(self.executable), self.decision, self.report))
 
 

@@ -20,13 +20,14 @@ from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
-from reshard.jax.platform_network import checked, network_on
+from reshard.jax.platform_network import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.module_pass import check_main
 from reshard.jax.stablehlo_pass.shardy_ops import make_compilable
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
+from reshard.synth.options import PlanOptions
 
 _jax: Any = jax  # Its own stubs leave too much unknown.
 _xla: Any = _xla_client
@@ -53,7 +54,9 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
         lowered = jitted.lower(*args, **kwargs)
         known = known_moves(lowered.compiler_ir("stablehlo"))
         compiled = lowered.compile()
-        return _examined(optimized_text(compiled), known, network, compiled.memory_analysis(), devices_of(compiled))
+        return _examine_text(
+            optimized_text(compiled), known, network, compiled.memory_analysis(), devices_of_program(compiled)
+        )
 
     return of
 
@@ -78,11 +81,11 @@ def report_program(
     same on 1 device: no data moves between devices
     """
     try:
-        module = _parsed(program)
+        module = _parse_program(program)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
         raise ProgramError(f"the program is not StableHLO: {error}") from None
     check_main(module)
-    partitions = _partitions(module)
+    partitions = _count_partitions(module)
     known = known_moves(module)
     make_compilable(module)
     devices = devices_for(partitions, platform, topology)
@@ -93,14 +96,16 @@ def report_program(
         executable = compile_it(module, *compile_options(devices, shardy))
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
-    text = _printed(executable) or executable.hlo_modules()[0].to_string()
-    return _examined(text, known, network, executable.get_compiled_memory_stats(), devices)
+    text = _print_hlo(executable) or executable.hlo_modules()[0].to_string()
+    return _examine_text(text, known, network, executable.get_compiled_memory_stats(), devices)
 
 
-def _examined(text: str, known: list[Known], network: Network | str | None, memory: Any, devices: list[Any]) -> Report:
+def _examine_text(
+    text: str, known: list[Known], network: Network | str | None, memory: Any, devices: list[Any]
+) -> Report:
     """The report on a compiled program. Its network is that of the pass: the caller's, else that of the devices."""
-    chosen = network_on(devices, checked(network))
-    return examine(text, known=known, network=chosen, compiled=_memory(memory), platform=devices[0].platform)
+    chosen = options_on(devices, PlanOptions.read(network=network)).network
+    return examine(text, known=known, network=chosen, compiled=_read_memory(memory), platform=devices[0].platform)
 
 
 def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:
@@ -138,12 +143,12 @@ def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
     return _xla.DeviceList(tuple(devices)), options
 
 
-def _partitions(module: Module) -> int:
+def _count_partitions(module: Module) -> int:
     attributes = module.operation.attributes
     return int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
 
 
-def _parsed(program: str | bytes) -> Module:
+def _parse_program(program: str | bytes) -> Module:
     context = make_ir_context()
     if isinstance(program, bytes):
         return _mlir.deserialize_portable_artifact(program, context)
@@ -151,14 +156,14 @@ def _parsed(program: str | bytes) -> Module:
         return ir.Module.parse(program)
 
 
-def _copy(module: Module) -> Module:
+def _copy_module(module: Module) -> Module:
     with module.context:
         return ir.Module.parse(module.operation.get_asm(binary=False, enable_debug_info=True))
 
 
 def known_moves(program: Module) -> list[Known]:
     """The moves that a program needs according to Shardy's propagation; none if it fails."""
-    module = _copy(program)
+    module = _copy_module(program)
     try:
         explicit_reshards.make_explicit(module)
         return [known for op in explicit_reshards.reshard_ops(module) if (known := _known_move(op)) is not None]
@@ -175,13 +180,13 @@ def _known_move(reshard: ReshardOp) -> Known | None:
 
 def optimized_text(compiled: Any) -> str:
     """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib can print them."""
-    return _printed(_stage(compiled).runtime_executable()) or compiled.as_text()
+    return _print_hlo(_stage_of(compiled).runtime_executable()) or compiled.as_text()
 
 
-def devices_of(compiled: Any) -> list[Any]:
+def devices_of_program(compiled: Any) -> list[Any]:
     """The devices that a program was compiled for, those of other processes included, in their order; they need not
     exist here."""
-    stage = _stage(compiled)
+    stage = _stage_of(compiled)
     shardings: Any = jax.tree.leaves((stage.input_shardings, stage.output_shardings))
     meshes: Any = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
     if meshes:
@@ -190,12 +195,12 @@ def devices_of(compiled: Any) -> list[Any]:
     return [known[each] for each in sorted(known)] or list(stage.runtime_executable().local_devices())
 
 
-def _stage(compiled: Any) -> Any:
+def _stage_of(compiled: Any) -> Any:
     """JAX's own `jax.stages.Compiled`, which ours has inside."""
     return getattr(compiled, "executable", compiled)
 
 
-def _printed(executable: Any) -> str | None:
+def _print_hlo(executable: Any) -> str | None:
     """The HLO text with long constants, because tables of offsets are in constants of more than 10 elements."""
     try:
         printer: Any = import_module("jaxlib._hlo")
@@ -206,7 +211,7 @@ def _printed(executable: Any) -> str | None:
     return executable.hlo_modules()[0].to_string(options)
 
 
-def _memory(stats: Any) -> CompiledMemory | None:
+def _read_memory(stats: Any) -> CompiledMemory | None:
     """The compiler's own figures for its memory, if the backend has them."""
     if stats is None:
         return None
@@ -240,10 +245,10 @@ def placement_of(leaf: Any) -> Any:
     return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
 
 
-def abstract(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def drop_data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments without their data, which a cached lowering would keep alive. Other leaves stay.
 
-    >>> abstract((jax.numpy.ones(3), "sum"), {})
+    >>> drop_data((jax.numpy.ones(3), "sum"), {})
     ((ShapeDtypeStruct(shape=(3,), dtype=float32), 'sum'), {})
     """
 

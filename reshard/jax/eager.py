@@ -26,7 +26,7 @@ from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import crossing, placement
 from reshard.jax.request import ReshardRequest, check_even, plan_request
 from reshard.jax.starting import start_program
-from reshard.jax.weak_types import weaken_on, weakened
+from reshard.jax.weak_types import weaken, weaken_on
 from reshard.lower.to_shard_map import scales
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
@@ -96,9 +96,9 @@ def prepare_move(x: jax.Array, request: ReshardRequest, beside: Beside | None = 
     if known is None:
         return _left_to_jax(x, request, f"it has a {type(x.sharding).__name__}, whose layout is not known")
     if request.source is not None:
-        check_source(x, request.source, known)
-    if request.plain and not request.options.donate and _is_there(known, request.target, x.ndim):
-        return partial(put, x, request.target, donate=False)
+        check_given_source(x, request.source, known)
+    if request.plain and not request.options.donate and _has_sharding(known, request.target, x.ndim):
+        return partial(put_by_jax, x, request.target, donate=False)
     move = _make_mover(replace(request, source=None), known, x.shape, x.dtype, x.weak_type)(x)
     return move._replace(beside=beside) if beside is not None and isinstance(move, EagerMove) else move
 
@@ -111,8 +111,8 @@ def mover_of(
     look at the array."""
     if placement.leaves_open(target) or placement.is_key_dtype(aval.dtype):
         return None
-    target = placement.resolve(target, aval, "target")
-    if not options.donate and _is_there(known, target, aval.ndim):
+    target = placement.resolve_sharding(target, aval, "target")
+    if not options.donate and _has_sharding(known, target, aval.ndim):
         return None
     return _make_mover(ReshardRequest(target, None, options), known, aval.shape, aval.dtype, aval.weak_type)
 
@@ -125,19 +125,19 @@ def _make_mover(
     near = _device_memory(known)
     if near != known.memory_kind:  # Collectives work in the devices' own memory.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
-        return lambda x: lambda: move_now(put(x, there, donate=donate), request)
+        return lambda x: lambda: move_now(put_by_jax(x, there, donate=donate), request)
     request = replace(request, source=known, target=on_devices(request.target, known))
     target = request.target
     if 0 in shape and request.crosses and request.plain:
-        return lambda x: partial(put, x, target, donate=donate)
+        return lambda x: partial(put_by_jax, x, target, donate=donate)
     if 0 in shape and not (request.plain or (request.view is not None and request.view.into)):
         empty = np.zeros(request.target_shape(shape), jnp.dtype(request.target_dtype(dtype.name)))
-        return lambda x: partial(put, empty, target, donate=False)
+        return lambda x: partial(put_by_jax, empty, target, donate=False)
     far = _device_memory(target)
     if request.crosses and far != target.memory_kind:  # A memory of another kind is filled from the devices' own.
         there = NamedSharding(target.mesh, target.spec, memory_kind=far)
         program = program_of(replace(request, target=there), shape, dtype, weak)
-        return lambda x: EagerMove(x, program, partial(put, target=target, donate=False))
+        return lambda x: EagerMove(x, program, partial(put_by_jax, target=target, donate=False))
     program = program_of(request, shape, dtype, weak)
     return lambda x: EagerMove(x, program)
 
@@ -146,7 +146,7 @@ def _make_mover(
 def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak: bool) -> EagerProgram:
     """The program for arrays with this source, shape, dtype and weakness of type."""
     if request.crosses:
-        with placement.without_mesh(), placement.unguarded():
+        with placement.without_mesh(), placement.without_transfer_guard():
             plan, run = crossing.program_across(request, shape, dtype.name)
         return _over_two_meshes(plan, request, run, weak)
     return compile_plan(plan_request(request, shape, dtype.name), request, weak)
@@ -170,7 +170,7 @@ def compile_plan(
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         there = on_jax.apply(plan, source.mesh, x, into, scale)
-        return weakened(there) if weak and request.plain else there
+        return weaken(there) if weak and request.plain else there
 
     # XLA can reuse a donated source's buffer for the result if both have one size.
     same = plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even
@@ -187,7 +187,7 @@ def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax
     weaken = weaken_on(target) if weak and request.plain else None
 
     def start(x: jax.Array, *beside: jax.Array | None) -> jax.Array:
-        with placement.without_mesh(), placement.unguarded():
+        with placement.without_mesh(), placement.without_transfer_guard():
             moved = run(x, *beside)
             return moved if weaken is None else weaken(moved)
 
@@ -219,7 +219,7 @@ def unwrap_shard(x: jax.Array, device: Any, weak: bool) -> jax.Array:
 def _left_to_jax(x: jax.Array, request: ReshardRequest, why: str) -> Pending:
     """The move by `jax.device_put`, which keeps to no budget."""
     if request.options.budget is None:
-        return partial(put, x, request.target, donate=request.options.donate)
+        return partial(put_by_jax, x, request.target, donate=request.options.donate)
     mesh = dict(request.target.mesh.shape)
     raise MeshError(
         f"the array of shape {x.shape} on {len(x.sharding.device_set)} devices, the target {request.target.spec} on "
@@ -233,7 +233,7 @@ def _device_memory(sharding: NamedSharding) -> str:
     return str(next(iter(sharding.device_set)).default_memory().kind)
 
 
-def check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
+def check_given_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
     """Raises `PlanError` for a source that is not that of the array."""
     if not given.is_equivalent_to(known, x.ndim):
         raise PlanError(
@@ -243,7 +243,7 @@ def check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> No
 
 
 @lru_cache(maxsize=4096)
-def _is_there(source: NamedSharding, target: NamedSharding, rank: int) -> bool:
+def _has_sharding(source: NamedSharding, target: NamedSharding, rank: int) -> bool:
     """Whether an array already has its target sharding, in the same kind of memory."""
     if source == target:
         return True
@@ -263,7 +263,7 @@ def on_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
     return NamedSharding(JaxMesh(devices, target.mesh.axis_names, axis_types=target.mesh.axis_types), target.spec)
 
 
-def put(x: Any, target: Any, *, donate: bool) -> jax.Array:
+def put_by_jax(x: Any, target: Any, *, donate: bool) -> jax.Array:
     """Places an array by `jax.device_put`: one that is not sharded yet, or for a target that has no layout.
 
     Raises `LayoutError` for what JAX refuses.
@@ -275,25 +275,27 @@ def put(x: Any, target: Any, *, donate: bool) -> jax.Array:
         )
     if isinstance(target, NamedSharding) and target.spec.unreduced:  # device_put starts no sum.
         whole = NamedSharding(target.mesh, PartitionSpec(*target.spec.partitions))
-        return move_now(put(x, whole, donate=donate), ReshardRequest(target))
+        return move_now(put_by_jax(x, whole, donate=donate), ReshardRequest(target))
     try:
         placed = jax.device_put(x, target, donate=donate)
     except (TypeError, ValueError, OverflowError) as error:
         raise LayoutError(f"jax.device_put refuses the move to {target}: {error}") from None
     if donate and placed is not x and isinstance(x, jax.Array) and not isinstance(x, Tracer):
-        discard(x, [placed])
+        discard_donated(x, [placed])
     return placed
 
 
-def plain(x: jax.Array) -> jax.Array:
+def key_data_of(x: jax.Array) -> jax.Array:
     """The array, or the integers that random keys consist of."""
     return jax.random.key_data(x) if placement.is_key_array(x) else x
 
 
-def discard(x: jax.Array, results: Iterable[jax.Array]) -> None:
+def discard_donated(x: jax.Array, results: Iterable[jax.Array]) -> None:
     """Deletes a donated array, unless a result shares its memory."""
-    buffers = {shard.data.unsafe_buffer_pointer() for array in results for shard in plain(array).addressable_shards}
-    x = plain(x)
+    buffers = {
+        shard.data.unsafe_buffer_pointer() for array in results for shard in key_data_of(array).addressable_shards
+    }
+    x = key_data_of(x)
     if not x.is_deleted() and not any(s.data.unsafe_buffer_pointer() in buffers for s in x.addressable_shards):
         x.delete()
 
@@ -326,26 +328,26 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
         """The shards of an array on the target's mesh as a stack on the source's."""
         shape = (goal.mesh.size * tile[0], *tile[1:]) if tile else ()
         sharding = NamedSharding(mesh, on_jax.stack_spec(mesh, goal))
-        return jax.make_array_from_single_device_arrays(shape, sharding, _shards(x), dtype=x.dtype)
+        return jax.make_array_from_single_device_arrays(shape, sharding, _shards_of_array(x), dtype=x.dtype)
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         tiles: dict[str, jax.Array] = {}
         if into is not None:
             tiles["into"] = stack_of(into, goal.tile_shape)
         if scale is not None and not first:
-            parts = _by_tiles(scale, goal, target)
+            parts = _spread_scale(scale, goal, target)
             tiles["scale"] = stack_of(parts, () if scalar else parts.sharding.shard_shape(parts.shape))
         stack = start_program(run, x, scale if first else None, tiles)
-        return jax.make_array_from_single_device_arrays(goal.shape, target, _shards(stack), dtype=stack.dtype)
+        return jax.make_array_from_single_device_arrays(goal.shape, target, _shards_of_array(stack), dtype=stack.dtype)
 
     return moved
 
 
-def _by_tiles(scale: jax.Array, layout: Layout, target: NamedSharding) -> jax.Array:
+def _spread_scale(scale: jax.Array, layout: Layout, target: NamedSharding) -> jax.Array:
     """The scale of the target's elements, which is on all its devices, each with its part."""
     blocks, held = scales.spread(scale, layout, target.spec)
     return jax.jit(jnp.asarray, out_shardings=NamedSharding(placement.of_auto_axes(target.mesh), held))(blocks)
 
 
-def _shards(x: Any) -> list[jax.Array]:
+def _shards_of_array(x: Any) -> list[jax.Array]:
     return [shard.data for shard in x.addressable_shards]

@@ -24,8 +24,8 @@ from jax.core import Tracer
 
 from reshard.doctor.places import PassOutcome, Place
 from reshard.jax.compiled import Compiled
-from reshard.jax.doctor import abstract, checked_function, devices_of, known_moves, placement_of
-from reshard.jax.pass_report import Decision, PassReport, Reshard, figures, module_figures, savings
+from reshard.jax.doctor import checked_function, devices_of_program, drop_data, known_moves, placement_of
+from reshard.jax.pass_report import Decision, PassReport, Reshard, describe_savings, module_figures, read_figures
 from reshard.jax.strict import Limits, effective_limits, has_limits
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import JaxlibReader
@@ -119,7 +119,7 @@ class Jitted:
             return self._plain.trace(*args, **kwargs)
 
     def _lowered(self, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        shapes, named = abstract(args, kwargs)
+        shapes, named = drop_data(args, kwargs)
         with xla_hook.switched_on(self._switched):
             lowered = traced.lower()
         return Lowered(lowered, self._switched, self._limits, lambda: self._plain.lower(*shapes, **named))
@@ -172,37 +172,37 @@ class Lowered:
     def _compiled(self, *args: Any, **kwargs: Any) -> tuple[Any, Decision, PassReport]:
         with xla_hook.switched_on(self.switched), xla_hook.watch_modules() as watched:
             executable = self.lowered.compile(*args, **kwargs)
-        held = _identity(executable)
+        held = _cached_executable(executable)
         if not watched and held in _outcomes:
             return executable, *_outcomes[held]
         if not watched and _has_collectives(executable):
             with xla_hook.switched_on(replace(self.switched, reports=[])), xla_hook.watch_modules() as watched:
                 executable = self.again().compile(*args, **kwargs)
-            held = _identity(executable)
-        outcome = _outcome(executable, watched)
+            held = _cached_executable(executable)
+        outcome = _read_outcome(executable, watched)
         _outcomes[held] = outcome
         return executable, *outcome
 
 
-def _outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, PassReport]:
+def _read_outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, PassReport]:
     """What the pass made of a program, and of each of its places."""
-    after = figures(executable)
+    after = read_figures(executable)
     if not watched:
-        if len(devices_of(executable)) <= 1:
+        if len(devices_of_program(executable)) <= 1:
             return Decision("plain", "it runs on one device"), PassReport()
         if not after.launches:
             return Decision("plain", "it has no collectives", plain=after), PassReport()
         why = "jax's persistent cache had it, compiled with the pass; what was replaced then is not known"
         return Decision("reshard", why, ours=after), PassReport()
     module, report = watched[-1]
-    places = PassReport(tuple(one for place in report.places for one in _reshards(place)))
+    places = PassReport(tuple(one for place in report.places for one in _list_reshards(place)))
     if not report.changed:
         return Decision("plain", _why_unchanged(report), bool(report.why), after), places
     before = module_figures(JaxlibReader().text(module))
-    return Decision("reshard", savings(before, after), False, before, after), places
+    return Decision("reshard", describe_savings(before, after), False, before, after), places
 
 
-def _reshards(place: Place) -> list[Reshard]:
+def _list_reshards(place: Place) -> list[Reshard]:
     """The reshards of a place: one for each plan that took its place, or one that was left."""
     does, outcome = f"{place.does_with_op}, {place.received_bytes} B received", place.outcome or PassOutcome()
     layouts = [(plan.source, plan.target, plan) for plan in outcome.plans] or [(None, None, None)]
@@ -222,10 +222,10 @@ def _why_unchanged(report: ModuleReport) -> str:
     return f"none of its chains of collectives can be replaced: {listed}"
 
 
-def _identity(executable: Any) -> Any:
+def _cached_executable(executable: Any) -> Any:
     """What jax caches of a compiled program; the `jax.stages.Compiled` around it is new each time."""
     return getattr(executable, "_executable", executable)
 
 
 def _has_collectives(executable: Any) -> bool:
-    return len(devices_of(executable)) > 1 and figures(executable).launches > 0
+    return len(devices_of_program(executable)) > 1 and read_figures(executable).launches > 0

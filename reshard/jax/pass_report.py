@@ -127,13 +127,13 @@ class Decision:
         return f"{self.chosen}: {self.why}"
 
 
-def figures(compiled: Any) -> ProgramFigures:
+def read_figures(compiled: Any) -> ProgramFigures:
     """The figures of a `jax.stages.Compiled`. Raises `NotationError` if its HLO text cannot be parsed."""
     memory: Any = compiled.memory_analysis()
     temp = int(memory.temp_size_in_bytes)
     live = int(memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
     traffic = module_figures(compiled.as_text())
-    return replace(traffic, temp_bytes=temp, peak_bytes=live + temp, flops=_flops(compiled))
+    return replace(traffic, temp_bytes=temp, peak_bytes=live + temp, flops=_read_flops(compiled))
 
 
 def module_figures(text: str) -> ProgramFigures:
@@ -141,10 +141,10 @@ def module_figures(text: str) -> ProgramFigures:
     collectives = hlo.collectives(hlo.parse(text))
     traffic = hlo.traffic(collectives)
     loops = sum(one.received_bytes for one in collectives if one.times is None)
-    return ProgramFigures(traffic.received_bytes, traffic.launches, None, None, None, loops, _by_line(collectives))
+    return ProgramFigures(traffic.received_bytes, traffic.launches, None, None, None, loops, _sum_by_line(collectives))
 
 
-def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
+def describe_savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
     """One line that compares bytes, collectives and temporary memory of both programs, as far as they are known."""
     before = (
         " (XLA's own program was not compiled)" if plain.temp_bytes is None else f" instead of {plain.temp_bytes} B"
@@ -155,7 +155,7 @@ def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
     )
 
 
-def _flops(compiled: Any) -> float:
+def _read_flops(compiled: Any) -> float:
     """0 if the backend has no cost analysis."""
     try:
         analysis: dict[str, float] = compiled.cost_analysis() or {}
@@ -164,7 +164,7 @@ def _flops(compiled: Any) -> float:
     return analysis.get("flops", 0.0)
 
 
-def _by_line(collectives: Iterable[hlo.Collective]) -> dict[str, tuple[int, int]]:
+def _sum_by_line(collectives: Iterable[hlo.Collective]) -> dict[str, tuple[int, int]]:
     lines: dict[str, tuple[int, int]] = {}
     for one in collectives:
         line = f"{one.source.file}:{one.source.line}" if one.source.file else ""

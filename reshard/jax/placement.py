@@ -30,7 +30,7 @@ NO_DEVICES = JaxMesh(np.empty((), dtype=object), ())
 _LAYOUTS = NamedSharding | PartitionSpec | Layout
 
 
-def resolve(given: object, x: Any, what: str) -> NamedSharding:
+def resolve_sharding(given: object, x: Any, what: str) -> NamedSharding:
     """The `NamedSharding` for an array, or for its type, that the caller gave as `what`, "target" or "source".
 
     Raises `LayoutError` if it is not a sharding or does not fit the array, and `MeshError` for a spec without a mesh
@@ -75,7 +75,7 @@ def is_spread(x: Any) -> bool:
     return isinstance(x.sharding, NamedSharding) and len(x.sharding.device_set) > 1
 
 
-def check_alive(arrays: Any) -> None:
+def check_not_deleted(arrays: Any) -> None:
     """Raises `PlanError` if some array of a tree has been deleted."""
     for x in (arrays,) if isinstance(arrays, jax.Array) else jax.tree.leaves(arrays):
         if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted():
@@ -155,7 +155,7 @@ def without_mesh() -> AbstractContextManager[None]:
     return nullcontext() if jax.sharding.get_mesh().empty else jax.set_mesh(NO_DEVICES)
 
 
-def unguarded() -> AbstractContextManager[None]:
+def without_transfer_guard() -> AbstractContextManager[None]:
     """A context in which the host's memory may be read and its arrays used, since what it does is a move between
     devices for the caller; JAX's own context takes 100 us, so it is entered only where there is a guard.
     """
@@ -202,7 +202,7 @@ def of_auto_axes(mesh: AnyMesh) -> AnyMesh:
     return AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, axis_types=kinds)
 
 
-def restrict(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedSharding:
+def restrict_axes(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedSharding:
     """A sharding restricted to axes of one kind, with an entry per dim.
 
     For example, P(("x", "y")) with explicit x and auto y is P("x") over explicit axes: the part that a type has.
@@ -216,7 +216,7 @@ def restrict(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedShardin
     return NamedSharding(sharding.mesh, PartitionSpec(*entries, **sums), memory_kind=sharding.memory_kind)
 
 
-def lifted(sharding: NamedSharding, held: Any) -> NamedSharding:
+def add_leading_dim(sharding: NamedSharding, held: Any) -> NamedSharding:
     """The sharding of an array with one more dim in front, split over the axes `held`."""
     spec = sharding.spec
     sums = {name: axes for name in ("unreduced", "reduced") if (axes := getattr(spec, name))}

@@ -22,9 +22,6 @@ from reshard.synth.planner import find_plan
 from reshard.synth.short import message_count, short_plans
 from reshard.types.move import Move
 
-NONE = "none"
-"""The name of no network at all, with which plans have the fewest bytes."""
-
 LONG = 8192
 """The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
 of an exchange on 256, which need less memory and fewer bytes than two all-to-alls."""
@@ -58,18 +55,6 @@ def platform_network(kind: str) -> Network | None:
     if chosen is not None:
         return read_network(chosen)
     return next((PRESETS[name] for pattern, name in _KINDS if re.search(pattern, kind)), None)
-
-
-def network_on(devices: Sequence[Any], given: Network | str | None) -> Network | None:
-    """The network that a caller gives, else that of the devices."""
-    if given is not None or not devices:
-        return read_network(given)
-    return platform_network(str(devices[0].device_kind))
-
-
-def network_of_mesh(mesh: placement.AnyMesh, given: Network | str | None) -> Network | None:
-    """The network that a caller gives, else that of the devices of a mesh; none where these are not known."""
-    return network_on(placement.devices_of(mesh), given)
 
 
 def options_on(devices: Sequence[Any], options: PlanOptions) -> PlanOptions:
@@ -117,8 +102,3 @@ def _short_plan(fast: Plan, options: PlanOptions, network: Network, padded: bool
         return on_jax.peak_bytes(on_jax.in_parts(plan), padded), plan.seconds or 0.0
 
     return min(quick, key=needs, default=fast)
-
-
-def checked(given: Network | str | None) -> Network | str | None:
-    """What a caller gives, loaded. `NONE` (no network) and None (that of the platform) stay as they are."""
-    return NONE if isinstance(given, str) and given == NONE else read_network(given)

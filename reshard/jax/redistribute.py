@@ -1,4 +1,4 @@
-"""`redistribute` and `reshard_pytree`: move an array, or a tree of arrays, to another sharding by a plan of this package.
+"""`redistribute` and `reshard_pytree`: move an array, or a tree of arrays, to another sharding by a plan.
 
 placement, views    resolve what the caller gave: to `NamedSharding`s, and to a view or a cast
 request             one array's move as a value, and its plan
@@ -24,22 +24,22 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import AgreementError, LayoutError, quoted, shortened
 from reshard.jax import placement, traced
-from reshard.jax.batches import run_all
+from reshard.jax.batches import run_moves
 from reshard.jax.eager import (
     EagerMove,
     Pending,
-    check_source,
-    discard,
+    check_given_source,
+    discard_donated,
     mover_of,
     prepare_move,
     prepare_on_device,
-    put,
+    put_by_jax,
     run_pending,
 )
 from reshard.jax.request import UNLIMITED, ReshardRequest
-from reshard.jax.targets import Target, ViewOptions, is_target, spread
+from reshard.jax.targets import Target, ViewOptions, is_target, spread_targets
 from reshard.jax.tree_budget import is_joint, joint_moves
-from reshard.jax.views import prepare_view, read_view
+from reshard.jax.views import prepare_view, read_jax_view
 from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
 from reshard.synth.options import PlanOptions, read_budget
@@ -110,32 +110,32 @@ def redistribute(
     # Reading options that nobody gave would take a tenth of a small move that was made before.
     free = budget is None and network is None and donate is False
     options = UNLIMITED if free else PlanOptions.read(budget, network, donate)
-    placement.check_alive(x)  # One may be where it should go, and would be returned.
+    placement.check_not_deleted(x)  # One may be where it should go, and would be returned.
     try:
         if sizes or any(each is not None for each in (view, take, into, out, dtype, scale)):
             given = ViewOptions(view, take, into, out, dtype, scale, sizes)
             return run_pending(prepare_view(x, sharding, source, given, options))
         # Before all else, since it should cost nothing.
-        if not options.donate and source is None and _is_there(x, sharding):
-            return put(x, sharding, donate=False)
+        if not options.donate and source is None and _is_where_wanted(x, sharding):
+            return put_by_jax(x, sharding, donate=False)
         if source is None and isinstance(x, jax.Array) and is_target(sharding):
-            return run_pending(_prepare(x, sharding, None, options))
+            return run_pending(_prepare_leaf(x, sharding, None, options))
         return _move_tree(x, sharding, source, options)
     except RuntimeError:
-        placement.check_alive(x)
+        placement.check_not_deleted(x)
         raise
 
 
 def _move_tree(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Any:
     """A tree of arrays on its new shardings."""
     leaves, tree = jax.tree.flatten(x)
-    targets = spread(sharding, x, "target")
-    sources = [None] * len(leaves) if source is None else spread(source, x, "source")
+    targets = spread_targets(sharding, x, "target")
+    sources = [None] * len(leaves) if source is None else spread_targets(source, x, "source")
     if options.budget is not None and is_joint(leaves):
         return jax.tree.unflatten(tree, _move_within(x, leaves, targets, sources, options))
     if options.donate and len({*map(id, leaves)}) < len(leaves):
         return jax.tree.unflatten(tree, _move_shared(leaves, targets, sources, options))
-    return jax.tree.unflatten(tree, run_all(_prepare_all(leaves, targets, sources, options)))
+    return jax.tree.unflatten(tree, run_moves(_prepare_all(leaves, targets, sources, options)))
 
 
 def _prepare_all(
@@ -143,7 +143,7 @@ def _prepare_all(
 ) -> list[Pending]:
     """The moves of all leaves."""
     each = zip(leaves, targets, sources, strict=True)
-    return [_prepare(leaf, target, source, options) for leaf, target, source in each]
+    return [_prepare_leaf(leaf, target, source, options) for leaf, target, source in each]
 
 
 def _move_within(
@@ -157,12 +157,12 @@ def _move_within(
     for leaf, source in zip(leaves, sources, strict=True):
         known = placement.sharding_of(leaf)
         if source is not None and known is not None:
-            check_source(leaf, placement.resolve(source, leaf, "source"), known)
+            check_given_source(leaf, placement.resolve_sharding(source, leaf, "source"), known)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
 
     def place(at: int) -> jax.Array:
-        move = _prepare(leaves[at], targets[at], None, options._replace(budget=None))
-        return run_all([move])[0]
+        move = _prepare_leaf(leaves[at], targets[at], None, options._replace(budget=None))
+        return run_moves([move])[0]
 
     return joint_moves(names, leaves, targets, place, options)
 
@@ -171,15 +171,15 @@ def _move_shared(
     leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
 ) -> list[jax.Array]:
     """Moves donated leaves of which some are the same array: it is deleted once all its moves are under way."""
-    moved = run_all(_prepare_all(leaves, targets, sources, options._replace(donate=False)))
+    moved = run_moves(_prepare_all(leaves, targets, sources, options._replace(donate=False)))
     kept = {id(array) for array in moved}
     for leaf in {id(leaf): leaf for leaf in leaves}.values():
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
-            discard(leaf, moved)
+            discard_donated(leaf, moved)
     return moved
 
 
-def _is_there(x: Any, sharding: Any) -> bool:
+def _is_where_wanted(x: Any, sharding: Any) -> bool:
     """Whether it is one concrete array that has the very sharding that is wanted."""
     return (
         isinstance(sharding, NamedSharding)
@@ -189,7 +189,7 @@ def _is_there(x: Any, sharding: Any) -> bool:
     )
 
 
-def _prepare(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
+def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
     """The move of one leaf, checked; a concrete array does not move yet."""
     mover = None if source is not None else _known_mover(x, sharding, options)
     if mover is not None:
@@ -211,33 +211,33 @@ def _known_mover(x: Any, sharding: Any, options: PlanOptions) -> Callable[[jax.A
 
 def _prepare_plain(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
     """The move of one leaf that keeps its dims and dtype."""
-    aval = x if isinstance(x, jax.Array) else _type_of(x)
+    aval = x if isinstance(x, jax.Array) else _aval_of(x)
     if not placement.has_layout(sharding):
-        return _placed(x, sharding, options)
+        return _prepare_placing(x, sharding, options)
     if placement.leaves_open(sharding):
-        return partial(traced.constrained, x, sharding)
-    target = placement.resolve(sharding, aval, "target")
-    before = None if source is None else placement.resolve(source, aval, "source")
+        return partial(traced.constrain_open, x, sharding)
+    target = placement.resolve_sharding(sharding, aval, "target")
+    before = None if source is None else placement.resolve_sharding(source, aval, "source")
     if not isinstance(x, jax.Array) or (not isinstance(x, Tracer) and placement.is_unsharded(x)):
-        place = partial(put, donate=options.donate) if not placement.is_tracing() else traced.constant
+        place = partial(put_by_jax, donate=options.donate) if not placement.is_tracing() else traced.place_constant
         return partial(place, x, target)
     if placement.is_key_dtype(x.dtype):
-        return _keys(x, target, before, options)
+        return _prepare_keys(x, target, before, options)
     if isinstance(x, Tracer):
-        moved = traced.moved(x, ReshardRequest(target, before or placement.sharding_of(x), options))
+        moved = traced.move_traced(x, ReshardRequest(target, before or placement.sharding_of(x), options))
         return lambda: moved
     return prepare_move(x, ReshardRequest(target, before, options))
 
 
-def _placed(x: Any, target: Any, options: PlanOptions) -> Pending:
+def _prepare_placing(x: Any, target: Any, options: PlanOptions) -> Pending:
     """The move of one leaf to a device, to a memory, or to wherever JAX likes."""
     device = placement.one_device(target)
     if device is not None and placement.is_spread(x) and not placement.is_tracing():
         return prepare_on_device(x, device, options)
-    return partial(put, x, target, donate=options.donate)
+    return partial(put_by_jax, x, target, donate=options.donate)
 
 
-def _type_of(x: Any) -> Any:
+def _aval_of(x: Any) -> Any:
     """The shape and dtype of the array that JAX makes of a number or of a numpy array."""
     try:
         return jax.typeof(x)
@@ -248,10 +248,10 @@ def _type_of(x: Any) -> Any:
         ) from None
 
 
-def _keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, options: PlanOptions) -> Pending:
+def _prepare_keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, options: PlanOptions) -> Pending:
     """The move of random keys as the integers that they consist of; these add a last dim, which is never split."""
     impl = jax.random.key_impl(x)
-    move = _prepare(jax.random.key_data(x), target, source, options)
+    move = _prepare_leaf(jax.random.key_data(x), target, source, options)
     if isinstance(move, EagerMove) and move.wrapped is None:
         return move._replace(wrapped=partial(jax.random.wrap_key_data, impl=impl))
 
@@ -289,7 +289,8 @@ def reshard_pytree(
     """
     checked_flag(donate, "donate")
     if jax.process_count() > 1:
-        agree(lambda: _manifest(source, target, version), lambda: f"budget {read_budget(budget)}, donate {donate}")
+        asked = f"budget {read_budget(budget)}, donate {donate}"
+        agree_on_tree(lambda: _describe_tree(source, target, version), asked)
     shardings = jax.tree.map(_sharding_of, target, is_leaf=is_target)
     return redistribute(source, shardings, budget=budget, network=network, donate=donate)
 
@@ -299,40 +300,42 @@ def _sharding_of(target: Any) -> Any:
     return target if is_target(target) else getattr(target, "sharding", target)
 
 
-def _name(path: Any) -> str:
+def _name_of_path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 # ---- agreement of processes ------------------------------------------------------------------------
 
 
-def _manifest(source: Any, target: Any, version: Version | Mapping[str, Version]) -> Manifest:
+def _describe_tree(source: Any, target: Any, version: Version | Mapping[str, Version]) -> Manifest:
     """What this process moves; its names are the paths of the tree."""
     shardings = jax.tree.map(_sharding_of, target, is_leaf=is_target)
     pairs, _ = jax.tree_util.tree_flatten_with_path(source)
-    targets = spread(shardings, source, "target")
-    entries = {_name(path): _entry(leaf, target) for (path, leaf), target in zip(pairs, targets, strict=True)}
+    targets = spread_targets(shardings, source, "target")
+    entries = {
+        _name_of_path(path): _describe_leaf(leaf, target) for (path, leaf), target in zip(pairs, targets, strict=True)
+    }
     return Manifest.of(entries, version)
 
 
-def _entry(leaf: Any, target: Any) -> Move | tuple[Layout, Layout]:
+def _describe_leaf(leaf: Any, target: Any) -> Move | tuple[Layout, Layout]:
     """What a leaf is before and after, its devices by their ids."""
     if isinstance(target, Target) and not target.options.plain:
-        request = read_view(leaf, target.sharding, None, target.options, UNLIMITED)
+        request = read_jax_view(leaf, target.sharding, None, target.options, UNLIMITED)
         before, after = request.ends
         shape, dtype = request.target_shape(leaf.shape), request.target_dtype(leaf.dtype.name)
         near, far = Layout.from_jax(before, leaf.shape, leaf.dtype.name), Layout.from_jax(after, shape, dtype)
         return Move(near, far, request.view, cast=True)
-    after = placement.resolve(target.sharding if isinstance(target, Target) else target, leaf, "target")
+    after = placement.resolve_sharding(target.sharding if isinstance(target, Target) else target, leaf, "target")
     before = placement.sharding_of(leaf) or after
     layouts = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))
     return next(layouts), next(layouts)
 
 
-def agree(describe: Callable[[], Manifest], options: Callable[[], str]) -> None:
+def agree_on_tree(describe: Callable[[], Manifest], asked: str) -> None:
     """Returns on all processes, or raises `AgreementError` on all: they differ, or one cannot describe its part."""
     try:
-        text = f"{describe().to_json()}{_END}{options()}"
+        text = f"{describe().to_json()}{_END}{asked}"
     except Exception as error:  # The other processes are waiting: it is raised once they know.
         text = f"{type(error).__name__}: {error}"
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
@@ -340,11 +343,11 @@ def agree(describe: Callable[[], Manifest], options: Callable[[], str]) -> None:
     heads = np.asarray(multihost_utils.process_allgather(np.concatenate([digest, failed])))
     if (heads == heads[0]).all() and not heads[0, -1]:
         return
-    texts = _gathered(text)
-    raise AgreementError(f"the processes do not agree, so nothing was moved: {_disagreement(texts)}")
+    texts = _gather_texts(text)
+    raise AgreementError(f"the processes do not agree, so nothing was moved: {_describe_disagreement(texts)}")
 
 
-def _disagreement(texts: Sequence[str]) -> str:
+def _describe_disagreement(texts: Sequence[str]) -> str:
     wrong = [f"process {number}: {shortened(each)}" for number, each in enumerate(texts) if _END not in each]
     if wrong:
         return "; ".join(wrong)
@@ -355,7 +358,7 @@ def _disagreement(texts: Sequence[str]) -> str:
     return "; ".join(lines) or f"{mine} {here} and {other} {there}"
 
 
-def _gathered(text: str) -> list[str]:
+def _gather_texts(text: str) -> list[str]:
     data = np.frombuffer(text.encode(), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.array([data.size], np.int32))).reshape(-1)
     padded = np.zeros(int(sizes.max()), np.uint8)

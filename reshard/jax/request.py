@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from reshard.errors import LayoutError, PlanError
 from reshard.geometry.remesh import one_set
 from reshard.jax import placement
-from reshard.jax.platform_network import best_plan, best_plan_on, network_of_mesh
+from reshard.jax.platform_network import best_plan, best_plan_on, options_on
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.synth import cost
@@ -102,10 +102,10 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     if not request.plain:
         return _plan_view(request, move, platform)
     if platform == "cpu":
-        best = _best(request, move)
+        best = _best_on_one_set(request, move)
         free = options.budget is None and best.seconds is None and not best.donate
         return on_jax.in_rounds(best) if free else best
-    unbounded = _best(replace(request, options=options._replace(budget=None)), move)
+    unbounded = _best_on_one_set(replace(request, options=options._replace(budget=None)), move)
     overlap = platform == "gpu"
     if options.budget is None and platform == "tpu":
         return _plan_on_tpu(request, unbounded)
@@ -115,7 +115,7 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     parted = within(unbounded)
     if parted is not None:
         return parted
-    bounded = _best(request, move)
+    bounded = _best_on_one_set(request, move)
     return within(bounded) or bounded
 
 
@@ -131,7 +131,8 @@ def _plan_on_tpu(request: ReshardRequest, plan: Plan) -> Plan:
     """The plan in parts; by other steps if nobody named the network and these need far less of a TPU's memory."""
     if request.options.network_named:
         return on_jax.in_parts(plan)
-    parted, network = on_jax.in_parts_on_tpu(plan), network_of_mesh(request.target.mesh, None)
+    devices = placement.devices_of(request.target.mesh)
+    parted, network = on_jax.in_parts_on_tpu(plan), options_on(devices, request.options).network
     same = [step.kind for step in parted.steps] == [step.kind for step in plan.steps]
     return parted if same or network is None else cost.time_plan(parted, network.links(parted.source.mesh))
 
@@ -148,7 +149,7 @@ def _fit_parts(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | 
     return None
 
 
-def _best(request: ReshardRequest, move: Move) -> Plan:
+def _best_on_one_set(request: ReshardRequest, move: Move) -> Plan:
     before, after = move.source, move.target
     if not one_set(before.mesh, after.mesh):
         raise PlanError(
@@ -207,7 +208,7 @@ def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:
     return None not in orders and orders[0] != orders[1]
 
 
-def reordered(source: NamedSharding, target: NamedSharding) -> bool:
+def lists_devices_anew(source: NamedSharding, target: NamedSharding) -> bool:
     """Whether two meshes list the same devices in different orders."""
     orders = [placement.device_order(sharding.mesh) or () for sharding in (source, target)]
     return orders_differ(source, target) and sorted(orders[0]) == sorted(orders[1])

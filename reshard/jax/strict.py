@@ -61,7 +61,7 @@ def has_limits() -> bool:
     return _limits.get() != _NONE
 
 
-def check(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) -> None:
+def check_limits(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) -> None:
     """Raises `StrictError`, naming the user's line, if a compiled module exceeds the limits.
 
     `text` is the module's HLO, `temp_bytes` its temporary memory on a device. What is rebuilt is what the doctor says;
@@ -77,12 +77,12 @@ def check(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) ->
 
 
 def _rebuild_message(place: Place, report: PassReport) -> str:
-    where, move = _line(place.where) or str(place.where), place.rebuilt_move
+    where, move = _text_of_line(place.where) or str(place.where), place.rebuilt_move
     source, target = (None, None) if move is None else (move.source, move.target)
     names = ", ".join(collective.name for collective in place.collectives)
     array = "" if place.rebuilt is None else f" {format_array(place.rebuilt)}"
     what = f"the whole array{array}" if source is None else f"the whole array of global shape {source.shape}"
-    why = _why_left(_line(place.where), source, target, report)
+    why = _why_left(_text_of_line(place.where), source, target, report)
     return (
         f"{where}: {what} is rebuilt on every device by {names} ({place.received_bytes} B received), "
         + ("of which each uses a part" if source is None else f"to move it from {source} to {target}")
@@ -90,7 +90,7 @@ def _rebuild_message(place: Place, report: PassReport) -> str:
     )
 
 
-def _line(source: Source) -> str:
+def _text_of_line(source: Source) -> str:
     """The user's own line, `file:line`; empty if only one near it is known."""
     return f"{source.file}:{source.line}" if source.exact and source.file else ""
 

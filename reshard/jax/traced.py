@@ -1,7 +1,7 @@
 """Moves of traced arrays, checked while the caller's line is on the stack; most of them bind the primitive.
 
-source is known or not       `bind`: a plan of this package
-on no mesh, or a constant    `pinned`: it is made where it is wanted
+source is known or not       `bind_move`: a plan of this package
+on no mesh, or a constant    `pin_sharding`: it is made where it is wanted
 to a mesh of another type    the move on the array's mesh, then a change of its type, which moves nothing
 dims left open, a device     JAX's own `with_sharding_constraint` and `device_put`
 """
@@ -19,17 +19,17 @@ from jax.sharding import AxisType, NamedSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import placement
-from reshard.jax.primitive import bind, pinned
-from reshard.jax.request import ReshardRequest, reordered
+from reshard.jax.primitive import bind_move, pin_sharding
+from reshard.jax.request import ReshardRequest, lists_devices_anew
 
 _DEVICE_MEMORY = (None, "device")
 
 
-def moved(x: jax.Array, request: ReshardRequest) -> jax.Array:
+def move_traced(x: jax.Array, request: ReshardRequest) -> jax.Array:
     """The moved array, in the memory of the target."""
     target = request.target
     try:
-        result = _moved(x, request)
+        result = _move_on_mesh(x, request)
     except ValueError as error:
         if "incompatible devices" not in str(error):
             raise
@@ -41,13 +41,13 @@ def moved(x: jax.Array, request: ReshardRequest) -> jax.Array:
     return result if target.memory_kind in _DEVICE_MEMORY else jax.device_put(result, target)
 
 
-def constant(x: Any, target: NamedSharding) -> jax.Array:
+def place_constant(x: Any, target: NamedSharding) -> jax.Array:
     """An array of the host or of one device as a constant of the program, placed as the target says."""
     inside = placement.manual_mesh()
-    return pinned(jax.numpy.asarray(x), target if inside is None else _inside(x, target, inside))
+    return pin_sharding(jax.numpy.asarray(x), target if inside is None else _resolve_inside(x, target, inside))
 
 
-def constrained(x: Any, given: object) -> jax.Array:
+def constrain_open(x: Any, given: object) -> jax.Array:
     """The array under a sharding constraint that leaves dims to the compiler; also of a concrete array."""
     target, inside = placement.named_sharding(given, x, "target"), placement.manual_mesh()
     if inside is not None:
@@ -62,35 +62,35 @@ def constrained(x: Any, given: object) -> jax.Array:
         ) from None
 
 
-def _moved(x: jax.Array, request: ReshardRequest) -> jax.Array:
+def _move_on_mesh(x: jax.Array, request: ReshardRequest) -> jax.Array:
     inside = placement.manual_mesh()
     if inside is not None:
-        target = _inside(x, request.target, inside)
+        target = _resolve_inside(x, request.target, inside)
         if request.source is None:  # The hook does not exist there.
-            return pinned(x, target)
+            return pin_sharding(x, target)
         request = replace(request, target=target, source=NamedSharding(inside, request.source.spec))
     mesh = jax.typeof(x).sharding.mesh
     if mesh.empty and placement.on_context_mesh(request.target):  # The traced program has no mesh yet.
-        return pinned(x, request.target)
+        return pin_sharding(x, request.target)
     if not placement.has_explicit(mesh) and placement.is_explicit(request.target.mesh):
         return _made_explicit(x, request)
-    if placement.is_explicit(mesh) and placement.is_of_one_type(request.target.mesh) and _changes(mesh, request):
+    if placement.is_explicit(mesh) and placement.is_of_one_type(request.target.mesh) and _changes_axes(mesh, request):
         return _on_another_mesh(x, request)
     _check_types(x, request)
     if request.source is None and not mesh.empty and dict(mesh.shape) != dict(request.target.mesh.shape):
-        return pinned(x, request.target)  # JAX passes the axes of one mesh only to XLA's hook.
-    return bind(x, request)
+        return pin_sharding(x, request.target)  # JAX passes the axes of one mesh only to XLA's hook.
+    return bind_move(x, request)
 
 
-def _inside(x: Any, target: NamedSharding, inside: placement.AnyMesh) -> NamedSharding:
+def _resolve_inside(x: Any, target: NamedSharding, inside: placement.AnyMesh) -> NamedSharding:
     """The target inside a `shard_map` that is manual over other axes; raises an error if it names a manual axis."""
     target = NamedSharding(inside, target.spec)
     placement.layout_of(target, x.shape, "uint8")
     return target
 
 
-def _changes(mesh: placement.AnyMesh, request: ReshardRequest) -> bool:
-    return _axes(mesh) != _axes(request.target.mesh) and mesh.size == request.target.mesh.size
+def _changes_axes(mesh: placement.AnyMesh, request: ReshardRequest) -> bool:
+    return _axes_text(mesh) != _axes_text(request.target.mesh) and mesh.size == request.target.mesh.size
 
 
 def _made_explicit(x: jax.Array, request: ReshardRequest) -> jax.Array:
@@ -99,9 +99,9 @@ def _made_explicit(x: jax.Array, request: ReshardRequest) -> jax.Array:
     if request.source is not None and placement.has_explicit(request.source.mesh):
         raise MeshError(
             f"the array of shape {x.shape} is on axes that are not explicit, and the source {request.source.spec} on "
-            f"{_axes(request.source.mesh)}; give a source on the array's own mesh, or none"
+            f"{_axes_text(request.source.mesh)}; give a source on the array's own mesh, or none"
         )
-    there = _moved(x, replace(request, target=NamedSharding(placement.of_auto_axes(target.mesh), target.spec)))
+    there = _move_on_mesh(x, replace(request, target=NamedSharding(placement.of_auto_axes(target.mesh), target.spec)))
     return jax.sharding.reshard(there, NamedSharding(target.mesh, target.spec))
 
 
@@ -118,13 +118,13 @@ def _on_another_mesh(x: jax.Array, request: ReshardRequest) -> jax.Array:
     except LayoutError:
         if not placement.is_explicit(target.mesh):
             raise MeshError(
-                f"the array of shape {x.shape} is on mesh {_axes(mesh)}, the target {target.spec} on "
-                f"{_axes(target.mesh)}; inside jit the type of an array with explicit axes is on its mesh, whose axes "
-                f"cannot express the target: name its axes, or give a target on explicit axes"
+                f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the target {target.spec} on "
+                f"{_axes_text(target.mesh)}; inside jit the type of an array with explicit axes is on its mesh, whose "
+                f"axes cannot express the target: name its axes, or give a target on explicit axes"
             ) from None
         there = x  # Only JAX can move it.
     else:
-        there = _moved(x, replace(request, target=here))
+        there = _move_on_mesh(x, replace(request, target=here))
     return jax.sharding.reshard(there, target) if placement.is_explicit(target.mesh) else there
 
 
@@ -133,7 +133,7 @@ def _check_types(x: jax.Array, request: ReshardRequest) -> None:
     meshes = (jax.typeof(x).sharding.mesh, *(s.mesh for s in (request.source, request.target) if s is not None))
     if any(placement.has_explicit(mesh) for mesh in meshes):
         _check_explicit(x, request.source, request.target)
-    if request.source is not None and reordered(request.source, request.target):
+    if request.source is not None and lists_devices_anew(request.source, request.target):
         raise MeshError(
             f"the meshes {dict(request.source.mesh.shape)} and {dict(request.target.mesh.shape)} of the move of shape "
             f"{x.shape} list their devices in different orders; inside jit all arrays have one: move it outside of jit"
@@ -145,26 +145,26 @@ def _check_explicit(x: jax.Array, source: NamedSharding | None, target: NamedSha
     mesh = typed.mesh
     if mesh.empty:
         raise MeshError(
-            f"the array of shape {x.shape} is on no mesh, and the target on {_axes(target.mesh)}; inside jit explicit "
-            f"axes must be those of the mesh that is set: call it inside jax.set_mesh"
+            f"the array of shape {x.shape} is on no mesh, and the target on {_axes_text(target.mesh)}; inside jit "
+            f"explicit axes must be those of the mesh that is set: call it inside jax.set_mesh"
         )
     for what, given in (("target", target), ("source", source)):
-        if given is not None and _axes(given.mesh) != _axes(mesh):
+        if given is not None and _axes_text(given.mesh) != _axes_text(mesh):
             raise MeshError(
-                f"the array of shape {x.shape} is on mesh {_axes(mesh)}, the {what} on {_axes(given.mesh)}; inside jit "
-                f"an array with explicit axes stays on its mesh: name its axes"
+                f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the {what} on {_axes_text(given.mesh)}; "
+                f"inside jit an array with explicit axes stays on its mesh: name its axes"
             )
     if source is None:
         raise LayoutError(
-            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_axes(mesh)}, and its sharding over axes "
-            f"that are not explicit is not known; give source="
+            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_axes_text(mesh)}, and its sharding over "
+            f"axes that are not explicit is not known; give source="
         )
-    if placement.restrict(source, AxisType.Explicit, x.ndim).spec != typed.spec:
+    if placement.restrict_axes(source, AxisType.Explicit, x.ndim).spec != typed.spec:
         raise PlanError(
-            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_axes(mesh)}, but the source that is "
+            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_axes_text(mesh)}, but the source that is "
             f"given is {source.spec}; the type is right: leave source out, or let it agree on the explicit axes"
         )
 
 
-def _axes(mesh: placement.AnyMesh) -> str:
+def _axes_text(mesh: placement.AnyMesh) -> str:
     return f"{dict(mesh.shape)} of axis types ({', '.join(kind.name for kind in mesh.axis_types)})"

@@ -26,13 +26,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
 from reshard.jax import placement
-from reshard.jax.eager import EagerMove, compile_plan, discard, on_devices, run_move, unwrap_shard
+from reshard.jax.eager import EagerMove, compile_plan, discard_donated, on_devices, run_move, unwrap_shard
 from reshard.jax.placement import devices_of
 from reshard.jax.platform_network import options_on
 from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move
 from reshard.jax.starting import start_program
 from reshard.jax.targets import Target, ViewOptions
-from reshard.jax.views import place_beside, read_view
+from reshard.jax.views import place_beside, read_jax_view
 from reshard.jax.weak_types import weaken_on
 from reshard.plans.memory import find_peaks
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
@@ -78,7 +78,7 @@ def joint_moves(
     planned = [leaf for leaf in made if leaf is not None]
     others = [at for at, leaf in enumerate(made) if leaf is None]
     placed = _placed_bytes([(leaves[at], targets[at]) for at in others])
-    runs = _runs(planned, placed, options)
+    runs = _compile_tree(planned, placed, options)
     moved = {at: place(at) for at in others}
     for run in runs:
         moved |= {names.index(name): array for name, array in run().items()}
@@ -100,20 +100,20 @@ def leaf_of(name: str, x: Any, target: Any) -> Leaf | None:
     before = placement.sharding_of(x)
     if before is None:
         raise MeshError(f"{name} has a {type(x.sharding).__name__}, whose layout is not known; leave budget out")
-    sharding = on_devices(placement.resolve(sharding, x, "target"), before) if given.plain else sharding
+    sharding = on_devices(placement.resolve_sharding(sharding, x, "target"), before) if given.plain else sharding
     finish = partial(unwrap_shard, device=device, weak=False) if alone else None
     if placement.is_key_array(x):
         impl = jax.random.key_impl(x)
         x, finish = jax.random.key_data(x), partial(jax.random.wrap_key_data, impl=impl)
     elif x.weak_type:
-        finish = partial(_weak, finish)
+        finish = partial(_weaken_result, finish)
     return Leaf(name, x, _read_leaf(name, x, sharding, given), given, finish)
 
 
 def _read_leaf(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> ReshardRequest:
     """Where a leaf goes, checked, by its name."""
     try:
-        request = read_view(x, sharding, None, given, UNLIMITED)
+        request = read_jax_view(x, sharding, None, given, UNLIMITED)
     except (LayoutError, MeshError) as error:
         raise type(error)(f"{name}: {error}") from None
     for end in request.ends:
@@ -126,7 +126,7 @@ def _read_leaf(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> Re
     return request
 
 
-def _weak(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array) -> jax.Array:
+def _weaken_result(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array) -> jax.Array:
     there = x if finish is None else finish(x)
     return there if there.weak_type else weaken_on(there.sharding)(there)
 
@@ -138,7 +138,7 @@ def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
         aval = x if isinstance(x, jax.Array) else jax.typeof(x)
         size = math.prod(aval.shape) * (4 if placement.is_key_dtype(aval.dtype) else aval.dtype.itemsize)
         device = placement.one_device(target)
-        sharding = placement.resolve(target, aval, "target") if placement.has_layout(target) else None
+        sharding = placement.resolve_sharding(target, aval, "target") if placement.has_layout(target) else None
         if device is not None:
             held[device] += size
         elif sharding is not None and isinstance(sharding.mesh, JaxMesh):
@@ -152,7 +152,9 @@ def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
 # ---- the plan --------------------------------------------------------------------------------------
 
 
-def _runs(leaves: Sequence[Leaf], placed: int, options: PlanOptions) -> list[Callable[[], dict[str, jax.Array]]]:
+def _compile_tree(
+    leaves: Sequence[Leaf], placed: int, options: PlanOptions
+) -> list[Callable[[], dict[str, jax.Array]]]:
     """The compiled batches of a tree whose peak is within the budget, in their order."""
     budget = options.budget or 0
     if not leaves:
@@ -173,7 +175,7 @@ def _runs(leaves: Sequence[Leaf], placed: int, options: PlanOptions) -> list[Cal
     spare = budget - placed - xla_peak_bytes(tree)
     by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
-    return [_run(batch, by_name, tuple(numbers), spare, options.donate, uses) for batch in tree.batches]
+    return [_compile_batch(batch, by_name, tuple(numbers), spare, options.donate, uses) for batch in tree.batches]
 
 
 def bounded_tree(moves: Mapping[str, Any], options: PlanOptions, own: int = 0) -> TreePlan:
@@ -214,7 +216,7 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
     """
     kinds = device_kinds(tree.plans.values())
     footprints = [batch.footprint(kinds) for batch in tree.batches]
-    early = [_beside(batch) + own for batch in tree.batches]
+    early = [_bytes_beside(batch) + own for batch in tree.batches]
     shown = [
         each._replace(during=tuple(nbytes + more for nbytes in each.during))
         for each, more in zip(footprints, early, strict=True)
@@ -222,7 +224,7 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
     return max(find_peaks(shown))
 
 
-def _beside(batch: Batch) -> int:
+def _bytes_beside(batch: Batch) -> int:
     """What XLA needs beside a batch's own buffers: results before the last step, and the larger of two shared buffers
     twice, because a TPU gives packed blocks another layout in memory than tiles.
     """
@@ -236,13 +238,17 @@ def _beside(batch: Batch) -> int:
 # ---- what runs -------------------------------------------------------------------------------------
 
 
-def _run(
+def _compile_batch(
     batch: Batch, leaves: Mapping[str, Leaf], devices: tuple[Any, ...], spare: int, donate: bool, uses: Counter[int]
 ) -> Callable[[], dict[str, jax.Array]]:
     """A batch, compiled: one program where it can be, else the plan of each of its arrays, one after another."""
     members = [leaves[name] for name in batch.names]
     once = [donate and uses[id(leaf.x)] == 1 for leaf in members]
-    start = _together(batch, members) if _is_one_program(members) else _apart(batch, members, devices, spare, once)
+    start = (
+        _compile_together(batch, members)
+        if _is_one_program(members)
+        else _compile_apart(batch, members, devices, spare, once)
+    )
 
     def run() -> dict[str, jax.Array]:
         results = start()
@@ -250,7 +256,7 @@ def _run(
         for leaf, result in zip(members, results, strict=True):
             uses[id(leaf.x)] -= 1
             if donate and not uses[id(leaf.x)] and result is not leaf.x and not leaf.x.is_deleted():
-                discard(leaf.x, [result])
+                discard_donated(leaf.x, [result])
         finished = (x if leaf.finish is None else leaf.finish(x) for leaf, x in zip(members, results, strict=True))
         return dict(zip(batch.names, finished, strict=True))
 
@@ -265,16 +271,16 @@ def _is_one_program(leaves: Sequence[Leaf]) -> bool:
     return len(orders) == 1 and all(leaf.request.plain for leaf in leaves) and (len(set(meshes)) == 1 or not explicit)
 
 
-def _together(batch: Batch, leaves: Sequence[Leaf]) -> Callable[[], Sequence[jax.Array]]:
+def _compile_together(batch: Batch, leaves: Sequence[Leaf]) -> Callable[[], Sequence[jax.Array]]:
     sources, targets = zip(*(leaf.request.ends for leaf in leaves), strict=True)
     arrays = [leaf.x for leaf in leaves]
     if not batch.steps:  # They are where they should go.
         return lambda: [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
-    return lambda: start_program(_program(batch.plans, sources, targets), *arrays)
+    return lambda: start_program(_batch_program(batch.plans, sources, targets), *arrays)
 
 
 @lru_cache(maxsize=256)
-def _program(
+def _batch_program(
     plans: tuple[Plan, ...], sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...]
 ) -> Callable[..., Any]:
     batch = Batch(tuple(map(str, range(len(plans)))), plans)
@@ -285,7 +291,7 @@ def _program(
     return jax.jit(moved, in_shardings=sources, out_shardings=targets)
 
 
-def _apart(
+def _compile_apart(
     batch: Batch, leaves: Sequence[Leaf], devices: tuple[Any, ...], spare: int, donated: Sequence[bool]
 ) -> Callable[[], Sequence[jax.Array]]:
     """The moves of a batch that no one program can make, each after the one before."""

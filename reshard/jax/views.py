@@ -1,6 +1,6 @@
 """Moves with a view or a cast of JAX arrays: `redistribute(x, sharding, view=...)`.
 
-read_view      what a call asks for, checked: a `ReshardRequest` like that of any move
+read_jax_view  what a call asks for, checked: a `ReshardRequest` like that of any move
 prepare_view   a concrete array's move, by `eager`; or that of a traced one, whose derivatives are those of reshapes,
                slices and permutes
 """
@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import MeshError, PlanError, quoted
 from reshard.jax import placement
-from reshard.jax.eager import EagerProgram, Pending, move_now, prepare_move, put
-from reshard.jax.primitive import pinned
+from reshard.jax.eager import EagerProgram, Pending, move_now, prepare_move, put_by_jax
+from reshard.jax.primitive import pin_sharding
 from reshard.jax.request import ReshardRequest, plan_request
 from reshard.jax.targets import ViewOptions
 from reshard.lower.to_shard_map.scales import check_scale
@@ -40,7 +40,7 @@ def prepare_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options
 
     Raises `PlanError` for a tree of arrays or an unknown source, and what `Move` raises.
     """
-    request = read_view(x, sharding, source, given, options)
+    request = read_jax_view(x, sharding, source, given, options)
     before, after = request.ends
     if not request.crosses and before.mesh.size != after.mesh.size:
         raise MeshError(
@@ -51,28 +51,28 @@ def prepare_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options
     if isinstance(x, Tracer) or placement.manual_mesh() is not None:
         return partial(_move_traced, x, request, given)
     if placement.sharding_of(x) is None:  # On one device: the source that is given says where it starts.
-        x = put(x, before, donate=False)
+        x = put_by_jax(x, before, donate=False)
     return prepare_move(x, request, None if request.plain else lambda program: place_beside(given, program))
 
 
-def read_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options: PlanOptions) -> ReshardRequest:
+def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options: PlanOptions) -> ReshardRequest:
     """What a call asks for one array, checked; its source is known."""
     if not isinstance(x, jax.Array) or placement.is_key_dtype(x.dtype):
         raise PlanError(
             f"{quoted(x)} is a {type(x).__name__}; a view is of one jax array of numbers; for a tree of them give "
             f"reshard.jax.Target(sharding, view=...) for each leaf"
         )
-    _check_options(x, given)
-    before = placement.resolve(source, x, "source") if source is not None else placement.sharding_of(x)
+    _check_view_options(x, given)
+    before = placement.resolve_sharding(source, x, "source") if source is not None else placement.sharding_of(x)
     if before is None:
         raise PlanError(f"the sharding of the array of shape {x.shape} is not known while it is traced; give source=")
-    view = _view(x.shape, given, sharding)
+    view = _read_einops(x.shape, given, sharding)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
-    after = _target(jax.ShapeDtypeStruct(view.target_shape, dtype), sharding, before)
+    after = _target_of_view(jax.ShapeDtypeStruct(view.target_shape, dtype), sharding, before)
     moves = given.view is not None or given.take or given.into
     cast = None if dtype == x.dtype else dtype.name
     request = ReshardRequest(after, before, options, view if moves else None, cast)
-    _check_scale(x, request, given)
+    _check_jax_scale(x, request, given)
     if given.out is not None and (given.out.shape, given.out.dtype.name) != (view.target_shape, dtype.name):
         raise PlanError(
             f"out is {given.out.dtype.name}{list(given.out.shape)}, the target {dtype.name}{list(view.target_shape)}; "
@@ -95,7 +95,7 @@ def _move_traced(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> j
     out = _place_out(given.out, after)
     scale = None if given.scale is None else jnp.asarray(given.scale)
     with placement.without_context_mesh():
-        return pinned(on_jax.apply(made, placement.manual_mesh() or before.mesh, x, out, scale), after)
+        return pin_sharding(on_jax.apply(made, placement.manual_mesh() or before.mesh, x, out, scale), after)
 
 
 def place_beside(given: ViewOptions, program: EagerProgram) -> tuple[jax.Array | None, jax.Array | None]:
@@ -107,7 +107,7 @@ def place_beside(given: ViewOptions, program: EagerProgram) -> tuple[jax.Array |
 def _place_out(out: jax.Array | None, target: NamedSharding) -> jax.Array | None:
     if out is None or isinstance(out, Tracer):
         return out
-    return move_now(out, ReshardRequest(target)) if placement.is_spread(out) else put(out, target, donate=False)
+    return move_now(out, ReshardRequest(target)) if placement.is_spread(out) else put_by_jax(out, target, donate=False)
 
 
 def _place_scale(scale: Any, there: NamedSharding) -> jax.Array:
@@ -124,7 +124,7 @@ def _place_scale(scale: Any, there: NamedSharding) -> jax.Array:
 # ---- what was given --------------------------------------------------------------------------------
 
 
-def _check_options(x: jax.Array, given: ViewOptions) -> None:
+def _check_view_options(x: jax.Array, given: ViewOptions) -> None:
     if given.sizes and given.view is None:
         name = min(given.sizes)
         raise PlanError(f"unknown argument {quoted(name)}; sizes of atoms need a view, as in '(a b) -> b a'")
@@ -133,13 +133,13 @@ def _check_options(x: jax.Array, given: ViewOptions) -> None:
             raise PlanError(f'{name} {quoted(parts)}: give a dict of atom to index or slice, such as {{"three": 0}}')
     if not (given.out is None or isinstance(given.out, jax.Array)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"out {quoted(given.out)} is a {type(given.out).__name__}; give the jax array to fill")
-    placement.check_alive((given.out, given.scale))
+    placement.check_not_deleted((given.out, given.scale))
     if bool(given.into) != (given.out is not None):
         need = "fills part of the target: give its array with out=" if given.into else "fills all of it: give no out="
         raise PlanError(f"the move of the array of shape {x.shape} {need}")
 
 
-def _check_scale(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> None:
+def _check_jax_scale(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> None:
     """Refuses a scale without a cast, of a sum, or whose dims do not divide those of the wider array."""
     if given.scale is None:
         return
@@ -158,7 +158,7 @@ def _check_scale(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> N
     check_scale(shape, x.shape if narrows else request.target_shape(x.shape))
 
 
-def _view(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
+def _read_einops(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
     """The view of a call; its target has the shape of `out`, or of a layout, or the one that follows from the
     pattern.
     """
@@ -173,10 +173,10 @@ def _view(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
     return einops.resolve(einops.parse(text), (shape, target), given.sizes, take, into)
 
 
-def _target(aval: Any, sharding: Any, before: NamedSharding) -> NamedSharding:
+def _target_of_view(aval: Any, sharding: Any, before: NamedSharding) -> NamedSharding:
     if not isinstance(sharding, NamedSharding):
         with_mesh = sharding.to_jax(before.mesh) if isinstance(sharding, Layout) else sharding
         if isinstance(with_mesh, jax.sharding.PartitionSpec):
             with_mesh = NamedSharding(before.mesh, with_mesh)
         sharding = with_mesh
-    return placement.resolve(sharding, aval, "target")
+    return placement.resolve_sharding(sharding, aval, "target")

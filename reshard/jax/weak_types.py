@@ -17,10 +17,10 @@ from jax.sharding import Sharding
 _weaken_p = Primitive("weaken")
 
 
-def weakened(x: jax.Array) -> jax.Array:
+def weaken(x: jax.Array) -> jax.Array:
     """The array, traced, with a weak type.
 
-    >>> jax.jit(weakened)(jax.numpy.ones(3)).weak_type
+    >>> jax.jit(weaken)(jax.numpy.ones(3)).weak_type
     True
     """
     return _weaken_p.bind(x)
@@ -29,16 +29,16 @@ def weakened(x: jax.Array) -> jax.Array:
 @lru_cache(maxsize=1024)
 def weaken_on(target: Sharding) -> Callable[[jax.Array], jax.Array]:
     """The compiled change of the type of a concrete array with this sharding to a weak one."""
-    return jax.jit(weakened, out_shardings=target, donate_argnums=0)
+    return jax.jit(weaken, out_shardings=target, donate_argnums=0)
 
 
-def _abstract(x: Any) -> Any:
+def _weak_type(x: Any) -> Any:
     return x.update(weak_type=True)
 
 
-def _lowered(ctx: Any, x: Any) -> list[Any]:
+def _lower_nothing(ctx: Any, x: Any) -> list[Any]:
     return [x]
 
 
-_weaken_p.def_abstract_eval(_abstract)
-mlir.register_lowering(_weaken_p, _lowered)
+_weaken_p.def_abstract_eval(_weak_type)
+mlir.register_lowering(_weaken_p, _lower_nothing)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import BudgetError, LayoutError
 from reshard.jax import batches, eager, redistribute
-from reshard.jax.batches import MOST, buckets
+from reshard.jax.batches import MOST, fill_buckets
 from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, specs
 from tests.sampling import sampled
@@ -42,7 +42,7 @@ def test_buckets_cover_every_place(counts: list[int]) -> None:
     kinds: list[Any] = [f"kind {number}" for number in range(len(counts))]
     places = iter(range(sum(counts)))
     listed = {kind: [next(places) for _ in range(count)] for kind, count in zip(kinds, counts, strict=True)}
-    made = list(buckets(listed, str))
+    made = list(fill_buckets(listed, str))
     moved = [at for bucket in made for at in bucket.places]
     assert set(moved) == set(range(sum(counts)))
     assert len(moved) <= 1.2 * sum(counts), "few move twice"
@@ -56,7 +56,7 @@ def test_buckets_cover_every_place(counts: list[int]) -> None:
 
 def test_kinds_of_equal_counts_share_programs() -> None:
     kinds: list[Any] = list(range(56))
-    made = list(buckets({kind: list(range(9 * kind, 9 * kind + 9)) for kind in kinds}, str))
+    made = list(fill_buckets({kind: list(range(9 * kind, 9 * kind + 9)) for kind in kinds}, str))
     assert len(made) == 6 and len({(bucket.kinds, bucket.stack) for bucket in made}) == 2
 
 
@@ -64,26 +64,26 @@ def test_kinds_of_like_counts_share_one_program() -> None:
     """Those that no stack divides too: the last start moves some arrays of the first one again."""
     kinds: list[Any] = list(range(3))
     listed = {kind: range(200 * kind, 200 * kind + 167 - kind // 2) for kind in kinds}
-    made = list(buckets(listed, str))
+    made = list(fill_buckets(listed, str))
     assert len({(bucket.kinds, bucket.stack) for bucket in made}) == 1 and len(made[0].kinds) == 3
 
 
 def test_many_arrays_of_one_kind_are_stacked() -> None:
     one: Any = "kind"
-    stacks = [(bucket.stack, len(bucket.places)) for bucket in buckets({one: range(500)}, str)]
+    stacks = [(bucket.stack, len(bucket.places)) for bucket in fill_buckets({one: range(500)}, str)]
     assert stacks == [(25, 25)] * 20
 
 
 def test_many_kinds_start_seldom() -> None:
     """A start of ten kinds has ten kinds' collectives: five arrays of each share them."""
     kinds: list[Any] = list(range(10))
-    made = list(buckets({kind: list(range(50 * kind, 50 * kind + 50)) for kind in kinds}, str))
+    made = list(fill_buckets({kind: list(range(50 * kind, 50 * kind + 50)) for kind in kinds}, str))
     assert [bucket.stack for bucket in made] == [5] * 10
 
 
 def test_kinds_of_one_lane_are_side_by_side() -> None:
     kinds: list[Any] = [f"{lane}{number}" for number in range(20) for lane in "abc"]
-    made = list(buckets({kind: [at] for at, kind in enumerate(kinds)}, lambda kind: str(kind)[0]))
+    made = list(fill_buckets({kind: [at] for at, kind in enumerate(kinds)}, lambda kind: str(kind)[0]))
     order = [str(kind)[0] for bucket in made for kind in bucket.kinds]
     assert order == sorted(order) and len(made) == 2
 

@@ -11,7 +11,7 @@ import pytest
 
 import reshard as rs
 from reshard.jax.jit import jit
-from reshard.jax.pass_report import Decision, PassReport, ProgramFigures, Reshard, figures, savings
+from reshard.jax.pass_report import Decision, PassReport, ProgramFigures, Reshard, describe_savings, read_figures
 from reshard.jax.stablehlo_pass.module_pass import transform
 from tests.jax.modules import COLUMNS, constraint, module
 from tests.jax.moving import numbered, program
@@ -65,7 +65,7 @@ def ours(**changes: Any) -> ProgramFigures:
 
 
 def test_what_is_saved() -> None:
-    text = savings(PLAIN, ours(received_bytes=17, launches=1, temp_bytes=3))
+    text = describe_savings(PLAIN, ours(received_bytes=17, launches=1, temp_bytes=3))
     assert text == (
         "17 B received instead of 1000 B, in 1 collectives instead of 2; 3 B of temporary memory instead of 1048576 B"
     )
@@ -123,7 +123,7 @@ class Fake:
 
 def test_figures_of_a_known_module() -> None:
     """A gather of one tile of 128 B, and a permute of the same in a loop of unknown length, counted once."""
-    read = figures(Fake({"flops": 12.0}))
+    read = read_figures(Fake({"flops": 12.0}))
     assert (read.received_bytes, read.loop_bytes, read.launches) == (256, 128, 2)
     assert (read.temp_bytes, read.peak_bytes, read.flops) == (100, 145, 12.0)
     assert read.by_line == {"/me/a.py:7": (128, 1), "": (128, 1)}
@@ -131,12 +131,12 @@ def test_figures_of_a_known_module() -> None:
 
 @pytest.mark.parametrize("analysis", [None, {}, NotImplementedError, RuntimeError])
 def test_a_backend_without_a_cost_analysis(analysis: Any) -> None:
-    assert figures(Fake(analysis)).flops == 0
+    assert read_figures(Fake(analysis)).flops == 0
 
 
 def test_the_lines_are_the_users() -> None:
     compiled = jit(program).lower(numbered()).compile()
-    read = figures(compiled.executable)
+    read = read_figures(compiled.executable)
     (line,) = (line for line in read.by_line if line)
     assert line.startswith(str(program.__code__.co_filename)) and read.by_line[line] == (1792, 1)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import NetworkError, PlanError
-from reshard.jax import platform_network
-from reshard.jax.platform_network import checked, network_of_mesh, network_on
+from reshard.errors import NetworkError
+from reshard.jax import placement, platform_network
+from reshard.jax.platform_network import options_on
 from reshard.jax.request import ReshardRequest, plan_request
 from reshard.runtime.platform_network import named
 from reshard.synth import plan
@@ -61,20 +61,16 @@ def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_a_caller_names_comes_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RESHARD_NETWORK", "h100")
-    assert network_on(jax.devices(), "tpu-v4") is PRESETS["tpu-v4"] and network_on(jax.devices(), "none") is None
-    assert network_on(jax.devices(), None) is PRESETS["h100"]
-    with pytest.raises(PlanError, match="network"):
-        checked(np.arange(3))  # pyright: ignore[reportArgumentType]
-    assert checked(None) is None and checked("none") == "none" and checked("h100") is PRESETS["h100"]
-    with pytest.raises(PlanError, match="network 3 is not a Network"):
-        checked(3)  # pyright: ignore[reportArgumentType]
+    for given, network in (("tpu-v4", PRESETS["tpu-v4"]), ("none", None), (None, PRESETS["h100"])):
+        assert options_on(jax.devices(), PlanOptions.read(network=given)).network is network
+    assert options_on([], PlanOptions()).network is None
 
 
 def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RESHARD_NETWORK", raising=False)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     source, target = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("x",), ()))
-    assert network_of_mesh(mesh, None) is None
+    assert options_on(placement.devices_of(mesh), PlanOptions()).network is None
     assert plan_request(ReshardRequest(target, source), (8, 8), "float32").seconds is None
     for network, timed in (("none", False), ("h100", True)):
         request = ReshardRequest(target, source, PlanOptions.read(network=network))

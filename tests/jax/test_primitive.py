@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import LayoutError
 from reshard.jax import redistribute
-from reshard.jax.primitive import check_platforms, moved_by_partitioner
+from reshard.jax.primitive import check_platforms, move_by_partitioner
 from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import sample_pairs
@@ -536,7 +536,7 @@ def test_on_tpu_an_unknown_source_is_refused_when_lowered(tpu_mesh: jax.sharding
 def test_a_hook_alone_moves_exactly() -> None:
     source, target = NamedSharding(mesh_of(SIZES), BEFORE), NamedSharding(mesh_of(SIZES), AFTER)
     request = ReshardRequest(target)
-    f = jax.jit(lambda x: moved_by_partitioner(x, request), in_shardings=source, out_shardings=target)
+    f = jax.jit(lambda x: move_by_partitioner(x, request), in_shardings=source, out_shardings=target)
     assert_exact(f(jax.device_put(VALUES, source)), target, VALUES)
 
 
@@ -544,7 +544,7 @@ def test_the_hook_does_not_pass_the_operands_sharding_on() -> None:
     """Left to itself, propagation must not conclude that the result is sharded as the operand is."""
     source = NamedSharding(mesh_of(SIZES), BEFORE)
     request = ReshardRequest(NamedSharding(mesh_of(SIZES), AFTER))
-    out = jax.jit(lambda x: moved_by_partitioner(x, request), in_shardings=source)(jax.device_put(VALUES, source))
+    out = jax.jit(lambda x: move_by_partitioner(x, request), in_shardings=source)(jax.device_put(VALUES, source))
     assert not out.sharding.is_equivalent_to(source, 2)
     assert_exact(out, None, VALUES)
 

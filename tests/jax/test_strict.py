@@ -18,7 +18,7 @@ from reshard.errors import PlanError, StrictError
 from reshard.jax.doctor import optimized_text
 from reshard.jax.jit import jit
 from reshard.jax.pass_report import PassReport
-from reshard.jax.strict import Limits, check, effective_limits, strict
+from reshard.jax.strict import Limits, check_limits, effective_limits, strict
 from tests.jax.moving import lowered_twice
 
 SIZE = 16
@@ -182,10 +182,10 @@ def test_the_text_of_a_module_is_enough() -> None:
     lowered = lowered_twice(move(AFTER), numbered(BEFORE))
     text, report = lowered.plain.compile().as_text(), left_alone(lowered.report, "it was not")
     with pytest.raises(StrictError, match=f"{LINE}: .* is rebuilt .*; it was left to XLA: it was not"):
-        check(text, report, Limits(rebuild=False))
+        check_limits(text, report, Limits(rebuild=False))
     with pytest.raises(StrictError, match="is rebuilt"):  # whatever a report says, the text counts
-        check(text, PassReport(), Limits(rebuild=False))
-    check(text, report, Limits(rebuild=True))
+        check_limits(text, PassReport(), Limits(rebuild=False))
+    check_limits(text, report, Limits(rebuild=True))
 
 
 @pytest.mark.fast(2)
@@ -196,7 +196,7 @@ def test_gathers_that_are_used_as_a_whole_are_not_blamed(name: str) -> None:
     lowered = lowered_twice(f, *args)
     text = optimized_text(lowered.plain.compile())
     assert " all-gather" in text
-    check(text, left_alone(lowered.report, "nothing is taken"), Limits(rebuild=False))
+    check_limits(text, left_alone(lowered.report, "nothing is taken"), Limits(rebuild=False))
 
 
 @pytest.mark.fast(1)

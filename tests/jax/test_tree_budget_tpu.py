@@ -50,7 +50,7 @@ def test_each_program_and_what_lives_beside_it() -> None:
     most = 0
     for batch in tree.batches:
         ends = [tuple(NamedSharding(mesh, specs[name][side]) for name in batch.names) for side in (0, 1)]
-        program = tree_budget._program(batch.plans, *ends)
+        program = tree_budget._batch_program(batch.plans, *ends)
         shapes = [jax.ShapeDtypeStruct(plan.source.shape, plan.source.dtype) for plan in batch.plans]
         memory = program.lower(*shapes).compile().memory_analysis()
         assert memory is not None

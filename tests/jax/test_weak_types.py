@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax import redistribute
-from reshard.jax.weak_types import weakened
+from reshard.jax.weak_types import weaken
 from tests.jax.oracle import assert_exact, mesh_of
 
 SIZES = {"x": 4, "y": 2}
@@ -46,5 +46,5 @@ def test_a_strong_type_stays_strong() -> None:
 
 
 def test_weakening_changes_the_type_alone() -> None:
-    y = jax.jit(weakened)(jnp.arange(5, dtype=jnp.int32))
+    y = jax.jit(weaken)(jnp.arange(5, dtype=jnp.int32))
     assert y.weak_type and y.dtype == jnp.int32 and np.array_equal(y, np.arange(5))

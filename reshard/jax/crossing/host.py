@@ -72,12 +72,12 @@ class HostExchange(NamedTuple):
     fills: bool = False
 
 
-def host_exchange(operand: Layout, result: Layout, view: View | None = None) -> HostExchange:
+def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None) -> HostExchange:
     """The exchange from one layout to the other, by a view if one is given, once for each tile of the result.
 
     >>> from reshard.types import Mesh
     >>> server = Mesh({"rep": 2}, device_ids=[4, 5])
-    >>> exchange = host_exchange(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", server))
+    >>> exchange = plan_host_exchange(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", server))
     >>> exchange.tile_at, [(copy.sender, copy.put) for copy in exchange.copies]
     ((0, 0), [(0, (slice(0, 2, None),)), (1, (slice(2, 4, None),))])
     """
@@ -119,7 +119,7 @@ def _strided_boxes(operand: Layout, result: Layout, view: View) -> Boxes:
             yield message.sender, message.receiver, Strides(src, extents, before), Strides(dst, extents, after)
 
 
-def exchanged(
+def run_host_exchange(
     exchange: HostExchange, near: jax.Array, donate: bool, into: Sequence[jax.Array] | None = None
 ) -> list[Array]:
     """The tiles of the result by their numbers; with `donate`, the source is deleted on the way.
@@ -130,22 +130,22 @@ def exchanged(
     # JAX returns the first shard of a replicated array for all others: good enough to read, but not to delete.
     shards = shards_of(near) if donate else {at: near.addressable_data(at) for at in uses}
     if donate:
-        _delete(shard for at, shard in shards.items() if not uses[at])
-    views = {at: _plain(np.asarray(shards[at])) for at in uses}
-    tiles = [_aligned(exchange.tile_shape, near.dtype) for _ in range(exchange.tiles)]
-    plain = [_plain(tile) for tile in tiles]
+        _delete_shards(shard for at, shard in shards.items() if not uses[at])
+    views = {at: _as_plain_numbers(np.asarray(shards[at])) for at in uses}
+    tiles = [_allocate_aligned(exchange.tile_shape, near.dtype) for _ in range(exchange.tiles)]
+    plain = [_as_plain_numbers(tile) for tile in tiles]
     if into is not None:
         _copy_old(plain, into)
 
     def run(copy: Copy) -> int:
-        _part(plain[copy.receiver], copy.put)[...] = _part(views[copy.sender], copy.taken)
+        _view_part(plain[copy.receiver], copy.put)[...] = _view_part(views[copy.sender], copy.taken)
         return copy.sender
 
-    for sender in _each(run, exchange.copies, exchange.elements * near.dtype.itemsize):
+    for sender in _run_copies(run, exchange.copies, exchange.elements * near.dtype.itemsize):
         uses[sender] -= 1
         if donate and not uses[sender]:
             del views[sender]
-            _delete([shards[sender]])
+            _delete_shards([shards[sender]])
     if donate:
         near.delete()
     return tiles
@@ -153,10 +153,10 @@ def exchanged(
 
 def _copy_old(tiles: Sequence[Array], into: Sequence[jax.Array]) -> None:
     for tile, old in zip(tiles, into, strict=True):
-        tile[...] = _plain(np.asarray(old))
+        tile[...] = _as_plain_numbers(np.asarray(old))
 
 
-def _part(tile: Array, part: Part) -> Array:
+def _view_part(tile: Array, part: Part) -> Array:
     """A box of a tile, as a view of its memory."""
     if not isinstance(part, Strides):
         return tile[(*part, ...)]
@@ -171,23 +171,23 @@ def shards_of(x: jax.Array) -> dict[int, jax.Array]:
     return {at: by_device[device] for at, device in enumerate(devices_of(sharding.mesh))}
 
 
-def _each(run: Any, copies: Sequence[Copy], size: int) -> Iterable[int]:
+def _run_copies(run: Any, copies: Sequence[Copy], size: int) -> Iterable[int]:
     """Runs the copies, and yields their senders in order, each when its copy is done."""
-    if size < THREADED or len(copies) < 2 or _threads() < 2:
+    if size < THREADED or len(copies) < 2 or _count_threads() < 2:
         return map(run, copies)
-    return _pool().map(run, copies)
+    return _thread_pool().map(run, copies)
 
 
-def _threads() -> int:
+def _count_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_threads(), thread_name_prefix="reshard")
+def _thread_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_count_threads(), thread_name_prefix="reshard")
 
 
-def _aligned(shape: tuple[int, ...], dtype: Any) -> Array:
+def _allocate_aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     """New memory that XLA takes as it is."""
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
@@ -195,11 +195,11 @@ def _aligned(shape: tuple[int, ...], dtype: Any) -> Array:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _plain(tile: Array) -> Array:
+def _as_plain_numbers(tile: Array) -> Array:
     """The same memory as numbers that numpy copies fast: those of ml_dtypes are copied one by one."""
     return tile if tile.dtype.isbuiltin == 1 else tile.view(f"u{tile.itemsize}")
 
 
-def _delete(shards: Iterable[jax.Array]) -> None:
+def _delete_shards(shards: Iterable[jax.Array]) -> None:
     for shard in shards:
         shard.delete()

@@ -26,17 +26,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.errors import BudgetError, LayoutError
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.jax.crossing.host import THREADED, HostExchange, exchanged, host_exchange, shards_of
+from reshard.jax.crossing.host import THREADED, HostExchange, plan_host_exchange, run_host_exchange, shards_of
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
     InProcess,
     StagedExchange,
-    flat,
+    compile_stages,
+    flatten_mesh,
     run_stages,
     stack_shape,
-    stack_spec,
-    stacked,
-    staged,
+    stack_shards,
+    stack_spec_of,
 )
 from reshard.jax.placement import devices_of
 from reshard.jax.request import ReshardRequest, check_even, number_devices, numbered_move, plan_across
@@ -75,7 +75,7 @@ def program_across(request: ReshardRequest, shape: tuple[int, ...], dtype: str) 
 
 def casts_before(whole: Plan) -> bool:
     """Whether a plan casts on the source's devices."""
-    return legs(whole).before.casts
+    return split_legs(whole).before.casts
 
 
 def compile_across(whole: Plan, request: ReshardRequest, devices: tuple[Any, ...] | None = None) -> Moving:
@@ -85,15 +85,15 @@ def compile_across(whole: Plan, request: ReshardRequest, devices: tuple[Any, ...
     check_even(whole.target, request)
     ends = Ends(source, target, devices or tuple(number_devices(source.mesh, target.mesh)))
     if between_processes(source, target):
-        parts = in_messages(legs(_parted(whole, ends)), budget, buffers=2, pieces=True)
-        return _by_messages(parts, ends, donate, between=True)
+        parts = cut_messages(split_legs(_put_in_parts(whole, ends)), budget, buffers=2, pieces=True)
+        return _compile_message_move(parts, ends, donate, between=True)
     if on_host(source, target):
-        return _by_host(pulled(whole), ends, donate)
-    parts = in_messages(legs(_parted(whole, ends)), budget, buffers=1, pieces=False)
-    pairs = _whole_tiles(parts.across)
+        return _compile_host_move(pull_tiles(whole), ends, donate)
+    parts = cut_messages(split_legs(_put_in_parts(whole, ends)), budget, buffers=1, pieces=False)
+    pairs = _senders_of_tiles(parts.across)
     if pairs is not None:
-        return _by_tiles(parts, pairs, ends, donate)
-    return _by_messages(parts, ends, donate, between=False)
+        return _compile_tile_move(parts, pairs, ends, donate)
+    return _compile_message_move(parts, ends, donate, between=False)
 
 
 class Ends(NamedTuple):
@@ -124,31 +124,33 @@ def on_host(source: NamedSharding, target: NamedSharding) -> bool:
     return {device.platform for device in (*devices_of(source.mesh), *devices_of(target.mesh))} == {"cpu"}
 
 
-def _parted(whole: Plan, ends: Ends) -> Plan:
+def _put_in_parts(whole: Plan, ends: Ends) -> Plan:
     """The plan in parts on accelerators, like every plan there."""
     platforms = {device.platform for device in (*ends.near, *ends.far)}
     return whole if platforms == {"cpu"} else on_jax.in_parts(whole, lanes="tpu" in platforms)
 
 
-def _by_host(parts: Legs, ends: Ends, donate: bool) -> Moving:
+def _compile_host_move(parts: Legs, ends: Ends, donate: bool) -> Moving:
     (step,) = parts.across.steps
     view = step.mode.view
-    exchange = host_exchange(step.operand, step.result, view)
+    exchange = plan_host_exchange(step.operand, step.result, view)
     if _copies_tiles(exchange, parts, ends):
-        return partial(_copied, ends.target, donate)
-    before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
+        return partial(_copy_tiles, ends.target, donate)
+    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, ends.target)
     target, shape = ends.target, parts.after.target.shape
     indices = {} if parts.after.steps else target.devices_indices_map(shape)
     tile_of_index = {
-        _key(index): exchange.tile_at[at] for at, index in enumerate(map(indices.get, ends.far)) if index is not None
+        _index_key(indices[device]): number
+        for device, number in zip(ends.far, exchange.tile_at, strict=True)
+        if device in indices
     }
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         near = before(x, scale)
         old = _old_tiles(exchange, into) if exchange.fills and into is not None else None
-        tiles = exchanged(exchange, near, donate or near is not x, old)
+        tiles = run_host_exchange(exchange, near, donate or near is not x, old)
         if not parts.after.steps:
-            return jax.make_array_from_callback(shape, target, lambda at: tiles[tile_of_index[_key(at)]])
+            return jax.make_array_from_callback(shape, target, lambda at: tiles[tile_of_index[_index_key(at)]])
         return finish(jax.device_put([tiles[number] for number in exchange.tile_at], ends.far), into, scale)
 
     return moved
@@ -176,7 +178,7 @@ def _copies_tiles(exchange: HostExchange, parts: Legs, ends: Ends) -> bool:
     return others and [(copy.sender, copy.receiver) for copy in exchange.copies] == each
 
 
-def _copied(
+def _copy_tiles(
     target: NamedSharding,
     donate: bool,
     x: jax.Array,
@@ -195,14 +197,14 @@ def _old_tiles(exchange: HostExchange, into: jax.Array) -> list[jax.Array]:
     return [shards[exchange.tile_at.index(number)] for number in range(exchange.tiles)]
 
 
-def _key(index: Any) -> tuple[tuple[Any, Any], ...]:
+def _index_key(index: Any) -> tuple[tuple[Any, Any], ...]:
     """The spans of an index, since slices are no keys; JAX gives None for the ends of a dim that is not split."""
     return tuple((each.start, each.stop) for each in index)
 
 
-def _by_tiles(parts: Legs, pairs: dict[int, int], ends: Ends, donate: bool) -> Moving:
+def _compile_tile_move(parts: Legs, pairs: dict[int, int], ends: Ends, donate: bool) -> Moving:
     """Whole tiles; `pairs` is the number of the device that sends, by that of each that receives."""
-    before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
+    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, ends.target)
     senders = [ends.devices[pairs[number]] for number in parts.across.target.mesh.devices]
     positions = [ends.near.index(device) for device in senders]
 
@@ -219,7 +221,7 @@ def _by_tiles(parts: Legs, pairs: dict[int, int], ends: Ends, donate: bool) -> M
     return moved
 
 
-def _whole_tiles(across: Plan) -> dict[int, int] | None:
+def _senders_of_tiles(across: Plan) -> dict[int, int] | None:
     """Who sends to whom, if only whole tiles go from one device to another; else None."""
     (instruction,) = lower_plan(across).instructions
     if isinstance(instruction, Permute):
@@ -230,36 +232,40 @@ def _whole_tiles(across: Plan) -> dict[int, int] | None:
     return {t.receiver: t.sender for t in transfers}
 
 
-def _by_messages(parts: Legs, ends: Ends, donate: bool, *, between: bool) -> Moving:
+def _compile_message_move(parts: Legs, ends: Ends, donate: bool, *, between: bool) -> Moving:
     (step,) = lower_plan(parts.across).instructions
     if not isinstance(step, Exchange):
         raise LayoutError(f"{parts.across} does not go in messages; report this")
     near_layout, far_layout = parts.across.source, parts.across.target
     dtype = jnp.dtype(near_layout.dtype)
-    meshes = flat(ends.source.mesh), flat(ends.target.mesh)
+    meshes = flatten_mesh(ends.source.mesh), flatten_mesh(ends.target.mesh)
     transport = BetweenProcesses(meshes, ends.devices, dtype) if between else InProcess(meshes, ends.devices)
-    exchange = staged(step, near_layout, far_layout, meshes, transport, dtype)
-    before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
+    exchange = compile_stages(step, near_layout, far_layout, meshes, transport, dtype)
+    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, ends.target)
     sends = bool(ends.source.addressable_devices)
     fills = step.fills and transport.receives
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         near = before(x, scale) if sends else x
-        stack = stacked(_shards(near), meshes[0], near_layout, dtype) if sends else None
-        old = stacked(_shards(into), meshes[1], far_layout, dtype).copy() if fills and into is not None else None
+        stack = stack_shards(_local_shards(near), meshes[0], near_layout, dtype) if sends else None
+        old = (
+            stack_shards(_local_shards(into), meshes[1], far_layout, dtype).copy()
+            if fills and into is not None
+            else None
+        )
         far = run_stages(exchange, stack, donate or near is not x, old)
         if donate and not x.is_deleted():
             x.delete()
-        return finish([] if far is None else _shards(far), into, scale)
+        return finish([] if far is None else _local_shards(far), into, scale)
 
     return moved
 
 
-def _shards(x: jax.Array) -> list[jax.Array]:
+def _local_shards(x: jax.Array) -> list[jax.Array]:
     return [shard.data for shard in x.addressable_shards]
 
 
-def _before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
+def _compile_before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
     """The steps on the source's devices, to tiles of which each is a shard."""
     if not leg.steps:
         return _as_it_is
@@ -278,17 +284,17 @@ def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
     return x
 
 
-def _joined(
+def _join_tiles(
     end: Layout, target: NamedSharding, shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None
 ) -> jax.Array:
     """The tiles as shards of the target."""
     return jax.make_array_from_single_device_arrays(end.shape, target, shards, dtype=jnp.dtype(end.dtype))
 
 
-def _finish(leg: Leg, target: NamedSharding) -> Moving:
+def _compile_after(leg: Leg, target: NamedSharding) -> Moving:
     """The steps on the target's devices, from this process's tiles; none if there are none."""
     if not leg.steps or not target.addressable_devices:
-        return partial(_joined, leg.target, target)
+        return partial(_join_tiles, leg.target, target)
     run, sharding = on_jax.from_stack(leg.source, leg.steps, target.mesh, target)
     fills = any(step.mode.view is not None and step.mode.view.into for step in leg.steps)
 
@@ -327,79 +333,83 @@ def run_pipeline(
     """The compiled move; it deletes a donated source."""
     whole, each = pipeline.plan, pipeline.each
     far, after = each.steps[0].result, each.steps[1:]
-    meshes = flat(source.mesh), flat(target.mesh)
+    meshes = flatten_mesh(source.mesh), flatten_mesh(target.mesh)
     dtype = jnp.dtype(whole.source.dtype)
-    crossing = _crossing(each, meshes, list(number_devices(source.mesh, target.mesh)), dtype)
+    crossing = _compile_part_crossing(each, meshes, list(number_devices(source.mesh, target.mesh)), dtype)
     gather, sharding = on_jax.from_stack(far, after, target.mesh, target)
-    take, put = _take(pipeline, meshes[0]), _put(pipeline, meshes[1])
-    stack = NamedSharding(meshes[1], stack_spec(whole.target))
+    take, put = _compile_take(pipeline, meshes[0]), _compile_put(pipeline, meshes[1])
+    stack = NamedSharding(meshes[1], stack_spec_of(whole.target))
     start = jax.jit(lambda: jnp.zeros(stack_shape(whole.target), dtype), out_shardings=stack)
 
     def moved(x: jax.Array) -> jax.Array:
-        near = stacked(_pipeline_shards(x), meshes[0], whole.source, dtype)
-        goal, arriving = start_program(start), _crossed(crossing, start_program(take, near, np.int32(0)))
+        near = stack_shards(_pipeline_shards(x), meshes[0], whole.source, dtype)
+        goal, arriving = start_program(start), _cross_part(crossing, start_program(take, near, np.int32(0)))
         for number in range(pipeline.parts):
             tiles = jax.make_array_from_single_device_arrays(stack_shape(far), sharding, _pipeline_shards(arriving))
-            part = stacked(_pipeline_shards(start_program(gather, tiles)), meshes[1], each.target, dtype)
+            part = stack_shards(_pipeline_shards(start_program(gather, tiles)), meshes[1], each.target, dtype)
             goal = start_program(put, goal, part, np.int32(number))
             del part, tiles
             if number + 1 < pipeline.parts:
-                arriving = _crossed(crossing, start_program(take, near, np.int32(number + 1)))
+                arriving = _cross_part(crossing, start_program(take, near, np.int32(number + 1)))
             elif donate:
-                _delete(near, x)
-            _wait(goal)
+                _delete_arrays(near, x)
+            _wait_for_goal(goal)
         return jax.make_array_from_single_device_arrays(whole.target.shape, target, _pipeline_shards(goal), dtype=dtype)
 
     return moved
 
 
-def _crossing(each: Plan, meshes: tuple[JaxMesh, JaxMesh], devices: list[Any], dtype: Any) -> StagedExchange:
+def _compile_part_crossing(
+    each: Plan, meshes: tuple[JaxMesh, JaxMesh], devices: list[Any], dtype: Any
+) -> StagedExchange:
     """The first step of a part in messages, whole tiles too."""
     result = each.steps[0].result
     (step,) = lower_plan(chain(each.source, result, [StepSpec("exchange", result)], donate=True)).instructions
     if not isinstance(step, Exchange):
         raise LayoutError(f"{each.source} -> {result} does not go in messages; report this")
-    return staged(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
+    return compile_stages(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
 
 
-def _crossed(exchange: StagedExchange, part: jax.Array) -> Any:
+def _cross_part(exchange: StagedExchange, part: jax.Array) -> Any:
     """The tiles of a part on the target's devices, under way; the part is freed once it is packed."""
     return run_stages(exchange, part, donate=True)
 
 
-def _wait(goal: jax.Array) -> None:
+def _wait_for_goal(goal: jax.Array) -> None:
     goal.block_until_ready()
 
 
-def _take(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
+def _compile_take(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
     """The program that cuts a part, of a given number, out of the tiles of the source."""
     cut, _ = pipeline.cuts
     before, after = pipeline.plan.source, pipeline.each.source
 
     def take(tile: jax.Array, number: jax.Array) -> jax.Array:
-        part = lax.dynamic_index_in_dim(tile.reshape(_opened(before, cut)), number, cut.axis + 1, keepdims=False)
+        part = lax.dynamic_index_in_dim(
+            tile.reshape(_split_cut_axis(before, cut)), number, cut.axis + 1, keepdims=False
+        )
         return part.reshape(after.tile_shape)
 
-    specs = (stack_spec(before), PartitionSpec())
-    return jax.jit(jax.shard_map(take, mesh=mesh, in_specs=specs, out_specs=stack_spec(after), check_vma=False))
+    specs = (stack_spec_of(before), PartitionSpec())
+    return jax.jit(jax.shard_map(take, mesh=mesh, in_specs=specs, out_specs=stack_spec_of(after), check_vma=False))
 
 
-def _put(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
+def _compile_put(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
     """The program that writes a part, of a given number, into the tiles of the target, in place."""
     _, cut = pipeline.cuts
     goal = pipeline.plan.target
 
     def put(tile: jax.Array, part: jax.Array, number: jax.Array) -> jax.Array:
-        opened = tile.reshape(_opened(goal, cut))
+        opened = tile.reshape(_split_cut_axis(goal, cut))
         fitting = part.reshape((*opened.shape[: cut.axis + 1], *opened.shape[cut.axis + 2 :]))
         return lax.dynamic_update_index_in_dim(opened, fitting, number, cut.axis + 1).reshape(tile.shape)
 
-    specs = (stack_spec(goal), stack_spec(pipeline.each.target), PartitionSpec())
-    run = jax.shard_map(put, mesh=mesh, in_specs=specs, out_specs=stack_spec(goal), check_vma=False)
+    specs = (stack_spec_of(goal), stack_spec_of(pipeline.each.target), PartitionSpec())
+    run = jax.shard_map(put, mesh=mesh, in_specs=specs, out_specs=stack_spec_of(goal), check_vma=False)
     return jax.jit(run, donate_argnums=0)
 
 
-def _opened(layout: Layout, cut: Cut) -> tuple[int, ...]:
+def _split_cut_axis(layout: Layout, cut: Cut) -> tuple[int, ...]:
     """The shape of a tile with its cut axis in three: outer, parts, inner."""
     tile = layout.tile_shape
     return (*tile[: cut.axis], cut.outer, cut.parts, cut.inner, *tile[cut.axis + 1 :])
@@ -409,7 +419,7 @@ def _pipeline_shards(x: jax.Array) -> list[jax.Array]:
     return [shard.data for shard in x.addressable_shards]
 
 
-def _delete(*arrays: jax.Array) -> None:
+def _delete_arrays(*arrays: jax.Array) -> None:
     for x in arrays:
         if not x.is_deleted():
             x.delete()
@@ -449,38 +459,40 @@ class Legs(NamedTuple):
     after: Leg
 
 
-def legs(whole: Plan) -> Legs:
+def split_legs(whole: Plan) -> Legs:
     """The plan in its three legs; what a leg starts from is deleted unless it is the caller's array."""
-    at = next(number for number, step in enumerate(whole.steps) if _crosses(step))
+    at = next(number for number, step in enumerate(whole.steps) if _step_crosses(step))
     step = whole.steps[at]
     return Legs(
         Leg(whole.source, whole.steps[:at]),
-        _alone(step, whole.donate),
+        _plan_of_step(step, whole.donate),
         Leg(step.result, whole.steps[at + 1 :]),
     )
 
 
-def _alone(step: Step, donate: bool) -> Plan:
+def _plan_of_step(step: Step, donate: bool) -> Plan:
     """The step that crosses as a plan."""
     return chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate, None, step.mode.view)
 
 
-def pulled(whole: Plan) -> Legs:
+def pull_tiles(whole: Plan) -> Legs:
     """The legs with the target's tiles read from the source's at once, where no sum is started.
 
     Where all devices share one memory, gathers among the target's devices would copy data a second time, and so would
     reshapes and transposes.
     """
-    parts = legs(whole)
+    parts = split_legs(whole)
     target = whole.target
     if target.partial:
         return parts
     if whole.view is None or (whole.view.plain and not parts.before.casts and not parts.after.casts):
-        return Legs(parts.before, _alone(Step("exchange", parts.across.source, target), whole.donate), Leg(target))
-    return parts if whole.source.partial else _at_once(whole, parts)
+        return Legs(
+            parts.before, _plan_of_step(Step("exchange", parts.across.source, target), whole.donate), Leg(target)
+        )
+    return parts if whole.source.partial else _pull_view(whole, parts)
 
 
-def _at_once(whole: Plan, parts: Legs) -> Legs:
+def _pull_view(whole: Plan, parts: Legs) -> Legs:
     """The legs of a move with a view or a cast: the whole view in the exchange, between its casts."""
     first, last = whole.steps[:1], whole.steps[-1:]
     before = Leg(whole.source, first if first[0].kind == "cast" else ())
@@ -488,10 +500,10 @@ def _at_once(whole: Plan, parts: Legs) -> Legs:
     if (before.casts, after.casts) != (parts.before.casts, parts.after.casts) or whole.view is None:
         return parts  # A cast in between, before a part of the target is filled.
     mode = StepMode() if whole.view.plain else StepMode(view=whole.view)
-    return Legs(before, _alone(Step("exchange", before.target, after.source, mode), whole.donate), after)
+    return Legs(before, _plan_of_step(Step("exchange", before.target, after.source, mode), whole.donate), after)
 
 
-def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> Legs:
+def cut_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> Legs:
     """The legs as accelerators and several processes run them: messages that are small beside the tiles.
 
     A device has `buffers` buffers of a message's size beside its tiles, and two if it may send and receive at once.
@@ -523,8 +535,8 @@ def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> 
     elif operand.tile_bytes + result.tile_bytes >= on_jax.LEAST:
         chunk = -(-message // on_jax.PARTS)
     cut = mode if chunk >= message else mode._replace(chunk=chunk)
-    return Legs(parts.before, _alone(Step("exchange", operand, result, cut), parts.across.donate), parts.after)
+    return Legs(parts.before, _plan_of_step(Step("exchange", operand, result, cut), parts.across.donate), parts.after)
 
 
-def _crosses(step: Step) -> bool:
+def _step_crosses(step: Step) -> bool:
     return not one_set(step.operand.mesh, step.result.mesh)

@@ -67,15 +67,15 @@ class StagedExchange:
     transport: Transport
 
 
-def flat(mesh: placement.AnyMesh) -> JaxMesh:
+def flatten_mesh(mesh: placement.AnyMesh) -> JaxMesh:
     """The devices of a mesh on one axis, of no explicit type."""
     return JaxMesh(np.array(devices_of(mesh)), (AXIS,))
 
 
-def stacked(shards: Sequence[jax.Array], mesh: JaxMesh, layout: Layout, dtype: Any) -> jax.Array:
+def stack_shards(shards: Sequence[jax.Array], mesh: JaxMesh, layout: Layout, dtype: Any) -> jax.Array:
     """The stack of tiles of this process's devices: their order on the mesh does not matter."""
     return jax.make_array_from_single_device_arrays(
-        stack_shape(layout), NamedSharding(mesh, stack_spec(layout)), shards, dtype=dtype
+        stack_shape(layout), NamedSharding(mesh, stack_spec_of(layout)), shards, dtype=dtype
     )
 
 
@@ -85,29 +85,29 @@ def stack_shape(layout: Layout) -> tuple[int, ...]:
     return (layout.mesh.size * tile[0], *tile[1:]) if tile else ()
 
 
-def stack_spec(layout: Layout) -> PartitionSpec:
+def stack_spec_of(layout: Layout) -> PartitionSpec:
     return PartitionSpec(AXIS) if layout.shape else PartitionSpec()
 
 
-def staged(
+def compile_stages(
     step: Exchange, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
 ) -> StagedExchange:
     """Compiles an exchange between these layouts, each on its own mesh of one axis."""
     batches = messages.batch_rounds(step)
-    stages = [stage for batch in batches for stage in _stages(step, batch, operand, result, meshes)]
-    sharding = NamedSharding(meshes[1], stack_spec(result))
+    stages = [stage for batch in batches for stage in _stages_of_batch(step, batch, operand, result, meshes)]
+    sharding = NamedSharding(meshes[1], stack_spec_of(result))
     start = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
     return StagedExchange(tuple(stages), start, transport)
 
 
-def _stages(
+def _stages_of_batch(
     step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
 ) -> list[Stage]:
     size = max(1, operand.nbytes(batch.elements))
     together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.rounds)))
     starts = range(0, len(batch.rounds), together)
     counts = {min(together, len(batch.rounds) - start) for start in starts}
-    programs = {count: _programs(step, batch, operand, result, meshes, count) for count in counts}
+    programs = {count: _compile_stage(step, batch, operand, result, meshes, count) for count in counts}
 
     def stage(start: int) -> Stage:
         turns = batch.rounds[start : start + together]
@@ -117,7 +117,7 @@ def _stages(
     return [stage(start) for start in starts]
 
 
-def _programs(
+def _compile_stage(
     step: Exchange,
     batch: MessageBatch,
     operand: Layout,
@@ -127,7 +127,7 @@ def _programs(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What packs, and what writes, this many rounds of a batch, of given numbers."""
     sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))
-    stacks, each = (stack_spec(operand), stack_spec(result)), (PartitionSpec(AXIS),) * count
+    stacks, each = (stack_spec_of(operand), stack_spec_of(result)), (PartitionSpec(AXIS),) * count
     if batch.relayed:
         sender, stacks, meshes = receiver, (stacks[1], stacks[1]), (meshes[1], meshes[1])
 
@@ -161,28 +161,28 @@ def run_stages(
     waiting = 0
     for number, stage in enumerate(exchange.stages):
         if waiting and waiting + stage.message_bytes > TOGETHER:
-            _wait(far)
+            _wait_for_stack(far)
             waiting = 0
         held = far if stage.relayed else near
         packed = start_program(stage.pack, held, stage.numbers) if held is not None else ()
         if donate and number == last:
-            _delete(near)
+            _delete_stack(near)
         arrived = transport.carried(packed, stage.turns, stage.elements, stage.relayed)
         if far is not None:
             far = start_program(stage.write, far, stage.numbers, *arrived)
         del packed, arrived
         waiting += stage.message_bytes
     if donate:
-        _delete(near)
+        _delete_stack(near)
     return far
 
 
-def _wait(stack: jax.Array | None) -> None:
+def _wait_for_stack(stack: jax.Array | None) -> None:
     if stack is not None:
         stack.block_until_ready()
 
 
-def _delete(stack: jax.Array | None) -> None:
+def _delete_stack(stack: jax.Array | None) -> None:
     if stack is not None and not stack.is_deleted():
         stack.delete()
 
@@ -238,7 +238,7 @@ class InProcess:
         sent = [stack.addressable_data(position[self.numbers[t.sender]]) for stack, turn in rounds for t in turn]
         moved = iter(jax.device_put(sent, [self.numbers[t.receiver] for _, turn in rounds for t in turn]))
         by_device = [{self.numbers[t.receiver]: next(moved) for t in turn} for turn in turns]
-        return [_stack(received, self.target, elements, packed[0].dtype) for received in by_device]
+        return [_stack_messages(received, self.target, elements, packed[0].dtype) for received in by_device]
 
 
 class BetweenProcesses:
@@ -258,17 +258,17 @@ class BetweenProcesses:
             return []
         pairs = tuple(tuple((t.sender, t.receiver) for t in turn) for turn in turns)
         shards = [_by_device(stack) for stack in packed] or [{}] * len(turns)
-        stacks = [_stack(messages, self.union, elements, self.dtype) for messages in shards]
-        arrived = start_program(_permuted(self.union, pairs), *stacks)
+        stacks = [_stack_messages(messages, self.union, elements, self.dtype) for messages in shards]
+        arrived = start_program(_permute_program(self.union, pairs), *stacks)
         if not self.receives:
             return []
         here = self.target.addressable_devices
         wanted = ({d: m for d, m in _by_device(stack).items() if d in here} for stack in arrived)
-        return [_stack(messages, self.target, elements, self.dtype) for messages in wanted]
+        return [_stack_messages(messages, self.target, elements, self.dtype) for messages in wanted]
 
 
 @lru_cache(maxsize=1024)
-def _permuted(union: NamedSharding, rounds: tuple[Pairs, ...]) -> Callable[..., tuple[jax.Array, ...]]:
+def _permute_program(union: NamedSharding, rounds: tuple[Pairs, ...]) -> Callable[..., tuple[jax.Array, ...]]:
     """The program that sends the messages of some rounds, each from senders to receivers."""
     (axis,) = union.mesh.axis_names
 
@@ -287,22 +287,22 @@ def _by_device(stack: jax.Array) -> dict[Any, jax.Array]:
     return {shard.device: shard.data for shard in stack.addressable_shards}
 
 
-def _devices(sharding: NamedSharding) -> list[Any]:
+def _local_devices(sharding: NamedSharding) -> list[Any]:
     """This process's devices of a mesh, by position."""
     return [device for device in devices_of(sharding.mesh) if device in sharding.addressable_devices]
 
 
-def _stack(messages: Mapping[Any, jax.Array], sharding: NamedSharding, elements: int, dtype: Any) -> jax.Array:
+def _stack_messages(messages: Mapping[Any, jax.Array], sharding: NamedSharding, elements: int, dtype: Any) -> jax.Array:
     """The messages of this process's devices in one array; devices that have none get zeros."""
-    devices = _devices(sharding)
+    devices = _local_devices(sharding)
     missing = tuple(device for device in devices if device not in messages)
-    empty = dict(messages) | (_by_device(_zeros(missing, elements, dtype)()) if missing else {})
+    empty = dict(messages) | (_by_device(_zeros_program(missing, elements, dtype)()) if missing else {})
     shape = (elements * sharding.mesh.size,)
     return jax.make_array_from_single_device_arrays(shape, sharding, [empty[device] for device in devices], dtype=dtype)
 
 
 @lru_cache(maxsize=1024)
-def _zeros(devices: tuple[Any, ...], elements: int, dtype: Any) -> Callable[[], jax.Array]:
+def _zeros_program(devices: tuple[Any, ...], elements: int, dtype: Any) -> Callable[[], jax.Array]:
     """The program that makes an empty message on each of these devices of this process."""
     sharding = _stack_sharding(JaxMesh(np.array(devices), ("device",)))
     return jax.jit(lambda: jnp.zeros((elements * len(devices),), dtype), out_shardings=sharding)

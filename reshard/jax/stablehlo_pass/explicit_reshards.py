@@ -9,7 +9,7 @@ After `make_explicit` every operation known to Shardy finds its operands where i
     %c = sdy.reshard %a <@mesh, [{}, {"x"}]>
     %r = stablehlo.add %c, %b
 
-Two marks stay on operations until `unmark`: the sharding that an operation had before reshards were inserted, and
+Two marks stay on operations until `remove_marks`: the sharding that an operation had before reshards were inserted, and
 whether the user wrote the reshard (`with_sharding_constraint`).
 """
 
@@ -62,7 +62,7 @@ class ReshardOp:
     @property
     def users(self) -> list[Operation]:
         """The operations that use the moved value."""
-        return users(self.op.results[0])
+        return users_of(self.op.results[0])
 
     @property
     def around(self) -> list[Operation]:
@@ -103,16 +103,16 @@ def make_explicit(module: Module) -> None:
 
 def reshard_ops(module: Module) -> list[ReshardOp]:
     """The reshards of a module after `make_explicit`, in order."""
-    meshes = shardings.meshes(module)
+    meshes = shardings.read_meshes(module)
     return [_reshard_op(op, meshes) for op in walk(module.operation) if op.name == RESHARD]
 
 
-def changed(op: Operation) -> bool:
+def is_changed(op: Operation) -> bool:
     """Whether inserting the reshards changed the sharding of an operation's results."""
-    return BEFORE in op.attributes and op.attributes[BEFORE] != _sharding(op)
+    return BEFORE in op.attributes and op.attributes[BEFORE] != _sharding_mark(op)
 
 
-def unmark(module: Module) -> None:
+def remove_marks(module: Module) -> None:
     """Removes the marks from all operations."""
     for op in walk(module.operation):
         for mark in (BEFORE, BY_USER):
@@ -120,18 +120,18 @@ def unmark(module: Module) -> None:
                 del op.attributes[mark]
 
 
-def users(value: Value) -> list[Operation]:
+def users_of(value: Value) -> list[Operation]:
     """The operations that use a value."""
     return [use.owner.operation for use in value.uses]
 
 
-def _sharding(op: Operation) -> Attribute:
+def _sharding_mark(op: Operation) -> Attribute:
     return op.attributes.get(SHARDING, ir.UnitAttr.get(op.context))
 
 
 def _before_start(op: Operation) -> bool:
     """Whether a reshard is the first part of one that the user wrote, which then starts a sum."""
-    return {user.name for user in users(op.results[0])} <= set(_STARTS)
+    return {user.name for user in users_of(op.results[0])} <= set(_STARTS)
 
 
 def _as_reshard(op: Operation) -> Operation:
@@ -152,7 +152,7 @@ def _join_chain(op: Operation) -> None:
     For example, A -> B -> C becomes A -> C, unless the user wrote the stop at B and B differs from C.
     """
     maker = op.operands[0].owner
-    if isinstance(maker, ir.Block) or maker.operation.name != RESHARD or len(users(op.operands[0])) > 1:
+    if isinstance(maker, ir.Block) or maker.operation.name != RESHARD or len(users_of(op.operands[0])) > 1:
         return
     first = maker.operation
     if BY_USER in first.attributes:
@@ -183,16 +183,16 @@ def _share_equal(module: Module) -> None:
 def _reshard_op(op: Operation, meshes: Mapping[str, Mesh]) -> ReshardOp:
     by_user = BY_USER in op.attributes
     try:
-        return ReshardOp(op, by_user, *_layouts(op, meshes))
+        return ReshardOp(op, by_user, *_layouts_of_reshard(op, meshes))
     except ReshardError as error:
         return ReshardOp(op, by_user, None, None, str(error))
 
 
-def _layouts(op: Operation, meshes: Mapping[str, Mesh]) -> tuple[Layout, Layout]:
+def _layouts_of_reshard(op: Operation, meshes: Mapping[str, Mesh]) -> tuple[Layout, Layout]:
     """The source and the target layout of a reshard."""
-    value, before, after = op.operands[0], shardings.of_value(op.operands[0]), op.attributes["sharding"]
-    symbols = [shardings.mesh_of(one) for one in (after, before) if one is not None]
+    value, before, after = op.operands[0], shardings.value_sharding(op.operands[0]), op.attributes["sharding"]
+    symbols = [shardings.mesh_symbol(one) for one in (after, before) if one is not None]
     if "" in symbols:
         raise ProgramError(f"its mesh has no name in the module: {before} -> {after}")
     mesh = next((meshes[symbol] for symbol in symbols if symbol in meshes), _ONE_DEVICE)
-    return shardings.layout(value, before, meshes, mesh), shardings.layout(value, after, meshes, mesh)
+    return shardings.read_layout(value, before, meshes, mesh), shardings.read_layout(value, after, meshes, mesh)

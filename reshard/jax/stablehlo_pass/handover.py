@@ -50,12 +50,12 @@ def make_importable(module: Module, kept: Collection[Operation]) -> None:
             _replace_constant(op)
 
 
-def constrained(value: Value, sharding: Attribute) -> Value:
+def add_constraint(value: Value, sharding: Attribute) -> Value:
     """The value under a sharding constraint, created at MLIR's insertion point."""
     return ir.Operation.create(CONSTRAINT, [value.type], [value], {"sharding": sharding}).results[0]
 
 
-def parsed(text: str) -> Value:
+def parse_operation(text: str) -> Value:
     """The result of an operation created from text, because Python has no attributes for complex constants."""
     made = ir.Operation.parse(text)
     ir.InsertionPoint.current.insert(made)
@@ -100,7 +100,7 @@ def _constrain_results(op: Operation) -> None:
         if not isinstance(result.type, ir.RankedTensorType) or ir.RankedTensorType(result.type).rank == 0:
             continue
         with op.location, ir.InsertionPoint.after(op):
-            value = constrained(result, sharding)
+            value = add_constraint(result, sharding)
         result.replace_all_uses_except(value, value.owner.operation)
 
 
@@ -108,6 +108,6 @@ def _replace_constant(op: Operation) -> None:
     """Replaces a constant of Shardy, which XLA does not import, by one of StableHLO."""
     text = op.get_asm(print_generic_op_form=True)
     with op.location, ir.InsertionPoint(op):
-        made = parsed(text.replace('"sdy.constant"', '"stablehlo.constant"', 1))
+        made = parse_operation(text.replace('"sdy.constant"', '"stablehlo.constant"', 1))
     op.results[0].replace_all_uses_with(made)
     op.erase()

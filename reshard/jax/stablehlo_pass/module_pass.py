@@ -27,7 +27,7 @@ from reshard.hlo import Frame
 from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
-from reshard.jax.stablehlo_pass.rewrite import Fate
+from reshard.jax.stablehlo_pass.rewrite import ReshardOutcome
 from reshard.lower.to_stablehlo import Module, Operation, ir
 from reshard.plans.plan import Plan
 from reshard.runtime.on_jax import in_parts
@@ -64,7 +64,7 @@ class Transformed:
 
     def to_bytes(self) -> bytes:
         """The module as a portable StableHLO artifact."""
-        return _artifact(self.module)
+        return _write_artifact(self.module)
 
 
 def transform(
@@ -97,14 +97,14 @@ def transform(
     """
     planner = partial(best_plan, budget=read_budget(budget), network=read_network(network))
     exported = program if isinstance(program, jax.export.Exported) else None
-    module = _parsed(program if exported is None else exported.mlir_module_serialized)
-    report = run(module, planner)
+    module = _parse_module(program if exported is None else exported.mlir_module_serialized)
+    report = run_pass(module, planner)
     if exported is not None:
-        exported = dataclasses.replace(exported, mlir_module_serialized=_artifact(module))
+        exported = dataclasses.replace(exported, mlir_module_serialized=_write_artifact(module))
     return Transformed(module, report, exported)
 
 
-def run(module: Module, planner: Planner = best_plan) -> PassReport:
+def run_pass(module: Module, planner: Planner = best_plan) -> PassReport:
     """Applies the pass to a module, in place.
 
     Raises `ProgramError` for a module that it cannot handle; the module is then left in an unusable state.
@@ -112,28 +112,28 @@ def run(module: Module, planner: Planner = best_plan) -> PassReport:
     try:
         explicit_reshards.make_explicit(module)
         ops = explicit_reshards.reshard_ops(module)
-        places = [(_line(op), _name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
+        places = [(_user_line(op), _operation_name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
         near = [frozenset(op.lines) for op in ops]
-        planned = [_planned(op, planner) for op in ops]
+        planned = [_plan_reshard(op, planner) for op in ops]
         plans = {op: plan for op, (plan, why) in zip(ops, planned, strict=True) if plan is not None and not why}
-        fates = rewrite.replace_reshards(module, ops, plans)
+        outcomes = rewrite.replace_reshards(module, ops, plans)
     except ir.MLIRError as error:
         raise ProgramError(f"MLIR's passes or its verifier fail on the program: {error}") from None
     rows = zip(ops, planned, places, near, strict=True)
     return PassReport(
         tuple(
-            Reshard(*place, op.by_user, op.source, op.target, plan, fates[op] is Fate.TAKEN, why, lines)
+            Reshard(*place, op.by_user, op.source, op.target, plan, outcomes[op] is ReshardOutcome.TAKEN, why, lines)
             for op, (plan, why), place, lines in rows
         )
     )
 
 
-def _planned(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
+def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
     """The plan of a reshard, None if it has none; and why the reshard is left to XLA, empty if it is taken."""
     source, target = op.source, op.target
     if source is None or target is None:
         return None, op.why
-    obstacle = _obstacle(op, source, target)
+    obstacle = _find_obstacle(op, source, target)
     if obstacle:
         return None, obstacle
     try:
@@ -148,7 +148,7 @@ def _planned(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
     return in_parts(plan), ""
 
 
-def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
+def _find_obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
     """Why a reshard between two layouts is not even planned; empty if it is."""
     if source == target:
         return "nothing moves"
@@ -161,7 +161,7 @@ def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
     return ""
 
 
-def _line(op: ReshardOp) -> str:
+def _user_line(op: ReshardOp) -> str:
     """The user's line of a reshard: its own, else that of an operation that uses or makes the value."""
     locations = (str(each.location) for each in (op.op, *op.around))
     frames = [Frame(file, int(line)) for location in locations for file, line in _PLACE.findall(location)]
@@ -171,14 +171,14 @@ def _line(op: ReshardOp) -> str:
     return f"line {frame.line}" if frame.file == "-" else f"{frame.file}:{frame.line}"
 
 
-def _name(op: Operation) -> str:
+def _operation_name(op: Operation) -> str:
     match = _NAME.search(str(op.location))
     return match[1] if match else ""
 
 
-def _parsed(program: Any) -> Module:
+def _parse_module(program: Any) -> Module:
     """The program as a new module with a function `main`, which may be changed."""
-    module = _read(program)
+    module = _read_module(program)
     check_main(module)
     if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
         raise ProgramError(
@@ -188,7 +188,7 @@ def _parsed(program: Any) -> Module:
     return module
 
 
-def _read(program: Any) -> Module:
+def _read_module(program: Any) -> Module:
     if isinstance(program, ir.Module):
         with program.context:
             return ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
@@ -213,7 +213,7 @@ def check_main(module: Module) -> None:
         raise ProgramError("the program has no function @main with a body; give the whole module")
 
 
-def _artifact(module: Module) -> bytes:
+def _write_artifact(module: Module) -> bytes:
     """The module as `jax.export` writes it: for readers up to four weeks older, with Shardy's operations intact."""
     version = _stablehlo.get_version_from_compatibility_requirement(_stablehlo.StablehloCompatibilityRequirement.WEEK_4)
     return _mlir.serialize_portable_artifact(module, version, True)

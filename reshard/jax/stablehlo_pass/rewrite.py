@@ -1,6 +1,6 @@
 """Replaces the reshards of a module: by our collectives, by constraints, or by nothing, so that XLA can import it.
 
-Each reshard that `explicit_reshards` inserted meets one of three fates:
+Each reshard that `explicit_reshards` inserted has one of three outcomes:
 
     TAKEN      a manual computation runs the plan's collectives
     PINNED     a sharding constraint: the user wrote it, or a neighbouring TAKEN reshard depends on it
@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 
 from reshard.jax.stablehlo_pass import handover
-from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, changed, unmark
-from reshard.jax.stablehlo_pass.shardings import MANUAL, meshes
+from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, is_changed, remove_marks
+from reshard.jax.stablehlo_pass.shardings import MANUAL, read_meshes
 from reshard.lower.to_stablehlo import CHANNEL, Module, Operation, Value, insert_plan, ir, walk
 from reshard.plans.plan import Plan
 from reshard.types.mesh import Mesh
@@ -26,7 +26,7 @@ from reshard.types.mesh import Mesh
 _HANDLE = re.compile(r"handle = (\d+)")
 
 
-class Fate(Enum):
+class ReshardOutcome(Enum):
     """What becomes of a reshard, see the module."""
 
     TAKEN = "taken"
@@ -34,37 +34,41 @@ class Fate(Enum):
     DROPPED = "dropped"
 
 
-def fates(reshards: Iterable[ReshardOp], plans: Mapping[ReshardOp, Plan]) -> dict[ReshardOp, Fate]:
-    """The fate of each reshard if those with a plan are taken.
+def decide_outcomes(reshards: Iterable[ReshardOp], plans: Mapping[ReshardOp, Plan]) -> dict[ReshardOp, ReshardOutcome]:
+    """The outcome of each reshard if those with a plan are taken.
 
     The operations around a taken reshard keep the shardings that require it, so their other reshards are pinned.
     """
-    kept = _kept(plans)
-    result: dict[ReshardOp, Fate] = {}
+    kept = _operations_around(plans)
+    result: dict[ReshardOp, ReshardOutcome] = {}
     for reshard in reshards:
         idle = reshard.source is not None and reshard.source == reshard.target
         needed = any(op in kept or _ends_branch(op) for op in reshard.around)
         pinned = reshard.by_user or (needed and not idle)
-        result[reshard] = Fate.TAKEN if reshard in plans else Fate.PINNED if pinned else Fate.DROPPED
+        result[reshard] = (
+            ReshardOutcome.TAKEN if reshard in plans else ReshardOutcome.PINNED if pinned else ReshardOutcome.DROPPED
+        )
     return result
 
 
 def replace_reshards(
     module: Module, reshards: Iterable[ReshardOp], plans: Mapping[ReshardOp, Plan]
-) -> dict[ReshardOp, Fate]:
-    """Replaces every reshard, and whatever else XLA does not accept, in place. Returns the fate of each reshard."""
-    decided = fates(reshards, plans)
-    kept = _kept(plans)
+) -> dict[ReshardOp, ReshardOutcome]:
+    """Replaces every reshard, and whatever else XLA does not accept, in place. Returns the outcome of each reshard."""
+    decided = decide_outcomes(reshards, plans)
+    kept = _operations_around(plans)
     channels = itertools.count(1 + _last_channel(module))
-    symbols = {mesh: symbol for symbol, mesh in meshes(module).items()}  # A plan's mesh is that of one of its ends.
+    symbols = {
+        mesh: symbol for symbol, mesh in read_meshes(module).items()
+    }  # A plan's mesh is that of one of its ends.
     with module.context:
-        for reshard, fate in decided.items():
+        for reshard, outcome in decided.items():
             with reshard.op.location, ir.InsertionPoint(reshard.op):
-                value = _replacement(reshard, fate, plans.get(reshard), symbols, channels)
+                value = _replace_reshard(reshard, outcome, plans.get(reshard), symbols, channels)
             reshard.op.results[0].replace_all_uses_with(value)
             reshard.op.erase()
         handover.make_importable(module, kept)
-    unmark(module)
+    remove_marks(module)
     module.operation.verify()
     return decided
 
@@ -82,19 +86,19 @@ def _ends_branch(op: Operation) -> bool:
     return op.name == "stablehlo.return" and op.parent.operation.name in ("stablehlo.case", "stablehlo.if")
 
 
-def _kept(plans: Mapping[ReshardOp, Plan]) -> set[Operation]:
+def _operations_around(plans: Mapping[ReshardOp, Plan]) -> set[Operation]:
     """The operations that keep their new shardings, because a taken reshard is between them."""
-    return {op for reshard in plans for op in reshard.around if changed(op)}
+    return {op for reshard in plans for op in reshard.around if is_changed(op)}
 
 
-def _replacement(
-    reshard: ReshardOp, fate: Fate, plan: Plan | None, symbols: Mapping[Mesh, str], channels: Iterator[int]
+def _replace_reshard(
+    reshard: ReshardOp, outcome: ReshardOutcome, plan: Plan | None, symbols: Mapping[Mesh, str], channels: Iterator[int]
 ) -> Value:
     value = reshard.op.operands[0]
-    if fate is Fate.DROPPED:
+    if outcome is ReshardOutcome.DROPPED:
         return value
     if plan is None:
-        return handover.constrained(value, reshard.op.attributes["sharding"])
+        return handover.add_constraint(value, reshard.op.attributes["sharding"])
     return insert_plan(plan, value, symbols[plan.source.mesh], channels)
 
 

@@ -17,7 +17,7 @@ MANUAL = "sdy.manual_computation"
 _DTYPES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 
 
-def meshes(module: Module) -> dict[str, Mesh]:
+def read_meshes(module: Module) -> dict[str, Mesh]:
     """The meshes of a module by symbol, without those of one device or no axes, which split nothing.
 
     Raises `MeshError` for axis names that our notation does not allow.
@@ -33,7 +33,7 @@ def meshes(module: Module) -> dict[str, Mesh]:
     return result
 
 
-def of_result(op: Operation, number: int) -> Attribute | None:
+def result_sharding(op: Operation, number: int) -> Attribute | None:
     """The sharding of an operation's result; None, which means that it is not split, if it has no such attribute."""
     if op.name in ("sdy.reshard", "sdy.sharding_constraint"):
         return op.attributes["sharding"]
@@ -41,39 +41,39 @@ def of_result(op: Operation, number: int) -> Attribute | None:
     return sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings[number] if name in op.attributes else None
 
 
-def of_value(value: Value) -> Attribute | None:
+def value_sharding(value: Value) -> Attribute | None:
     """The sharding of a value; None, which means that it is not split, if it has no such attribute."""
     if not isinstance(value.owner, ir.Block):
-        return of_result(value.owner.operation, value.result_number)
+        return result_sharding(value.owner.operation, value.result_number)
     op = value.owner.owner.operation
     if op.name == "func.func":
         attributes = op.attributes.get("arg_attrs")
         named = () if attributes is None else ir.DictAttr(attributes[value.arg_number])
         return next((pair.attr for pair in named if pair.name == SHARDING), None)
-    return of_result(op, value.arg_number) if op.name == "stablehlo.while" else None
+    return result_sharding(op, value.arg_number) if op.name == "stablehlo.while" else None
 
 
-def mesh_of(sharding: Attribute | None) -> str:
+def mesh_symbol(sharding: Attribute | None) -> str:
     """The symbol of a sharding's mesh; empty without a sharding, or if the mesh is written inline."""
     named: Any = None if sharding is None else sdy.TensorShardingAttr(sharding).mesh_or_ref
     return named.value if isinstance(named, ir.FlatSymbolRefAttr) else ""
 
 
-def layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
+def read_layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
     """The layout of a value with this sharding; without one, or on a mesh that splits nothing, replicated on `mesh`.
 
     Raises `ReshardError` if our notation cannot express the layout, for example of a quantized dtype.
     """
     tensor = ir.RankedTensorType(value.type)
-    own = known.get(mesh_of(sharding))
+    own = known.get(mesh_symbol(sharding))
     text = f"[{', '.join(['{}'] * tensor.rank)}]" if own is None else str(sharding)
-    return Layout.from_shardy(text, own or mesh, tuple(tensor.shape), dtype(str(tensor.element_type)))
+    return Layout.from_shardy(text, own or mesh, tuple(tensor.shape), read_dtype(str(tensor.element_type)))
 
 
-def dtype(element: str) -> str:
+def read_dtype(element: str) -> str:
     """Our name of an MLIR element type.
 
-    >>> dtype("ui32"), dtype("f8E4M3FN"), dtype("complex<f32>")
+    >>> read_dtype("ui32"), read_dtype("f8E4M3FN"), read_dtype("complex<f32>")
     ('u32', 'f8e4m3fn', 'c64')
     """
     return _DTYPES.get(element) or ("u" + element[2:] if element.startswith("ui") else element.lower())

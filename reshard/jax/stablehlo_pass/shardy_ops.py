@@ -31,39 +31,39 @@ def spell_out(module: Module) -> None:
 
     What is left are operations that propagation starts from.
     """
-    for op in _in_order(module, *_EDGES):
-        _replace(op, [op.operands[0]])
-    for op in _in_order(module, _NAMED):
-        _inline(op)
-    for op in _in_order(module, *_MOVES[1:]):
-        _replace(op, [_constrained(op.operands[0], _sharding(op), op)])
+    for op in _inner_first(module, *_EDGES):
+        _replace_operation(op, [op.operands[0]])
+    for op in _inner_first(module, _NAMED):
+        _inline_computation(op)
+    for op in _inner_first(module, *_MOVES[1:]):
+        _replace_operation(op, [_constrain_before(op.operands[0], _own_sharding(op), op)])
 
 
 def make_compilable(module: Module) -> None:
     """Replaces all operations of Shardy that XLA does not import, in place."""
     spell_out(module)
-    for op in _in_order(module, *_UNREDUCED):
-        _replace(op, [op.operands[0]])
-    for op in _in_order(module, "sdy.reshard"):
-        _replace(op, [_constrained(op.operands[0], _sharding(op), op)])
+    for op in _inner_first(module, *_UNREDUCED):
+        _replace_operation(op, [op.operands[0]])
+    for op in _inner_first(module, "sdy.reshard"):
+        _replace_operation(op, [_constrain_before(op.operands[0], _own_sharding(op), op)])
 
 
-def _in_order(module: Module, *names: str) -> Iterator[Operation]:
+def _inner_first(module: Module, *names: str) -> Iterator[Operation]:
     """The operations of these names; those inside one come before it."""
     yield from reversed([op for op in walk(module.operation) if op.name in names])
 
 
-def _sharding(op: Operation) -> Attribute:
+def _own_sharding(op: Operation) -> Attribute:
     return next(op.attributes[name] for name in _SHARDINGS if name in op.attributes)
 
 
-def _replace(op: Operation, values: list[Value]) -> None:
+def _replace_operation(op: Operation, values: list[Value]) -> None:
     for result, value in zip(op.results, values, strict=True):
         result.replace_all_uses_with(value)
     op.erase()
 
 
-def _constrained(value: Value, sharding: Attribute | None, before: Operation) -> Value:
+def _constrain_before(value: Value, sharding: Attribute | None, before: Operation) -> Value:
     """The value with a constraint, inserted before an operation; the value itself without a sharding."""
     if sharding is None:
         return value
@@ -72,22 +72,22 @@ def _constrained(value: Value, sharding: Attribute | None, before: Operation) ->
         return ir.Operation.create("sdy.sharding_constraint", [value.type], [value], attributes).results[0]
 
 
-def _inline(op: Operation) -> None:
+def _inline_computation(op: Operation) -> None:
     """Puts the body of a named computation in its place; its shardings become constraints."""
     body = op.regions[0].blocks[0]
-    operands = zip(body.arguments, op.operands, _each(op, "in_shardings"), strict=True)
+    operands = zip(body.arguments, op.operands, _shardings_named(op, "in_shardings"), strict=True)
     for argument, operand, sharding in operands:
-        argument.replace_all_uses_with(_constrained(operand, sharding, op))
+        argument.replace_all_uses_with(_constrain_before(operand, sharding, op))
     *inner, end = [each.operation for each in body.operations]
     for each in inner:
         each.move_before(op)
-    results = zip(end.operands, _each(op, "out_shardings"), strict=True)
-    values = [_constrained(value, sharding, op) for value, sharding in results]
+    results = zip(end.operands, _shardings_named(op, "out_shardings"), strict=True)
+    values = [_constrain_before(value, sharding, op) for value, sharding in results]
     end.erase()
-    _replace(op, values)
+    _replace_operation(op, values)
 
 
-def _each(op: Operation, name: str) -> list[Any]:
+def _shardings_named(op: Operation, name: str) -> list[Any]:
     """The shardings of a computation's operands or results; None for each if it has none."""
     if name in op.attributes:
         return list(sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings)

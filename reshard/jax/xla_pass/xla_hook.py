@@ -26,7 +26,7 @@ import jax
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions
 from reshard.errors import ProgramError
-from reshard.jax.platform_network import network_on
+from reshard.jax.platform_network import options_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module
@@ -198,9 +198,7 @@ def prepare_pass(network: Network | str | None, budget: int | str | None, prefer
 
 def on_platform(options: ProposalOptions, devices: Sequence[Any]) -> ProposalOptions:
     """The options with the network of the devices that a program is compiled for, if the caller named none."""
-    if options.plan.network_named:
-        return options
-    return options._replace(plan=options.plan._replace(network=network_on(devices, None)))
+    return options._replace(plan=options_on(devices, options.plan))
 
 
 def _prepare_hook() -> None:

@@ -23,7 +23,7 @@ SOURCE = rs.Layout.parse("f32[{a}3, {b}4]", rs.Mesh(a=2, b=2))
 @pytest.mark.parametrize("text", ["f32[{t}2, 8]", "f32[6, 8]", "f32[{r}3, {t}3/8]"])
 def test_copies_fill_every_tile_once(text: str) -> None:
     target = rs.Layout.parse(text, rs.Mesh({"t": 3, "r": 2}, device_ids=[4, 9, 5, 8, 6, 7]))
-    exchange = host.host_exchange(SOURCE, target)
+    exchange = host.plan_host_exchange(SOURCE, target)
     given, wanted = tiles_of(SOURCE), tiles_of(target)
     tiles = [np.full(target.tile_shape, -7) for _ in range(exchange.tiles)]
     for copy in exchange.copies:
@@ -36,21 +36,21 @@ def test_copies_fill_every_tile_once(text: str) -> None:
 
 def test_several_threads_copy_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "THREADED", 0)
-    monkeypatch.setattr(host, "_threads", lambda: 3)
-    host._pool.cache_clear()
+    monkeypatch.setattr(host, "_count_threads", lambda: 3)
+    host._thread_pool.cache_clear()
     for number, (source, target) in enumerate(sampled(2)):
         check(source, target, donate=number % 2 == 0)
-    host._pool.cache_clear()
+    host._thread_pool.cache_clear()
 
 
 def test_a_donated_source_is_deleted_shard_by_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows to rows: each shard as soon as its rows are copied, and those that nobody reads before all copies."""
     x = jax.device_put(filled((16, 8)), NamedSharding(mesh(range(4), a=2, b=2), P("a")))
     operand, result = (rs.Layout.parse("f32[{s}8, 8]", m) for m in (rs.Mesh(s=2, r=2), rs.Mesh({"s": 2}, [4, 5])))
-    exchange = host.host_exchange(operand, result)
+    exchange = host.plan_host_exchange(operand, result)
     gone: list[list[int]] = []
-    monkeypatch.setattr(host, "_delete", lambda shards: gone.append([shard.device.id for shard in shards]))
-    tiles = host.exchanged(exchange, x, donate=True)
+    monkeypatch.setattr(host, "_delete_shards", lambda shards: gone.append([shard.device.id for shard in shards]))
+    tiles = host.run_host_exchange(exchange, x, donate=True)
     read = sorted({copy.sender for copy in exchange.copies})
     assert gone == [sorted({0, 1, 2, 3} - {*read}), *([at] for at in read)] and x.is_deleted()
     assert np.array_equal(np.concatenate(tiles), filled((16, 8)))
@@ -58,7 +58,7 @@ def test_a_donated_source_is_deleted_shard_by_shard(monkeypatch: pytest.MonkeyPa
 
 def test_tiles_become_shards_as_they_are() -> None:
     """No copy is made of the memory that was filled."""
-    tile = host._aligned((64, 32), np.dtype("float32"))
+    tile = host._allocate_aligned((64, 32), np.dtype("float32"))
     assert tile.ctypes.data % host.ALIGNMENT == 0
     assert jax.device_put(tile, jax.devices()[3]).unsafe_buffer_pointer() == tile.ctypes.data
 

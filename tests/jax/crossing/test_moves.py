@@ -253,7 +253,7 @@ def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.M
     monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
     whole = plan_across(ReshardRequest(target, source), (60, 120), "float32")
-    cut = plans.in_messages(plans.legs(whole), None, buffers=1, pieces=False)
+    cut = plans.cut_messages(plans.split_legs(whole), None, buffers=1, pieces=False)
     message = whole.source.tile_bytes
     assert cut.across.peak_bytes <= max(whole.source.tile_bytes, whole.target.tile_bytes) + message // 7
     with by_messages(monkeypatch):
@@ -295,6 +295,6 @@ def test_large_tiles_stay_with_numpy() -> None:
     ends = moves.Ends(*(NamedSharding(mesh(ids, t=4), P("t")) for ids in (range(4), range(4, 8))), tuple(jax.devices()))
     for mib in (31, 32):
         one, other = (rs.Layout.parse(f"u8[{{t}}{mib << 18}]", each) for each in (near, far))
-        parts = plans.pulled(rs.plan(one, other))
-        exchange = host.host_exchange(parts.across.source, parts.across.target)
+        parts = plans.pull_tiles(rs.plan(one, other))
+        exchange = host.plan_host_exchange(parts.across.source, parts.across.target)
         assert moves._copies_tiles(exchange, parts, ends) is (mib < host.THREADED >> 20)

@@ -102,11 +102,11 @@ def test_the_next_part_crosses_before_a_gather_is_waited_for(monkeypatch: pytest
         real = getattr(pipeline, name)
         monkeypatch.setattr(pipeline, name, lambda *given: [events.append(name), real(*given)][1])
 
-    recorded("_crossed")
-    recorded("_wait")
+    recorded("_cross_part")
+    recorded("_wait_for_goal")
     with by_messages(monkeypatch):
         check(source, target, values=values(), network=WIRES)
-    assert events == ["_crossed"] + ["_crossed", "_wait"] * (planned.parts - 1) + ["_wait"]
+    assert events == ["_cross_part"] + ["_cross_part", "_wait_for_goal"] * (planned.parts - 1) + ["_wait_for_goal"]
 
 
 def test_only_where_it_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:

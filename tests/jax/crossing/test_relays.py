@@ -61,7 +61,7 @@ def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch:
 def test_on_the_host_nothing_is_passed_on() -> None:
     """There all tiles are one memory."""
     source, target = ends("one to five")
-    parts = moves.pulled(plan_across(ReshardRequest(target, source), SHAPE, "float32"))
+    parts = moves.pull_tiles(plan_across(ReshardRequest(target, source), SHAPE, "float32"))
     assert not parts.across.steps[0].mode.relay
     check(source, target)
 

@@ -28,14 +28,14 @@ TARGET = rs.Layout.parse("s32[8, {y}4]", rs.Mesh({"y": 3}, device_ids=[5, 4, 6])
 def compiled(chunk: int | None = None) -> stages.StagedExchange:
     spec = StepSpec("exchange", TARGET, StepMode(chunk=chunk))
     (step,) = lower_plan(chain(SOURCE, TARGET, [spec])).instructions
-    meshes = stages.flat(mesh(range(4), x=4)), stages.flat(mesh([5, 4, 6], y=3))
-    return stages.staged(step, SOURCE, TARGET, meshes, InProcess(meshes, jax.devices()), np.dtype("int32"))
+    meshes = stages.flatten_mesh(mesh(range(4), x=4)), stages.flatten_mesh(mesh([5, 4, 6], y=3))
+    return stages.compile_stages(step, SOURCE, TARGET, meshes, InProcess(meshes, jax.devices()), np.dtype("int32"))
 
 
 def source_stack() -> jax.Array:
     tiles = [tiles_of(SOURCE)[device].astype("int32") for device in SOURCE.mesh.devices]
     shards = jax.device_put(tiles, jax.devices()[:4])
-    return stages.stacked(shards, stages.flat(mesh(range(4), x=4)), SOURCE, np.dtype("int32"))
+    return stages.stack_shards(shards, stages.flatten_mesh(mesh(range(4), x=4)), SOURCE, np.dtype("int32"))
 
 
 def check(exchange: stages.StagedExchange) -> None:
@@ -76,10 +76,10 @@ def test_a_donated_stack_is_deleted() -> None:
 
 def test_scalars_are_not_stacked() -> None:
     scalar = rs.Layout.parse("s32[]", rs.Mesh(x=4))
-    assert (stages.stack_shape(scalar), stages.stack_spec(scalar)) == ((), P())
-    flat = stages.flat(mesh(range(4), x=4))
+    assert (stages.stack_shape(scalar), stages.stack_spec_of(scalar)) == ((), P())
+    flat = stages.flatten_mesh(mesh(range(4), x=4))
     shards = jax.device_put([np.int32(7)] * 4, jax.devices()[:4])
-    assert stages.stacked(shards, flat, scalar, np.dtype("int32")).sharding == NamedSharding(flat, P())
+    assert stages.stack_shards(shards, flat, scalar, np.dtype("int32")).sharding == NamedSharding(flat, P())
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_device_has_one_message_beside_its_tiles(monkeypatch: pytest.MonkeyPat
         live.append(_most_live())
         return result
 
-    monkeypatch.setattr(stages, "started", counted)
+    monkeypatch.setattr(stages, "start_program", counted)
     message = 4 * max(stage.elements for stage in exchange.stages)
     before = _most_live()
     far = stages.run_stages(exchange, near, donate=False)

@@ -19,7 +19,7 @@ TURNS = [[Transfer(0, 2, ()), Transfer(1, 3, ())], [Transfer(1, 0, ())], [Transf
 
 
 def packed() -> list[jax.Array]:
-    flat = stages.flat(SENDERS)
+    flat = stages.flatten_mesh(SENDERS)
     messages = [np.arange(6, dtype="float32") + 10 * number for number in range(len(TURNS))]
     return [jax.device_put(message, NamedSharding(flat, P(stages.AXIS))) for message in messages]
 
@@ -38,10 +38,10 @@ WANTED = [
 
 
 def test_in_a_process() -> None:
-    assert received(InProcess((stages.flat(SENDERS), stages.flat(RECEIVERS)), NUMBERS)) == WANTED
+    assert received(InProcess((stages.flatten_mesh(SENDERS), stages.flatten_mesh(RECEIVERS)), NUMBERS)) == WANTED
 
 
 def test_the_program_between_processes_does_the_same_in_one() -> None:
-    meshes = stages.flat(SENDERS), stages.flat(RECEIVERS)
+    meshes = stages.flatten_mesh(SENDERS), stages.flatten_mesh(RECEIVERS)
     transport = BetweenProcesses(meshes, NUMBERS, np.dtype("float32"))
     assert transport.receives and received(transport) == WANTED

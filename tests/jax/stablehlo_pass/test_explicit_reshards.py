@@ -6,7 +6,7 @@ import pytest
 from jax.interpreters.mlir import make_ir_context
 
 from reshard.jax.stablehlo_pass import explicit_reshards
-from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, changed, make_explicit, reshard_ops, unmark
+from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, is_changed, make_explicit, remove_marks, reshard_ops
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.lower.to_stablehlo import Module, ir, walk
 from tests.jax.modules import COLUMNS, ROWS, SWAPPED, TYPE, constraint, count, layouts, module
@@ -75,20 +75,20 @@ def test_an_operation_whose_sharding_changes() -> None:
     """Propagation puts the sine's result where its user wants it; insertion computes it where its operand is."""
     transformed, _ = explicit(module(f"%b = stablehlo.sine %a : {TYPE}\n{constraint(COLUMNS, '%b')}"))
     (sine,) = (op for op in walk(transformed.operation) if op.name == "stablehlo.sine")
-    assert changed(sine) and '<@mesh, [{"x"}, {"y"}]>' in str(sine.attributes["sdy.sharding"])
+    assert is_changed(sine) and '<@mesh, [{"x"}, {"y"}]>' in str(sine.attributes["sdy.sharding"])
 
 
 def test_an_operation_whose_sharding_stays_is_not_changed() -> None:
     transformed, _ = explicit(module(ADDITION))
     (addition,) = (op for op in walk(transformed.operation) if op.name == "stablehlo.add")
-    assert not changed(addition)
+    assert not is_changed(addition)
 
 
 def test_marks_are_removed() -> None:
     transformed, ops = explicit(module(ADDITION))
     marks = (explicit_reshards.BEFORE, explicit_reshards.BY_USER)
     assert any(mark in op.attributes for op in walk(transformed.operation) for mark in marks) and ops
-    unmark(transformed)
+    remove_marks(transformed)
     assert not any(mark in op.attributes for op in walk(transformed.operation) for mark in marks)
 
 

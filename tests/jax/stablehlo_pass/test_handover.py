@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax.stablehlo_pass import handover, module_pass
-from reshard.jax.stablehlo_pass.explicit_reshards import changed, make_explicit
+from reshard.jax.stablehlo_pass.explicit_reshards import is_changed, make_explicit
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.jax.stablehlo_pass.rewrite import inside_manual
 from reshard.lower.to_stablehlo import Module, Operation, ir, walk
@@ -72,7 +72,7 @@ def test_an_operation_gets_its_own_sharding_back() -> None:
     text = module(f"%b = stablehlo.sine %a {given} : {TYPE}\n%r = stablehlo.cosine %b : {TYPE}", SPLIT)
     between = parsed(text)
     make_explicit(between)
-    assert changed(named(between, "stablehlo.sine")[0])
+    assert is_changed(named(between, "stablehlo.sine")[0])
     (sine,) = named(transform(text).module, "stablehlo.sine")
     assert str(sine.attributes["sdy.sharding"]) == "#sdy.sharding_per_value<[<@mesh, [{}, {}]>]>"
 
@@ -149,7 +149,7 @@ def test_tokens_and_scalars_are_not_constrained() -> None:
 
     given = jax.ShapeDtypeStruct((16, 16), np.float32, sharding=NamedSharding(mesh, P("x", "y")))
     module_ = jax.jit(f).lower(given).compiler_ir("stablehlo")
-    module_pass.run(module_)
+    module_pass.run_pass(module_)
     module_.operation.verify()
     ranks = [ir.RankedTensorType(op.results[0].type).rank for op in named(module_, "sdy.sharding_constraint")]
     assert ranks and min(ranks) > 0

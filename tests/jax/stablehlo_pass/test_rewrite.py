@@ -10,7 +10,7 @@ from jax.interpreters.mlir import make_ir_context
 import reshard as rs
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, make_explicit, reshard_ops
 from reshard.jax.stablehlo_pass.module_pass import transform
-from reshard.jax.stablehlo_pass.rewrite import Fate, fates, inside_manual, replace_reshards
+from reshard.jax.stablehlo_pass.rewrite import ReshardOutcome, decide_outcomes, inside_manual, replace_reshards
 from reshard.lower.to_stablehlo import Module, ir, walk
 from tests.jax.modules import COLUMNS, MESH, SWAPPED, TYPE, constraint, count, module, uneven
 
@@ -35,9 +35,13 @@ def test_fates() -> None:
     """Three reshards: two of the user's, and one that the addition requires."""
     _, ops = explicit(module(ADDITION))
     assert [op.by_user for op in ops] == [True, False, True]
-    assert list(fates(ops, {}).values()) == [Fate.PINNED, Fate.DROPPED, Fate.PINNED]
+    assert list(decide_outcomes(ops, {}).values()) == [
+        ReshardOutcome.PINNED,
+        ReshardOutcome.DROPPED,
+        ReshardOutcome.PINNED,
+    ]
     every = {op: plan(op) for op in ops}
-    assert set(fates(ops, every).values()) == {Fate.TAKEN}
+    assert set(decide_outcomes(ops, every).values()) == {ReshardOutcome.TAKEN}
 
 
 def test_a_dropped_reshard_leaves_nothing_behind() -> None:
@@ -51,7 +55,7 @@ def test_a_dropped_reshard_leaves_nothing_behind() -> None:
 def test_a_taken_reshard_is_a_manual_computation() -> None:
     transformed, ops = explicit(module(ADDITION))
     decided = replace_reshards(transformed, ops, {ops[1]: plan(ops[1])})
-    assert list(decided.values()) == [Fate.PINNED, Fate.TAKEN, Fate.PINNED]
+    assert list(decided.values()) == [ReshardOutcome.PINNED, ReshardOutcome.TAKEN, ReshardOutcome.PINNED]
     text = str(transformed)
     assert count(text, "sdy.manual_computation") == 1 and count(text, "sdy.sharding_constraint") == 2
     assert 'in_shardings=[<@mesh, [{"y"}, {"x"}]>] out_shardings=[<@mesh, [{"x"}, {"y"}]>]' in text
@@ -83,9 +87,9 @@ def test_both_branches_of_a_conditional_keep_one_sharding() -> None:
     _, ops = explicit(module(body))
     at_ends = [replace(op, by_user=False) for op in ops if any(user.name == "stablehlo.return" for user in op.users)]
     moving = [op for op in at_ends if op.source != op.target]
-    assert moving and set(fates(moving, {}).values()) == {Fate.PINNED}
+    assert moving and set(decide_outcomes(moving, {}).values()) == {ReshardOutcome.PINNED}
     idle = [replace(op, target=op.source) for op in moving]
-    assert set(fates(idle, {}).values()) == {Fate.DROPPED}
+    assert set(decide_outcomes(idle, {}).values()) == {ReshardOutcome.DROPPED}
 
 
 def test_uneven_tiles_are_padded_around_the_move() -> None:
