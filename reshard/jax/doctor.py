@@ -85,7 +85,8 @@ def report_program(
     except (ir.MLIRError, ValueError, RuntimeError) as error:
         raise ProgramError(f"the program is not StableHLO: {error}") from None
     check_main(module)
-    partitions = _count_partitions(module)
+    attributes = module.operation.attributes
+    partitions = int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
     known = known_moves(module)
     make_compilable(module)
     devices = devices_for(partitions, platform, topology)
@@ -141,11 +142,6 @@ def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
     build.use_spmd_partitioning, build.use_shardy_partitioner = True, shardy
     build.device_assignment = _xla.DeviceAssignment.create(np.array([[device.id for device in devices]]))
     return _xla.DeviceList(tuple(devices)), options
-
-
-def _count_partitions(module: Module) -> int:
-    attributes = module.operation.attributes
-    return int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
 
 
 def _parse_program(program: str | bytes) -> Module:

@@ -31,7 +31,6 @@ from reshard.lower.to_shard_map import scales
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
-from reshard.types.layout import Layout
 
 SMALL = 256 << 10
 """An array whose tiles of source and target have at most as many bytes together moves with others in one program: its
@@ -177,7 +176,12 @@ def compile_plan(
     donated = (0,) if request.plain and request.options.donate and same else ()
     held: dict[str, Any] = {"in_shardings": source} if request.plain else {}
     run = jax.jit(moved, out_shardings=target, donate_argnums=donated, **held)
-    return EagerProgram(request, plan, weak, partial(start_program, run), target, _shares_program(plan, request))
+    # A move gains by sharing a program if it is small, and others' tiles count against no budget.
+    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
+    sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
+    alone = sums or request.options.donate or request.options.budget is not None
+    together = small and request.plain and not alone
+    return EagerProgram(request, plan, weak, partial(start_program, run), target, together)
 
 
 def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax.Array], weak: bool) -> EagerProgram:
@@ -192,13 +196,6 @@ def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax
             return moved if weaken is None else weaken(moved)
 
     return EagerProgram(request, plan, weak, start, source if near else target)
-
-
-def _shares_program(plan: Plan, request: ReshardRequest) -> bool:
-    """Whether a move gains by sharing a program: others' tiles count against no budget, and stacks do not overwrite."""
-    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
-    sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
-    return small and request.plain and not sums and not request.options.donate and request.options.budget is None
 
 
 def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pending:
@@ -335,18 +332,14 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
         if into is not None:
             tiles["into"] = stack_of(into, goal.tile_shape)
         if scale is not None and not first:
-            parts = _spread_scale(scale, goal, target)
+            # The steps run on the source's mesh and read the scale by the target's tiles: each device gets its part.
+            blocks, held = scales.spread(scale, goal, target.spec)
+            parts = jax.jit(jnp.asarray, out_shardings=NamedSharding(placement.of_auto_axes(target.mesh), held))(blocks)
             tiles["scale"] = stack_of(parts, () if scalar else parts.sharding.shard_shape(parts.shape))
         stack = start_program(run, x, scale if first else None, tiles)
         return jax.make_array_from_single_device_arrays(goal.shape, target, _shards_of_array(stack), dtype=stack.dtype)
 
     return moved
-
-
-def _spread_scale(scale: jax.Array, layout: Layout, target: NamedSharding) -> jax.Array:
-    """The scale of the target's elements, which is on all its devices, each with its part."""
-    blocks, held = scales.spread(scale, layout, target.spec)
-    return jax.jit(jnp.asarray, out_shardings=NamedSharding(placement.of_auto_axes(target.mesh), held))(blocks)
 
 
 def _shards_of_array(x: Any) -> list[jax.Array]:

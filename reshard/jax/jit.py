@@ -175,7 +175,7 @@ class Lowered:
         held = _cached_executable(executable)
         if not watched and held in _outcomes:
             return executable, *_outcomes[held]
-        if not watched and _has_collectives(executable):
+        if not watched and len(devices_of_program(executable)) > 1 and read_figures(executable).launches > 0:
             with xla_hook.switched_on(replace(self.switched, reports=[])), xla_hook.watch_modules() as watched:
                 executable = self.again().compile(*args, **kwargs)
             held = _cached_executable(executable)
@@ -225,7 +225,3 @@ def _why_unchanged(report: ModuleReport) -> str:
 def _cached_executable(executable: Any) -> Any:
     """What jax caches of a compiled program; the `jax.stages.Compiled` around it is new each time."""
     return getattr(executable, "_executable", executable)
-
-
-def _has_collectives(executable: Any) -> bool:
-    return len(devices_of_program(executable)) > 1 and read_figures(executable).launches > 0

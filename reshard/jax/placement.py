@@ -37,8 +37,11 @@ def resolve_sharding(given: object, x: Any, what: str) -> NamedSharding:
     or with axes that the mesh does not have.
     """
     sharding = named_sharding(given, x, what)
-    if isinstance(given, Layout):
-        _check_array(given, x, what)
+    if isinstance(given, Layout) and (given.shape != x.shape or given.dtype != x.dtype.name):
+        raise LayoutError(
+            f"the {what} {given} is for an array of shape {given.shape} and dtype {given.dtype}, but this array has "
+            f"{x.shape} and {x.dtype.name}; give a layout of this array"
+        )
     _check_fit(sharding, x.shape, x.dtype)
     return sharding
 
@@ -108,14 +111,6 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
         raise MeshError(
             f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh, each once"
         ) from None
-
-
-def _check_array(given: Layout, x: Any, what: str) -> None:
-    if given.shape != x.shape or given.dtype != x.dtype.name:
-        raise LayoutError(
-            f"the {what} {given} is for an array of shape {given.shape} and dtype {given.dtype}, but this array has "
-            f"{x.shape} and {x.dtype.name}; give a layout of this array"
-        )
 
 
 def mesh_of(x: Any) -> AnyMesh | None:

@@ -143,7 +143,11 @@ def _lower_move(ctx: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr 
     if request.source is None:
         platforms = ctx.module_context.platforms
         # On TPU, whose partitioner has no hook, the pass inside XLA finds the move by the collectives that XLA makes.
-        if ("tpu" in platforms and xla_hook.is_on()) or not has_hook(ctx.module_context.axis_context):
+        # Elsewhere the hook needs the mesh of the program to name a sharding; where nothing in the program is on a mesh
+        # yet, its arrays are made where the constraints want them.
+        context = ctx.module_context.axis_context
+        no_mesh = hasattr(context, "abstract_mesh") and context.abstract_mesh is None
+        if no_mesh or ("tpu" in platforms and xla_hook.is_on()):
             run = partial(_pin_alone, request.target)
         else:
             check_platforms(platforms, request, ctx.avals_in[0].shape)
@@ -182,14 +186,6 @@ def check_platforms(platforms: Sequence[str], request: ReshardRequest, shape: tu
             f"its source sharding is not known under jit with auto axes, and XLA on TPU cannot be asked for it; give "
             f"source=, use explicit axes, or compile the program with reshard.jax.jit"
         )
-
-
-def has_hook(axis_context: Any) -> bool:
-    """Whether the hook is told the mesh of the program that is lowered, without which it cannot name a sharding.
-
-    It is not if nothing in the program is on a mesh yet: its arrays are made where the constraints want them.
-    """
-    return getattr(axis_context, "abstract_mesh", None) is not None or not hasattr(axis_context, "abstract_mesh")
 
 
 def move_by_partitioner(x: jax.Array, request: ReshardRequest) -> jax.Array:

@@ -300,10 +300,6 @@ def _sharding_of(target: Any) -> Any:
     return target if is_target(target) else getattr(target, "sharding", target)
 
 
-def _name_of_path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
 # ---- agreement of processes ------------------------------------------------------------------------
 
 
@@ -313,7 +309,8 @@ def _describe_tree(source: Any, target: Any, version: Version | Mapping[str, Ver
     pairs, _ = jax.tree_util.tree_flatten_with_path(source)
     targets = spread_targets(shardings, source, "target")
     entries = {
-        _name_of_path(path): _describe_leaf(leaf, target) for (path, leaf), target in zip(pairs, targets, strict=True)
+        jax.tree_util.keystr(path, simple=True, separator="."): _describe_leaf(leaf, target)
+        for (path, leaf), target in zip(pairs, targets, strict=True)
     }
     return Manifest.of(entries, version)
 

@@ -100,7 +100,11 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         cast=True,
     )
     if not request.plain:
-        return _plan_view(request, move, platform)
+        # The source of a view or a cast counts as live throughout, since XLA reuses no buffer of other dims.
+        made = best_plan_on(request.target.mesh, move, request.options._replace(donate=False))
+        if platform == "cpu" or request.options.budget is not None:
+            return made
+        return on_jax.in_parts(made, overlap=platform == "gpu", lanes=platform == "tpu")
     if platform == "cpu":
         best = _best_on_one_set(request, move)
         free = options.budget is None and best.seconds is None and not best.donate
@@ -117,14 +121,6 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         return parted
     bounded = _best_on_one_set(request, move)
     return within(bounded) or bounded
-
-
-def _plan_view(request: ReshardRequest, move: Move, platform: str | None) -> Plan:
-    """The plan of a view or a cast. Its source counts as live throughout, since XLA reuses no buffer of other dims."""
-    made = best_plan_on(request.target.mesh, move, request.options._replace(donate=False))
-    if platform == "cpu" or request.options.budget is not None:
-        return made
-    return on_jax.in_parts(made, overlap=platform == "gpu", lanes=platform == "tpu")
 
 
 def _plan_on_tpu(request: ReshardRequest, plan: Plan) -> Plan:

@@ -82,7 +82,10 @@ def _rebuild_message(place: Place, report: PassReport) -> str:
     names = ", ".join(collective.name for collective in place.collectives)
     array = "" if place.rebuilt is None else f" {format_array(place.rebuilt)}"
     what = f"the whole array{array}" if source is None else f"the whole array of global shape {source.shape}"
-    why = _why_left(_text_of_line(place.where), source, target, report)
+    # The pass may have left several reshards of this line to XLA: the reason is that of one between these layouts.
+    line = _text_of_line(place.where)
+    same = (one for one in report.left if one.where == line and (one.does or _are_alike(one, source, target)))
+    why = next((one.why for one in same), "")
     return (
         f"{where}: {what} is rebuilt on every device by {names} ({place.received_bytes} B received), "
         + ("of which each uses a part" if source is None else f"to move it from {source} to {target}")
@@ -93,12 +96,6 @@ def _rebuild_message(place: Place, report: PassReport) -> str:
 def _text_of_line(source: Source) -> str:
     """The user's own line, `file:line`; empty if only one near it is known."""
     return f"{source.file}:{source.line}" if source.exact and source.file else ""
-
-
-def _why_left(line: str, source: Layout | None, target: Layout | None, report: PassReport) -> str:
-    """Why the pass left a reshard of this line and these layouts to XLA; empty if it knows of none."""
-    same = (one for one in report.left if one.where == line and (one.does or _are_alike(one, source, target)))
-    return next((one.why for one in same), "")
 
 
 def _are_alike(reshard: Reshard, source: Layout | None, target: Layout | None) -> bool:

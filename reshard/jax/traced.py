@@ -74,7 +74,9 @@ def _move_on_mesh(x: jax.Array, request: ReshardRequest) -> jax.Array:
         return pin_sharding(x, request.target)
     if not placement.has_explicit(mesh) and placement.is_explicit(request.target.mesh):
         return _made_explicit(x, request)
-    if placement.is_explicit(mesh) and placement.is_of_one_type(request.target.mesh) and _changes_axes(mesh, request):
+    there = request.target.mesh
+    other_axes = _axes_text(mesh) != _axes_text(there) and mesh.size == there.size
+    if placement.is_explicit(mesh) and placement.is_of_one_type(there) and other_axes:
         return _on_another_mesh(x, request)
     _check_types(x, request)
     if request.source is None and not mesh.empty and dict(mesh.shape) != dict(request.target.mesh.shape):
@@ -87,10 +89,6 @@ def _resolve_inside(x: Any, target: NamedSharding, inside: placement.AnyMesh) ->
     target = NamedSharding(inside, target.spec)
     placement.layout_of(target, x.shape, "uint8")
     return target
-
-
-def _changes_axes(mesh: placement.AnyMesh, request: ReshardRequest) -> bool:
-    return _axes_text(mesh) != _axes_text(request.target.mesh) and mesh.size == request.target.mesh.size
 
 
 def _made_explicit(x: jax.Array, request: ReshardRequest) -> jax.Array:

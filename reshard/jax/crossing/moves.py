@@ -335,7 +335,13 @@ def run_pipeline(
     far, after = each.steps[0].result, each.steps[1:]
     meshes = flatten_mesh(source.mesh), flatten_mesh(target.mesh)
     dtype = jnp.dtype(whole.source.dtype)
-    crossing = _compile_part_crossing(each, meshes, list(number_devices(source.mesh, target.mesh)), dtype)
+    # A part crosses in messages even where its tiles stay whole: it is written into the target's tiles in place.
+    devices = list(number_devices(source.mesh, target.mesh))
+    result = each.steps[0].result
+    (step,) = lower_plan(chain(each.source, result, [StepSpec("exchange", result)], donate=True)).instructions
+    if not isinstance(step, Exchange):
+        raise LayoutError(f"{each.source} -> {result} does not go in messages; report this")
+    crossing = compile_stages(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
     gather, sharding = on_jax.from_stack(far, after, target.mesh, target)
     take, put = _compile_take(pipeline, meshes[0]), _compile_put(pipeline, meshes[1])
     stack = NamedSharding(meshes[1], stack_spec_of(whole.target))
@@ -357,17 +363,6 @@ def run_pipeline(
         return jax.make_array_from_single_device_arrays(whole.target.shape, target, _pipeline_shards(goal), dtype=dtype)
 
     return moved
-
-
-def _compile_part_crossing(
-    each: Plan, meshes: tuple[JaxMesh, JaxMesh], devices: list[Any], dtype: Any
-) -> StagedExchange:
-    """The first step of a part in messages, whole tiles too."""
-    result = each.steps[0].result
-    (step,) = lower_plan(chain(each.source, result, [StepSpec("exchange", result)], donate=True)).instructions
-    if not isinstance(step, Exchange):
-        raise LayoutError(f"{each.source} -> {result} does not go in messages; report this")
-    return compile_stages(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
 
 
 def _cross_part(exchange: StagedExchange, part: jax.Array) -> Any:
@@ -461,7 +456,7 @@ class Legs(NamedTuple):
 
 def split_legs(whole: Plan) -> Legs:
     """The plan in its three legs; what a leg starts from is deleted unless it is the caller's array."""
-    at = next(number for number, step in enumerate(whole.steps) if _step_crosses(step))
+    at = next(number for number, step in enumerate(whole.steps) if not one_set(step.operand.mesh, step.result.mesh))
     step = whole.steps[at]
     return Legs(
         Leg(whole.source, whole.steps[:at]),
@@ -536,7 +531,3 @@ def cut_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) ->
         chunk = -(-message // on_jax.PARTS)
     cut = mode if chunk >= message else mode._replace(chunk=chunk)
     return Legs(parts.before, _plan_of_step(Step("exchange", operand, result, cut), parts.across.donate), parts.after)
-
-
-def _step_crosses(step: Step) -> bool:
-    return not one_set(step.operand.mesh, step.result.mesh)

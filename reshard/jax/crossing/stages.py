@@ -161,7 +161,8 @@ def run_stages(
     waiting = 0
     for number, stage in enumerate(exchange.stages):
         if waiting and waiting + stage.message_bytes > TOGETHER:
-            _wait_for_stack(far)
+            if far is not None:
+                far.block_until_ready()
             waiting = 0
         held = far if stage.relayed else near
         packed = start_program(stage.pack, held, stage.numbers) if held is not None else ()
@@ -175,11 +176,6 @@ def run_stages(
     if donate:
         _delete_stack(near)
     return far
-
-
-def _wait_for_stack(stack: jax.Array | None) -> None:
-    if stack is not None:
-        stack.block_until_ready()
 
 
 def _delete_stack(stack: jax.Array | None) -> None:
@@ -287,14 +283,9 @@ def _by_device(stack: jax.Array) -> dict[Any, jax.Array]:
     return {shard.device: shard.data for shard in stack.addressable_shards}
 
 
-def _local_devices(sharding: NamedSharding) -> list[Any]:
-    """This process's devices of a mesh, by position."""
-    return [device for device in devices_of(sharding.mesh) if device in sharding.addressable_devices]
-
-
 def _stack_messages(messages: Mapping[Any, jax.Array], sharding: NamedSharding, elements: int, dtype: Any) -> jax.Array:
     """The messages of this process's devices in one array; devices that have none get zeros."""
-    devices = _local_devices(sharding)
+    devices = [device for device in devices_of(sharding.mesh) if device in sharding.addressable_devices]
     missing = tuple(device for device in devices if device not in messages)
     empty = dict(messages) | (_by_device(_zeros_program(missing, elements, dtype)()) if missing else {})
     shape = (elements * sharding.mesh.size,)

@@ -85,7 +85,8 @@ def make_explicit(module: Module) -> None:
     unit = ir.UnitAttr.get(module.context)
     for op in walk(module.operation):
         if op.name == RESHARD:
-            if not _before_start(op):
+            # One that only leads to the start of a sum is the first part of what the user wrote there.
+            if not {user.name for user in users_of(op.results[0])} <= set(_STARTS):
                 op.attributes[BY_USER] = unit
         elif len(op.results):
             op.attributes[BEFORE] = op.attributes.get(SHARDING, unit)
@@ -127,11 +128,6 @@ def users_of(value: Value) -> list[Operation]:
 
 def _sharding_mark(op: Operation) -> Attribute:
     return op.attributes.get(SHARDING, ir.UnitAttr.get(op.context))
-
-
-def _before_start(op: Operation) -> bool:
-    """Whether a reshard is the first part of one that the user wrote, which then starts a sum."""
-    return {user.name for user in users_of(op.results[0])} <= set(_STARTS)
 
 
 def _as_reshard(op: Operation) -> Operation:

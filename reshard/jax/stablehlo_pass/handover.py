@@ -47,7 +47,12 @@ def make_importable(module: Module, kept: Collection[Operation]) -> None:
         if SHARDING in op.attributes or GIVEN in op.attributes:
             _restore_operation(op, op in kept)
         if op.name == "sdy.constant":
-            _replace_constant(op)
+            # XLA does not import constants of Shardy.
+            text = op.get_asm(print_generic_op_form=True)
+            with op.location, ir.InsertionPoint(op):
+                made = parse_operation(text.replace('"sdy.constant"', '"stablehlo.constant"', 1))
+            op.results[0].replace_all_uses_with(made)
+            op.erase()
 
 
 def add_constraint(value: Value, sharding: Attribute) -> Value:
@@ -102,12 +107,3 @@ def _constrain_results(op: Operation) -> None:
         with op.location, ir.InsertionPoint.after(op):
             value = add_constraint(result, sharding)
         result.replace_all_uses_except(value, value.owner.operation)
-
-
-def _replace_constant(op: Operation) -> None:
-    """Replaces a constant of Shardy, which XLA does not import, by one of StableHLO."""
-    text = op.get_asm(print_generic_op_form=True)
-    with op.location, ir.InsertionPoint(op):
-        made = parse_operation(text.replace('"sdy.constant"', '"stablehlo.constant"', 1))
-    op.results[0].replace_all_uses_with(made)
-    op.erase()

@@ -43,11 +43,15 @@ def decide_outcomes(reshards: Iterable[ReshardOp], plans: Mapping[ReshardOp, Pla
     result: dict[ReshardOp, ReshardOutcome] = {}
     for reshard in reshards:
         idle = reshard.source is not None and reshard.source == reshard.target
-        needed = any(op in kept or _ends_branch(op) for op in reshard.around)
-        pinned = reshard.by_user or (needed and not idle)
-        result[reshard] = (
-            ReshardOutcome.TAKEN if reshard in plans else ReshardOutcome.PINNED if pinned else ReshardOutcome.DROPPED
+        # XLA requires one sharding of the results of all branches of a conditional.
+        needed = any(
+            op in kept
+            or (op.name == "stablehlo.return" and op.parent.operation.name in ("stablehlo.case", "stablehlo.if"))
+            for op in reshard.around
         )
+        pinned = reshard.by_user or (needed and not idle)
+        left = ReshardOutcome.PINNED if pinned else ReshardOutcome.DROPPED
+        result[reshard] = ReshardOutcome.TAKEN if reshard in plans else left
     return result
 
 
@@ -57,10 +61,10 @@ def replace_reshards(
     """Replaces every reshard, and whatever else XLA does not accept, in place. Returns the outcome of each reshard."""
     decided = decide_outcomes(reshards, plans)
     kept = _operations_around(plans)
-    channels = itertools.count(1 + _last_channel(module))
-    symbols = {
-        mesh: symbol for symbol, mesh in read_meshes(module).items()
-    }  # A plan's mesh is that of one of its ends.
+    used = (str(op.attributes[CHANNEL]) for op in walk(module.operation) if CHANNEL in op.attributes)
+    channels = itertools.count(1 + max((int(match[1]) for text in used if (match := _HANDLE.search(text))), default=0))
+    # A plan's mesh is that of one of its ends, so the module has it.
+    symbols = {mesh: symbol for symbol, mesh in read_meshes(module).items()}
     with module.context:
         for reshard, outcome in decided.items():
             with reshard.op.location, ir.InsertionPoint(reshard.op):
@@ -81,11 +85,6 @@ def inside_manual(op: Operation) -> bool:
     return parent is not None
 
 
-def _ends_branch(op: Operation) -> bool:
-    """Whether an operation ends a branch of a conditional; XLA requires one sharding of all branches' results."""
-    return op.name == "stablehlo.return" and op.parent.operation.name in ("stablehlo.case", "stablehlo.if")
-
-
 def _operations_around(plans: Mapping[ReshardOp, Plan]) -> set[Operation]:
     """The operations that keep their new shardings, because a taken reshard is between them."""
     return {op for reshard in plans for op in reshard.around if is_changed(op)}
@@ -100,8 +99,3 @@ def _replace_reshard(
     if plan is None:
         return handover.add_constraint(value, reshard.op.attributes["sharding"])
     return insert_plan(plan, value, symbols[plan.source.mesh], channels)
-
-
-def _last_channel(module: Module) -> int:
-    used = (str(op.attributes[CHANNEL]) for op in walk(module.operation) if CHANNEL in op.attributes)
-    return max((int(match[1]) for text in used if (match := _HANDLE.search(text))), default=0)
