@@ -145,7 +145,19 @@ class Plan(ShownPlan):
             raise PlanError(
                 f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
             )
-        _check_view(self)
+        views = [step.mode.view for step in self.steps if step.mode.view is not None]
+        if self.view is None and not views and self.source.shape == self.target.shape:
+            return
+        # The views of the steps, one after another, are the plan's.
+        wanted = View.identity(self.source.shape) if self.view is None else self.view
+        made: ViewMap | None = View.identity(self.source.shape).map
+        for view in views:
+            made = None if made is None else after(made, view.map)
+        if (wanted.source_shape, wanted.target_shape) != (self.source.shape, self.target.shape) or made != wanted.map:
+            raise PlanError(
+                f"the views of the steps do not lead from {self.source} to {self.target} as {wanted} does; plan it "
+                f"again"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -380,24 +392,10 @@ def _list_retained_bytes(source: Layout, target: Layout, specs: Sequence[StepSpe
             larger = max(0, result.tile_bytes - at.tile_bytes) if at.mesh != result.mesh else 0
             kept += target.tile_bytes + larger
         retained.append(kept)
-        # A step that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
-        is_source = is_source and aliases(spec.kind, at, result, spec.mode)
+        # A view that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
+        is_source = is_source and spec.mode.view is not None and aliases(spec.kind, at, result, spec.mode)
         at = result
     return retained
-
-
-def _check_view(plan: Plan) -> None:
-    """Refuses steps whose views, one after another, are not the plan's."""
-    if plan.view is None and plan.source.shape == plan.target.shape and all(s.mode.view is None for s in plan.steps):
-        return
-    wanted = View.identity(plan.source.shape) if plan.view is None else plan.view
-    made: ViewMap | None = View.identity(plan.source.shape).map
-    for view in (step.mode.view for step in plan.steps):
-        made = made if view is None or made is None else after(made, view.map)
-    if (wanted.source_shape, wanted.target_shape) != (plan.source.shape, plan.target.shape) or made != wanted.map:
-        raise PlanError(
-            f"the views of the steps do not lead from {plan.source} to {plan.target} as {wanted} does; plan it again"
-        )
 
 
 def _check_parts(source: object, target: object, steps: object) -> None:

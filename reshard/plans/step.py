@@ -99,7 +99,8 @@ class Step:
         Between disjoint sets of devices, no device has both operand and result.
         """
         before, after = self.operand.tile_bytes, self.result.tile_bytes
-        if self.mode.in_place or aliases(self.kind, self.operand, self.result, self.mode):
+        view = self.mode.view is not None and aliases(self.kind, self.operand, self.result, self.mode)
+        if self.mode.in_place or view:
             tiles = self.retained_bytes + max(before, after)
         elif disjoint(self.operand.mesh, self.result.mesh):
             tiles = max(self.retained_bytes + before, after)

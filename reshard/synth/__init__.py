@@ -13,9 +13,9 @@ options    what a caller asks for, read once
 short      plans of few messages, whose programs are short
 budget     steps cut until a plan fits
 moves      plans of moves with a view, a part or a cast, around an ordinary plan
-trees      many arrays: `batches` groups and orders them, `tree_budget` makes them fit
+batches    many arrays: which share launches, in which order, and what fits a budget
 network    `Network`; `link` has `Link`, `presets` the figures of known machines
-wires      what rings, lines and tori carry; `torus` lays a mesh over physical axes
+wires      what rings, lines and tori carry; where a mesh lies on physical axes
 """
 
 from reshard.synth.network import Link as Link

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from reshard.geometry.refine import RefinedDigit, Refinement, prime_digits
 from reshard.plans.plan import StepSpec
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Layout, fitted
 
 State = tuple[int | None, ...]
 """The device stride that holds each digit, None for a local one."""
@@ -70,21 +70,20 @@ class Chains:
 
     def layout(self, state: State) -> Layout:
         """The layout in which the digits are held as in this state."""
-        layout = self._layouts.get(state)
-        if layout is None:
-            layout = self._layouts[state] = self._build(state)
-        return layout
-
-    def _build(self, state: State) -> Layout:
+        if state in self._layouts:
+            return self._layouts[state]
         mesh = self.source.mesh
         digits: list[list[Digit]] = [[] for _ in self.source.dims]
         for digit, stride in zip(self.digits, state, strict=True):
             if stride is None:
                 digits[digit.dim].append(Digit(digit.radix, None))
             else:
+                # A stride may span several axes of the mesh, of which each holds its part of the digit.
                 digits[digit.dim] += [Digit(s.size, s) for s in mesh.sub_axes(stride, digit.radix)]
-        dims: tuple[Dim, ...] = tuple(fitted(ds, dim.size) for ds, dim in zip(digits, self.source.dims, strict=True))
-        return Layout(mesh, dims, self.source.dtype, self.source.reduction, self.source.partial)
+        dims = tuple(fitted(ds, dim.size) for ds, dim in zip(digits, self.source.dims, strict=True))
+        layout = Layout(mesh, dims, self.source.dtype, self.source.reduction, self.source.partial)
+        self._layouts[state] = layout
+        return layout
 
     # ---- chains --------------------------------------------------------------------------------------
 
@@ -101,14 +100,6 @@ class Chains:
         while stride is not None and stride in self._by_dst:
             stride = self.digits[self._by_dst[stride]].src
         return stride
-
-    def _last(self, at: int) -> int | None:
-        """The digit that ends the chain of digit `at` by becoming local, None if the chain ends in a free stride."""
-        while (stride := self.digits[at].dst) is not None:
-            if stride not in self._by_src:
-                return None
-            at = self._by_src[stride]
-        return at
 
     # ---- states of the normal form -------------------------------------------------------------------
 
@@ -135,18 +126,19 @@ class Chains:
             if d.src is not None and d.src not in self._by_dst and (free := self.tail(i)) is not None
         ]
         borrowings: list[Borrowing] = []
-        for head, tail in self._swaps():
-            match = next((cycle for cycle in open_cycles if cycle[2] == self.digits[head].radix), None)
-            if match is not None:
-                open_cycles.remove(match)
-                borrowings.append(Borrowing(head, tail, free=match[1], spent=match[0]))
-        return tuple(borrowings)
-
-    def _swaps(self) -> Iterator[tuple[int, int]]:
-        """The first and the last digit of each chain that starts and ends with a local one."""
         for head, digit in enumerate(self.digits):
-            if digit.src is None and digit.dst is not None and (tail := self._last(head)) is not None:
-                yield head, tail
+            if digit.src is not None or digit.dst is None:
+                continue
+            # Follow the chain from its first local digit to its last one; if it ends in a free stride, it is no swap.
+            tail = head
+            while (stride := self.digits[tail].dst) is not None and stride in self._by_src:
+                tail = self._by_src[stride]
+            if stride is None:
+                match = next((cycle for cycle in open_cycles if cycle[2] == digit.radix), None)
+                if match is not None:
+                    open_cycles.remove(match)
+                    borrowings.append(Borrowing(head, tail, free=match[1], spent=match[0]))
+        return tuple(borrowings)
 
     # ---- states of other routes ----------------------------------------------------------------------
 
@@ -208,11 +200,6 @@ class Chains:
             yield tuple(now)
 
 
-def spec_between(chains: Chains, before: State, after: State) -> StepSpec | None:
-    """The one collective between two states, None if they are equal."""
-    return None if before == after else StepSpec(kind_between(before, after), chains.layout(after))
-
-
 def kind_between(before: State, after: State) -> str:
     """The kind of the one step between two different states.
 
@@ -239,12 +226,6 @@ def kind_between(before: State, after: State) -> str:
 
 
 def visit_states(chains: Chains, states: Sequence[State]) -> Route:
-    """The steps that visit these states in order, from the source to the target."""
-    path = [chains.start, *states, chains.end]
-    steps = (spec_between(chains, before, after) for before, after in pairwise(path))
-    return tuple(s for s in steps if s is not None)
-
-
-def exchange_at_once(chains: Chains) -> Route:
-    """One exchange from source to target: the fewest bytes and the least memory."""
-    return (StepSpec("exchange", chains.target),) if chains.start != chains.end else ()
+    """The steps that visit these states in order, from source to target: one collective from each to the next."""
+    path = pairwise([chains.start, *states, chains.end])
+    return tuple(StepSpec(kind_between(*ends), chains.layout(ends[1])) for ends in path if ends[0] != ends[1])

@@ -29,7 +29,7 @@ from itertools import pairwise
 
 from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
-from reshard.synth.routes.chains import Chains, State, exchange_at_once, kind_between, spec_between, visit_states
+from reshard.synth.routes.chains import Chains, State, kind_between, visit_states
 from reshard.synth.routes.route import Pair, Route
 
 
@@ -62,7 +62,7 @@ def fewest_bytes(chains: Chains) -> Iterator[Route]:
     yield visit_states(chains, [first, last])
     refinement = chains.refinement
     if refinement.swapped or refinement.gathered:
-        yield exchange_at_once(chains)
+        yield (StepSpec("exchange", chains.target),)
     if refinement.swapped:
         # Two swaps of halves may receive what one exchange of two rounds does, in collectives of their own.
         yield visit_states(chains, [first, *chains.one_by_one(first, last), last])
@@ -87,8 +87,9 @@ def gathers_before_exchanges(chains: Chains) -> Iterator[Route]:
         opened = tuple(
             None if end is None and s in spent[:count] else s for s, end in zip(last, chains.end, strict=True)
         )
-        steps = (spec_between(chains, *ends) for ends in pairwise([chains.start, first, last, opened]))
-        yield (*(s for s in steps if s is not None), StepSpec("exchange", chains.target))
+        path = pairwise([chains.start, first, last, opened])
+        steps = (StepSpec(kind_between(*ends), chains.layout(ends[1])) for ends in path if ends[0] != ends[1])
+        yield (*steps, StepSpec("exchange", chains.target))
 
 
 # Routes for a network: each way between two layouts with its gathers and all-to-alls fused or staged by axis.
@@ -117,7 +118,8 @@ def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
             if stages not in seen:
                 seen.add(stages)
                 yield visit_states(chains, stages)
-    yield exchange_at_once(chains)
+    if chains.start != chains.end:
+        yield (StepSpec("exchange", chains.target),)
 
 
 def _list_paths(chains: Chains) -> Iterator[list[State]]:
