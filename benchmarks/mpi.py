@@ -37,7 +37,7 @@ import numpy as np
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reshard.lower.to_mpi import Block, fetches
+from reshard.lower.to_mpi import Block, list_fetches
 from reshard.mpi import launch
 from reshard.types import Layout, Mesh
 
@@ -126,7 +126,7 @@ class Bench:
 
     def blocks(self, receiver: int) -> dict[int, tuple[Block, ...]]:
         """What a rank needs, by the rank that has it."""
-        fetched = fetches(self.source, self.target, receiver, lambda one, other: True)
+        fetched = list_fetches(self.source, self.target, receiver, lambda one, other: True)
         return {fetch.rank: fetch.blocks for fetch in fetched}
 
     def views(self, tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> list[np.ndarray]:
@@ -234,11 +234,11 @@ def _descriptor(layout: Layout, context: int) -> list[int]:
 
 def filled(layout: Layout, rank: int) -> np.ndarray:
     """The tile of the array of its own global indices."""
-    from reshard.runtime.on_mpi.indices import indices
+    from reshard.runtime.on_mpi.indices import global_indices
 
     tile = np.zeros(layout.tile_shape, layout.dtype)
     for dim, size in enumerate(layout.shape):
-        along = indices(layout, dim, rank).reshape([-1 if at == dim else 1 for at in range(tile.ndim)])
+        along = global_indices(layout, dim, rank).reshape([-1 if at == dim else 1 for at in range(tile.ndim)])
         tile = tile * size % 16381 + along
     return tile.astype(layout.dtype)
 
@@ -286,7 +286,7 @@ def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
 def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
     from reshard.runtime.on_mpi.copies.strided_copy import raw
-    from reshard.runtime.on_mpi.direct import node_packing, pack
+    from reshard.runtime.on_mpi.direct import node_packing, pack_for_node
 
     comm, tile = bench.comm, np.asarray(bench.tile, order=order)
     plan = node_packing(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)
@@ -302,7 +302,7 @@ def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     ways = {
         "numpy": lambda: each(np.copyto),
         "blocks": lambda: each(in_blocks),
-        "reshard": lambda: pack(plan, raw(tile), raw(packed)),
+        "reshard": lambda: pack_for_node(plan, raw(tile), raw(packed)),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):

@@ -56,12 +56,12 @@ def problems(senders: int, receivers: int, side: int) -> dict[str, tuple[Layout,
 def filled(layout: Layout, rank: int, size: int) -> np.ndarray | None:
     """The tile of the array of its own global indices."""
     from reshard.lower.to_mpi import seat_of
-    from reshard.runtime.on_mpi.indices import indices
+    from reshard.runtime.on_mpi.indices import global_indices
 
     seat = seat_of(layout.mesh, rank, size)
     if seat is None:
         return None
-    rows, columns = (indices(layout, dim, seat) for dim in range(2))
+    rows, columns = (global_indices(layout, dim, seat) for dim in range(2))
     return (rows[:, None] * layout.shape[1] + columns[None, :]).astype(layout.dtype)
 
 

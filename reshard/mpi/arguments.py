@@ -41,7 +41,7 @@ from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
-from reshard.runtime.on_mpi.global_array import checksum, total
+from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.prepare import (
     Ends,
@@ -55,11 +55,11 @@ from reshard.runtime.on_mpi.prepare import (
     prepare_tree,
     read_options,
 )
-from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, keep_prepared, seconds
+from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, keep_prepared, limit_or_usual
 from reshard.runtime.on_mpi.run_launches import GivenTiles, run_launches
 from reshard.runtime.on_mpi.run_plan import rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
-from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent, located, where
+from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent_tile, locate_tile, post_tile
 from reshard.synth import Network
 from reshard.types import Layout
 from reshard.types.move import Move
@@ -104,7 +104,12 @@ class MoveArguments(NamedTuple):
     def is_usual(self) -> bool:
         """Whether the options that ranks may give by themselves are the usual ones."""
         memory = self.memory is None or type(self.memory) is Account
-        return self.cuda_aware is None and type(self.padded) is bool and memory and seconds(self.limit) is self.limit
+        return (
+            self.cuda_aware is None
+            and type(self.padded) is bool
+            and memory
+            and limit_or_usual(self.limit) is self.limit
+        )
 
     @property
     def _is_tree(self) -> bool:
@@ -115,7 +120,7 @@ class MoveArguments(NamedTuple):
         comm = self.comm
         if not isinstance(comm, MPI.Intercomm):
             return run_together(comm, self.limit, self._prepare)
-        groups, giving = groups_of(comm, seconds(self.limit)), list[int]()
+        groups, giving = groups_of(comm, limit_or_usual(self.limit)), list[int]()
 
         def ahead(team: Team, watch: Watch) -> None:
             giving.extend(groups.giving(team, watch, self._gives))
@@ -130,7 +135,7 @@ class MoveArguments(NamedTuple):
 
         The turn is held until the call has been made anew, so that this, too, sees threads that overlap.
         """
-        limit = seconds(self.limit)
+        limit = limit_or_usual(self.limit)
         release, same = prepared.hold(limit)
         try:
             result = prepared.run(self.tiles, self.out, limit, self.memory, same and self.is_usual)
@@ -181,11 +186,11 @@ class MoveArguments(NamedTuple):
         seat = seat_of(end.mesh, team.rank, team.size)
         if seat is None:
             check_nothing(self.out, "out", end, team.rank)
-            into = absent(end, held.tile.dtype)
+            into = absent_tile(end, held.tile.dtype)
         elif self._is_copied(end):
             check_true_out(self.out, end, seat, held.tile, self.budget)
         elif self.out is not None:
-            into = located(team, check_out(self.out, end, held.tile))
+            into = locate_tile(team, check_out(self.out, end, held.tile))
 
         def finish(moved: WindowTile) -> Any:
             result = None
@@ -196,7 +201,7 @@ class MoveArguments(NamedTuple):
             return (result, end) if self.relabel else result
 
         text = f"{'prepared: ' if self.handle else ''}{request}"
-        return ReadyCall(text, where(held, into), partial(self._move_tile, request, launch, held, into), finish)
+        return ReadyCall(text, post_tile(held, into), partial(self._move_tile, request, launch, held, into), finish)
 
     def _move_tile(
         self,
@@ -237,8 +242,8 @@ class MoveArguments(NamedTuple):
         seat = seat_of(self.source.mesh, team.rank, team.size)
         if seat is None:
             check_nothing(self.tiles, "tile", self.source, team.rank)
-            return absent(self.source, dtype_without_tile(self.source, self.out))
-        return located(team, check_given_tile(self.tiles, self.source, seat, self.budget))
+            return absent_tile(self.source, dtype_without_tile(self.source, self.out))
+        return locate_tile(team, check_given_tile(self.tiles, self.source, seat, self.budget))
 
     def _prepare_tree(self, team: Team) -> ReadyCall:
         """Checks and plans a dict of tiles."""
@@ -250,7 +255,7 @@ class MoveArguments(NamedTuple):
             for at.name, pair in distinct_ends(ends):
                 check_seats(*pair, team.size)
         options = read_options(self.budget, self.network)
-        request = Request(tuple(leaves.items()), options, version=_frozen(self.version), verify=self.verify)
+        request = Request(tuple(leaves.items()), options, version=_freeze_version(self.version), verify=self.verify)
         prepared = prepare_tree(request, team.rank, team.facts)
         tiles: dict[str, Array] = {}
         with NamedErrors() as at:
@@ -258,7 +263,7 @@ class MoveArguments(NamedTuple):
                 tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
         filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
         outs, gave = self._outs(ends, filled, tiles, team)
-        scales = _scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
+        scales = _check_scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
         if scales and self.verify is not None:
             raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
         memory = begin_account("uint8", self.memory)
@@ -301,7 +306,7 @@ class MoveArguments(NamedTuple):
         moved |= run_launches(team, watch, launches, given, memory)
         team.settle(watch)
         after = [_sum_of(plan, moved[name].tile, team, True) for name, plan in verified.items()]
-        return moved, total(team, watch, before), total(team, watch, after)
+        return moved, add_sums(team, watch, before), add_sums(team, watch, after)
 
     def _results(
         self, prepared: PreparedTree, team: Team, moved: tuple[dict[str, WindowTile], list[int], list[int]]
@@ -376,7 +381,7 @@ def _sum_of(plan: Plan, tile: Array, team: Team, after: bool) -> int:
     seat = seat_of(layout.mesh, team.rank, team.size)
     if seat is None:
         return 0
-    return checksum(layout, seat, tile.astype(numpy_dtype(plan.target.dtype), copy=False), plan.view, after=after)
+    return sum_tile(layout, seat, tile.astype(numpy_dtype(plan.target.dtype), copy=False), plan.view, after=after)
 
 
 def _is_comparable(plan: Plan) -> bool:
@@ -384,7 +389,7 @@ def _is_comparable(plan: Plan) -> bool:
     return not plan.source.partial and not plan.target.partial
 
 
-def _scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
+def _check_scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
     """The scales of casts, checked against the tiles that are cast."""
     unknown = [name for name in given if name not in plans]
     if unknown:
@@ -412,7 +417,7 @@ def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
         ) from None
 
 
-def _frozen(version: object) -> Version | tuple[tuple[str, Version], ...]:
+def _freeze_version(version: object) -> Version | tuple[tuple[str, Version], ...]:
     """The version of all arrays, or of each by its name, as a cache takes it; raises `PlanError` for anything else."""
     if not isinstance(version, Mapping):
         return checked_version(version, "all arrays")
@@ -478,12 +483,12 @@ def map_leaves(tree: object, leaf: Callable[[Any], Any]) -> Any:
 
 def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
     """What each tile is to do: the move that is given in place of its source, or its two layouts."""
-    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout or a Move; read a layout with Layout.parse")
+    sources = _give_each(source, flat, "source", (Layout, Move), "a Layout or a Move; read a layout with Layout.parse")
     pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
     if target is None:
         _check_moves(sources, pairs)
         return sources
-    targets = _of_names(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
+    targets = _give_each(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
     return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
 
 
@@ -492,17 +497,19 @@ def _check_moves(sources: Mapping[str, object], layouts: Sequence[str]) -> None:
     if layouts:
         name = layouts[0]
         raise LayoutError(
-            f"{_of('source', name)} is the layout {sources[name]}, and no target is given; give Move(source, target), "
-            f"or a source and a target"
+            f"{_name_argument('source', name)} is the layout {sources[name]}, and no target is given; give "
+            f"Move(source, target), or a source and a target"
         )
 
 
-def _of(what: str, name: str) -> str:
+def _name_argument(what: str, name: str) -> str:
     """How an error calls the argument for a tile: the only tile of a call has no name."""
     return f"the {what} of {name!r}" if name else f"the {what}"
 
 
-def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+def _give_each(
+    given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str
+) -> dict[str, Any]:
     """What is given for each array, by its name: its own, or the one for all."""
     if isinstance(given, kinds):
         return dict.fromkeys(names, given)
@@ -514,7 +521,7 @@ def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[typ
         raise LayoutError(f"the {what} and the tiles have different names: {quoted(wrong[:4])} are in one of them only")
     other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
     if other is not None:
-        raise LayoutError(f"{_of(what, other)} is {quoted(each[other])}, not {wanted}")
+        raise LayoutError(f"{_name_argument(what, other)} is {quoted(each[other])}, not {wanted}")
     return {name: each[name] for name in names}
 
 

@@ -31,14 +31,14 @@ def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -
         Network(name, Link(0.0, 1.0))  # Checks the name.
 
     with collective(comm, limit, prepare, lambda _: "calibrate") as (team, watch, _):
-        inner, outer = (_link(measure(team, watch, near)) for near in (True, False))
+        inner, outer = (_link_of(measure_link(team, watch, near)) for near in (True, False))
     domain = min(team.nodes.count(node) for node in set(team.nodes))
     nodes = len(set(team.nodes))
     source = f"measured on {team.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, all ranks exchanging at once"
     return Network(name, inner, outer or inner, domain, source=source)
 
 
-def _link(measured: LinkMeasurement | None) -> Link | None:
+def _link_of(measured: LinkMeasurement | None) -> Link | None:
     return None if measured is None else Link(measured.latency, measured.bandwidth)
 
 
@@ -57,31 +57,33 @@ class LinkMeasurement(NamedTuple):
     bandwidth: float
 
 
-def measure(team: Team, watch: Watch, near: bool) -> LinkMeasurement | None:
+def measure_link(team: Team, watch: Watch, near: bool) -> LinkMeasurement | None:
     """The cost of an exchange between ranks of one node (`near`) or of different nodes; None without such pairs.
 
     All ranks exchange at once, each with the k-th next and the k-th previous one, so that links and memory are shared
     as in a redistribution. The result is the slowest rank's median, the same on all ranks.
     """
-    shifts = [k for k in range(1, team.size) if _pairs(team, k, near)] or ([0] if near and team.size == 1 else [])
+    shifts = [k for k in range(1, team.size) if _ranks_in_pairs(team, k, near)] or (
+        [0] if near and team.size == 1 else []
+    )
     if not shifts:
         return None
     shift = shifts[len(shifts) // 2]
     short, long = (
-        _seconds(team, watch, shift, near, nbytes, n) for nbytes, n in zip((_SMALL, _LARGE), _ROUNDS, strict=True)
+        _time_exchange(team, watch, shift, near, nbytes, n) for nbytes, n in zip((_SMALL, _LARGE), _ROUNDS, strict=True)
     )
     return LinkMeasurement(short, _LARGE / max(long - short, 1e-9))
 
 
-def _pairs(team: Team, shift: int, near: bool) -> list[int]:
+def _ranks_in_pairs(team: Team, shift: int, near: bool) -> list[int]:
     """The ranks whose peer at this distance is on their own node (`near`), or on another one."""
     return [rank for rank in range(team.size) if team.near(rank, (rank + shift) % team.size) == near]
 
 
-def _seconds(team: Team, watch: Watch, shift: int, near: bool, nbytes: int, rounds: int) -> float:
+def _time_exchange(team: Team, watch: Watch, shift: int, near: bool, nbytes: int, rounds: int) -> float:
     """Median seconds of one exchange on the slowest rank."""
-    sends = team.rank in _pairs(team, shift, near)
-    receives = (team.rank - shift) % team.size in _pairs(team, shift, near)
+    sends = team.rank in _ranks_in_pairs(team, shift, near)
+    receives = (team.rank - shift) % team.size in _ranks_in_pairs(team, shift, near)
     after, before = (team.rank + shift) % team.size, (team.rank - shift) % team.size
     out, into = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
 
@@ -90,14 +92,14 @@ def _seconds(team: Team, watch: Watch, shift: int, near: bool, nbytes: int, roun
         requests += [team.comm.Isend([out, MPI.BYTE], after, MEASURE)] if sends else []
         watch.until(lambda: MPI.Request.Testall(requests))
 
-    times = [_timed(team, watch, exchange, rounds) for _ in range(_REPEATS)]
+    times = [_time_rounds(team, watch, exchange, rounds) for _ in range(_REPEATS)]
     slowest = np.array([sorted(times)[_REPEATS // 2]])
     request = team.comm.Iallreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     watch.until(request.Test)
     return float(slowest[0])
 
 
-def _timed(team: Team, watch: Watch, exchange: Callable[[], None], rounds: int) -> float:
+def _time_rounds(team: Team, watch: Watch, exchange: Callable[[], None], rounds: int) -> float:
     team.settle(watch)
     start = time.perf_counter()
     for _ in range(rounds):

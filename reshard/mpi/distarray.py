@@ -27,7 +27,7 @@ from reshard.mpi.tiles import (
     check_out,
     check_root,
     element_dtype,
-    replicated,
+    replicate_layout,
     true_part,
     with_local_dim,
 )
@@ -35,13 +35,21 @@ from reshard.runtime.account import Account
 from reshard.runtime.given_tiles import in_native_order
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
-from reshard.runtime.on_mpi.global_array import gather, scatter
-from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
+from reshard.runtime.on_mpi.global_array import gather_tiles, scatter_tiles
+from reshard.runtime.on_mpi.indices import clear_padding, global_indices, index_ranges
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
-from reshard.runtime.on_mpi.repeated import find_agreed, keep_agreed, seconds
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, moving
+from reshard.runtime.on_mpi.repeated import find_agreed, keep_agreed, limit_or_usual
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, report_failure
 from reshard.runtime.on_mpi.transports import move_tile
-from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, has_place, located, new_tile, where
+from reshard.runtime.on_mpi.window_tiles import (
+    ABSENT,
+    WindowTile,
+    absent_tile,
+    has_place,
+    locate_tile,
+    new_tile,
+    post_tile,
+)
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
@@ -81,7 +89,7 @@ class DistArray(NumpyMethods):
         seat = seat_of(layout.mesh, comm.rank, comm.size)
         if seat is None:
             check_nothing(tile, "tile", layout, comm.rank)
-            self._keep(layout, absent(layout, numpy_dtype(layout.dtype)), comm)
+            self._keep(layout, absent_tile(layout, numpy_dtype(layout.dtype)), comm)
         else:
             self._keep(layout, WindowTile(check_given_tile(tile, layout, seat)), comm)
 
@@ -113,7 +121,7 @@ class DistArray(NumpyMethods):
     ) -> DistArray:
         """An uninitialized array."""
 
-        return cls._filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), _leave)
+        return cls._filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), _leave_tile)
 
     @classmethod
     def full(
@@ -161,7 +169,7 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
             if seat is not None and tile.size and math.prod(layout.shape):
-                values = function(*np.ix_(*(indices(layout, dim, seat) for dim in range(tile.ndim))))
+                values = function(*np.ix_(*(global_indices(layout, dim, seat) for dim in range(tile.ndim))))
                 try:
                     tile[...] = values
                 except (TypeError, ValueError, OverflowError) as error:
@@ -201,7 +209,7 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             mine = root in (comm.rank, None)
             whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
-            scatter(call, layout, whole, root, tile)
+            scatter_tiles(call, layout, whole, root, tile)
 
         return cls._made(layout, comm, limit, lambda: f"from_global (root={root})", dtype_of, fill, clear=True)
 
@@ -216,7 +224,7 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
             if seat is not None:
-                files.read(path, layout, seat, tile)
+                files.read_tile(path, layout, seat, tile)
 
         def dtype_of() -> np.dtype[Any]:
             return files.check_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))
@@ -280,7 +288,7 @@ class DistArray(NumpyMethods):
         and pencils of an FFT, or to the last other dim if none is. `out` is an array of the target layout to write to;
         it may be the array itself if that has the layout already.
         """
-        layout = _destination(self._layout, target, relabel)
+        layout = _find_target(self._layout, target, relabel)
         if layout == self._layout and (out is None or out is self):
             check_options(donate, relabel, memory)
             check_limit(limit)
@@ -296,20 +304,20 @@ class DistArray(NumpyMethods):
             check_seats(self._layout, layout, team.size)
             into = None if out is None else self._checked_out(out, layout)._located(team)
             if seat_of(layout.mesh, team.rank, team.size) is None:
-                into = absent(layout, held.tile.dtype)
+                into = absent_tile(layout, held.tile.dtype)
             launch = prepare_tile(team, request, held.tile)
 
             def run(team: Team, watch: Watch) -> DistArray:
                 moved = move_tile(team, watch, launch, held, into, memory)
                 return DistArray._of(request.target, moved, self._comm) if out is None else out
 
-            return ReadyCall(f"DistArray: {request}", where(held, into), run)
+            return ReadyCall(f"DistArray: {request}", post_tile(held, into), run)
 
         return run_together(self._comm, limit, prepare)
 
     def _located(self, team: Team) -> WindowTile:
         """This rank's tile with its place in the team's arena."""
-        return self._held._replace(place=ABSENT) if self._seat is None else located(team, self._held.tile)
+        return self._held._replace(place=ABSENT) if self._seat is None else locate_tile(team, self._held.tile)
 
     def _checked_out(self, out: object, layout: Layout) -> DistArray:
         """The array to write the result to; raises `TileError` if it does not fit."""
@@ -327,7 +335,7 @@ class DistArray(NumpyMethods):
             return self.redistribute(replace(self._layout, partial=()), limit=limit).to_global(root, limit=limit)
         if root is None:
             everyone = self._layout.mesh if self._layout.mesh.size == self.comm.size else Mesh(rank=self.comm.size)
-            return self.redistribute(replicated(self._layout, everyone), limit=limit).tile
+            return self.redistribute(replicate_layout(self._layout, everyone), limit=limit).tile
 
         def prepare(team: Team) -> None:
             check_root(root, team.size)
@@ -339,7 +347,7 @@ class DistArray(NumpyMethods):
             shape = self.shape if root == team.rank else (0,) * len(self.shape)
             array = np.empty(shape, self.dtype)
             call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            gather(call, self._layout, self._held.tile, root, array)
+            gather_tiles(call, self._layout, self._held.tile, root, array)
         return array if root == self._comm.rank else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
@@ -353,7 +361,7 @@ class DistArray(NumpyMethods):
 
         with collective(self._comm, limit, lambda _: files.make_folder(path), request) as (team, watch, _):
             call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            files.save(call, path, self._layout, self._seat, self._held.tile)
+            files.save_tiles(call, path, self._layout, self._seat, self._held.tile)
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raises this rank's error on all ranks, in place of the collective call that the others make next."""
@@ -373,11 +381,11 @@ class DistArray(NumpyMethods):
         return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
 
 
-def _leave(_: Array) -> None:
+def _leave_tile(_: Array) -> None:
     """Leaves a tile uninitialized."""
 
 
-def _destination(layout: Layout, target: object, relabel: object) -> Layout | Exception:
+def _find_target(layout: Layout, target: object, relabel: object) -> Layout | Exception:
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
         end = with_local_dim(layout, target) if _is_dim(target) else check_layout(target, "target")
@@ -429,7 +437,7 @@ def new_held(
         return dtype_of()
 
     def request(_: np.dtype[Any]) -> str:
-        return _request(what(), layout)
+        return _text_of_request(what(), layout)
 
     def has_memory(team: Team, dtype: np.dtype[Any]) -> bool:
         return has_place(team, layout, math.prod(layout.tile_shape) * dtype.itemsize)
@@ -442,7 +450,7 @@ def new_held(
         if clear and seat is not None:
             clear_padding(layout, seat, held.tile)
         if alone:
-            keep_agreed(team, (what(), layout), _request(what(), layout), dtype)
+            keep_agreed(team, (what(), layout), _text_of_request(what(), layout), dtype)
     return held
 
 
@@ -454,14 +462,14 @@ def new_filled(
     agreed = find_agreed(comm, (what, layout)) if type(layout) is Layout else None
     if agreed is None:
         return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
-    team, allowed = agreed.team, seconds(limit)
+    team, allowed = agreed.team, limit_or_usual(limit)
     release, same = agreed.hold(allowed)
     try:
         plain = same and allowed is limit and _is_dtype(agreed.value, dtype_of)
         watch = Watch(team, allowed)
         if not agreed.agree_again(watch, plain):
             return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
-        with moving(team):
+        with report_failure(team):
             held = new_tile(team, watch, layout, cast("np.dtype[Any]", agreed.value))
             fill(held.tile)
             if not held.place:  # In private memory, of which another rank may not have enough.
@@ -479,5 +487,5 @@ def _is_dtype(agreed: object, dtype_of: Element) -> bool:
         return False
 
 
-def _request(what: str, layout: Layout) -> str:
+def _text_of_request(what: str, layout: Layout) -> str:
     return f"{what} {layout} on {layout.mesh!r}"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from reshard.errors import PlanError, quoted
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi import Reduce, incoming, outgoing
+from reshard.lower.to_mpi import Reduce, stripes_received, stripes_sent
 from reshard.mpi.tiles import check_layout
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.direct import peers
-from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, forget, read_options, uncached
+from reshard.runtime.on_mpi.direct import list_peers
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, clear_caches, plan_uncached, read_options
 from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import Facts
 from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages
@@ -69,26 +69,26 @@ def schedule_figures(
     """
     check_layout(source, "source")
     check_layout(target, "target")
-    facts = Facts(_node_of_each(nodes, _size(source, target)), True)
+    facts = Facts(_node_of_each(nodes, _count_ranks(source, target)), True)
     if whole(rank, 0, len(facts.nodes) - 1) is None:
         raise PlanError(f"rank {quoted(rank)}: {source} -> {target} has ranks 0 to {len(facts.nodes) - 1}")
     check_seats(source, target, len(facts.nodes))
     request = Request.of_tile(source, target, read_options(budget, network))
     itemsize = numpy_dtype(source.dtype).itemsize
-    uncached(request, rank, facts, itemsize)  # Makes the plan.
-    forget()
+    plan_uncached(request, rank, facts, itemsize)  # Makes the plan.
+    clear_caches()
     start = time.thread_time()
-    ready = uncached(request, rank, facts, itemsize)
+    ready = plan_uncached(request, rank, facts, itemsize)
     seconds = time.thread_time() - start
-    forget()
-    nbytes = _peak(request, rank, facts, itemsize)
+    clear_caches()
+    nbytes = _measure_peak(request, rank, facts, itemsize)
     if ready.joined is not None:
-        return ScheduleFigures(seconds, nbytes, *_by_node(request, rank, facts.nodes))
-    sends, receives = zip(*[(0, 0), *_messages(ready)], strict=True)
+        return ScheduleFigures(seconds, nbytes, *_count_stripes(request, rank, facts.nodes))
+    sends, receives = zip(*[(0, 0), *_count_messages(ready)], strict=True)
     return ScheduleFigures(seconds, nbytes, sum(sends), sum(receives))
 
 
-def _size(source: Layout, target: Layout) -> int:
+def _count_ranks(source: Layout, target: Layout) -> int:
     """The ranks of the smallest communicator that has all devices."""
     if one_set(source.mesh, target.mesh):
         return source.mesh.size
@@ -109,7 +109,7 @@ def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ..
     return tuple(at // (size // nodes) for at in range(size))
 
 
-def _peak(request: Request, rank: int, facts: Facts, itemsize: int) -> int:
+def _measure_peak(request: Request, rank: int, facts: Facts, itemsize: int) -> int:
     """The most bytes that are allocated while a schedule is worked out."""
     tracing = tracemalloc.is_tracing()
     if not tracing:
@@ -117,43 +117,43 @@ def _peak(request: Request, rank: int, facts: Facts, itemsize: int) -> int:
     try:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        _ = uncached(request, rank, facts, itemsize)
+        _ = plan_uncached(request, rank, facts, itemsize)
         return tracemalloc.get_traced_memory()[1] - before
     finally:
         if not tracing:
             tracemalloc.stop()
 
 
-def _by_node(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
+def _count_stripes(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
     """The stripes that a rank carries and that are not empty."""
     listed: dict[int, tuple[set[int], set[int]]] = {}
 
     def of(member: int) -> tuple[set[int], set[int]]:
         if member not in listed:
-            listed[member] = peers(request.source, request.target, member, nodes)
+            listed[member] = list_peers(request.source, request.target, member, nodes)
         return listed[member]
 
-    sent = [stripe for stripe in outgoing(nodes, rank) if stripe.sender == rank]
-    received = [stripe for stripe in incoming(nodes, rank) if stripe.receiver == rank]
+    sent = [stripe for stripe in stripes_sent(nodes, rank) if stripe.sender == rank]
+    received = [stripe for stripe in stripes_received(nodes, rank) if stripe.receiver == rank]
     return (
         sum(any(of(giver)[0] & set(stripe.takers) for giver in stripe.givers) for stripe in sent),
         sum(any(of(taker)[1] & set(stripe.givers) for taker in stripe.takers) for stripe in received),
     )
 
 
-def _messages(ready: TilePlan) -> list[tuple[int, int]]:
+def _count_messages(ready: TilePlan) -> list[tuple[int, int]]:
     """The messages that a rank sends and receives, step by step."""
     if ready.planned:
-        return [_of_step(step.run) for step in ready.steps.steps]
-    return [] if ready.direct is None else [_of_step(ready.direct.messages)]
+        return [_count_of_step(step.run) for step in ready.steps.steps]
+    return [] if ready.direct is None else [_count_of_step(ready.direct.messages)]
 
 
-def _of_step(step: RunnableStep) -> tuple[int, int]:
+def _count_of_step(step: RunnableStep) -> tuple[int, int]:
     match step:
         case Messages(sends=sends, receives=receives):
             return len(sends.chunks), len(receives.chunks)
         case RelayMessages(first=first, second=second):
-            (out, into), (more, others) = _of_step(first), _of_step(second)
+            (out, into), (more, others) = _count_of_step(first), _count_of_step(second)
             return out + more, into + others
         case _:
             turns = () if isinstance(step, Reduce) else getattr(step, "turns", ())

@@ -31,11 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, quoted, shortened
-from reshard.lower.to_mpi import Fetch, fetches
+from reshard.lower.to_mpi import Fetch, list_fetches
 from reshard.mpi.tiles import RAW, element_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
-from reshard.runtime.on_mpi.global_array import scatter
-from reshard.runtime.on_mpi.wire.chunks import copies
+from reshard.runtime.on_mpi.global_array import scatter_tiles
+from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types import Layout, Mesh
 from reshard.types.json_fields import Fields
@@ -71,33 +71,33 @@ def make_folder(path: Folder) -> None:
         raise LayoutError(f"cannot make the folder {quoted(path)}: {shortened(str(error))}") from None
 
 
-def save(call: Call, path: Folder, layout: Layout, seat: int | None, tile: NDArray[Any]) -> None:
+def save_tiles(call: Call, path: Folder, layout: Layout, seat: int | None, tile: NDArray[Any]) -> None:
     """Saves an array; all ranks call it with the tiles of their seats, and the folder is there."""
     name = _common_name(call)
     if seat is not None:
-        write(path, seat, tile, name)
+        write_tile(path, seat, tile, name)
     call.team.settle(call.watch)
     if call.team.rank == 0:
-        publish(path, layout, name)
+        publish_folder(path, layout, name)
 
 
-def write(path: Folder, seat: int, tile: NDArray[Any], name: str) -> None:
-    """Writes the tile of a seat, of the save called `name`, which nobody sees before `publish`."""
-    with _synced(_tile(path, seat, name)) as file:
+def write_tile(path: Folder, seat: int, tile: NDArray[Any], name: str) -> None:
+    """Writes the tile of a seat, of the save called `name`, which nobody sees before `publish_folder`."""
+    with _sync_file(_path_of_tile(path, seat, name)) as file:
         np.save(file, tile, allow_pickle=False)
-        file.write(_mark(seat, name))
+        file.write(_mark_of_save(seat, name))
 
 
-def publish(path: Folder, layout: Layout, name: str) -> None:
+def publish_folder(path: Folder, layout: Layout, name: str) -> None:
     """Makes a save whose tiles have all been written the folder's array, and removes the files of others."""
     ids = None if layout.mesh.device_ids is None else list(layout.mesh.device_ids)
     mesh = {"mesh": dict(layout.mesh.axes), "device_ids": ids}
     text = json.dumps({"format": _FORMAT, "layout": str(layout), **mesh, "save": name}, indent=2)
     beside = Path(path) / f"layout-{name}.json"
-    with _synced(beside) as file:
+    with _sync_file(beside) as file:
         file.write(text.encode())
-    beside.replace(_head(path))
-    _sync(Path(path))
+    beside.replace(_path_of_layout(path))
+    _sync_folder(Path(path))
     for old in (*Path(path).glob("tile-*.npy"), *Path(path).glob("layout-*.json")):
         if not old.name.endswith(f"-{name}.npy"):
             with contextlib.suppress(OSError):  # Remains of an earlier save do no harm.
@@ -108,34 +108,34 @@ def check_saved(path: Folder, layout: Layout, seat: int | None) -> np.dtype[Any]
     """The dtype of the saved elements. Raises `LayoutError` unless an array of this shape and dtype is saved, with
     every tile that the seat's rank reads; it reads nothing without a seat.
     """
-    saved, name = _saved(path)
+    saved, name = _read_layout(path)
     if saved.shape != layout.shape or saved.dtype != layout.dtype:
         raise LayoutError(f"{quoted(path)} holds {saved}, of another shape or dtype than {layout}")
     if saved != layout and (saved.partial or layout.partial):
         raise LayoutError(f"{quoted(path)} holds {saved}, which cannot be read as {layout}: reading finishes no sums")
     # Only nameless dtypes are read from the file: there numpy has bfloat16 as plain 2-byte elements, for example.
-    first = _header(_tile(path, 0, name)).dtype if layout.dtype in RAW else None
+    first = _read_header(_path_of_tile(path, 0, name)).dtype if layout.dtype in RAW else None
     dtype = element_dtype(layout, first)
     if seat is not None:
-        for fetch in _fetches(saved, layout, seat):
-            _check_tile(_tile(path, fetch.rank, name), saved, _mark(fetch.rank, name), dtype)
+        for fetch in _fetches_of_files(saved, layout, seat):
+            _check_tile(_path_of_tile(path, fetch.rank, name), saved, _mark_of_save(fetch.rank, name), dtype)
     return dtype
 
 
-def read(path: Folder, layout: Layout, seat: int, tile: NDArray[Any]) -> None:
+def read_tile(path: Folder, layout: Layout, seat: int, tile: NDArray[Any]) -> None:
     """Fills the tile of a seat; only the parts of the files that have its elements are read."""
-    saved, name = _saved(path)
-    for fetch in _fetches(saved, layout, seat):
-        stored = np.load(_tile(path, fetch.rank, name), mmap_mode="r", allow_pickle=False)
+    saved, name = _read_layout(path)
+    for fetch in _fetches_of_files(saved, layout, seat):
+        stored = np.load(_path_of_tile(path, fetch.rank, name), mmap_mode="r", allow_pickle=False)
         for block in fetch.blocks:
-            for source, where in copies(block, saved.tile_shape, layout.tile_shape):
+            for source, where in pairs_of_block(block, saved.tile_shape, layout.tile_shape):
                 copy(where.of(raw(tile)), source.of(raw(stored)))
 
 
 @lru_cache(maxsize=16)
-def _fetches(saved: Layout, layout: Layout, seat: int) -> list[Fetch]:
+def _fetches_of_files(saved: Layout, layout: Layout, seat: int) -> list[Fetch]:
     """What a seat's rank reads from each tile that has elements for it."""
-    given = fetches(saved, layout, seat, lambda one, other: False)
+    given = list_fetches(saved, layout, seat, lambda one, other: False)
     return [fetch for fetch in given if any(block.elements for block in fetch.blocks)]
 
 
@@ -143,13 +143,13 @@ def _common_name(call: Call) -> str:
     """A new name that rank 0 chooses for all ranks."""
     number = Layout.tiled(Mesh(rank=call.team.size), (1,), "uint64", [[]])
     chosen, name = np.array([secrets.randbits(64)], np.uint64), np.zeros(1, np.uint64)
-    scatter(call, number, chosen, 0, name)
+    scatter_tiles(call, number, chosen, 0, name)
     return f"{int(name[0]):016x}"
 
 
-def _saved(path: Folder) -> SavedArray:
+def _read_layout(path: Folder) -> SavedArray:
     try:
-        head = Fields.read(_head(path).read_text(), "a layout", "save the array again")
+        head = Fields.read(_path_of_layout(path).read_text(), "a layout", "save the array again")
         if head.get("format", int) != _FORMAT:
             raise head.error(f"format is {quoted(head.get('format', int))}, and this version reads format {_FORMAT}")
         ids = None if head.get("device_ids", list, NoneType) is None else head.listed("device_ids", int)
@@ -165,7 +165,7 @@ def _saved(path: Folder) -> SavedArray:
 
 def _check_tile(file: Path, saved: Layout, mark: bytes, dtype: np.dtype[Any]) -> None:
     """Raises `LayoutError` unless a file holds this tile, all of it, with elements of this dtype."""
-    header, size = _header(file), file.stat().st_size
+    header, size = _read_header(file), file.stat().st_size
     fits = header.dtype == dtype or (header.dtype.kind == "V" and header.dtype.itemsize == dtype.itemsize)
     if header.shape != saved.tile_shape:
         fault = f"has shape {header.shape}, but tiles of {saved} have {saved.tile_shape}"
@@ -180,7 +180,7 @@ def _check_tile(file: Path, saved: Layout, mark: bytes, dtype: np.dtype[Any]) ->
     raise LayoutError(f"the file {quoted(str(file))} {fault}; restore it, or save the array again")
 
 
-def _header(file: Path) -> _TileHeader:
+def _read_header(file: Path) -> _TileHeader:
     try:
         with file.open("rb") as opened:
             version = np.lib.format.read_magic(opened)
@@ -195,20 +195,20 @@ def _header(file: Path) -> _TileHeader:
 
 
 @contextlib.contextmanager
-def _synced(file: Path) -> Generator[IO[bytes]]:
+def _sync_file(file: Path) -> Generator[IO[bytes]]:
     """A new file, on disk once the `with` block has ended, and gone if that fails."""
     try:
         with file.open("wb") as opened:
             yield opened
             opened.flush()
             os.fsync(opened.fileno())
-        _sync(file.parent)
+        _sync_folder(file.parent)
     except BaseException:
         file.unlink(missing_ok=True)
         raise
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Brings a folder's list of files to disk, where the file system can do that."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
@@ -218,13 +218,13 @@ def _sync(folder: Path) -> None:
             os.close(opened)
 
 
-def _mark(rank: int, name: str) -> bytes:
+def _mark_of_save(rank: int, name: str) -> bytes:
     return f"\ntile {rank} of save {name}\n".encode()
 
 
-def _head(path: Folder) -> Path:
+def _path_of_layout(path: Folder) -> Path:
     return Path(path) / "layout.json"
 
 
-def _tile(path: Folder, rank: int, name: str) -> Path:
+def _path_of_tile(path: Folder, rank: int, name: str) -> Path:
     return Path(path) / f"tile-{rank}-{name}.npy"

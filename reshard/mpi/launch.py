@@ -44,7 +44,7 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
     ...     launch(2, [script.name])
     0
     """
-    words = _words(arguments)
+    words = _words_of(arguments)
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # pyright: ignore
         raise RankError(f"timeout {quoted(timeout)}: give seconds, a number above 0, or None to wait for the end")
     line = command(ranks, words)
@@ -64,7 +64,7 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
             end(started)
 
 
-def _words(arguments: object) -> list[str]:
+def _words_of(arguments: object) -> list[str]:
     """The words of the line that starts a script or a module."""
     given = listed(arguments)
     if given is None or not all(isinstance(each, str | Path) for each in given):

@@ -21,14 +21,14 @@ from reshard.mpi.launch import FOLDER
 _PATIENCE = 5.0  # Seconds for which a rank waits for another one's traceback.
 
 
-def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+def show_error(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Shows an exception that ends this rank, unless another rank has shown the same one.
 
     Without the folder of `launch`, every rank shows its own.
     """
     folder, key = os.environ.get(FOLDER), hashlib.sha256(f"{kind.__name__}: {error}".encode()).hexdigest()
     if folder is None or not Path(folder).is_dir():
-        _print(kind, error, frames)
+        _print_error(kind, error, frames)
         return
     done = Path(folder, f"{key}.shown")
     try:
@@ -38,11 +38,11 @@ def show(kind: type[BaseException], error: BaseException, frames: TracebackType 
         while not done.exists() and time.monotonic() < until:
             time.sleep(0.01)
         return
-    _print(kind, error, frames)
+    _print_error(kind, error, frames)
     done.touch()
 
 
-def _print(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+def _print_error(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Writes the traceback at once, without the frames that run the script."""
     # What runs scripts is no part of the user's program.
     kept = [
@@ -59,7 +59,7 @@ def main() -> None:
     """Runs the script or module that the arguments name, like `python -m mpi4py`."""
     from mpi4py.run import main as run
 
-    sys.excepthook = show
+    sys.excepthook = show_error
     run()
 
 

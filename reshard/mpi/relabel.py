@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import PlanError
 from reshard.geometry.overlap import piece, shared_elements
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi.tiles import check_layout
 from reshard.types import Layout, Mesh
 
@@ -38,25 +38,25 @@ def relabelled(source: Layout, target: Layout) -> Layout:
         assign: Any = import_module("scipy.optimize").linear_sum_assignment
     except ImportError:
         raise PlanError("relabel=True needs scipy: pip install scipy") from None
-    kept = kept_elements(source, target)
+    kept = count_retained(source, target)
     size = len(kept)
     # Among assignments that keep equally many elements, prefer the one that moves the fewest tiles to another rank.
     weights = kept * (size + 1) + np.eye(size, dtype=kept.dtype)
     tiles: list[int] = assign(weights, maximize=True)[1].tolist()
-    devices = ranks(target.mesh)
+    devices = devices_by_id(target.mesh)
     taker = {devices[tile]: devices[rank] for rank, tile in enumerate(tiles)}
     mesh = Mesh(target.mesh.axes, device_ids=[taker[device] for device in target.mesh.devices])
     return replace(target, mesh=mesh)
 
 
-def kept_elements(source: Layout, target: Layout) -> NDArray[np.int64]:
+def count_retained(source: Layout, target: Layout) -> NDArray[np.int64]:
     """At [r, t], how many elements of the target's tile t its r-th device already holds, by ascending device id.
 
     >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4, 6]", "f32[8, {x}3]"))
-    >>> kept_elements(rows, rows).tolist(), kept_elements(rows, columns).tolist()
+    >>> count_retained(rows, rows).tolist(), count_retained(rows, columns).tolist()
     ([[24, 0], [0, 24]], [[12, 12], [12, 12]])
     """
-    devices, held = ranks(target.mesh), set(source.mesh.devices)
+    devices, held = devices_by_id(target.mesh), set(source.mesh.devices)
     before = [source.mesh.position(device) for device in devices if device in held]
     after = [target.mesh.position(device) for device in devices]
     counts = np.ones((len(before), len(after)), np.int64)

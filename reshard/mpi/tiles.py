@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
-from reshard.lower.to_mpi import ranks, seat_of
+from reshard.lower.to_mpi import devices_by_id, seat_of
 from reshard.runtime import Account
 from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import as_array, numpy_dtype
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
-from reshard.runtime.on_mpi.window_tiles import absent
-from reshard.runtime.on_mpi.wire.reduction import combines
+from reshard.runtime.on_mpi.window_tiles import absent_tile
+from reshard.runtime.on_mpi.wire.reduction import can_combine
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.whole import checked_flag, counted
 
@@ -27,19 +27,19 @@ RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 For example, a structured array with 8 bytes per element moves as "uint64"."""
 
 
-def represents(layout: Layout, dtype: np.dtype[Any]) -> bool:
+def represents_dtype(layout: Layout, dtype: np.dtype[Any]) -> bool:
     """Whether the layout's dtype stands for this numpy dtype: by its name, or by its size if the dtype has no name.
 
     >>> from reshard.types import Mesh
     >>> words = Layout.parse("u64[8]", Mesh())
-    >>> represents(words, np.dtype("uint64")), represents(words, np.dtype("M8[s]")), represents(words, np.dtype("f8"))
-    (True, True, False)
+    >>> [represents_dtype(words, np.dtype(name)) for name in ("uint64", "M8[s]", "f8")]
+    [True, True, False]
     """
-    return _represents(layout.dtype, dtype)
+    return _represents_name(layout.dtype, dtype)
 
 
 @lru_cache(maxsize=256)
-def _represents(name: str, dtype: np.dtype[Any]) -> bool:
+def _represents_name(name: str, dtype: np.dtype[Any]) -> bool:
     if dtype.name == name:
         return dtype.isnative
     if name not in RAW or dtype.hasobject or dtype.itemsize * 8 != dtypes.bits(name):
@@ -55,7 +55,7 @@ def _has_name(dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def _array(given: Any, what: str) -> NDArray[Any]:
+def _array_of(given: Any, what: str) -> NDArray[Any]:
     try:
         return np.asarray(given)
     except Exception as error:  # Such as ragged lists, tensors on other devices, and the caller's own `__array__`.
@@ -66,13 +66,13 @@ def _array(given: Any, what: str) -> NDArray[Any]:
 
 def check_tile(tile: Any, layout: Layout, what: str) -> NDArray[Any]:
     """The array `tile` if it fits the layout; else raises a `TileError` that calls it `what`, "tile" or "out"."""
-    array = _array(tile, what)
+    array = _array_of(tile, what)
     if array.shape != layout.tile_shape:
         raise TileError(
             f"the {what} has shape {array.shape}, but tiles of {layout} (global {layout.shape}, mesh {layout.mesh}) "
             f"have {layout.tile_shape}; give this rank's tile{', padding included' if not layout.even else ''}"
         )
-    if not represents(layout, array.dtype):
+    if not represents_dtype(layout, array.dtype):
         raise TileError(f"the {what} is {array.dtype}, but {layout} is {layout.dtype}; cast it first")
     _check_combines(layout, array.dtype)
     return array
@@ -87,12 +87,12 @@ def check_given_tile(tile: Any, layout: Layout, seat: int, budget: object = None
     >>> check_given_tile([[3.0], [4.0]], Layout.parse("f64[{x}3/5, 1]", Mesh(x=2)), 1).tolist()
     [[3.0], [4.0], [0.0]]
     """
+    device = devices_by_id(layout.mesh)[seat]
     if tile is None:
         raise TileError(
-            f"the tile is None, but {layout} on {layout.mesh!r} has one here (device {ranks(layout.mesh)[seat]}); give "
-            f"an array of shape {layout.tile_shape}"
+            f"the tile is None, but {layout} on {layout.mesh!r} has one here (device {device}); give an array of shape "
+            f"{layout.tile_shape}"
         )
-    device = ranks(layout.mesh)[seat]
     given = as_array(device, tile, layout.tile_shape, layout.tile_shape_of(device))
     array = with_padding(layout, device, in_native_order(given))
     if array is not given and budget is not None:
@@ -124,7 +124,7 @@ def check_source(tile: Any, layout: Layout, rank: int, size: int, budget: object
         raise TileError(f"the tile of {layout} is in a GPU's memory: copy it to the host, or move it by `redistribute`")
     if seat is None:
         check_nothing(tile, "tile", layout, rank)
-        return absent(layout, numpy_dtype(layout.dtype)).tile
+        return absent_tile(layout, numpy_dtype(layout.dtype)).tile
     return np.ascontiguousarray(check_given_tile(tile, layout, seat, budget)).reshape(layout.tile_shape)
 
 
@@ -140,7 +140,7 @@ def check_filled(out: object, layout: Layout, tile: NDArray[Any], rank: int, siz
     """The C-ordered array for this rank's tile of a layout, or one without elements if it has none there."""
     if seat_of(layout.mesh, rank, size) is None:
         check_nothing(out, "out", layout, rank)
-        return absent(layout, numpy_dtype(layout.dtype)).tile
+        return absent_tile(layout, numpy_dtype(layout.dtype)).tile
     array = _numpy_array(out)
     if _fits_as_it_is(array, layout):
         return _check_memory(array, tile)
@@ -152,7 +152,7 @@ def check_filled(out: object, layout: Layout, tile: NDArray[Any], rank: int, siz
 
 def dtype_without_tile(layout: Layout, out: object) -> np.dtype[Any]:
     """The dtype of the elements on a rank that gives no tile: that of `out` if it fits, else the layout's."""
-    if isinstance(out, np.ndarray) and represents(layout, cast("NDArray[Any]", out).dtype):
+    if isinstance(out, np.ndarray) and represents_dtype(layout, cast("NDArray[Any]", out).dtype):
         return cast("NDArray[Any]", out).dtype
     return numpy_dtype(layout.dtype)
 
@@ -164,12 +164,12 @@ def true_part(tile: NDArray[Any], layout: Layout, seat: int) -> NDArray[Any]:
     >>> true_part(np.arange(3), Layout.parse("s64[{x}3/5]", Mesh(x=2)), 1)
     array([0, 1])
     """
-    return without_padding(layout, ranks(layout.mesh)[seat], tile)
+    return without_padding(layout, devices_by_id(layout.mesh)[seat], tile)
 
 
 def _check_combines(layout: Layout, dtype: np.dtype[Any]) -> None:
     """Raises `TileError` if a layout is partial and numpy cannot combine the summands."""
-    if layout.partial and not _has_name(dtype) and not combines(dtype, str(layout.reduction)):
+    if layout.partial and not _has_name(dtype) and not can_combine(dtype, str(layout.reduction)):
         raise TileError(
             f"{layout} is still to be reduced ({layout.reduction}), but elements of dtype {dtype} cannot be; give "
             f"numbers, or a layout that is not partial"
@@ -184,7 +184,7 @@ def check_out(out: object, layout: Layout, tile: NDArray[Any]) -> NDArray[Any]:
 
 def check_true_out(out: object, layout: Layout, seat: int, tile: NDArray[Any], budget: object) -> NDArray[Any]:
     """The array `out` if the result without padding can be copied to it; else raises `TileError`."""
-    array, shape = _numpy_array(out), layout.tile_shape_of(ranks(layout.mesh)[seat])
+    array, shape = _numpy_array(out), layout.tile_shape_of(devices_by_id(layout.mesh)[seat])
     if array.shape != shape:
         raise TileError(
             f"the out has shape {array.shape}, but without padding this rank's tile of {layout} has {shape}"
@@ -226,14 +226,14 @@ def element_dtype(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
         element = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
     except Exception as error:  # numpy asks what is given, which may be the caller's code.
         raise TileError(f"dtype {quoted(dtype)} is not one of numpy's ({error}); leave it out, or give one") from None
-    if not represents(layout, element):
+    if not represents_dtype(layout, element):
         advice = "" if element.isnative else "; give it in the byte order of this machine"
         raise TileError(f"dtype {element} does not fit {layout}, which is {layout.dtype}{advice}")
     _check_combines(layout, element)
     return element
 
 
-def _number(value: object) -> int | None:
+def _number_of(value: object) -> int | None:
     """The value as an int, numpy's integers included; None if it is not a whole number."""
     try:
         return None if isinstance(value, bool | np.bool_) else operator.index(cast("Any", value))
@@ -268,7 +268,7 @@ def check_options(
 
 def check_root(root: object, size: int) -> None:
     """Raises `PlanError` unless `root` is a rank of a communicator of `size`, or None."""
-    number = _number(root)
+    number = _number_of(root)
     if root is not None and (number is None or not 0 <= number < size):
         raise PlanError(
             f"root {quoted(root)} is not a rank of a communicator of {size}; give 0 to {size - 1}, or None for all"
@@ -291,7 +291,7 @@ def check_fill(value: object, layout: Layout, dtype: np.dtype[Any]) -> None:
 
 def check_global(array: Any, layout: Layout, dtype: np.dtype[Any]) -> None:
     """Raises `TileError` unless `array` has the layout's global shape and this dtype, in any byte order."""
-    whole = in_native_order(_array(array, "array"))
+    whole = in_native_order(_array_of(array, "array"))
     if array is None or whole.shape != layout.shape or whole.dtype != dtype:
         actual = "None" if array is None else f"of shape {whole.shape} and dtype {whole.dtype}"
         raise TileError(f"the array is {actual}, but {layout} is one of shape {layout.shape} and dtype {dtype}")
@@ -304,7 +304,7 @@ def check_not_partial(layout: Layout) -> Layout:
     return layout
 
 
-def replicated(layout: Layout, mesh: Mesh) -> Layout:
+def replicate_layout(layout: Layout, mesh: Mesh) -> Layout:
     """The layout of the same array, whole on every device of a mesh."""
     return Layout.tiled(mesh, layout.shape, layout.dtype, [[] for _ in layout.shape])
 
@@ -320,7 +320,7 @@ def with_local_dim(layout: Layout, dim: SupportsIndex) -> Layout:
     >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8]", Mesh(x=4, y=2)), 0))
     'f32[16, {y}{x}2]'
     """
-    number = _number(dim)
+    number = _number_of(dim)
     if number is None or not -len(layout.shape) <= number < len(layout.shape):
         raise LayoutError(f"dim {quoted(dim)} of {layout}, which has {len(layout.shape)} dims")
     dim = number % len(layout.shape)

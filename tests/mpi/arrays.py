@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import LayoutError, TileError
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray, calibrate, redistribute, relabelled
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import team_of
@@ -71,7 +71,7 @@ def _made(comm: MPI.Intracomm, layout: Layout) -> None:
         assert one is None or np.array_equal(one, whole)
         assert every is not None
         assert np.array_equal(every, whole)
-    index_of = meaning(layout, ranks(layout.mesh)[comm.rank])
+    index_of = meaning(layout, devices_by_id(layout.mesh)[comm.rank])
     wanted = [[at for at in along if at < size] for along, size in zip(index_of, layout.shape, strict=True)]
     ranges = [[at for run in runs for at in run] for runs in made[0].local_index_ranges()]
     assert ranges == wanted or 0 in layout.shape
@@ -105,7 +105,7 @@ def _unpadded(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     whole = np.arange(23 * 13).reshape(23, 13)
 
     def own(layout: Layout) -> np.ndarray:
-        index = meaning(layout, ranks(layout.mesh)[comm.rank])
+        index = meaning(layout, devices_by_id(layout.mesh)[comm.rank])
         return whole[np.ix_(*([i for i in dim if i < n] for dim, n in zip(index, whole.shape, strict=True)))]
 
     given, wanted = own(source), own(target)

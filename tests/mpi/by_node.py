@@ -61,7 +61,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def _moved(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
     """The ranks find out when they make the call whether there is room."""
-    with mock.patch.object(prepare, "joins", lambda *given: True):
+    with mock.patch.object(prepare, "is_aggregated", lambda *given: True):
         prepare._plan_tile.cache_clear()
         check_move(comm, team, source, target, move)
     prepare._plan_tile.cache_clear()

@@ -12,11 +12,11 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import RankError
-from reshard.mpi.calibration import measure
+from reshard.mpi.calibration import measure_link
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.collective import collective
-from reshard.runtime.on_mpi.global_array import gather, scatter
+from reshard.runtime.on_mpi.global_array import gather_tiles, scatter_tiles
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
@@ -84,11 +84,11 @@ def _there_and_back(comm: MPI.Intracomm, layout: Layout, root: int | None) -> No
     array = np.array(array, order="F")
     tile = np.full(layout.tile_shape, -5)
     nothing = np.empty((0,) * array.ndim, array.dtype)
-    scatter(call, layout, array if root in (comm.rank, None) else nothing, root, tile)
+    scatter_tiles(call, layout, array if root in (comm.rank, None) else nothing, root, tile)
     check_tile(layout, comm.rank, tile, comm)
     to = root or 0
     into = np.full(layout.shape, -5) if comm.rank == to else nothing
-    gather(call, layout, tile, to, into)
+    gather_tiles(call, layout, tile, to, into)
     assert comm.rank != to or np.array_equal(into, array)
 
 
@@ -98,7 +98,7 @@ def measurements(comm: MPI.Intracomm) -> Iterator[Case]:
     def measured() -> None:
         for nodes, near in itertools.product((1, comm.size), (True, False)):
             team = Team(comm, nodes, LIMIT)
-            link = measure(team, Watch(team, LIMIT), near)
+            link = measure_link(team, Watch(team, LIMIT), near)
             assert (link is not None) == (near == (nodes == 1)), (nodes, near)
             assert len(set(comm.allgather(link))) == 1
             assert link is None or 0 < link.latency < 1

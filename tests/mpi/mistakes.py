@@ -19,7 +19,7 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, calibrate, distarray, redistribute
 from reshard.runtime.on_mpi import prepare, run_plan, transports, window_tiles
 from reshard.runtime.on_mpi.node import arena
-from reshard.runtime.on_mpi.team import Watch, meet, team_of
+from reshard.runtime.on_mpi.team import Watch, meet_ranks, team_of
 from reshard.runtime.on_mpi.turns import turns_of
 from reshard.types import Layout, Mesh
 from reshard.types.whole import check_deadline
@@ -226,12 +226,12 @@ def meetings(comm: MPI.Intracomm) -> Iterator[Case]:
         own = comm.Dup()
         for odd in (*range(comm.size), *range(comm.size)):
             if comm.rank != odd:
-                caught, seconds = _caught(lambda: meet(own, 0.2))
+                caught, seconds = _caught(lambda: meet_ranks(own, 0.2))
                 assert type(caught) is RankError, caught
                 assert seconds < LIMIT / 2, seconds
             comm.Barrier()
-            meet(own, LIMIT)
-            meet(own, LIMIT)
+            meet_ranks(own, LIMIT)
+            meet_ranks(own, LIMIT)
         own.Free()
 
     yield "late ranks", met
@@ -310,7 +310,7 @@ def no_memory(comm: MPI.Intracomm) -> Iterator[Case]:
     def fails(nodes: int, call: Callable[[MPI.Intracomm], Any], late: bool, known: bool = False) -> None:
         own = comm.Dup()
         team = team_of(own, nodes=nodes)
-        with mock.patch.object(arena, "segment", lambda *_: None) if known else nullcontext():
+        with mock.patch.object(arena, "share_segment", lambda *_: None) if known else nullcontext():
             made = [makes(own) for _ in range(2 * known)]  # In private memory, but on a rank that is alone on its node.
             assert all(bool(team.arena.place_of(each.tile)) == (len(team.members) == 1) for each in made)
             with _without_memory(late) if comm.rank == ODD else nullcontext():

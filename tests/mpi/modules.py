@@ -10,17 +10,17 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.lower.to_mpi import schedule
+from reshard.lower.to_mpi import schedule_device
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.copies.strided_copy import raw
-from reshard.runtime.on_mpi.node.arena import segment
+from reshard.runtime.on_mpi.node.arena import share_segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
 from reshard.runtime.on_mpi.team import Watch, team_of
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import messages
-from reshard.runtime.on_mpi.wire.overwrite import overwrite
-from reshard.runtime.on_mpi.wire.reduction import reduce
+from reshard.runtime.on_mpi.wire.messages import messages_of_step
+from reshard.runtime.on_mpi.wire.overwrite import overwrite_tile
+from reshard.runtime.on_mpi.wire.reduction import reduce_step
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, check_tile, given_tile
 from tests.mpi.worker import Case
@@ -37,7 +37,7 @@ def new_call(comm: MPI.Intracomm, dtype: str = "int64") -> Call:
 
 def node_sync(comm: MPI.Intracomm) -> Iterator[Case]:
     """Words of even and odd syncs, who is missing, and failures."""
-    memory = segment(comm.size, comm.rank, 1 << 16, comm.allgather)
+    memory = share_segment(comm.size, comm.rank, 1 << 16, comm.allgather)
     assert memory is not None
     sync = NodeSync(comm.size, comm.rank, memory[: sync_bytes(comm.size)])
 
@@ -117,10 +117,10 @@ def exchange(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def _exchanged(comm: MPI.Intracomm, source: Layout, target: Layout, scratch: int, ahead: bool) -> None:
     call = new_call(comm)
-    step = schedule(rs.plan(source, target), comm.rank).steps[0]
+    step = schedule_device(rs.plan(source, target), comm.rank).steps[0]
     step = type(step)(step.local, step.turns, scratch)
     received = rs.plan(source, target).received_bytes
-    mine = messages(step, {d: d for d in range(comm.size)}, source.tile_shape, target.tile_shape, 8, received)
+    mine = messages_of_step(step, {d: d for d in range(comm.size)}, source.tile_shape, target.tile_shape, 8, received)
     tile = given_tile(source, comm.rank, "int64")
     result = np.full(target.tile_shape, -5)
     untouched: list[bool] = []
@@ -155,13 +155,13 @@ def reduction(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def _reduced(comm: MPI.Intracomm, source: Layout, target: Layout, order: str) -> None:
     call = new_call(comm, source.dtype)
-    step = schedule(rs.plan(source, target), comm.rank).steps[0]
+    step = schedule_device(rs.plan(source, target), comm.rank).steps[0]
     rng = np.random.default_rng(5)
     # Small whole numbers, so that no order of combining them rounds.
     every = [rng.integers(1, 4, source.shape).astype(source.dtype) for _ in range(comm.size)]
     tile, result = np.array(every[comm.rank], order=order), np.zeros(target.tile_shape, source.dtype)
     calls: list[int] = []
-    reduce(call, step, {d: d for d in range(comm.size)}, tile, result, lambda: calls.append(1))
+    reduce_step(call, step, {d: d for d in range(comm.size)}, tile, result, lambda: calls.append(1))
     combine = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}[source.reduction or ""]
     wanted = combine(np.stack(every), axis=0)
     spans = {(): (slice(None), slice(None))}
@@ -191,7 +191,7 @@ def _overwritten(comm: MPI.Intracomm, source: Layout, target: Layout, more: int)
     tile = given_tile(source, comm.rank, "int64")
     call.memory.take(comm.rank, tile.size)
     ranks = {d: d for d in range(comm.size)}
-    result = overwrite(call, schedule(plan, comm.rank).steps[0], ranks, tile, target.tile_shape)
+    result = overwrite_tile(call, schedule_device(plan, comm.rank).steps[0], ranks, tile, target.tile_shape)
     assert np.shares_memory(result, tile)
     check_tile(target, comm.rank, result, comm)
     assert call.memory.peak_bytes <= plan.peak_bytes <= budget

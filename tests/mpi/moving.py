@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import BudgetError
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
 from reshard.runtime.on_mpi import prepare
@@ -137,7 +137,7 @@ def taking_runs(long: int | None) -> Iterator[None]:
 
 def given_tile(layout: Layout, rank: int, dtype: np.dtype | str, order: str = "C") -> np.ndarray:
     tiles = summands_of(layout) if layout.partial else tiles_of(layout)
-    return laid(elements(tiles[ranks(layout.mesh)[rank]], np.dtype(dtype)), order)
+    return laid(elements(tiles[devices_by_id(layout.mesh)[rank]], np.dtype(dtype)), order)
 
 
 def elements(index: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -168,11 +168,11 @@ def laid(tile: np.ndarray, order: str) -> np.ndarray:
 
 def check_tile(layout: Layout, rank: int, tile: np.ndarray, comm: MPI.Intracomm) -> None:
     """Asserts that every element of a tile is in its place; a partial array is reduced first."""
-    device = ranks(layout.mesh)[rank]
+    device = devices_by_id(layout.mesh)[rank]
     wanted = tiles_of(layout)[device]
     assert tile.shape == layout.tile_shape, f"shape {tile.shape}"
     if layout.partial:
-        tiles = dict(zip(ranks(layout.mesh), comm.allgather(tile), strict=True))
+        tiles = dict(zip(devices_by_id(layout.mesh), comm.allgather(tile), strict=True))
         tile = finished(layout, tiles)[device]
     real = wanted != PADDING
     expected = elements(wanted, tile.dtype)
@@ -228,7 +228,7 @@ def plan_of(source: Layout, target: Layout, move: MoveOptions) -> rs.Plan:
 
 def check_accounts(comm: MPI.Intracomm, plan: rs.Plan, memory: Account, wire: int, team: Team, order: str) -> None:
     """Compares the bytes on the wire and in memory with the plan's."""
-    device = ranks(plan.source.mesh)[comm.rank]
+    device = devices_by_id(plan.source.mesh)[comm.rank]
     received = memory.received[device]
     if team.facts.nodes == tuple(range(comm.size)) and not plan.source.partial:
         assert wire == received, f"{wire} B on the wire, {received} B in the account"

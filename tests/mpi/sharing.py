@@ -16,7 +16,7 @@ from mpi4py import MPI
 from reshard.errors import RankError
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime.on_mpi.node import arena as segments_module
-from reshard.runtime.on_mpi.node.arena import KINDS, LOG, PAGE, Arena, segment
+from reshard.runtime.on_mpi.node.arena import KINDS, LOG, PAGE, Arena, share_segment
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, MoveOptions, check_move, check_tile, given_tile
@@ -30,7 +30,7 @@ def segments(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def shared(kind: int, nbytes: int) -> None:
         with mock.patch.object(segments_module, "KINDS", (kind,)):
-            memory = segment(comm.size, comm.rank, nbytes, comm.allgather)
+            memory = share_segment(comm.size, comm.rank, nbytes, comm.allgather)
         assert memory is not None
         memory[comm.rank * nbytes : (comm.rank + 1) * nbytes] = comm.rank + 1
         comm.Barrier()
@@ -39,7 +39,7 @@ def segments(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def refused(odd: int) -> None:
         with _refusing(comm.rank == odd):
-            assert segment(comm.size, comm.rank, PAGE, comm.allgather) is None
+            assert share_segment(comm.size, comm.rank, PAGE, comm.allgather) is None
 
     for kind, nbytes in product(KINDS, (PAGE, 10 << 20)):
         yield f"file {kind}, {nbytes} B", partial(shared, kind, nbytes)
@@ -49,7 +49,7 @@ def segments(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def arenas(comm: MPI.Intracomm) -> Iterator[Case]:
     """Memory is used again once all ranks have released it, and is the same on every rank."""
-    logs = segment(comm.size, comm.rank, LOG * 8, comm.allgather)
+    logs = share_segment(comm.size, comm.rank, LOG * 8, comm.allgather)
     assert logs is not None
     arena = Arena(comm.size, comm.rank, logs.view(np.int64).reshape(-1, LOG))
 
@@ -92,7 +92,7 @@ def _refusing(refuses: bool) -> Iterator[None]:
     """This rank finds no room for new memory, if it `refuses`."""
     with ExitStack() as patches:
         if refuses:
-            patches.enter_context(mock.patch.object(segments_module, "_allocated", lambda *_: None))
+            patches.enter_context(mock.patch.object(segments_module, "_allocate_segment", lambda *_: None))
         yield
 
 

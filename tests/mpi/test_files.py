@@ -31,14 +31,14 @@ def folder(tmp_path: Path) -> Path:
     files.make_folder(path)
     tiles = tiles_of(SAVED)
     for rank, device in enumerate(sorted(SAVED.mesh.devices)):
-        files.write(path, rank, tiles[device].astype("int32"), "a1")
-    files.publish(path, SAVED, "a1")
+        files.write_tile(path, rank, tiles[device].astype("int32"), "a1")
+    files.publish_folder(path, SAVED, "a1")
     return path
 
 
 def one_tile(path: Path, layout: Layout, tile: np.ndarray) -> None:
-    files.write(path, 0, tile, "b2")
-    files.publish(path, layout, "b2")
+    files.write_tile(path, 0, tile, "b2")
+    files.publish_folder(path, layout, "b2")
 
 
 @pytest.mark.parametrize("layout", OTHERS, ids=str)
@@ -46,7 +46,7 @@ def test_every_rank_of_another_layout_reads_its_elements(folder: Path, layout: L
     tiles = tiles_of(layout)
     for rank, device in enumerate(sorted(layout.mesh.devices)):
         tile = np.full(layout.tile_shape, PADDING, np.int32)
-        files.read(folder, layout, rank, tile)
+        files.read_tile(folder, layout, rank, tile)
         real = tiles[device] != PADDING
         assert np.array_equal(tile[real], tiles[device][real])
 
@@ -59,7 +59,7 @@ def test_only_the_files_that_have_elements_are_read(folder: Path) -> None:
         if not (tiles_of(SAVED)[device] < 3).any():
             (folder / f"tile-{rank}-a1.npy").unlink()
     tile = np.full(layout.tile_shape, PADDING, np.int32)
-    files.read(folder, layout, 0, tile)
+    files.read_tile(folder, layout, 0, tile)
     assert tile.tolist() == [[0, 1, 2]]
 
 
@@ -128,8 +128,8 @@ def test_a_layout_that_is_not_json_is_refused(folder: Path) -> None:
 def test_sums_are_not_finished_by_reading(tmp_path: Path) -> None:
     partial = Layout.from_spec(Mesh(x=2), (4,), "int32", [[]], unreduced=["x"])
     for rank in range(2):
-        files.write(tmp_path, rank, np.zeros(4, np.int32), "b2")
-    files.publish(tmp_path, partial, "b2")
+        files.write_tile(tmp_path, rank, np.zeros(4, np.int32), "b2")
+    files.publish_folder(tmp_path, partial, "b2")
     assert files.check_saved(tmp_path, partial, 1) == np.int32
     with pytest.raises(LayoutError, match="reading finishes no sums"):
         files.check_saved(tmp_path, Layout.parse("s32[4]", Mesh(x=2)), 0)
@@ -140,7 +140,7 @@ def test_a_tile_is_told_from_every_other_one(folder: Path) -> None:
     whole, (tile, other) = Layout.parse("s32[7, 3]", Mesh(k=1)), (folder / f"tile-{r}-a1.npy" for r in (1, 2))
     content = tile.read_bytes()
     short = Layout.parse("s32[{k}1/7, 3]", Mesh(k=7))  # Rank 0 reads the row that devices 3 and 1 hold.
-    used = [fetch.rank for fetch in files._fetches(SAVED, short, 0)]
+    used = [fetch.rank for fetch in files._fetches_of_files(SAVED, short, 0)]
     damage: dict[str, bytes | None] = {
         "is not a tile (FileNotFoundError": None,
         "is not a tile (ValueError": b"",
@@ -174,7 +174,7 @@ def test_a_tile_is_told_from_every_other_one(folder: Path) -> None:
     ],
 )
 def test_a_tile_of_another_shape_or_dtype_is_refused(folder: Path, tile: np.ndarray, text: str) -> None:
-    files.write(folder, 2, tile, "a1")
+    files.write_tile(folder, 2, tile, "a1")
     with pytest.raises(LayoutError, match=text):
         files.check_saved(folder, Layout.parse("s32[7, 3]", Mesh()), 0)
 
@@ -192,12 +192,12 @@ def test_tiles_of_every_memory_order_and_dtype_are_read_back(tmp_path: Path) -> 
             one_tile(tmp_path, layout, np.array(tile, order=order))
             assert files.check_saved(tmp_path, layout, 0) == dtype
             result = np.zeros((3, 5), dtype)
-            files.read(tmp_path, layout, 0, result)
+            files.read_tile(tmp_path, layout, 0, result)
             assert np.array_equal(result, tile)
 
 
 def test_a_new_save_removes_what_earlier_ones_left(folder: Path) -> None:
-    files.write(folder, 5, np.zeros(1), "unpublished")
+    files.write_tile(folder, 5, np.zeros(1), "unpublished")
     (folder / "notes.txt").write_text("mine")
     one_tile(folder, Layout.parse("s32[3]", Mesh()), np.arange(3, dtype=np.int32))
     assert sorted(file.name for file in folder.iterdir()) == ["layout.json", "notes.txt", "tile-0-b2.npy"]
@@ -244,14 +244,14 @@ def test_an_older_save_survives_one_that_is_killed(ranks: int, point: int, survi
     def saved() -> set[int]:
         tile = np.zeros((7, 5), np.int32)
         files.check_saved(path, layout, 0)
-        files.read(path, layout, 0, tile)
+        files.read_tile(path, layout, 0, tile)
         return set(tile.ravel().tolist())
 
     files.make_folder(path)
     one = np.ones((7, 5), np.int32)
     for value in (1, 3):
-        files.write(path, 0, value * one, f"by{value}")
-        files.publish(path, layout, f"by{value}")
+        files.write_tile(path, 0, value * one, f"by{value}")
+        files.publish_folder(path, layout, f"by{value}")
         assert saved() == {value} and len(list(path.iterdir())) == 2
         if value == 1:
             started = running.start([str(script), str(path), "2", str(point)], ranks)
@@ -266,7 +266,7 @@ def test_a_save_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match="no space left"):
-        files.write(tmp_path, 0, np.zeros(3), "b2")
+        files.write_tile(tmp_path, 0, np.zeros(3), "b2")
     assert not list(tmp_path.iterdir())
 
 

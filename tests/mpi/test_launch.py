@@ -120,14 +120,14 @@ def test_one_traceback_that_begins_in_the_script(tmp_path: Path, text: str, erro
 def test_different_errors_are_all_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setenv(rank.FOLDER, str(tmp_path))
     for error in (ValueError("one"), ValueError("two"), KeyError("one"), ValueError("one")):
-        rank.show(type(error), error, None)
+        rank.show_error(type(error), error, None)
     assert capsys.readouterr().err.splitlines() == ["ValueError: one", "ValueError: two", "KeyError: 'one'"]
 
 
 def test_without_a_folder_each_rank_shows_its_own(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.delenv(rank.FOLDER, raising=False)
     for _ in range(2):
-        rank.show(ValueError, ValueError("one"), None)
+        rank.show_error(ValueError, ValueError("one"), None)
     assert capsys.readouterr().err.splitlines() == ["ValueError: one"] * 2
 
 

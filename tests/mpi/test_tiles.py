@@ -15,7 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.errors import LayoutError, PlanError, TileError
 from reshard.mpi import DistArray, calibration, relabel, schedule_figures, tiles
 from reshard.mpi.calibration import LinkMeasurement
-from reshard.mpi.relabel import kept_elements, relabelled
+from reshard.mpi.relabel import count_retained, relabelled
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of
@@ -137,7 +137,7 @@ def test_a_result_has_the_dtype_of_the_tile() -> None:
     ],
 )
 def test_dtypes_without_a_name_are_words_of_their_size(dtype: str, fits: bool) -> None:
-    assert tiles.represents(WORDS, np.dtype(dtype)) == fits
+    assert tiles.represents_dtype(WORDS, np.dtype(dtype)) == fits
     if fits:
         assert tiles.element_dtype(WORDS, dtype) == np.dtype(dtype)
     else:
@@ -183,7 +183,9 @@ def test_partial_layouts() -> None:
 
 
 def test_replicated() -> None:
-    assert str(tiles.replicated(ROWS, ROWS.mesh)) == "f32[5, 7]" and tiles.replicated(ROWS, Mesh(x=5)).mesh == Mesh(x=5)
+    assert str(tiles.replicate_layout(ROWS, ROWS.mesh)) == "f32[5, 7]" and tiles.replicate_layout(
+        ROWS, Mesh(x=5)
+    ).mesh == Mesh(x=5)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,7 @@ def in_common(source: Layout, target: Layout) -> np.ndarray:
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_kept_elements(pair: tuple[str, Mesh, str, Mesh]) -> None:
     source, target = layouts(pair)
-    assert np.array_equal(kept_elements(source, target), in_common(source, target))
+    assert np.array_equal(count_retained(source, target), in_common(source, target))
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
@@ -370,7 +372,7 @@ def calibrated(monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], far: Lin
     team = SimpleNamespace(nodes=nodes, size=len(nodes))
     agreed = nullcontext((team, None, None))
     monkeypatch.setattr(calibration, "collective", lambda *_: agreed)
-    monkeypatch.setattr(calibration, "measure", lambda team, watch, near: NEAR if near else far)
+    monkeypatch.setattr(calibration, "measure_link", lambda team, watch, near: NEAR if near else far)
     comm: Any = None
     return calibration.calibrate(comm, "mine")
 

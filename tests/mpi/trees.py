@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, ReshardError
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import arguments as tree_moves
 from reshard.mpi import redistribute
 from reshard.runtime import Account
@@ -61,12 +61,14 @@ def _random(comm: MPI.Intracomm, seed: int) -> None:
 def _moved(comm: MPI.Intracomm, ends: dict[str, Pair], **options: Any) -> None:
     """Moves a tree and compares it with the oracle, and what it took with the plan."""
     tree, memory = rs.plan_tree(ends, budget=options.get("budget")), Account("uint8")
-    tiles = {name: source_tiles(plan)[ranks(plan.source.mesh)[comm.rank]].copy() for name, plan in tree.plans.items()}
+    tiles = {
+        name: source_tiles(plan)[devices_by_id(plan.source.mesh)[comm.rank]].copy() for name, plan in tree.plans.items()
+    }
     kept = {name: tile.copy() for name, tile in tiles.items()}
     sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
     result = redistribute(tiles, sources, targets, comm, memory=memory, limit=LIMIT, **options)
     for name, (_, target) in ends.items():
-        wanted = tiles_of(target)[ranks(target.mesh)[comm.rank]]
+        wanted = tiles_of(target)[devices_by_id(target.mesh)[comm.rank]]
         real = wanted != PADDING
         assert result[name].shape == wanted.shape
         assert np.array_equal(result[name][real], wanted[real].astype(result[name].dtype)), name

@@ -29,22 +29,22 @@ from reshard.geometry.overlap import shares_from, shares_of
 from reshard.lower.to_mpi import direct
 from reshard.lower.to_mpi.blocks import Axis as Axis
 from reshard.lower.to_mpi.blocks import Block as Block
-from reshard.lower.to_mpi.blocks import folded
-from reshard.lower.to_mpi.boxes import places
+from reshard.lower.to_mpi.blocks import fold_dim
+from reshard.lower.to_mpi.boxes import number_devices
 from reshard.lower.to_mpi.direct import Fetch as Fetch
 from reshard.lower.to_mpi.direct import Near as Near
 from reshard.lower.to_mpi.direct import device_of as device_of
+from reshard.lower.to_mpi.direct import devices_by_id as devices_by_id
 from reshard.lower.to_mpi.direct import fetched_across as fetched_across
-from reshard.lower.to_mpi.direct import fetches as fetches
 from reshard.lower.to_mpi.direct import is_seated as is_seated
+from reshard.lower.to_mpi.direct import is_unreplicated as is_unreplicated
+from reshard.lower.to_mpi.direct import list_fetches as list_fetches
+from reshard.lower.to_mpi.direct import list_served as list_served
 from reshard.lower.to_mpi.direct import rank_of_devices as rank_of_devices
-from reshard.lower.to_mpi.direct import ranks as ranks
+from reshard.lower.to_mpi.direct import ranks_of_seats as ranks_of_seats
 from reshard.lower.to_mpi.direct import seat_of as seat_of
-from reshard.lower.to_mpi.direct import seats as seats
 from reshard.lower.to_mpi.direct import seats_by_position
-from reshard.lower.to_mpi.direct import served as served
 from reshard.lower.to_mpi.direct import served_across as served_across
-from reshard.lower.to_mpi.direct import unreplicated as unreplicated
 from reshard.lower.to_mpi.listed import FIRST as FIRST
 from reshard.lower.to_mpi.listed import SECOND as SECOND
 from reshard.lower.to_mpi.listed import Form as Form
@@ -59,15 +59,25 @@ from reshard.lower.to_mpi.schedule import Schedule as Schedule
 from reshard.lower.to_mpi.schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.schedule import StepMessages as StepMessages
-from reshard.lower.to_mpi.schedule import schedule as schedule
+from reshard.lower.to_mpi.schedule import schedule_device as schedule_device
 from reshard.lower.to_mpi.stripes import NodePlace as NodePlace
 from reshard.lower.to_mpi.stripes import Stripes as Stripes
-from reshard.lower.to_mpi.stripes import incoming as incoming
-from reshard.lower.to_mpi.stripes import members as members
+from reshard.lower.to_mpi.stripes import lay_stripes as lay_stripes
 from reshard.lower.to_mpi.stripes import most_stripes as most_stripes
 from reshard.lower.to_mpi.stripes import number_of_groups as number_of_groups
-from reshard.lower.to_mpi.stripes import outgoing as outgoing
-from reshard.lower.to_mpi.stripes import stripes as stripes
+from reshard.lower.to_mpi.stripes import ranks_of_nodes as ranks_of_nodes
+from reshard.lower.to_mpi.stripes import stripes_received as stripes_received
+from reshard.lower.to_mpi.stripes import stripes_sent as stripes_sent
 
-CACHES = (ranks, seats, seats_by_position, folded, places, *direct.CACHES, holders, shares_from, shares_of)
+CACHES = (
+    devices_by_id,
+    ranks_of_seats,
+    seats_by_position,
+    fold_dim,
+    number_devices,
+    *direct.CACHES,
+    holders,
+    shares_from,
+    shares_of,
+)
 """What is cached here, for those who measure without."""

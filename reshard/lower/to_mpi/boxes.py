@@ -24,7 +24,7 @@ from reshard.geometry.messages import messages_of
 from reshard.geometry.refine import refine
 from reshard.geometry.relay import relay
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi.blocks import Block, from_flat, of_products
+from reshard.lower.to_mpi.blocks import Block, blocks_of_products, unravel_block
 from reshard.lower.to_mpi.direct import messages_across
 from reshard.plans.plan import Step
 from reshard.types.layout import Layout
@@ -58,25 +58,25 @@ def own_boxes(step: Step, device: int) -> OwnBoxes:
     """What a device copies, sends and receives in an exchange of boxes."""
     before, after, chunk = step.operand, step.result, step.mode.chunk
     if step.mode.relay:
-        first, second = (_named(turn, device) for turn in relay(before, after))
+        first, second = (_messages_naming(turn, device) for turn in relay(before, after))
     else:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
     largest = exchange_figures(before, after, relayed=step.mode.relay).message
     cap = None if chunk is None or chunk >= largest else chunk
-    numbers = places(before, after)
+    numbers = number_devices(before, after)
     shapes = before.tile_shape, after.tile_shape
-    kept = (of_products(each.products, *shapes) for each in first if each.sender == each.receiver)
+    kept = (blocks_of_products(each.products, *shapes) for each in first if each.sender == each.receiver)
     # What a relay passes on lies in tiles of the result at both ends.
     passed = after.tile_shape, after.tile_shape
     return OwnBoxes(
         tuple(itertools.chain.from_iterable(kept)),
-        _sides(first, device, numbers, cap, shapes),
-        _sides(second, device, numbers, cap, passed),
+        _split_sides(first, device, numbers, cap, shapes),
+        _split_sides(second, device, numbers, cap, passed),
     )
 
 
-def _named(turn: Iterable[Message], device: int) -> list[Message]:
+def _messages_naming(turn: Iterable[Message], device: int) -> list[Message]:
     """The messages of a relay, which the plan has listed, in which a device has a part."""
     return [message for message in turn if device in message[:2]]
 
@@ -94,7 +94,7 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 """The shapes of a sender's tile and of a receiver's."""
 
 
-def _sides(
+def _split_sides(
     messages: Iterable[Message], device: int, place: Mapping[int, int], cap: int | None, shapes: Shapes
 ) -> Sides:
     sent: list[_Turn] = []
@@ -104,7 +104,7 @@ def _sides(
         if sender != receiver:
             into, peer = (sent, receiver) if sender == device else (received, sender)
             turn = (place[receiver] - place[sender]) % len(place)
-            into += [_Turn(turn, at, peer, blocks) for at, blocks in enumerate(_chunks(message, cap, shapes))]
+            into += [_Turn(turn, at, peer, blocks) for at, blocks in enumerate(_cut_message(message, cap, shapes))]
     return _in_order(sent), _in_order(received)
 
 
@@ -113,11 +113,12 @@ def _in_order(turns: list[_Turn]) -> list[tuple[int, Blocks]]:
 
 
 @lru_cache(maxsize=64)
-def places(before: Layout, after: Layout) -> Mapping[int, int]:
+def number_devices(before: Layout, after: Layout) -> Mapping[int, int]:
     """The number of each device among those of both layouts, by which turns are counted.
 
     >>> from reshard.types import Mesh
-    >>> dict(places(Layout.parse("f32[4]", Mesh(x=2)), Layout.parse("f32[4]", Mesh({"y": 2}, device_ids=[7, 1]))))
+    >>> here, there = Mesh(x=2), Mesh({"y": 2}, device_ids=[7, 1])
+    >>> dict(number_devices(Layout.parse("f32[4]", here), Layout.parse("f32[4]", there)))
     {0: 0, 1: 1, 7: 2}
     """
     devices = before.mesh.devices
@@ -126,10 +127,10 @@ def places(before: Layout, after: Layout) -> Mapping[int, int]:
     return {device: at for at, device in enumerate(devices)}
 
 
-def _chunks(message: Message, cap: int | None, shapes: Shapes) -> Iterator[Blocks]:
+def _cut_message(message: Message, cap: int | None, shapes: Shapes) -> Iterator[Blocks]:
     """The blocks of a message, or of one chunk after another."""
     if cap is None:
-        yield tuple(of_products(message.products, *shapes))
+        yield tuple(blocks_of_products(message.products, *shapes))
         return
     for block in message.blocks:
-        yield from ((from_flat(piece, *shapes),) for piece in cut_block(block, cap))
+        yield from ((unravel_block(piece, *shapes),) for piece in cut_block(block, cap))

@@ -8,7 +8,7 @@ rank of its own node if possible, and if several qualify, its own number selects
 rank can compute what others fetch from it, so senders know what to send without a message, and none computes more
 than its own part of the move.
 
-Ranks are seats here: the numbers of the devices by ascending id (`seats`). Between two sets of devices, see `crossing`.
+Ranks are seats here: the numbers of the devices by ascending id (`ranks_of_seats`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reshard.geometry.holders import holders, home
 from reshard.geometry.message import Message, Runs, Tile, cut, elements, scale_blocks, tile_of
 from reshard.geometry.overlap import shares_from, shares_of
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi.blocks import Block, of_parts, of_runs, parts
+from reshard.lower.to_mpi.blocks import Block, blocks_of_dim, blocks_of_runs, multiply_dims
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
 from reshard.types.whole import check_deadline
@@ -41,7 +41,7 @@ class Fetch(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> list[Fetch]:
+def list_fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> list[Fetch]:
     """What a rank copies from the ranks' source tiles to fill its target tile, its own source tile first.
 
     The rank fills tile `number` of the target's mesh, by default its own number. The meshes may differ in size, as
@@ -51,61 +51,61 @@ def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int |
     >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
     >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
-    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in fetches(rows, columns, 1, lambda one, other: True)]
+    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in list_fetches(rows, columns, 1, lambda one, other: True)]
     [(1, (2, 2)), (0, (2, 2))]
     """
-    wanted = home(target, target.mesh.position(ranks(target.mesh)[rank if number is None else number]))
+    wanted = home(target, target.mesh.position(devices_by_id(target.mesh)[rank if number is None else number]))
     mesh = source.mesh
-    summand = mesh.coordinates(mesh.position(ranks(mesh)[rank]), source.partial) if source.partial else ()
+    summand = mesh.coordinates(mesh.position(devices_by_id(mesh)[rank]), source.partial) if source.partial else ()
     dims = [
-        [(p, parts(at, runs)) for p, runs in shares_of(s, t, q).items()]
+        [(p, blocks_of_dim(at, runs)) for p, runs in shares_of(s, t, q).items()]
         for at, (s, t, q) in enumerate(zip(source.dims, target.dims, wanted, strict=False))
     ]
-    givers, seat = holders(source), _seat_of(mesh)
+    givers, seat = holders(source), _seats_of_positions(mesh)
     blocks: dict[int, list[Block]] = {}
     for owners in itertools.product(*dims):
         check_deadline()
         candidates = seat(givers.of((*[p for p, _ in owners], *summand)))
-        giver = candidates[0] if len(candidates) == 1 else _nearest(candidates, rank, near)
-        blocks.setdefault(giver, []).extend(of_parts([part for _, part in owners]))
+        giver = candidates[0] if len(candidates) == 1 else _nearest_holder(candidates, rank, near)
+        blocks.setdefault(giver, []).extend(multiply_dims([part for _, part in owners]))
     # Each rank starts with itself and goes on with the next rank, so that ranks do not all read from rank 0 first.
     return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
 
 
-def served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]:
-    """What the ranks fetch from one of them, itself first: the `fetches` of all, as far as they name this rank.
+def list_served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]:
+    """What the ranks fetch from one of them, itself first: the `list_fetches` of all, as far as they name this rank.
 
     Both layouts are on meshes of the same size.
 
     >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
     >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
-    >>> [(fetch.rank, fetch.blocks[0].src) for fetch in served(rows, columns, 1, lambda one, other: True)]
+    >>> [(fetch.rank, fetch.blocks[0].src) for fetch in list_served(rows, columns, 1, lambda one, other: True)]
     [(1, (0, 2)), (0, (0, 0))]
     """
-    devices, seat = ranks(source.mesh), _seat_of(source.mesh)
+    devices, seat = devices_by_id(source.mesh), _seats_of_positions(source.mesh)
     mine = home(source, source.mesh.position(devices[rank]))
     summand = mine[len(source.dims) :]
     candidates = seat(holders(source).of(mine))
     dims = [
-        [(q, parts(at, runs)) for q, runs in shares_from(s, t, p).items()]
+        [(q, blocks_of_dim(at, runs)) for q, runs in shares_from(s, t, p).items()]
         for at, (s, t, p) in enumerate(zip(source.dims, target.dims, mine, strict=False))
     ]
-    takers, seat_there = holders(target, any_summand=True), _seat_of(target.mesh)
+    takers, seat_there = holders(target, any_summand=True), _seats_of_positions(target.mesh)
     blocks: dict[int, tuple[Block, ...]] = {}
     for wishes in itertools.product(*dims):
         check_deadline()
         receivers = seat_there(takers.of([q for q, _ in wishes]))
         if summand:
-            receivers = [to for to in receivers if _summand(source, devices[to]) == summand]
+            receivers = [to for to in receivers if _summand_of(source, devices[to]) == summand]
         if len(candidates) > 1:
-            receivers = [to for to in receivers if _nearest(candidates, to, near) == rank]
+            receivers = [to for to in receivers if _nearest_holder(candidates, to, near) == rank]
         if receivers:
-            blocks.update(dict.fromkeys(receivers, tuple(of_parts([part for _, part in wishes]))))
+            blocks.update(dict.fromkeys(receivers, tuple(multiply_dims([part for _, part in wishes]))))
     return [Fetch(peer, blocks[peer]) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
 
 
-def _seat_of(mesh: Mesh) -> Callable[[tuple[int, ...]], Sequence[int]]:
+def _seats_of_positions(mesh: Mesh) -> Callable[[tuple[int, ...]], Sequence[int]]:
     """A function from positions to the seats of their devices, ascending."""
     if mesh.device_ids is None:
         return lambda positions: positions
@@ -113,24 +113,24 @@ def _seat_of(mesh: Mesh) -> Callable[[tuple[int, ...]], Sequence[int]]:
     return lambda positions: sorted([seats[at] for at in positions])
 
 
-def _nearest(candidates: Sequence[int], rank: int, near: Near) -> int:
+def _nearest_holder(candidates: Sequence[int], rank: int, near: Near) -> int:
     if rank in candidates:
         return rank
     close = tuple(peer for peer in candidates if near(peer, rank)) or candidates
     return close[rank % len(close)]
 
 
-def unreplicated(layout: Layout) -> bool:
+def is_unreplicated(layout: Layout) -> bool:
     """Whether each tile is on one rank only.
 
     >>> from reshard.types.mesh import Mesh
-    >>> [unreplicated(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}2]", "f32[4]")]
+    >>> [is_unreplicated(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}2]", "f32[4]")]
     [True, False]
     """
     return holders(layout).copies == 1
 
 
-def _summand(layout: Layout, device: int) -> tuple[int, ...]:
+def _summand_of(layout: Layout, device: int) -> tuple[int, ...]:
     return layout.mesh.coordinates(layout.mesh.position(device), layout.partial)
 
 
@@ -167,9 +167,9 @@ def fetched_across(source: Layout, target: Layout, device: int, nodes: Nodes) ->
     if device not in target.mesh.devices:
         return []
     blocks: dict[int, list[Block]] = {}
-    for giver, products in _taken(source, target, device, nodes):
-        blocks.setdefault(giver, []).extend(_blocks(products))
-    return _in_turn(blocks, device)
+    for giver, products in _list_taken(source, target, device, nodes):
+        blocks.setdefault(giver, []).extend(_blocks_taken(products))
+    return _order_fetches(blocks, device)
 
 
 def served_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> list[Fetch]:
@@ -183,8 +183,8 @@ def served_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> 
     """
     if device not in source.mesh.devices:
         return []
-    blocks = {taker: list(_blocks(products)) for taker, products in _given(source, target, device, nodes)}
-    return _in_turn(blocks, device)
+    blocks = {taker: list(_blocks_taken(products)) for taker, products in _list_given(source, target, device, nodes)}
+    return _order_fetches(blocks, device)
 
 
 def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
@@ -198,15 +198,15 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
     [(0, 1, 2), (1, 2, 1), (1, 3, 2)]
     """
     if device in target.mesh.devices:
-        for giver, products in _taken(source, target, device, None):
-            yield Message(giver, device, _flat(source, target, products))
+        for giver, products in _list_taken(source, target, device, None):
+            yield Message(giver, device, _flatten_products(source, target, products))
     if device in source.mesh.devices:
-        for taker, products in _given(source, target, device, None):
+        for taker, products in _list_given(source, target, device, None):
             if taker != device:
-                yield Message(device, taker, _flat(source, target, products))
+                yield Message(device, taker, _flatten_products(source, target, products))
 
 
-def _flat(source: Layout, target: Layout, products: Sequence[Runs]) -> tuple[Runs, ...]:
+def _flatten_products(source: Layout, target: Layout, products: Sequence[Runs]) -> tuple[Runs, ...]:
     """Products of local indices of each dim as products of flat tiles."""
     steps = [
         (math.prod(source.tile_shape[at + 1 :]), math.prod(target.tile_shape[at + 1 :]))
@@ -217,15 +217,17 @@ def _flat(source: Layout, target: Layout, products: Sequence[Runs]) -> tuple[Run
     )
 
 
-def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+def _list_taken(
+    source: Layout, target: Layout, device: int, nodes: Nodes | None
+) -> Iterator[tuple[int, tuple[Runs, ...]]]:
     """What a device takes from each giver. The requests of others matter only if there are several givers."""
     dims = zip(source.dims, target.dims, tile_of(target, device), strict=True)
     queues = _Queues(source, target, nodes)
     for shares in itertools.product(*(shares_of(s, t, q).items() for s, t, q in dims)):
         check_deadline()
         tile, runs = tuple(p for p, _ in shares), tuple(each for _, each in shares)
-        held_by = _devices(source, tile)
-        close = (device,) if device in held_by else _close(held_by, device, nodes)
+        held_by = _holders_of_tile(source, tile)
+        close = (device,) if device in held_by else _close_holders(held_by, device, nodes)
         if len(close) == 1:
             yield close[0], (runs,)
             continue
@@ -234,7 +236,7 @@ def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> 
             yield close[share.holder], cut(runs, share.low, share.high)
 
 
-def _close(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[int, ...]:
+def _close_holders(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[int, ...]:
     """The holders of a tile that share the requests of a device: those of its node, if there are any."""
     if nodes is None:
         return held_by
@@ -246,7 +248,7 @@ class _Queues:
 
     def __init__(self, source: Layout, target: Layout, nodes: Nodes | None) -> None:
         dims = [*zip(source.dims, target.dims, strict=True)]
-        self._queues = TileQueues(target, lambda dim, piece: _sizes(*dims[dim], piece))
+        self._queues = TileQueues(target, lambda dim, piece: _sizes_of_shares(*dims[dim], piece))
         self._mesh, self._nodes = target.mesh, nodes
         self._of_nodes = lru_cache(maxsize=64)(self._queue_of_nodes)
 
@@ -260,23 +262,23 @@ class _Queues:
             queue = self._of_nodes(kinds, frozenset([nodes[close[0]]]), inside=True)
         else:
             return self._of_nodes(kinds, near, inside=False)  # On the nodes of holders, devices ask these.
-        members = _members(self._mesh)
+        members = _devices_of_mesh(self._mesh)
         return queue.without([self._mesh.position(holder) for holder in held_by if holder in members])
 
     def _queue_of_nodes(self, kinds: Kinds, near: frozenset[int], *, inside: bool) -> Queue:
         """The requests of the devices on some nodes, or of all others."""
-        queue, by_node = self._queues.listed(kinds), _by_node(self._mesh, tuple(self._nodes or ()))
+        queue, by_node = self._queues.listed(kinds), _positions_by_node(self._mesh, tuple(self._nodes or ()))
         positions = [at for node in near for at in by_node.get(node, ())]
         return queue.only(positions) if inside else queue.without(positions)
 
 
 @lru_cache(maxsize=64)
-def _members(mesh: Mesh) -> frozenset[int]:
+def _devices_of_mesh(mesh: Mesh) -> frozenset[int]:
     return frozenset(mesh.devices)
 
 
 @lru_cache(maxsize=64)
-def _by_node(mesh: Mesh, nodes: tuple[int, ...]) -> Mapping[int, Sequence[int]]:
+def _positions_by_node(mesh: Mesh, nodes: tuple[int, ...]) -> Mapping[int, Sequence[int]]:
     """The positions of a mesh on each node."""
     listed: dict[int, list[int]] = {}
     for at, device in enumerate(mesh.devices):
@@ -285,32 +287,34 @@ def _by_node(mesh: Mesh, nodes: tuple[int, ...]) -> Mapping[int, Sequence[int]]:
 
 
 @lru_cache(maxsize=4096)
-def _sizes(source: Dim, target: Dim, piece: int) -> Sizes:
+def _sizes_of_shares(source: Dim, target: Dim, piece: int) -> Sizes:
     """The elements that a piece of a source dim shares with each piece of the target."""
     shared = shares_from(source, target, piece).items()
     return tuple((q, sum(run.elements for run in runs)) for q, runs in shared)
 
 
-def _in_turn(blocks: dict[int, list[Block]], device: int) -> list[Fetch]:
+def _order_fetches(blocks: dict[int, list[Block]], device: int) -> list[Fetch]:
     """Each device starts with itself and goes on with the next one, so that not all read from the same one first."""
     return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < device, peer))]
 
 
-def _blocks(products: Sequence[Runs]) -> Iterator[Block]:
+def _blocks_taken(products: Sequence[Runs]) -> Iterator[Block]:
     for runs in products:
-        yield from of_runs(runs)
+        yield from blocks_of_runs(runs)
 
 
-def _given(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+def _list_given(
+    source: Layout, target: Layout, device: int, nodes: Nodes | None
+) -> Iterator[tuple[int, tuple[Runs, ...]]]:
     """What a device gives of its tile to each taker, itself included."""
     tile = tile_of(source, device)
-    held_by = _devices(source, tile)
+    held_by = _holders_of_tile(source, tile)
     asking: dict[tuple[int, ...], Demand] = {}
-    for taker, runs in _demand(source, target, tile):
+    for taker, runs in _list_demand(source, target, tile):
         if taker == device:
             yield device, (runs,)
         if taker not in held_by:
-            asking.setdefault(_close(held_by, taker, nodes), []).append((taker, runs))
+            asking.setdefault(_close_holders(held_by, taker, nodes), []).append((taker, runs))
     for close, queue in asking.items():
         sizes = [elements(runs) for _, runs in queue]
         limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
@@ -320,24 +324,24 @@ def _given(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> 
                 yield taker, cut(runs, share.low, share.high)
 
 
-def _demand(source: Layout, target: Layout, tile: Tile) -> Demand:
+def _list_demand(source: Layout, target: Layout, tile: Tile) -> Demand:
     """The devices that need part of a source tile, in the order of their mesh."""
     wanted = [shares_from(s, t, p) for s, t, p in zip(source.dims, target.dims, tile, strict=True)]
     demand: Demand = []
     for shares in itertools.product(*(by.items() for by in wanted)):
         runs = tuple(part for _, part in shares)
         if math.prod(len(part) for part in runs):
-            demand += [(device, runs) for device in _devices(target, tuple(number for number, _ in shares))]
+            demand += [(device, runs) for device in _holders_of_tile(target, tuple(number for number, _ in shares))]
     return sorted(demand, key=lambda each: target.mesh.position(each[0]))
 
 
-def _devices(layout: Layout, tile: Tile) -> tuple[int, ...]:
+def _holders_of_tile(layout: Layout, tile: Tile) -> tuple[int, ...]:
     """The devices that hold a tile, in the order of their mesh."""
     devices = layout.mesh.devices
     return tuple([devices[at] for at in holders(layout).of(tile)])
 
 
-CACHES = (_members, _by_node, _sizes)
+CACHES = (_devices_of_mesh, _positions_by_node, _sizes_of_shares)
 """What is cached here."""
 
 
@@ -353,10 +357,10 @@ CACHES = (_members, _by_node, _sizes)
 
 
 @lru_cache(maxsize=256)
-def ranks(mesh: Mesh) -> tuple[int, ...]:
+def devices_by_id(mesh: Mesh) -> tuple[int, ...]:
     """The device of each seat: seat s is the s-th smallest device id. On a mesh without `device_ids`, device s.
 
-    >>> ranks(Mesh({"x": 3}, device_ids=[7, 2, 5]))
+    >>> devices_by_id(Mesh({"x": 3}, device_ids=[7, 2, 5]))
     (2, 5, 7)
     """
     return mesh.devices if mesh.device_ids is None else tuple(sorted(mesh.devices))
@@ -369,18 +373,18 @@ def seats_by_position(mesh: Mesh) -> tuple[int, ...]:
     >>> seats_by_position(Mesh({"x": 3}, device_ids=[7, 2, 5]))
     (2, 0, 1)
     """
-    seats = _seats(mesh)
+    seats = _seats_of_devices(mesh)
     return tuple(seats[device] for device in mesh.devices)
 
 
 @lru_cache(maxsize=256)
-def seats(mesh: Mesh, size: int) -> tuple[int, ...]:
+def ranks_of_seats(mesh: Mesh, size: int) -> tuple[int, ...]:
     """The rank of each seat in a communicator of `size`.
 
-    >>> seats(Mesh({"x": 2}, device_ids=[7, 2]), 2), seats(Mesh({"x": 2}, device_ids=[7, 2]), 8)
+    >>> ranks_of_seats(Mesh({"x": 2}, device_ids=[7, 2]), 2), ranks_of_seats(Mesh({"x": 2}, device_ids=[7, 2]), 8)
     ((0, 1), (2, 7))
     """
-    return tuple(range(size)) if mesh.size == size else ranks(mesh)
+    return tuple(range(size)) if mesh.size == size else devices_by_id(mesh)
 
 
 def seat_of(mesh: Mesh, rank: int, size: int) -> int | None:
@@ -390,7 +394,7 @@ def seat_of(mesh: Mesh, rank: int, size: int) -> int | None:
     >>> seat_of(mesh, 7, 8), seat_of(mesh, 3, 8), seat_of(mesh, 1, 2)
     (1, None, 1)
     """
-    return rank if mesh.size == size else _seats(mesh).get(rank)
+    return rank if mesh.size == size else _seats_of_devices(mesh).get(rank)
 
 
 def device_of(meshes: tuple[Mesh, ...], rank: int, size: int) -> int:
@@ -400,12 +404,12 @@ def device_of(meshes: tuple[Mesh, ...], rank: int, size: int) -> int:
     7
     """
     seats_there = ((mesh, seat_of(mesh, rank, size)) for mesh in meshes)
-    return next((ranks(mesh)[seat] for mesh, seat in seats_there if seat is not None), rank)
+    return next((devices_by_id(mesh)[seat] for mesh, seat in seats_there if seat is not None), rank)
 
 
 @lru_cache(maxsize=256)
-def _seats(mesh: Mesh) -> dict[int, int]:
-    return {device: seat for seat, device in enumerate(ranks(mesh))}
+def _seats_of_devices(mesh: Mesh) -> dict[int, int]:
+    return {device: seat for seat, device in enumerate(devices_by_id(mesh))}
 
 
 def rank_of_devices(meshes: tuple[Mesh, ...], size: int) -> dict[int, int]:
@@ -414,7 +418,11 @@ def rank_of_devices(meshes: tuple[Mesh, ...], size: int) -> dict[int, int]:
     >>> rank_of_devices((Mesh({"x": 2}, device_ids=[7, 2]),), 2)
     {2: 0, 7: 1}
     """
-    return {device: rank for mesh in meshes for device, rank in zip(ranks(mesh), seats(mesh, size), strict=True)}
+    return {
+        device: rank
+        for mesh in meshes
+        for device, rank in zip(devices_by_id(mesh), ranks_of_seats(mesh, size), strict=True)
+    }
 
 
 def is_seated(one: Mesh, other: Mesh, size: int) -> bool:

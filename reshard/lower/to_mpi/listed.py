@@ -15,7 +15,7 @@ from typing import NamedTuple
 from reshard.geometry.message import Message
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.relay import relay
-from reshard.lower.to_mpi.blocks import Block, of_products
+from reshard.lower.to_mpi.blocks import Block, blocks_of_products
 from reshard.lower.to_mpi.direct import Fetch
 from reshard.lower.to_mpi.schedule import strided_block
 from reshard.types.layout import Layout
@@ -46,13 +46,13 @@ def fetched_as(source: Layout, target: Layout, form: Form, device: int) -> list[
     >>> [[(fetch.rank, fetch.blocks[0].extents) for fetch in fetched_as(source, target, turn, 1)] for turn in (1, 2)]
     [[(0, (6,))], [(2, (6,))]]
     """
-    listed = (each for each in _messages(source, target, form) if each.receiver == device)
+    listed = (each for each in _list_messages(source, target, form) if each.receiver == device)
     return [Fetch(each.sender, blocks) for each in listed if (blocks := tuple(each.blocks()))]
 
 
 def served_as(source: Layout, target: Layout, form: Form, device: int) -> list[Fetch]:
     """What devices copy from the tile of one, itself included: the fetches of all, as far as they name it."""
-    listed = (each for each in _messages(source, target, form) if each.sender == device)
+    listed = (each for each in _list_messages(source, target, form) if each.sender == device)
     return [Fetch(each.receiver, blocks) for each in listed if (blocks := tuple(each.blocks()))]
 
 
@@ -63,7 +63,7 @@ def tile_shapes(source: Layout, target: Layout, form: Form | None) -> tuple[Shap
     return (target if form == SECOND else source).tile_shape, target.tile_shape
 
 
-def _messages(source: Layout, target: Layout, form: Form) -> Iterator[_ListedMessage]:
+def _list_messages(source: Layout, target: Layout, form: Form) -> Iterator[_ListedMessage]:
     if isinstance(form, View):
         for viewed in exchange_messages(source, target, form):
             check_deadline()
@@ -88,4 +88,4 @@ class _Runs(NamedTuple):
     receive: Shape
 
     def __call__(self) -> Iterator[Block]:
-        return of_products(self.message.products, self.send, self.receive)
+        return blocks_of_products(self.message.products, self.send, self.receive)

@@ -40,7 +40,7 @@ from reshard.lower.program import (
     SplitSum,
     lower_steps,
 )
-from reshard.lower.to_mpi.blocks import Axis, Block, fold, from_part, of_spans, starts, whole_tile
+from reshard.lower.to_mpi.blocks import Axis, Block, block_of_part, block_of_spans, fold_blocks, list_starts, whole_tile
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
 from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, aliases
 from reshard.plans.plan import Plan, Step
@@ -153,13 +153,13 @@ class Schedule:
     tile_shapes: tuple[tuple[int, ...], ...]
 
 
-def schedule(plan: Plan, device: int) -> Schedule:
+def schedule_device(plan: Plan, device: int) -> Schedule:
     """The schedule of one device (an id of the mesh) in a checked plan; `PlanError` if `plan` is not one.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)
-    >>> step = schedule(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), 0).steps[0]
+    >>> step = schedule_device(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), 0).steps[0]
     >>> sent = step.turns[0].send
     >>> sent.peer, sent.blocks[0].src, sent.blocks[0].dst, sent.blocks[0].extents
     (1, (0, 2), (0, 0), (2, 2))
@@ -180,24 +180,24 @@ def _own_step(step: Step, device: int) -> RankStep:
     scratch = step.cost.scratch
     if is_closed(step, device):
         local, messages, passed = own_boxes(step, device)
-        return StepMessages(local, _in_turns(messages), scratch, passed=_in_turns(passed))
+        return StepMessages(local, _zip_rounds(messages), scratch, passed=_zip_rounds(passed))
     (instruction,) = lower_steps(step.operand, [step], device).instructions
     if isinstance(instruction, CastTiles) or device in (*step.operand.mesh.devices, *step.result.mesh.devices):
-        return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
+        return _lower_step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
     if step.kind in ("reduce_scatter", "all_reduce"):
         return Reduce((), str(step.operand.reduction), step.kind == "reduce_scatter", (), False, False)
     return StepMessages((), (), scratch)
 
 
-def _step(
+def _lower_step(
     instruction: Instruction, device: int, shape: Sequence[int], scratch: int, after: Sequence[int] = ()
 ) -> RankStep:
     match instruction:
         case CastTiles():
             return instruction
         case Exchange(strided=True):
-            local, turns = exchanged(instruction, device)
-            rounds = tuple(_of_peers(turn) for turn in turns)
+            local, turns = strided_rounds(instruction, device)
+            rounds = tuple(_name_peers(turn) for turn in turns)
             return StepMessages(local, rounds, scratch, flat=True, fills=instruction.fills)
         case Reorder() | TakePart() | PutPart():
             kept, fills = aliases(instruction), isinstance(instruction, PutPart)
@@ -205,35 +205,35 @@ def _step(
         case InParts(in_place=True):
             raise PlanError("parts that take each other's place run on JAX alone; for MPI, plan an exchange in place")
         case InParts():
-            return _in_parts(instruction, device, shape, scratch)
+            return _lower_parts(instruction, device, shape, scratch)
         case ReduceScatter() | AllReduce():
-            return _reduce(instruction, device, shape)
+            return _lower_reduction(instruction, device, shape)
         case SplitSum():
-            return _new_summand(instruction, device)
+            return _lower_summand(instruction, device)
         case ExchangeInPlace():
-            return _overwrite(instruction, device, scratch)
+            return _lower_overwrite(instruction, device, scratch)
         case _:
-            return _messages(instruction, device, shape, scratch)
+            return _lower_messages(instruction, device, shape, scratch)
 
 
-def _in_turns(sides: Sides) -> tuple[SendReceive, ...]:
-    return tuple(_of_peers(turn) for turn in itertools.zip_longest(*sides))
+def _zip_rounds(sides: Sides) -> tuple[SendReceive, ...]:
+    return tuple(_name_peers(turn) for turn in itertools.zip_longest(*sides))
 
 
-def _of_peers(turn: Turn) -> SendReceive:
+def _name_peers(turn: Turn) -> SendReceive:
     sent, received = turn
     return SendReceive(None if sent is None else PeerBlocks(*sent), None if received is None else PeerBlocks(*received))
 
 
-def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -> RankStep:
+def _lower_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -> RankStep:
     """The blocks of all parts, as blocks of the whole tiles, so that no part is cut out before it moves."""
     cut = parts.take
     part = [cut.outer * cut.inner if dim == cut.axis else extent for dim, extent in enumerate(shape)]
-    one = _step(parts.each, device, part, scratch)
+    one = _lower_step(parts.each, device, part, scratch)
     numbers = range(cut.parts)
 
     def in_tile(blocks: Sequence[Block], number: int) -> tuple[Block, ...]:
-        return tuple(from_part(block, parts.take, parts.put, number) for block in blocks)
+        return tuple(block_of_part(block, parts.take, parts.put, number) for block in blocks)
 
     def side(message: PeerBlocks | None, number: int) -> PeerBlocks | None:
         return None if message is None else PeerBlocks(message.peer, in_tile(message.blocks, number))
@@ -252,19 +252,21 @@ def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -
             raise PlanError("an exchange in place cannot run in parts; plan it with chunks")
 
 
-def _messages(step: Plain, device: int, shape: Sequence[int], scratch: int) -> StepMessages:
+def _lower_messages(step: Plain, device: int, shape: Sequence[int], scratch: int) -> StepMessages:
     match step:
         case Slice(send=send, receive=receive, block=block):
-            return StepMessages(_full(_between(send, block[device], receive, 0)), (), scratch)
+            return StepMessages(_drop_empty(_block_between(send, block[device], receive, 0)), (), scratch)
         case AllGather(groups=groups, send=send, receive=receive) | AllToAll(groups=groups, send=send, receive=receive):
-            group = _of(groups, device)
-            return _grouped(group, group.index(device), send, receive, isinstance(step, AllToAll), scratch)
+            group = _group_with(groups, device)
+            return _rounds_of_group(group, group.index(device), send, receive, isinstance(step, AllToAll), scratch)
         case Permute(pairs=pairs):
-            return _paired(pairs, device, whole_tile(shape), scratch)
+            return _round_of_pairs(pairs, device, whole_tile(shape), scratch)
         case Exchange():
-            local = [_boxes(transfer, step) for transfer in step.local if transfer.receiver == device]
-            local += [_boxes(t, step) for turn in step.rounds for t in turn if t.sender == t.receiver == device]
-            turns = (_turn(turn, device, step) for turn in step.rounds)
+            local = [_blocks_of_slices(transfer, step) for transfer in step.local if transfer.receiver == device]
+            local += [
+                _blocks_of_slices(t, step) for turn in step.rounds for t in turn if t.sender == t.receiver == device
+            ]
+            turns = (_own_round(turn, device, step) for turn in step.rounds)
             return StepMessages(tuple(itertools.chain(*local)), tuple(t for t in turns if t != _IDLE), scratch)
         case _:
             raise PlanError(f"{type(step).__name__} sends no messages")
@@ -273,12 +275,12 @@ def _messages(step: Plain, device: int, shape: Sequence[int], scratch: int) -> S
 _IDLE = SendReceive(None, None)
 
 
-def _grouped(
+def _rounds_of_group(
     group: tuple[int, ...], me: int, send: TileView, receive: TileView, each: bool, scratch: int
 ) -> StepMessages:
     """The turns of a gather or an all-to-all: turn k sends to the k-th next member, receives from the k-th previous."""
-    leave, arrive = starts(send), starts(receive)
-    axes = _between(send, 0, receive, 0).axes
+    leave, arrive = list_starts(send), list_starts(receive)
+    axes = _block_between(send, 0, receive, 0).axes
 
     def to(sender: int, receiver: int) -> tuple[Block, ...]:
         return (Block(leave[receiver if each else 0], arrive[sender], axes),)
@@ -293,8 +295,8 @@ def _grouped(
     return StepMessages(to(me, me), tuple(turns), scratch)
 
 
-def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch: int) -> StepMessages:
-    blocks = _full(block)
+def _round_of_pairs(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch: int) -> StepMessages:
+    blocks = _drop_empty(block)
     if not blocks or (device, device) in pairs:
         return StepMessages(blocks, (), scratch)
     send = next((PeerBlocks(receiver, blocks) for sender, receiver in pairs if sender == device), None)
@@ -302,36 +304,40 @@ def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch
     return StepMessages((), (SendReceive(send, receive),), scratch)
 
 
-def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
+def _own_round(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
     sent = next((t for t in turn if t.sender == device != t.receiver), None)
     received = next((t for t in turn if t.receiver == device != t.sender), None)
     return SendReceive(
-        None if sent is None else PeerBlocks(sent.receiver, _boxes(sent, step)),
-        None if received is None else PeerBlocks(received.sender, _boxes(received, step)),
+        None if sent is None else PeerBlocks(sent.receiver, _blocks_of_slices(sent, step)),
+        None if received is None else PeerBlocks(received.sender, _blocks_of_slices(received, step)),
     )
 
 
-def _boxes(transfer: Transfer, step: Exchange) -> tuple[Block, ...]:
+def _blocks_of_slices(transfer: Transfer, step: Exchange) -> tuple[Block, ...]:
     boxes = step.slice_transfer(transfer).boxes
-    return tuple(fold(of_spans(step.send, box.src, step.receive, box.dst) for box in boxes if box.elements))
+    return tuple(
+        fold_blocks(block_of_spans(step.send, box.src, step.receive, box.dst) for box in boxes if box.elements)
+    )
 
 
-def _reduce(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) -> Reduce:
-    group = _of(step.groups, device)
+def _lower_reduction(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) -> Reduce:
+    group = _group_with(step.groups, device)
     if isinstance(step, AllReduce):
-        return Reduce(group, step.reduction, False, (_full(whole_tile(shape)),), False, False)
-    blocks = tuple(itertools.chain(*(_full(_between(step.send, n, step.receive, 0)) for n in range(len(group)))))
+        return Reduce(group, step.reduction, False, (_drop_empty(whole_tile(shape)),), False, False)
+    blocks = tuple(
+        itertools.chain(*(_drop_empty(_block_between(step.send, n, step.receive, 0)) for n in range(len(group))))
+    )
     placed = step.receive.tile != step.receive.padded
     return Reduce(group, step.reduction, True, (blocks,), not step.send.in_place, placed)
 
 
-def _new_summand(step: SplitSum, device: int) -> NewSummand:
+def _lower_summand(step: SplitSum, device: int) -> NewSummand:
     place = step.place[device]
-    kept = () if place is None else _full(_between(step.send, step.keep[device], step.receive, place))
+    kept = () if place is None else _drop_empty(_block_between(step.send, step.keep[device], step.receive, place))
     return NewSummand(kept, step.reduction)
 
 
-def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
+def _lower_overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
     turns: list[tuple[SlotMessage | None, SlotMessage | None]] = []
     for turn in step.rounds:
         out = next((SlotMessage(t.receiver, t.src_slot, t.start, t.length) for t in turn if t.sender == device), None)
@@ -342,18 +348,18 @@ def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
     def slots(view: TileView, places: Sequence[tuple[int, Sequence[int | None]]]) -> Iterator[tuple[int, Block]]:
         for slot, place in places:
             spans = [(0, radix) if at is None else (at, 1) for radix, at in zip(view.digits, place, strict=True)]
-            yield slot, of_spans(view, spans, view, spans)
+            yield slot, block_of_spans(view, spans, view, spans)
 
     pack, unpack = slots(step.send, step.pack[device]), slots(step.receive, step.unpack[device])
     return Overwrite(step.slot, step.slots, tuple(pack), tuple(turns), tuple(unpack), scratch)
 
 
-def _between(send: TileView, block: int, receive: TileView, place: int) -> Block:
+def _block_between(send: TileView, block: int, receive: TileView, place: int) -> Block:
     """Block number `block` of the sender's view, placed as block number `place` of the receiver's."""
-    return of_spans(send, _spans(send, block), receive, _spans(receive, place))
+    return block_of_spans(send, _spans_of_number(send, block), receive, _spans_of_number(receive, place))
 
 
-def _spans(view: TileView, number: int) -> list[Span]:
+def _spans_of_number(view: TileView, number: int) -> list[Span]:
     spans = [(0, radix) for radix in view.digits]
     for axis in reversed(view.blocks):
         number, value = divmod(number, view.digits[axis])
@@ -361,12 +367,12 @@ def _spans(view: TileView, number: int) -> list[Span]:
     return spans
 
 
-def _full(block: Block) -> tuple[Block, ...]:
+def _drop_empty(block: Block) -> tuple[Block, ...]:
     """The block as a tuple of one, or of none if it is empty."""
     return (block,) if block.elements else ()
 
 
-def _of(groups: Groups, device: int) -> tuple[int, ...]:
+def _group_with(groups: Groups, device: int) -> tuple[int, ...]:
     return next(group for group in groups if device in group)
 
 
@@ -389,18 +395,18 @@ def local_blocks(step: Reorder | TakePart | PutPart, before: Sequence[int], afte
     (Block(src=(1,), dst=(0,), axes=(Axis(dim=0, extent=2, src=1, dst=1),)),)
     """
     if isinstance(step, Reorder):
-        return _full_block(_turned(step.order))
+        return _full_block(_transpose_block(step.order))
     if isinstance(step, TakePart):
-        return _full_block(_part(step.spans, before, after))
-    whole = _part(step.spans, after, before)
+        return _full_block(_block_of_part(step.spans, before, after))
+    whole = _block_of_part(step.spans, after, before)
     return _full_block(
         Block(whole.dst, whole.src, tuple(axis._replace(src=axis.dst, dst=axis.src) for axis in whole.axes))
     )
 
 
-def exchanged(step: Exchange, device: int) -> tuple[tuple[Block, ...], list[Turn]]:
+def strided_rounds(step: Exchange, device: int) -> tuple[tuple[Block, ...], list[Turn]]:
     """The local copies and the turns of one device in an exchange of strided boxes."""
-    local = [block for transfer in step.local if transfer.receiver == device for block in _blocks(transfer)]
+    local = [block for transfer in step.local if transfer.receiver == device for block in _strided_blocks(transfer)]
     turns: list[Turn] = []
     for turn in step.rounds:
         sent = next((t for t in turn if t.sender == device), None)
@@ -408,14 +414,14 @@ def exchanged(step: Exchange, device: int) -> tuple[tuple[Block, ...], list[Turn
         if sent or received:
             turns.append(
                 (
-                    None if sent is None else (sent.receiver, _blocks(sent)),
-                    None if received is None else (received.sender, _blocks(received)),
+                    None if sent is None else (sent.receiver, _strided_blocks(sent)),
+                    None if received is None else (received.sender, _strided_blocks(received)),
                 )
             )
     return tuple(local), turns
 
 
-def _blocks(transfer: Transfer) -> tuple[Block, ...]:
+def _strided_blocks(transfer: Transfer) -> tuple[Block, ...]:
     return tuple(strided_block(block) for block in transfer.blocks)
 
 
@@ -424,7 +430,7 @@ def strided_block(block: FlatBlock) -> Block:
     return Block((block.src,), (block.dst,), tuple(Axis(0, *axis) for axis in block.axes if axis.extent != 1))
 
 
-def _turned(order: TileOrder) -> Block:
+def _transpose_block(order: TileOrder) -> Block:
     """The transposition of a tile, its axes in the order of the result."""
     src = [math.prod(order.digits[at + 1 :]) for at in range(len(order.digits))]
     after = [order.digits[at] for at in order.order]
@@ -433,7 +439,7 @@ def _turned(order: TileOrder) -> Block:
     return Block((0,), (0,), tuple(axis for axis in axes if axis.extent != 1))
 
 
-def _part(spans: Spans, full: Sequence[int], part: Sequence[int]) -> Block:
+def _block_of_part(spans: Spans, full: Sequence[int], part: Sequence[int]) -> Block:
     """The spans of a full tile, which make up another tile."""
     src = [math.prod(full[at + 1 :]) for at in range(len(full))]
     dst = [math.prod(part[at + 1 :]) for at in range(len(part))]

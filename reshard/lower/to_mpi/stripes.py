@@ -41,10 +41,10 @@ class Stripe(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def members(nodes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def ranks_of_nodes(nodes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The ranks of every node, given the node of every rank.
 
-    >>> members((0, 0, 7, 0, 7))
+    >>> ranks_of_nodes((0, 0, 7, 0, 7))
     ((0, 1, 3), (2, 4))
     """
     ranks: dict[int, list[int]] = {}
@@ -59,7 +59,7 @@ def number_of_groups(nodes: tuple[int, ...]) -> int:
     >>> number_of_groups((0, 0, 0, 0, 1, 1, 1, 1)), number_of_groups((0, 0, 1, 1, 2, 2, 3, 3))
     (4, 1)
     """
-    every = members(nodes)
+    every = ranks_of_nodes(nodes)
     return max(1, min(map(len, every)) // max(1, len(every) - 1))
 
 
@@ -69,50 +69,56 @@ def most_stripes(nodes: tuple[int, ...]) -> int:
     >>> most_stripes((0,) * 64 + (1,) * 64), most_stripes((0, 0, 1, 1, 2, 2, 3, 3))
     (1, 2)
     """
-    return -(-(len(members(nodes)) - 1) * number_of_groups(nodes) // min(map(len, members(nodes))))
+    return -(-(len(ranks_of_nodes(nodes)) - 1) * number_of_groups(nodes) // min(map(len, ranks_of_nodes(nodes))))
 
 
-def outgoing(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
+def stripes_sent(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
     """The stripes that a rank's node sends, first those to the next node.
 
-    >>> [stripe[:2] for stripe in outgoing((0, 0, 1, 1, 2, 2, 3, 3), 0)]
+    >>> [stripe[:2] for stripe in stripes_sent((0, 0, 1, 1, 2, 2, 3, 3), 0)]
     [(0, 2), (1, 5), (0, 6)]
     """
     here = _node_of(nodes, rank)
-    return [_stripe(nodes, here, other, group) for other, group in _others(nodes, here)]
+    return [_stripe_between(nodes, here, other, group) for other, group in _other_nodes(nodes, here)]
 
 
-def incoming(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
+def stripes_received(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
     """The stripes that a rank's node receives, first those from the next node.
 
-    >>> [stripe[:2] for stripe in incoming((0, 0, 1, 1, 2, 2, 3, 3), 3)]
+    >>> [stripe[:2] for stripe in stripes_received((0, 0, 1, 1, 2, 2, 3, 3), 3)]
     [(4, 2), (7, 3), (0, 2)]
     """
     here = _node_of(nodes, rank)
-    return [_stripe(nodes, other, here, group)._replace(other=other) for other, group in _others(nodes, here)]
+    return [
+        _stripe_between(nodes, other, here, group)._replace(other=other) for other, group in _other_nodes(nodes, here)
+    ]
 
 
-def _others(nodes: tuple[int, ...], here: int) -> list[tuple[int, int]]:
-    count = len(members(nodes))
+def _other_nodes(nodes: tuple[int, ...], here: int) -> list[tuple[int, int]]:
+    count = len(ranks_of_nodes(nodes))
     return [((here + k) % count, group) for k in range(1, count) for group in range(number_of_groups(nodes))]
 
 
 def _node_of(nodes: tuple[int, ...], rank: int) -> int:
-    return next(number for number, ranks in enumerate(members(nodes)) if rank in ranks)
+    return next(number for number, ranks in enumerate(ranks_of_nodes(nodes)) if rank in ranks)
 
 
-def _stripe(nodes: tuple[int, ...], node: int, other: int, group: int) -> Stripe:
-    every, groups = members(nodes), number_of_groups(nodes)
+def _stripe_between(nodes: tuple[int, ...], node: int, other: int, group: int) -> Stripe:
+    every, groups = ranks_of_nodes(nodes), number_of_groups(nodes)
     takers = every[other]
     low, high = (len(takers) * at // groups for at in (group, group + 1))
     return Stripe(
-        _carrier(nodes, node, other, group), _carrier(nodes, other, node, group), every[node], takers[low:high], other
+        _carrier_of(nodes, node, other, group),
+        _carrier_of(nodes, other, node, group),
+        every[node],
+        takers[low:high],
+        other,
     )
 
 
-def _carrier(nodes: tuple[int, ...], node: int, other: int, group: int) -> int:
+def _carrier_of(nodes: tuple[int, ...], node: int, other: int, group: int) -> int:
     """The member of a node at its end of a stripe."""
-    every = members(nodes)
+    every = ranks_of_nodes(nodes)
     number = (other - node - 1) % len(every) * number_of_groups(nodes) + group
     return every[node][number % len(every[node])]
 
@@ -146,20 +152,20 @@ class Stripes:
     largest: int = 0
 
 
-def stripes(nodes: tuple[int, ...], rank: int, given: Table, taken: Table, received: Mapping[int, int]) -> Stripes:
+def lay_stripes(nodes: tuple[int, ...], rank: int, given: Table, taken: Table, received: Mapping[int, int]) -> Stripes:
     """A rank's part, from what the members of its node give to each rank, and take from each node.
 
     `received` has the elements that this rank receives from each rank. What one member has for another stays in the
     giver's memory, from where the other copies it.
 
     >>> given, taken = np.array([[0, 1, 2, 3], [1, 0, 2, 3]]), np.array([[0, 5], [0, 5]])
-    >>> mine = stripes((0, 0, 1, 1), 0, given, taken, {1: 1, 2: 2, 3: 3})
+    >>> mine = lay_stripes((0, 0, 1, 1), 0, given, taken, {1: 1, 2: 2, 3: 3})
     >>> mine.puts[3], mine.finds[1], mine.finds[3]
     (NodePlace(member=1, start=1), NodePlace(member=1, start=0), NodePlace(member=0, start=7))
     >>> mine.sends
     [CarriedMessage(peer=2, start=1, elements=4)]
     """
-    here = next(ranks for ranks in members(nodes) if rank in ranks)
+    here = next(ranks for ranks in ranks_of_nodes(nodes) if rank in ranks)
     me, numbers = here.index(rank), {member: number for number, member in enumerate(here)}
     mine = Stripes(given[:, here].sum(axis=1).tolist())
     local = np.cumsum(given[:, here], axis=1) - given[:, here]
@@ -169,23 +175,25 @@ def stripes(nodes: tuple[int, ...], rank: int, given: Table, taken: Table, recei
             NodePlace(number, int(local[number, me])),
         )
     totals, before = given.sum(axis=0).tolist(), given[:me].sum(axis=0).tolist()
-    for stripe in outgoing(nodes, rank):
+    for stripe in stripes_sent(nodes, rank):
         carrier = numbers[stripe.sender]
-        start, end = _laid(mine, carrier, [totals[taker] for taker in stripe.takers])
+        start, end = _lay_stripe(mine, carrier, [totals[taker] for taker in stripe.takers])
         for taker in stripe.takers:
             mine.puts[taker] = NodePlace(carrier, start + before[taker])
             start += totals[taker]
-        _carry(mine.sends, stripe.sender == rank, stripe.receiver, end, [totals[taker] for taker in stripe.takers])
-    for stripe in incoming(nodes, rank):
+        _add_carried(
+            mine.sends, stripe.sender == rank, stripe.receiver, end, [totals[taker] for taker in stripe.takers]
+        )
+    for stripe in stripes_received(nodes, rank):
         carrier, sizes = numbers[stripe.receiver], [int(taken[numbers[to], stripe.other]) for to in stripe.takers]
-        start, end = _laid(mine, carrier, sizes)
+        start, end = _lay_stripe(mine, carrier, sizes)
         if rank in stripe.takers:
-            _find(mine, stripe, NodePlace(carrier, start + sum(sizes[: stripe.takers.index(rank)])), received)
-        _carry(mine.receives, stripe.receiver == rank, stripe.sender, end, sizes)
+            _find_own(mine, stripe, NodePlace(carrier, start + sum(sizes[: stripe.takers.index(rank)])), received)
+        _add_carried(mine.receives, stripe.receiver == rank, stripe.sender, end, sizes)
     return mine
 
 
-def _laid(mine: Stripes, carrier: int, sizes: Sequence[int]) -> tuple[int, int]:
+def _lay_stripe(mine: Stripes, carrier: int, sizes: Sequence[int]) -> tuple[int, int]:
     """Where a stripe begins and ends in its carrier's memory."""
     start = mine.elements[carrier]
     mine.elements[carrier] += sum(sizes)
@@ -193,14 +201,14 @@ def _laid(mine: Stripes, carrier: int, sizes: Sequence[int]) -> tuple[int, int]:
     return start, mine.elements[carrier]
 
 
-def _find(mine: Stripes, stripe: Stripe, place: NodePlace, received: Mapping[int, int]) -> None:
+def _find_own(mine: Stripes, stripe: Stripe, place: NodePlace, received: Mapping[int, int]) -> None:
     start = place.start
     for giver in stripe.givers:
         mine.finds[giver] = NodePlace(place.member, start)
         start += received.get(giver, 0)
 
 
-def _carry(messages: list[CarriedMessage], carries: bool, peer: int, end: int, sizes: Sequence[Any]) -> None:
+def _add_carried(messages: list[CarriedMessage], carries: bool, peer: int, end: int, sizes: Sequence[Any]) -> None:
     """Adds a stripe to the messages that its carrier sends, or receives, unless it is empty."""
     elements = sum(sizes)
     if carries and elements:

@@ -14,7 +14,7 @@ from reshard.errors import TileError
 from reshard.mpi.numpy_protocol import array_functions, contractions, reductions, views
 from reshard.mpi.numpy_protocol.elementwise import call_ufunc
 from reshard.mpi.numpy_protocol.tiled import INSTEAD, TiledArray, finish_sum, take_tile
-from reshard.mpi.tiles import replicated
+from reshard.mpi.tiles import replicate_layout
 
 
 class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
@@ -192,7 +192,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
             raise TypeError(f"{name} of a DistArray of shape {self.shape}, which is not one number; {INSTEAD}")
         # Every rank gets the element, so that `if a.sum() > 0` goes the same way on all of them.
         whole = finish_sum(self)
-        return take_tile(whole.redistribute(replicated(whole.layout, whole.layout.mesh))).reshape(1)[0]
+        return take_tile(whole.redistribute(replicate_layout(whole.layout, whole.layout.mesh))).reshape(1)[0]
 
 
 def _reduce(

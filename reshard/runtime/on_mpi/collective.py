@@ -27,7 +27,7 @@ from mpi4py import MPI
 from reshard import errors
 from reshard.errors import AgreementError, BudgetError, PlanError, ReshardError, quoted
 from reshard.plans.manifest import Manifest, list_differences
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, moving, team_of
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, report_failure, team_of
 from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted
 from reshard.types.whole import planning_until
@@ -86,7 +86,7 @@ def collective(
     """
     start = time.monotonic()
     allowed = seconds_of(limit) or TIME_LIMIT
-    turns = turns_of(_checked(comm))
+    turns = turns_of(_check_comm(comm))
     turn = turns.take(start + allowed)
     try:
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
@@ -100,17 +100,17 @@ def collective(
             return prepare(team)
 
         def described(value: T) -> str:
-            return f"{request(value)}{_thread() if turns.mixed else ''}"
+            return f"{request(value)}{_name_thread() if turns.mixed else ''}"
 
         def posted_alone(value: T) -> Posted:
             return Posted(int(turns.is_here and alone is not None and alone(team, value)), 0, 0, ABSENT)
 
         if ahead is not None:
-            with moving(team):
+            with report_failure(team):
                 ahead(team, watch)
         value = prepare_together(team, watch, checked, described, posting if alone is None else posted_alone)
         ended = alone is not None and team.shared  # All ranks have posted that they need not meet again.
-        with moving(team):
+        with report_failure(team):
             yield Agreed(team, watch, value)
             ended = ended or team.sync(watch, -1 if turn.overlapped else 0)
         if not ended:
@@ -122,11 +122,11 @@ def collective(
         turn.release()
 
 
-def _thread() -> str:
+def _name_thread() -> str:
     return f", in thread {threading.current_thread().name}"
 
 
-def _checked(comm: object) -> MPI.Intracomm:
+def _check_comm(comm: object) -> MPI.Intracomm:
     if not isinstance(comm, MPI.Intracomm):
         raise AgreementError(
             f"comm {quoted(comm)} is not a communicator of these ranks; give one such as MPI.COMM_WORLD"
@@ -168,7 +168,7 @@ def prepare_together(
         posted = posted if posting is None else posting(prepared)
     except Exception as caught:  # The other ranks are waiting: it is raised once they know.
         error = caught
-    agree(team, watch, text, digest_of(text), error, posted)
+    agree_on_request(team, watch, text, digest_of(text), error, posted)
     return cast(T, prepared)
 
 
@@ -181,7 +181,7 @@ def digest_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
 
 
-def agree(
+def agree_on_request(
     team: Team,
     watch: Watch,
     request: str,
@@ -196,28 +196,28 @@ def agree(
     """
     team.calls += 1
     number = -1 if error is not None else digest + team.calls
-    with moving(team):
+    with report_failure(team):
         if team.sync(watch, number, posted, posted.address != 0, posted.place != 0, posted.into):
             return
         request += ", with an out" if posted.into else ""
-        statements = _stated(team, watch, request, error)
-    _raise(statements, error)
+        statements = _state_requests(team, watch, request, error)
+    _raise_statements(statements, error)
 
 
-def disagree(team: Team, watch: Watch, request: str) -> NoReturn:
+def raise_disagreement(team: Team, watch: Watch, request: str) -> NoReturn:
     """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
     of them.
     """
-    with moving(team):
-        statements = _stated(team, watch, request, None)
-    _raise(statements, None)
+    with report_failure(team):
+        statements = _state_requests(team, watch, request, None)
+    _raise_statements(statements, None)
 
 
-def _stated(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
+def _state_requests(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
     """What each rank requested, or why it failed, once the digests differ."""
     kind = "" if error is None else type(error).__name__
     mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
-    statements = _exchanged(team, watch, mine)
+    statements = _gather_statements(team, watch, mine)
     team.calls = max(statement.calls for statement in statements)
     return statements
 
@@ -235,18 +235,18 @@ class _Statement(NamedTuple):
     calls: int
 
 
-def _exchanged(team: Team, watch: Watch, mine: _Statement) -> list[_Statement]:
+def _gather_statements(team: Team, watch: Watch, mine: _Statement) -> list[_Statement]:
     """The statements of all ranks."""
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     sizes = np.empty(team.size, np.int64)
-    _wait(watch, team.comm.Iallgather(np.array([text.size], np.int64), sizes))
+    _wait_for_request(watch, team.comm.Iallgather(np.array([text.size], np.int64), sizes))
     texts = np.empty(int(sizes.sum()), np.uint8)
-    _wait(watch, team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
+    _wait_for_request(watch, team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
     parts = np.split(texts, np.cumsum(sizes)[:-1])
     return [_Statement(*json.loads(part.tobytes())) for part in parts]
 
 
-def _wait(watch: Watch, request: MPI.Request) -> None:
+def _wait_for_request(watch: Watch, request: MPI.Request) -> None:
     """Waits for a request, which is kept alive if the wait is given up: MPI may still write to its buffers."""
     try:
         watch.until(request.Test)
@@ -258,22 +258,22 @@ def _wait(watch: Watch, request: MPI.Request) -> None:
 _given_up: list[MPI.Request] = []
 
 
-def _raise(statements: list[_Statement], own: Exception | None) -> NoReturn:
+def _raise_statements(statements: list[_Statement], own: Exception | None) -> NoReturn:
     failed = [(rank, each) for rank, each in enumerate(statements) if each.kind]
     if not failed:
         raise AgreementError(
             f"the ranks ask for different things, so nothing was moved: "
-            f"{_manifests(statements) or _requests(statements)}; make the same call on all"
+            f"{_compare_manifests(statements) or _list_requests(statements)}; make the same call on all"
         )
     alike = len(failed) == len(statements) and len({(each.kind, each.text) for _, each in failed}) == 1
     if own is not None and alike:
         raise own
     more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
     rank, first = failed[0]
-    raise _error(first, f"rank {rank}{more}: {first.text}; nothing was moved") from own
+    raise _error_of_rank(first, f"rank {rank}{more}: {first.text}; nothing was moved") from own
 
 
-def _manifests(statements: list[_Statement]) -> str | None:
+def _compare_manifests(statements: list[_Statement]) -> str | None:
     """How the manifests of two ranks differ, if the requests are manifests of trees; None otherwise."""
     try:
         manifests = [Manifest.from_json(each.request.partition(MANIFEST_END)[0]) for each in statements]
@@ -285,7 +285,7 @@ def _manifests(statements: list[_Statement]) -> str | None:
     return "; ".join(list_differences(manifests[0], manifests[other], "on rank 0", f"on rank {other}"))
 
 
-def _requests(statements: list[_Statement]) -> str:
+def _list_requests(statements: list[_Statement]) -> str:
     """The different requests, each with the ranks that made it."""
     ranks: dict[str, list[int]] = {}
     for rank, each in enumerate(statements):
@@ -296,7 +296,7 @@ def _requests(statements: list[_Statement]) -> str:
     return "; ".join(f"ranks {made}: {request}" for request, made in ranks.items())
 
 
-def _error(statement: _Statement, text: str) -> ReshardError:
+def _error_of_rank(statement: _Statement, text: str) -> ReshardError:
     """An error of the same class with this text; `AgreementError` if the class is not one of this package."""
     kind = getattr(errors, statement.kind, None)
     if kind is BudgetError:

@@ -18,14 +18,14 @@ from reshard.lower.to_mpi import (
     Fetch,
     Form,
     Near,
+    devices_by_id,
     fetched_across,
     fetched_as,
-    fetches,
+    list_fetches,
+    list_served,
     rank_of_devices,
-    ranks,
+    ranks_of_seats,
     seat_of,
-    seats,
-    served,
     served_across,
     served_as,
     tile_shapes,
@@ -34,9 +34,9 @@ from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, copy_order, copy_steps
 from reshard.runtime.on_mpi.copies.strided_copy import Array, raw
 from reshard.runtime.on_mpi.node_price import NodeLoad
-from reshard.runtime.on_mpi.wire.chunks import Region, copies
+from reshard.runtime.on_mpi.wire.chunks import Region, pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import Messages, between, mean_run
+from reshard.runtime.on_mpi.wire.messages import Messages, mean_run, messages_between
 from reshard.types.layout import Layout
 
 STAGING = 16 << 20
@@ -92,7 +92,7 @@ class RunBytes(NamedTuple):
 @lru_cache(maxsize=64)
 def run_bytes(source: Layout, target: Layout, rank: int, size: int, itemsize: int) -> RunBytes:
     """The runs of what one of `size` ranks receives if all are on one node."""
-    peers = _fetched(source, target, rank, (0,) * size)
+    peers = _fetches_by_rank(source, target, rank, (0,) * size)
     others = [block for peer, fetch in peers.items() if peer != rank for block in fetch.blocks]
     ends = ((source.tile_shape, None), (None, target.tile_shape), (source.tile_shape, target.tile_shape))
     return RunBytes(*(mean_run(others, *shapes) * itemsize for shapes in ends))
@@ -101,16 +101,16 @@ def run_bytes(source: Layout, target: Layout, rank: int, size: int, itemsize: in
 @lru_cache(maxsize=64)
 def node_load(source: Layout, target: Layout, nodes: tuple[int, ...], itemsize: int) -> NodeLoad:
     """What the first rank of the target receives; all ranks must judge alike, so each looks at the same."""
-    rank = seats(target.mesh, len(nodes))[0]
-    mine = _fetched(source, target, rank, nodes)
+    rank = ranks_of_seats(target.mesh, len(nodes))[0]
+    mine = _fetches_by_rank(source, target, rank, nodes)
     sizes = {peer: sum(block.elements for block in fetch.blocks) * itemsize for peer, fetch in mine.items()}
     far = [size for peer, size in sizes.items() if nodes[peer] != nodes[rank]]
     return NodeLoad(len(far), sum(far), sum(sizes.values()) - sum(far) - sizes.get(rank, 0))
 
 
-def peers(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> tuple[set[int], set[int]]:
+def list_peers(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> tuple[set[int], set[int]]:
     """The ranks to which a rank gives something, and those from which it takes something, itself left out."""
-    to, by = (set(of(source, target, rank, nodes)) - {rank} for of in (_served, _fetched))
+    to, by = (set(of(source, target, rank, nodes)) - {rank} for of in (_served_by_rank, _fetches_by_rank))
     return to, by
 
 
@@ -131,8 +131,8 @@ def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ..
     packed: list[Region] = []
     starts: dict[int, int] = {}
     at = 0
-    given = _given(source, target, rank, nodes)
-    for to in _near(rank, nodes):
+    given = _pairs_given(source, target, rank, nodes)
+    for to in _ranks_of_node(rank, nodes):
         if to != rank:
             starts[to] = at
             regions = [region for region, _ in given.get(to, ())]
@@ -150,37 +150,37 @@ class Pushes:
 
 
 @lru_cache(maxsize=256)
-def pushes(
+def list_pushes(
     source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, form: Form | None = None
 ) -> Pushes:
     """What a rank writes into the results of its node: the pulls of all its peers, seen from the giver."""
-    given = _given(source, target, rank, nodes, form)
-    pairs = tuple((to, given.get(to, ())) for to in _near(rank, nodes))
+    given = _pairs_given(source, target, rank, nodes, form)
+    pairs = tuple((to, given.get(to, ())) for to in _ranks_of_node(rank, nodes))
     regions = [region for _, each in pairs for region, _ in each]
     return Pushes(pairs, copy_order(regions, tile_shapes(source, target, form)[0], itemsize, True))
 
 
-def _near(rank: int, nodes: tuple[int, ...]) -> list[int]:
+def _ranks_of_node(rank: int, nodes: tuple[int, ...]) -> list[int]:
     """The ranks of a rank's node, itself included."""
     return [other for other, node in enumerate(nodes) if node == nodes[rank]]
 
 
-def _fetched(
+def _fetches_by_rank(
     source: Layout, target: Layout, by: int, nodes: tuple[int, ...], form: Form | None = None
 ) -> dict[int, Fetch]:
     """What a rank fetches, by giver; a giver of its own node if there is one and the form leaves the choice."""
     if form is not None:
         return _as_listed(fetched_as, source, target, by, len(nodes), form)
-    return _by_rank(fetches, fetched_across, source, target, by, nodes)
+    return _by_rank(list_fetches, fetched_across, source, target, by, nodes)
 
 
-def _served(
+def _served_by_rank(
     source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
 ) -> dict[int, Fetch]:
     """What others fetch from a rank, by receiver."""
     if form is not None:
         return _as_listed(served_as, source, target, rank, len(nodes), form)
-    return _by_rank(served, served_across, source, target, rank, nodes)
+    return _by_rank(list_served, served_across, source, target, rank, nodes)
 
 
 def _as_listed(
@@ -196,7 +196,7 @@ def _as_listed(
     for mesh in (source.mesh, target.mesh):
         seat = seat_of(mesh, rank, size)
         if seat is not None:
-            return {at[fetch.rank]: fetch for fetch in listing(source, target, form, ranks(mesh)[seat])}
+            return {at[fetch.rank]: fetch for fetch in listing(source, target, form, devices_by_id(mesh)[seat])}
     return {}
 
 
@@ -213,34 +213,36 @@ def _by_rank(
     """
     if not one_set(source.mesh, target.mesh):
         return {fetch.rank: fetch for fetch in across(source, target, rank, nodes)}
-    seat, at = seat_of(source.mesh, rank, len(nodes)), seats(source.mesh, len(nodes))
+    seat, at = seat_of(source.mesh, rank, len(nodes)), ranks_of_seats(source.mesh, len(nodes))
     if seat is None:
         return {}
     listed = among(source, target, seat, lambda a, b: nodes[at[a]] == nodes[at[b]])
     return {at[fetch.rank]: fetch for fetch in listed}
 
 
-def _given(
+def _pairs_given(
     source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
 ) -> dict[int, Pairs]:
     """What the ranks of its node fetch from a rank, as copies from tile to tile."""
-    return _copies(_served(source, target, rank, nodes, form), tile_shapes(source, target, form), rank, nodes)
+    return _pairs_in_node(
+        _served_by_rank(source, target, rank, nodes, form), tile_shapes(source, target, form), rank, nodes
+    )
 
 
-def _copies(
+def _pairs_in_node(
     peers: Mapping[int, Fetch], shapes: tuple[Sequence[int], Sequence[int]], rank: int, nodes: tuple[int, ...]
 ) -> dict[int, Pairs]:
     """The fetches between a rank and those of its node as copies between tiles of these shapes."""
     before, after = shapes
     return {
-        peer: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
+        peer: tuple(pair for block in fetch.blocks for pair in pairs_of_block(block, before, after))
         for peer, fetch in peers.items()
         if nodes[peer] == nodes[rank]
     }
 
 
 @lru_cache(maxsize=256)
-def direct(
+def plan_direct(
     source: Layout,
     target: Layout,
     rank: int,
@@ -262,8 +264,11 @@ def direct(
         return None if nodes[peer] == nodes[rank] and not apart else peers.get(peer)
 
     before, after = tile_shapes(source, target, form)
-    mine, theirs = _fetched(source, target, rank, nodes, form), _served(source, target, rank, nodes, form)
-    pulls = _copies(mine, (before, after), rank, nodes)
+    mine, theirs = (
+        _fetches_by_rank(source, target, rank, nodes, form),
+        _served_by_rank(source, target, rank, nodes, form),
+    )
+    pulls = _pairs_in_node(mine, (before, after), rank, nodes)
     if apart:
         pulls = {rank: pulls.get(rank, ())}
     sent: list[tuple[int, tuple[Block, ...]]] = []
@@ -273,7 +278,7 @@ def direct(
         outgoing, incoming = far(theirs, to), far(mine, giver)
         sent += [(to, outgoing.blocks)] if outgoing else []
         received += [(giver, incoming.blocks)] if incoming else []
-    messages = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
+    messages = messages_between(sent, received, (), before, after, itemsize, staging // itemsize, held)
     own = pulls.pop(rank, ())
     filled = [region for pairs in (own, *pulls.values()) for _, region in pairs]
     return Direct(own, tuple(pulls.items()), copy_order(filled, after, itemsize), messages)
@@ -310,7 +315,7 @@ def move_directly(
     exchange.finish()
 
 
-def pulling(tiles: Mapping[int, Array]) -> Fill:
+def pull_from(tiles: Mapping[int, Array]) -> Fill:
     """Copies out of the source tiles of other ranks, which lie in windows."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
@@ -323,7 +328,7 @@ def pulling(tiles: Mapping[int, Array]) -> Fill:
     return fill
 
 
-def pushing(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
+def push_into(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
     """Copies into the results of other ranks, which lie in windows."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
@@ -336,28 +341,28 @@ def pushing(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
     return fill
 
 
-def unpacking(packed: Mapping[int, Array]) -> Fill:
+def unpack_from(packed: Mapping[int, Array]) -> Fill:
     """Copies out of what each other rank packed for this one, see `NodePacking`."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         views = [(into.of(target), source.of(tile)) for source, into in move.own]
         for rank, pairs in move.pulls:
-            parts = _consecutive([source for source, _ in pairs], raw(packed[rank]))
+            parts = _view_packed([source for source, _ in pairs], raw(packed[rank]))
             views += zip([into.of(target) for _, into in pairs], parts, strict=True)
         return copy_steps(views, move.order)
 
     return fill
 
 
-def pack(packing: NodePacking, tile: Array, packed: Array) -> None:
+def pack_for_node(packing: NodePacking, tile: Array, packed: Array) -> None:
     """Copies the regions of a raw tile that the others of the node need, one after another."""
-    into = _consecutive(packing.regions, packed)
+    into = _view_packed(packing.regions, packed)
     views = zip(into, [region.of(tile) for region in packing.regions], strict=True)
     for step in copy_steps(list(views), packing.order, tile):
         step()
 
 
-def _consecutive(regions: Sequence[Region], packed: Array) -> list[Array]:
+def _view_packed(regions: Sequence[Region], packed: Array) -> list[Array]:
     """Regions that are packed one after another, as views of that memory."""
     views: list[Array] = []
     at = 0

@@ -10,13 +10,13 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.geometry.overlap import piece
-from reshard.lower.to_mpi import Block, Fetch, fetches, ranks, seat_of, seats
+from reshard.lower.to_mpi import Block, Fetch, devices_by_id, list_fetches, ranks_of_seats, seat_of
 from reshard.runtime.on_mpi.copies.strided_copy import Array, raw
 from reshard.runtime.on_mpi.direct import STAGING
-from reshard.runtime.on_mpi.indices import indices, padding
+from reshard.runtime.on_mpi.indices import global_indices, padding_indices
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import Messages, between
+from reshard.runtime.on_mpi.wire.messages import Messages, messages_between
 from reshard.types import Layout, Mesh
 from reshard.types.view import View, Window
 
@@ -30,53 +30,53 @@ def on_one_device(layout: Layout) -> Layout:
     return Layout.tiled(Mesh(), layout.shape, layout.dtype, [[] for _ in layout.shape])
 
 
-def scatter(call: Call, layout: Layout, array: Array, root: int | None, tile: Array) -> None:
+def scatter_tiles(call: Call, layout: Layout, array: Array, root: int | None, tile: Array) -> None:
     """Fills every rank's tile from the array of `root`; with root None, from the rank's own array.
 
     The array of any other rank is ignored, so it may be empty.
     """
-    mine = _scattered(layout, call.team.rank, call.team.size, root, tile.itemsize)
+    mine = _messages_of_scatter(layout, call.team.rank, call.team.size, root, tile.itemsize)
     MessageExchange(call, mine, raw(array), raw(tile)).run()
 
 
-def gather(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
+def gather_tiles(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
     """Fills the array of `root` from the tiles, each part from one of the ranks that hold it."""
-    mine = _gathered(layout, call.team.rank, call.team.size, root, tile.itemsize)
+    mine = _messages_of_gather(layout, call.team.rank, call.team.size, root, tile.itemsize)
     MessageExchange(call, mine, raw(tile), raw(array)).run()
 
 
 @lru_cache(maxsize=64)
-def _scattered(layout: Layout, rank: int, size: int, root: int | None, itemsize: int) -> Messages:
+def _messages_of_scatter(layout: Layout, rank: int, size: int, root: int | None, itemsize: int) -> Messages:
     """A rank's messages of a scatter: from the root to each other rank."""
-    seated = {to: seat for seat, to in enumerate(seats(layout.mesh, size)) if root is not None or to == rank}
+    seated = {to: seat for seat, to in enumerate(ranks_of_seats(layout.mesh, size)) if root is not None or to == rank}
     one = on_one_device(layout)
-    blocks = {to: _blocks(fetches(one, layout, 0, _apart, seat)) for to, seat in seated.items()}
+    blocks = {to: _join_blocks(list_fetches(one, layout, 0, _never_near, seat)) for to, seat in seated.items()}
     sent = [(to, given) for to, given in blocks.items() if rank == root != to and given]
     received = [(root, blocks[rank])] if root is not None and root != rank and blocks.get(rank) else []
     local = blocks.get(rank, ()) if root in (rank, None) else ()
     staging = STAGING // itemsize
-    return between(sent, received, local, layout.shape, layout.tile_shape, itemsize, staging)
+    return messages_between(sent, received, local, layout.shape, layout.tile_shape, itemsize, staging)
 
 
 @lru_cache(maxsize=64)
-def _gathered(layout: Layout, rank: int, size: int, root: int, itemsize: int) -> Messages:
+def _messages_of_gather(layout: Layout, rank: int, size: int, root: int, itemsize: int) -> Messages:
     """A rank's messages of a gather: from each rank that the root fetches from."""
-    at = seats(layout.mesh, size)
+    at = ranks_of_seats(layout.mesh, size)
     seat = seat_of(layout.mesh, root, size)
-    fetched = fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, _apart, 0)
+    fetched = list_fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, _never_near, 0)
     blocks = {at[fetch.rank]: fetch.blocks for fetch in fetched}
     sent = [(root, blocks[rank])] if rank != root and blocks.get(rank) else []
     received = [(giver, given) for giver, given in blocks.items() if rank == root != giver and given]
     local = blocks.get(rank, ()) if rank == root else ()
     staging = STAGING // itemsize
-    return between(sent, received, local, layout.tile_shape, layout.shape, itemsize, staging)
+    return messages_between(sent, received, local, layout.tile_shape, layout.shape, itemsize, staging)
 
 
-def _blocks(fetched: Sequence[Fetch]) -> tuple[Block, ...]:
+def _join_blocks(fetched: Sequence[Fetch]) -> tuple[Block, ...]:
     return tuple(block for fetch in fetched for block in fetch.blocks)
 
 
-def _apart(rank: int, other: int) -> bool:
+def _never_near(rank: int, other: int) -> bool:
     """Every rank on a node of its own: a root sends everything by messages."""
     return False
 
@@ -95,7 +95,7 @@ _AT_ONCE = 1 << 18
 """Elements of a tile that are mixed at once, whose numbers take 8 bytes each."""
 
 
-def checksum(layout: Layout, rank: int, tile: Array, view: View | None = None, *, after: bool = False) -> int:
+def sum_tile(layout: Layout, rank: int, tile: Array, view: View | None = None, *, after: bool = False) -> int:
     """This rank's part of an array's sum: 0 where another rank has the same tile.
 
     The array is the source of the `view`, or its target if it is what the view makes, `after` the move.
@@ -104,26 +104,26 @@ def checksum(layout: Layout, rank: int, tile: Array, view: View | None = None, *
     >>> mesh = Mesh(x=2)
     >>> rows, whole = Layout.parse("s32[{x}2]", mesh), Layout.parse("s32[4]", mesh)
     >>> array = np.array([7, 1, 5, 5], np.int32)
-    >>> parts = [checksum(rows, rank, array[2 * rank :][:2]) for rank in range(2)]
-    >>> sum(parts) % 2**64 == checksum(whole, 0, array), checksum(whole, 1, array)
+    >>> parts = [sum_tile(rows, rank, array[2 * rank :][:2]) for rank in range(2)]
+    >>> sum(parts) % 2**64 == sum_tile(whole, 0, array), sum_tile(whole, 1, array)
     (True, 0)
     """
-    if _first_holder(layout, ranks(layout.mesh)[rank]) != rank or not tile.size:
+    if _first_holder(layout, devices_by_id(layout.mesh)[rank]) != rank or not tile.size:
         return 0
     view = View.identity(layout.shape) if view is None else view
-    places, moving = _places(view, after, [indices(layout, dim, rank) for dim in range(tile.ndim)])
-    for dim, unused in enumerate(padding(layout, rank)):
+    places, moving = _places_in_view(view, after, [global_indices(layout, dim, rank) for dim in range(tile.ndim)])
+    for dim, unused in enumerate(padding_indices(layout, rank)):
         moving[dim][unused] = False
     if not tile.ndim:
-        return _summed(tile, [], [])
+        return _sum_elements(tile, [], [])
     rows = max(1, _AT_ONCE * len(tile) // tile.size)
     blocks = [slice(start, start + rows) for start in range(0, len(tile), rows)]
-    return sum(_summed(tile[at], [places[0][at], *places[1:]], [moving[0][at], *moving[1:]]) for at in blocks) % (
+    return sum(_sum_elements(tile[at], [places[0][at], *places[1:]], [moving[0][at], *moving[1:]]) for at in blocks) % (
         1 << 64
     )
 
 
-def _summed(tile: Array, places: Sequence[Array], moving: Sequence[Array]) -> int:
+def _sum_elements(tile: Array, places: Sequence[Array], moving: Sequence[Array]) -> int:
     """The sum of a block's elements; each index of a dim has a place, and moves or does not."""
     position = np.zeros((), np.uint64)
     for place in places:
@@ -132,13 +132,13 @@ def _summed(tile: Array, places: Sequence[Array], moving: Sequence[Array]) -> in
     values = np.zeros(tile.shape, np.uint64)
     for byte in range(tile.itemsize):
         values = values * np.uint64(257) + words[..., byte]
-    mixed = _mixed(values + _mixed(position + np.uint64(1)))
+    mixed = _mix_bits(values + _mix_bits(position + np.uint64(1)))
     for dim, moves in enumerate(moving):
         mixed[(slice(None),) * dim + (~moves,)] = 0
     return int(mixed.sum(dtype=np.uint64))
 
 
-def _places(view: View, after: bool, indices: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+def _places_in_view(view: View, after: bool, indices: Sequence[Array]) -> tuple[list[Array], list[Array]]:
     """For each dim, what its indices add to the places of their elements in the view's order of atoms, and which of
     them are part of the move."""
     sizes = [atom.size for atom in view.atoms]
@@ -158,7 +158,7 @@ def _places(view: View, after: bool, indices: Sequence[Array]) -> tuple[list[Arr
     return places, moving
 
 
-def _mixed(values: Array) -> Array:
+def _mix_bits(values: Array) -> Array:
     with np.errstate(over="ignore"):  # Modulo 2^64, also for scalars.
         values = values * _MIX
         return (values ^ (values >> _SHIFT)) * _MIX
@@ -167,16 +167,18 @@ def _mixed(values: Array) -> Array:
 @lru_cache(maxsize=1024)
 def _first_holder(layout: Layout, device: int) -> int:
     """The first rank that holds the tile of a device."""
-    wanted = _pieces(layout, device)
-    return next(rank for rank, other in enumerate(ranks(layout.mesh)) if _pieces(layout, other) == wanted)
+    wanted = _pieces_of_device(layout, device)
+    return next(
+        rank for rank, other in enumerate(devices_by_id(layout.mesh)) if _pieces_of_device(layout, other) == wanted
+    )
 
 
-def _pieces(layout: Layout, device: int) -> tuple[int, ...]:
+def _pieces_of_device(layout: Layout, device: int) -> tuple[int, ...]:
     position = layout.mesh.position(device)
     return tuple(piece(dim, layout.mesh, position) for dim in layout.dims)
 
 
-def total(team: Team, watch: Watch, sums: Sequence[int]) -> list[int]:
+def add_sums(team: Team, watch: Watch, sums: Sequence[int]) -> list[int]:
     """The sums of all ranks, added modulo 2^64."""
     if not sums:
         return []

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.geometry.overlap import Run, list_runs, piece, shares
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.types import Digit, Dim, Layout
 
 
@@ -20,35 +20,35 @@ def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
     ((range(2, 4), range(10, 12)), (range(2, 4),))
     """
     return tuple(
-        tuple(range(run.dst, run.dst + run.length) for run in _runs(layout, dim, seat))
+        tuple(range(run.dst, run.dst + run.length) for run in _runs_of_dim(layout, dim, seat))
         for dim in range(len(layout.shape))
     )
 
 
-def indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
+def global_indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
     """The global index of every local index of a dim; padding gets the index 0, so that it can be used as an index.
 
     >>> from reshard.types import Mesh
-    >>> indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
+    >>> global_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
     array([6, 7, 0])
     """
     index = np.zeros(layout.tile_shape[dim], np.int64)
-    for run in _runs(layout, dim, seat):
+    for run in _runs_of_dim(layout, dim, seat):
         index[run.src : run.src + run.length] = np.arange(run.dst, run.dst + run.length)
     return index
 
 
-def padding(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
+def padding_indices(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
     """For each dim, the local indices of the tile of a seat that hold no element.
 
     >>> from reshard.types import Mesh
-    >>> padding(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 2)
+    >>> padding_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 2)
     (array([2]),)
     """
     unused: list[NDArray[np.intp]] = []
     for dim, extent in enumerate(layout.tile_shape):
         held = np.zeros(extent, bool)
-        for run in _runs(layout, dim, seat):
+        for run in _runs_of_dim(layout, dim, seat):
             held[run.src : run.src + run.length] = True
         unused.append(np.flatnonzero(~held))
     return tuple(unused)
@@ -56,14 +56,14 @@ def padding(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
 
 def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
     """Writes zeros to the padding of a seat's tile."""
-    for dim, local in enumerate(padding(layout, seat)):
+    for dim, local in enumerate(padding_indices(layout, seat)):
         if local.size:
             tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
 
 
-def _runs(layout: Layout, dim: int, seat: int) -> list[Run]:
+def _runs_of_dim(layout: Layout, dim: int, seat: int) -> list[Run]:
     """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
     numeral = layout.dims[dim]
     whole = Dim((Digit(numeral.size, None),), numeral.size)
-    position = layout.mesh.position(ranks(layout.mesh)[seat])
+    position = layout.mesh.position(devices_by_id(layout.mesh)[seat])
     return list_runs(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))

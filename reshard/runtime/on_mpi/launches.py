@@ -27,9 +27,9 @@ from reshard.plans.memory import Bytes, DeviceKinds
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.plans.rules.cost import PLAIN
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.direct import Direct, Pushes, direct, passes_on, pushes
+from reshard.runtime.on_mpi.direct import Direct, Pushes, list_pushes, passes_on, plan_direct
 from reshard.runtime.on_mpi.team import Facts
-from reshard.runtime.on_mpi.wire.messages import JointMessages, joint
+from reshard.runtime.on_mpi.wire.messages import JointMessages, join_messages
 from reshard.synth import plan
 from reshard.types import Digit, Dim, Layout
 
@@ -44,7 +44,7 @@ _STRAIGHT = ("slice", "all_gather", "all_to_all", "permute", "exchange")
 
 
 class Hop(NamedTuple):
-    """One array's move between the tiles of two layouts; `form` as in `direct`. It `fills` part of an array if so."""
+    """One array's move between tiles of two layouts; `form` as in `plan_direct`. It `fills` part of an array if so."""
 
     source: Layout
     target: Layout
@@ -120,13 +120,14 @@ class Bundle:
             hops, nodes, size = tuple(route[number] for route in self.routes), facts.nodes, self.itemsize
             each = [(hop.source, hop.target, rank, nodes, size) for hop in hops]
             moves = tuple(
-                direct(*ends, self.staging, apart=alone, form=hop.form)
+                plan_direct(*ends, self.staging, apart=alone, form=hop.form)
                 for ends, hop, alone in zip(each, hops, apart, strict=True)
             )
             pushed = tuple(
-                None if alone else pushes(*ends, hop.form) for ends, hop, alone in zip(each, hops, apart, strict=True)
+                None if alone else list_pushes(*ends, hop.form)
+                for ends, hop, alone in zip(each, hops, apart, strict=True)
             )
-            messages = joint([move.messages for move in moves], self.staging // size, size, rank, len(nodes))
+            messages = join_messages([move.messages for move in moves], self.staging // size, size, rank, len(nodes))
             self._parts[key] = BundledHop(hops, moves, pushed, messages)
         return self._parts[key]
 
@@ -179,14 +180,14 @@ class _Pending:
         return _Pending(
             (*self.stacks, *other.stacks),
             (*self.routes, *other.routes),
-            tuple(_sum(*both) for both in zip(self.tiles, other.tiles, strict=True)),
-            _sum(self.targets, other.targets),
+            tuple(_add_bytes(*both) for both in zip(self.tiles, other.tiles, strict=True)),
+            _add_bytes(self.targets, other.targets),
             self.copied + other.copied,
             self.ends + other.ends,
         )
 
 
-def _sum(*each: Bytes) -> Bytes:
+def _add_bytes(*each: Bytes) -> Bytes:
     return tuple(map(sum, zip(*each, strict=True)))
 
 
@@ -207,10 +208,10 @@ class _Scheduler:
     def launches(self, apart: bool) -> Iterator[Launch]:
         """All launches in order."""
         for batch in self._tree.batches:
-            for stack in _stacks(batch, apart, self._several) if batch.steps else ():
+            for stack in _list_stacks(batch, apart, self._several) if batch.steps else ():
                 if apart and len(stack.names) > 1:
                     yield SharedStack(stack.names, stack.plan, self._tree.plans[stack.names[0]])
-                    self._live = _sum(self._live, self._kinds.tile(stack.plan.target))
+                    self._live = _add_bytes(self._live, self._kinds.tile(stack.plan.target))
                 else:
                     yield from self._admitted(stack, list_hops(stack.plan, self._several))
         for key in list(self._pending):
@@ -232,14 +233,14 @@ class _Scheduler:
                 yield self._flushed(key)
         if own is None or more is None:
             yield stack
-            self._live = _sum(self._live, target)
+            self._live = _add_bytes(self._live, target)
         else:
             self._pending[own] = self._pending[own].joined(more) if own in self._pending else more
 
     def _waiting(self, stack: Stack, route: Hops) -> _Pending:
         kinds, one = self._kinds, stack.plan
         tiles = tuple(
-            _sum(kinds.tile(hop.target), kinds.tile(hop.source))
+            _add_bytes(kinds.tile(hop.target), kinds.tile(hop.source))
             if at and hop.form != SECOND
             else kinds.tile(hop.target)
             for at, hop in enumerate(route)
@@ -250,8 +251,8 @@ class _Scheduler:
 
     def _room(self, pending: _Pending, beside: Sequence[Bytes] = ()) -> int:
         """The bytes that are left for messages if these move when the targets `beside` them are there."""
-        live = _sum(self._live, *beside)
-        most = max(max(_sum(live, tiles)) for tiles in pending.tiles)
+        live = _add_bytes(self._live, *beside)
+        most = max(max(_add_bytes(live, tiles)) for tiles in pending.tiles)
         return self._tree.peak_bytes - most - pending.copied
 
     def _wanted(self, pending: _Pending) -> int:
@@ -262,23 +263,23 @@ class _Scheduler:
         pending = self._pending.pop(key)
         itemsize = numpy_dtype(key[0]).itemsize
         room = max(0, self._room(pending))
-        self._live = _sum(self._live, pending.targets)
+        self._live = _add_bytes(self._live, pending.targets)
         if self._several and room < 4 * itemsize and len(pending.stacks) == 1:
             return pending.stacks[0]
         return Bundle(pending.stacks, pending.routes, itemsize, room // 2)
 
 
-def _stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
+def _list_stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
     """The stacks of a batch, with copies within what the tree's plan has for its buffers.
 
     If results are `apart`, only moves straight to them are stacked, and only on one node.
     """
     plans = dict(zip(batch.names, batch.plans, strict=True))
     room = max(batch.scratch_bytes, default=0)
-    for names in _alike(plans):
+    for names in _group_alike(plans):
         one = plans[names[0]]
         stacked = len(names) > 1 and not (apart and (several or list_hops(one, False) is None))
-        together = _stacked(one, len(names), room) if stacked else None
+        together = _plan_stack(one, len(names), room) if stacked else None
         if together is None:
             yield from (Stack((name,), plans[name]) for name in names)
         else:
@@ -286,7 +287,7 @@ def _stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
             yield Stack(names, together)
 
 
-def _alike(plans: Mapping[str, Plan]) -> Iterator[tuple[str, ...]]:
+def _group_alike(plans: Mapping[str, Plan]) -> Iterator[tuple[str, ...]]:
     """The names of equal moves; those of large tiles, and of sums whose dtype may have no name, one by one."""
     groups: dict[object, list[str]] = {}
     for name, one in plans.items():
@@ -297,12 +298,12 @@ def _alike(plans: Mapping[str, Plan]) -> Iterator[tuple[str, ...]]:
 
 
 @lru_cache(maxsize=1024)
-def _stacked(one: Plan, count: int, room: int) -> Plan | None:
+def _plan_stack(one: Plan, count: int, room: int) -> Plan | None:
     """The plan of `count` equal moves as one array; None unless it needs no more room than there is beside them.
 
     An array that goes straight needs none but for the copy of the tiles, and for a few of its messages.
     """
-    source, target = lifted(one.source, count), lifted(one.target, count)
+    source, target = lift_layout(one.source, count), lift_layout(one.target, count)
     route = list_hops(one, True)
     if route is not None and len(route) == 1:
         least = max(64, min(source.tile_bytes, target.tile_bytes) // 4)
@@ -314,11 +315,11 @@ def _stacked(one: Plan, count: int, room: int) -> Plan | None:
     return made
 
 
-def lifted(layout: Layout, count: int) -> Layout:
+def lift_layout(layout: Layout, count: int) -> Layout:
     """The layout of `count` arrays along a new dim in front, which stays whole on each device.
 
     >>> from reshard.types import Mesh
-    >>> str(lifted(Layout.parse("f32[{x}4, 8]", Mesh(x=2)), 3))
+    >>> str(lift_layout(Layout.parse("f32[{x}4, 8]", Mesh(x=2)), 3))
     'f32[3, {x}4, 8]'
     """
     return replace(layout, dims=(Dim((Digit(count, None),), count), *layout.dims))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from reshard.lower.to_mpi import members, most_stripes, number_of_groups
+from reshard.lower.to_mpi import most_stripes, number_of_groups, ranks_of_nodes
 from reshard.runtime.on_mpi.wire.messages import DIRECT
 from reshard.synth import Network
 
@@ -31,22 +31,22 @@ class NodeLoad(NamedTuple):
     near_bytes: int
 
 
-def stripe_bytes(load: NodeLoad, nodes: tuple[int, ...]) -> tuple[int, int]:
+def count_stripe_bytes(load: NodeLoad, nodes: tuple[int, ...]) -> tuple[int, int]:
     """The bytes that a rank carries in one direction, and those of a stripe, if all ranks have the same load."""
-    every = members(nodes)
+    every = ranks_of_nodes(nodes)
     count = (len(every) - 1) * number_of_groups(nodes)
     each = -(-load.far_bytes * max(map(len, every)) // max(1, count))
     return each * most_stripes(nodes), each
 
 
-def joins(load: NodeLoad, nodes: tuple[int, ...], room: int, network: Network | None) -> bool:
+def is_aggregated(load: NodeLoad, nodes: tuple[int, ...], room: int, network: Network | None) -> bool:
     """Whether messages joined by node are faster, and fit into `room` bytes a rank.
 
     >>> slab, nodes = NodeLoad(960, 240 << 10, 16 << 10), tuple(rank // 64 for rank in range(1024))
-    >>> joins(slab, nodes, FREE, None), joins(slab, nodes, 64 << 10, None)
+    >>> is_aggregated(slab, nodes, FREE, None), is_aggregated(slab, nodes, 64 << 10, None)
     (True, False)
     """
-    carried, each = stripe_bytes(load, nodes)
+    carried, each = count_stripe_bytes(load, nodes)
     fits = 2 * carried + load.near_bytes <= room and each <= DIRECT
     if not fits or load.messages <= most_stripes(nodes):
         return False

@@ -14,17 +14,17 @@ from typing import Any, Literal, NamedTuple, cast
 from reshard.errors import BudgetError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
-from reshard.lower.to_mpi import device_of, is_seated, seats
+from reshard.lower.to_mpi import device_of, is_seated, ranks_of_seats
 from reshard.plans.manifest import Manifest, Version
 from reshard.plans.plan import Plan, TreePlan
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
 from reshard.runtime.on_mpi.copies.strided_copy import Array
-from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, direct, node_load, passes_on, run_bytes
+from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, node_load, passes_on, plan_direct, run_bytes
 from reshard.runtime.on_mpi.launches import Launch, Stack, list_launches
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
-from reshard.runtime.on_mpi.node_price import FREE, joins
+from reshard.runtime.on_mpi.node_price import FREE, is_aggregated
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
@@ -150,7 +150,7 @@ def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
 
 
 class _DirectMove(NamedTuple):
-    """The arguments of `direct` for one rank."""
+    """The arguments of `plan_direct` for one rank."""
 
     source: Layout
     target: Layout
@@ -181,7 +181,7 @@ class TilePlan:
     `moves` is None if the plan's steps must be run. `device` is this rank's device id, or its rank if it has no tile on
     either side. `spare` are the bytes for buffers, and `buffered` says whether reads of short runs go through a buffer.
 
-    `steps` and `direct` are compiled when they are first used, so that a rank compiles only what is taken.
+    `steps` and `plan_direct` are compiled when they are first used, so that a rank compiles only what is taken.
     """
 
     request: Request
@@ -214,7 +214,7 @@ class TilePlan:
     @cached_property
     def by_node(self) -> Direct | None:
         """This rank's part of a move whose messages are joined by node; None if they are not."""
-        return None if self.joined is None else direct(*self.joined.move)
+        return None if self.joined is None else plan_direct(*self.joined.move)
 
     @cached_property
     def steps(self) -> RankPlan:
@@ -224,7 +224,7 @@ class TilePlan:
     @cached_property
     def direct(self) -> Direct | None:
         """This rank's part of a direct move; None if the plan's steps must be run."""
-        return None if self.moves is None else direct(*self.moves)
+        return None if self.moves is None else plan_direct(*self.moves)
 
     @property
     def crowded(self) -> int:
@@ -242,13 +242,13 @@ class TilePlan:
             return False
         if self.crowded:
             return self.crowded > 0
-        return _sample(self.moves).prefers_push
+        return _sample_runs(self.moves).prefers_push
 
 
-def _sample(moves: _DirectMove) -> RunBytes:
+def _sample_runs(moves: _DirectMove) -> RunBytes:
     """The runs of one rank if all ranks were on one node: all ranks must choose alike, so each looks at the same."""
     source, target, _, nodes, itemsize, *_ = moves
-    return run_bytes(source, target, seats(target.mesh, len(nodes))[0], len(nodes), itemsize)
+    return run_bytes(source, target, ranks_of_seats(target.mesh, len(nodes))[0], len(nodes), itemsize)
 
 
 def prepare_tile(team: Team, request: Request, tile: Array) -> TilePlan:
@@ -273,7 +273,7 @@ def check_seats(source: Layout, target: Layout, size: int) -> None:
     if is_seated(source.mesh, target.mesh, size):
         return
     meshes = dict.fromkeys((source.mesh, target.mesh))
-    on = " and ".join(f"{mesh}{_devices(mesh)}" for mesh in meshes)
+    on = " and ".join(f"{mesh}{_name_devices(mesh)}" for mesh in meshes)
     layouts = " and ".join(str(layout) for layout in dict.fromkeys((source, target)))
     raise PlanError(
         f"{layouts} on {on}: not every device is one of the {size} ranks of the communicator; device ids are ranks, 0 "
@@ -281,7 +281,7 @@ def check_seats(source: Layout, target: Layout, size: int) -> None:
     )
 
 
-def _devices(mesh: Mesh) -> str:
+def _name_devices(mesh: Mesh) -> str:
     """The devices of a mesh in words, a few of them."""
     ids = [mesh.device_ids[at] if mesh.device_ids else at for at in range(min(mesh.size, 9))]
     return f" (devices {', '.join(map(str, ids[:8]))}{', ...' if mesh.size > 8 else ''})"
@@ -290,7 +290,7 @@ def _devices(mesh: Mesh) -> str:
 @lru_cache(maxsize=512)
 def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
     source, target, nodes = request.source, request.target, facts.nodes
-    chosen = _plan(request)
+    chosen = _find_plan(request)
     device = device_of((source.mesh, target.mesh), rank, len(nodes))
     # No rank is on both sides of a move to other devices, so none has both tiles.
     before, after = source.tile_bytes, target.tile_bytes
@@ -303,44 +303,44 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     if summed or (len(set(nodes)) > 1 and passes_on(chosen)):
         return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes)
     moves = _DirectMove(source, target, rank, nodes, itemsize, 0, False)
-    joined = _joined(request, facts, spare, moves)
+    joined = _aggregate(request, facts, spare, moves)
     if spare < across:
         return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes, joined=joined)
     transport = _choose_transport(request, facts, spare - across, moves)
     otherwise = _choose_staging(request, spare - across)
-    buffered = transport == "read" and spare - across >= SCRATCH and _sample(moves).run < STRAIGHT <= SCRATCH
+    buffered = transport == "read" and spare - across >= SCRATCH and _sample_runs(moves).run < STRAIGHT <= SCRATCH
     used = source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0
-    staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
+    staging, held = _size_staging(request, spare - used, chosen.received_bytes, itemsize)
     return TilePlan(
         request, transport, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered, joined
     )
 
 
-def _joined(request: Request, facts: Facts, room: int, moves: _DirectMove) -> _JoinedMove | None:
+def _aggregate(request: Request, facts: Facts, room: int, moves: _DirectMove) -> _JoinedMove | None:
     """How messages between nodes are joined, None if they go by themselves: the same on all ranks."""
     nodes, free = facts.nodes, FREE if request.options.budget is None else 0
     if len(set(nodes)) in (1, len(nodes)):
         return None
     load = node_load(request.source, request.target, nodes, moves.itemsize)
-    if not joins(load, nodes, max(room, free) - table_bytes(nodes), request.options.network):
+    if not is_aggregated(load, nodes, max(room, free) - table_bytes(nodes), request.options.network):
         return None
     return _JoinedMove(moves._replace(apart=True), room, free)
 
 
-def uncached(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
+def plan_uncached(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
     """A rank's part of a request, compiled, on a machine that may be another one."""
     ready = _plan_tile.__wrapped__(request, rank, facts, itemsize)
     ready.compile()
     return ready
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Gives up what is cached of schedules, so that the next is compiled as the first one was."""
-    for cached in (_plan_tile, direct, rank_plan, run_bytes, node_load, *to_mpi.CACHES):
+    for cached in (_plan_tile, plan_direct, rank_plan, run_bytes, node_load, *to_mpi.CACHES):
         cached.cache_clear()
 
 
-def _plan(request: Request) -> Plan:
+def _find_plan(request: Request) -> Plan:
     """The plan, which overwrites a donated tile only if the budget leaves no room for a second one.
 
     A caller's array stays alive for the whole call, so overwriting it is the only way to save its memory.
@@ -365,7 +365,7 @@ def _choose_transport(request: Request, facts: Facts, spare: int, moves: _Direct
         return "pull"
     least = WORTHWHILE if request.source.tile_bytes <= spare else UNSTAGED
     if facts.reads:
-        sample = _sample(moves)
+        sample = _sample_runs(moves)
         if sample.reach >= least and (sample.run >= STRAIGHT or spare >= SCRATCH):
             return "read"
     return _choose_staging(request, spare)
@@ -375,7 +375,7 @@ def _choose_staging(request: Request, spare: int) -> Transport:
     return "stage" if request.source.tile_bytes <= spare else "plan"
 
 
-def _staging(request: Request, room: int, received: int, itemsize: int) -> tuple[int, bool]:
+def _size_staging(request: Request, room: int, received: int, itemsize: int) -> tuple[int, bool]:
     """Bytes that each direction of messages may stage at once, and whether all that arrives fits beside them.
 
     It must fit if the result is the caller's `out`, which no message may touch before all ranks have sent theirs.

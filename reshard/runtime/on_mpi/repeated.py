@@ -36,13 +36,13 @@ from reshard.geometry.blocks import Block
 from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.collective import digest_of, disagree
+from reshard.runtime.on_mpi.collective import digest_of, raise_disagreement
 from reshard.runtime.on_mpi.copies.strided_copy import Array, raw, words
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.fused_copies import find_strides, list_tile_copies, widen_block
 from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
-from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, moving, pause, team_at_hand
+from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, pause, report_failure, team_at_hand
 
 STAGED = 256 << 10
 """Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank."""
@@ -98,14 +98,14 @@ class AgreedCall:
         team, sync = self.team, self.team.node_sync
         team.calls = calls = team.calls + 1
         number = self._digest + STATES * calls
-        with moving(team):
+        with report_failure(team):
             sync.post_head(number if plain else number + 1, team.arena.log())
             if not sync.complete():
                 watch.until(sync.complete)
             state = sync.common(number)
             team.arena.update(sync.logs())
         if state is None:
-            disagree(team, watch, self.text)
+            raise_disagreement(team, watch, self.text)
         if state:
             self.forget()
         return not state
@@ -167,7 +167,7 @@ def _forget_oldest(team: Team) -> None:
         del team.repeated[next(iter(team.repeated))]
 
 
-def seconds(limit: Any) -> float:
+def limit_or_usual(limit: Any) -> float:
     """A limit in seconds; the usual one if what is given is none, which the first call of a request then refuses."""
     number = type(limit) is float or (type(limit) is int and limit < _LONGEST)
     return limit if number and limit > 0 else TIME_LIMIT
@@ -285,7 +285,7 @@ class PreparedMove(AgreedCall):
                 return self._filled(half, out)
             self._number = self._digest + STATES * calls
         except BaseException:
-            with moving(team):
+            with report_failure(team):
                 raise
         return self.finish(out, limit)
 
@@ -304,7 +304,7 @@ class PreparedMove(AgreedCall):
                 try:
                     self._stages[sync.half][...] = tile
                 except BaseException:
-                    with moving(team):  # Tells the others.
+                    with report_failure(team):  # Tells the others.
                         raise
         team.calls = calls = team.calls + 1
         self._number = number = self._digest + STATES * calls
@@ -323,13 +323,13 @@ class PreparedMove(AgreedCall):
                     self._count(memory)
                 return result
         except BaseException:
-            with moving(self.team):
+            with report_failure(self.team):
                 raise
         if state is not None:
             self.forget()
             return DEFERRED
         self.team.heads()
-        disagree(self.team, Watch(self.team, limit), self.text)
+        raise_disagreement(self.team, Watch(self.team, limit), self.text)
 
     def _filled(self, half: int, out: Array | None) -> Array:
         result = np.empty(self._shapes[1], self._dtype) if out is None else out

@@ -26,7 +26,7 @@ from reshard.lower.to_mpi import FIRST, SECOND, seat_of
 from reshard.runtime.account import Account, InBytes
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw, words
-from reshard.runtime.on_mpi.direct import direct, pushing
+from reshard.runtime.on_mpi.direct import plan_direct, push_into
 from reshard.runtime.on_mpi.fused_copies import list_tile_copies, widen_block
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.launches import Bundle, Hop, Launch, SharedStack, Stack
@@ -34,7 +34,7 @@ from reshard.runtime.on_mpi.prepare import TilePlan
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.transports import move_tile
-from reshard.runtime.on_mpi.window_tiles import WindowTile, absent, holders, new_place, new_tile
+from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.types import Layout
 from reshard.types.view import View
@@ -91,7 +91,7 @@ def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
         return tiles[0]
     dtype = numpy_dtype(stack.plan.source.dtype)
     if seat_of(stack.plan.source.mesh, call.team.rank, call.team.size) is None:
-        return absent(stack.plan.source, dtype).tile
+        return absent_tile(stack.plan.source, dtype).tile
     size = sum(tile.size for tile in tiles)
     call.memory.take(call.device, size)
     made = call.pool.take(size * dtype.itemsize).view(dtype).reshape(len(tiles), *tiles[0].shape)
@@ -178,7 +178,7 @@ def _run_bundle(
             else:
                 call.memory.receive(call.device, move.pulled)
                 targets = _node_results(team, hops[at], results[at])
-                copies = pushing(pushed, targets)(call, move, before[at], after[at])
+                copies = push_into(pushed, targets)(call, move, before[at], after[at])
             for step in copies:
                 step()
                 exchange.progress()
@@ -209,7 +209,7 @@ def _as_moved(hop: Hop, tile: Array) -> Array:
 def _node_results(team: Team, hop: Hop, result: WindowTile) -> dict[int, Array]:
     """The results of the other ranks of this node that have one."""
     shape, dtype, tile = hop.target.tile_shape, result.tile.dtype, team.arena.tile
-    others = [n for n in holders(team, hop.target) if team.members[n] != team.rank]
+    others = [n for n in members_with_tile(team, hop.target) if team.members[n] != team.rank]
     return {team.members[n]: _as_moved(hop, tile(n, result.place, shape, dtype)) for n in others}
 
 
@@ -249,7 +249,7 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
         for out in outs:
             clear_new(team, target, out)
         array: Any = np.ndarray  # Looked up once: there are as many small copies as arrays.
-        move = direct(source, target, team.rank, team.nodes, itemsize, 0)
+        move = plan_direct(source, target, team.rank, team.nodes, itemsize, 0)
         for each in list_tile_copies(move, source, target, team.rank, itemsize, starts):
             (at, to, axes), width = widen_block(each, itemsize)
             dtype, extents = words(width), [axis.extent for axis in axes]

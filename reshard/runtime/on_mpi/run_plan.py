@@ -18,16 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, StepMessages, device_of, rank_of_devices, schedule
+from reshard.lower.to_mpi import (
+    NewSummand,
+    Overwrite,
+    Reduce,
+    StepMessages,
+    device_of,
+    rank_of_devices,
+    schedule_device,
+)
 from reshard.lower.views import CastTiles
 from reshard.plans.plan import Plan
 from reshard.runtime.numpy_dtypes import identities, numpy_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.window_tiles import WindowTile
-from reshard.runtime.on_mpi.wire.chunks import copies
+from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages, messages
-from reshard.runtime.on_mpi.wire.reduction import reduce
+from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages, messages_of_step
+from reshard.runtime.on_mpi.wire.reduction import reduce_step
 from reshard.runtime.on_numpy import scaled
 from reshard.types import dtypes
 
@@ -65,7 +73,7 @@ def rank_plan(plan: Plan, rank: int, size: int, itemsize: int) -> RankPlan:
     """What a rank runs of a plan on a communicator of `size`; its tile has elements of `itemsize` bytes."""
     meshes = plan.source.mesh, plan.target.mesh
     ranks = rank_of_devices(meshes, size)
-    mine = schedule(plan, device_of(meshes, rank, size))
+    mine = schedule_device(plan, device_of(meshes, rank, size))
     shapes = (mine.tile_shape, *mine.tile_shapes)
     steps: list[RankStep] = []
     for at, (step, of) in enumerate(zip(mine.steps, plan.steps, strict=True)):
@@ -80,7 +88,7 @@ def rank_plan(plan: Plan, rank: int, size: int, itemsize: int) -> RankPlan:
             # Elements without a name in layouts have the size of the dtype that stands for them, so only a cast
             # changes the size.
             nbytes = itemsize if of.operand.dtype == plan.source.dtype else dtypes.nbytes(1, of.operand.dtype)
-            step = messages(step, ranks, before, after, nbytes, of.received_bytes)
+            step = messages_of_step(step, ranks, before, after, nbytes, of.received_bytes)
         steps.append(RankStep(step, before, after, of.result.dtype, fills))
     return RankPlan(tuple(steps), ranks, plan.source.dtype)
 
@@ -151,12 +159,14 @@ def run_step(
         call.memory.take(call.device, after.size)
     match step.run:
         case Reduce():
-            reduce(call, step.run, plan.ranks, before, after, ready)
+            reduce_step(call, step.run, plan.ranks, before, after, ready)
         case NewSummand(local=local, reduction=reduction):
             if ready is not None:
                 ready()
             after[...] = identities(reduction, (), after.dtype)  # Over it, what this rank has of the sum.
-            for source, target in (pair for block in local for pair in copies(block, before.shape, after.shape)):
+            for source, target in (
+                pair for block in local for pair in pairs_of_block(block, before.shape, after.shape)
+            ):
                 target.of(after)[...] = source.of(before)
         case Messages():
             MessageExchange(call, step.run, raw(before), raw(after)).run(ready)

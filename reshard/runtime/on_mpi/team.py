@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from reshard.errors import AgreementError, PlanError, RankError, TileError
 from reshard.runtime.on_mpi.copies.strided_copy import Array
-from reshard.runtime.on_mpi.node.arena import LOG, PAGE, Arena, Pool, segment
+from reshard.runtime.on_mpi.node.arena import LOG, PAGE, Arena, Pool, share_segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
 from reshard.runtime.on_mpi.tags import FAILED, OPENED, PRESENCE
@@ -79,8 +79,8 @@ class Team:
     """
 
     def __init__(self, comm: MPI.Intracomm, nodes: int | None, limit: float) -> None:
-        meet(comm, limit)
-        self.comm = duplicate = _duplicate(comm)
+        meet_ranks(comm, limit)
+        self.comm = duplicate = _duplicate_comm(comm)
         self.rank, self.size = comm.rank, comm.size
         self.broken = False
         self.calls = 0
@@ -95,13 +95,13 @@ class Team:
         self._posted = 0
         self._sent: list[MPI.Request] = []
         self._groups: dict[tuple[int, ...], MPI.Intracomm] = {}
-        node, memory = _node(duplicate, nodes)
+        node, memory = _split_node(duplicate, nodes)
         split = sync_bytes(node.size)
         self.node_sync = NodeSync(node.size, node.rank, memory[:split])
         self.arena = Arena(node.size, node.rank, memory[split:].view(np.int64)[: node.size * LOG].reshape(-1, LOG))
         self.remote_memory = RemoteMemory(node)
         leaders: list[int] = duplicate.allgather(node.bcast(self.rank if node.rank == 0 else None))
-        _free(node)
+        _free_comm(node)
         order = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
         self.nodes = tuple(order[leader] for leader in leaders)
         self.members = tuple(rank for rank in range(self.size) if self.nodes[rank] == self.nodes[self.rank])
@@ -221,7 +221,7 @@ class Team:
         return texts
 
 
-def _duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
+def _duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
     try:
         return comm.Dup()
     except MPI.Exception as error:
@@ -277,7 +277,7 @@ class Watch:
 
 
 @contextmanager
-def moving(team: Team) -> Generator[None]:
+def report_failure(team: Team) -> Generator[None]:
     """Wraps the part of a call that moves data: an error on this rank ends the call, and the team, on all ranks."""
     try:
         yield
@@ -301,7 +301,7 @@ def world() -> Comm:
     return MPI.COMM_WORLD
 
 
-def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
+def _forget_team(comm: MPI.Comm, _: int, team: Team) -> None:
     """Called by MPI on all ranks when a communicator is freed, or gets another team.
 
     A broken team is left as it is: its messages may still be under way, and would reach a communicator made later.
@@ -311,7 +311,7 @@ def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
         team.free()
 
 
-_KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
+_KEY = MPI.Comm.Create_keyval(delete_fn=_forget_team)
 
 
 def check_alive(comm: MPI.Intracomm) -> MPI.Intracomm:
@@ -334,7 +334,7 @@ def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = 
     """
     team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
     if team is None or not team.alive or nodes is not None:
-        team = Team(comm, nodes if nodes is not None else _pretended(), limit)
+        team = Team(comm, nodes if nodes is not None else _pretended_nodes(), limit)
         comm.Set_attr(_KEY, team)
     return team
 
@@ -346,7 +346,7 @@ def team_at_hand(comm: object) -> Team | None:
     return cast("Team | None", comm.Get_attr(_KEY))
 
 
-def _pretended() -> int | None:
+def _pretended_nodes() -> int | None:
     text = os.environ.get(NODES)
     if not text:
         return None
@@ -355,7 +355,7 @@ def _pretended() -> int | None:
     return int(text)
 
 
-def _node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]:
+def _split_node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]:
     """The ranks of this rank's node, and a little memory that they share.
 
     If they cannot share memory, each is a node of its own, and they send each other messages.
@@ -363,7 +363,7 @@ def _node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]
     near = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
     if nodes is not None:
         part = cast("MPI.Intracomm", near.Split(comm.rank * nodes // comm.size, comm.rank))
-        _free(near)
+        _free_comm(near)
         near = part
     nbytes = sync_bytes(near.size) // near.size + LOG * _WORD
     capacity = -(-nbytes // PAGE) * PAGE
@@ -371,14 +371,14 @@ def _node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]
     def gather(words: Sequence[int]) -> list[list[int]]:
         return near.allgather(list(words))
 
-    memory = segment(near.size, near.rank, capacity, gather) if near.size > 1 else np.zeros(capacity, np.uint8)
+    memory = share_segment(near.size, near.rank, capacity, gather) if near.size > 1 else np.zeros(capacity, np.uint8)
     if memory is not None:
         return near, memory
-    _free(near)
+    _free_comm(near)
     return MPI.COMM_SELF, np.zeros(capacity, np.uint8)
 
 
-def _free(comm: MPI.Intracomm) -> None:
+def _free_comm(comm: MPI.Intracomm) -> None:
     """Frees a communicator unless it is one of MPI's own."""
     if comm != MPI.COMM_SELF:
         comm.Free()
@@ -428,11 +428,11 @@ class MergedGroups(NamedTuple):
                 f"{layout} is on {layout.mesh!r}, but its group of the inter-communicator has {len(ranks)} ranks; give "
                 f"a mesh whose device ids are ranks of that group"
             )
-        return _shifted(layout, ranks.start)
+        return _shift_devices(layout, ranks.start)
 
 
 @lru_cache(maxsize=256)
-def _shifted(layout: Layout, first: int) -> Layout:
+def _shift_devices(layout: Layout, first: int) -> Layout:
     ids = [first + device for device in layout.mesh.devices]
     return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
 
@@ -446,13 +446,13 @@ def groups_of(comm: MPI.Intercomm, limit: float) -> MergedGroups:
         raise RankError("the inter-communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
     groups = cast("MergedGroups | None", comm.Get_attr(_GROUPS_KEY))
     if groups is None:
-        groups = _merged(comm, limit)
+        groups = _merge_groups(comm, limit)
         comm.Set_attr(_GROUPS_KEY, groups)
     return groups
 
 
-def _merged(comm: MPI.Intercomm, limit: float) -> MergedGroups:
-    duplicate = _met(comm, limit)
+def _merge_groups(comm: MPI.Intercomm, limit: float) -> MergedGroups:
+    duplicate = _duplicate_together(comm, limit)
     merged = duplicate.Merge()
     duplicate.Free()
     first = merged.rank == comm.rank
@@ -461,14 +461,14 @@ def _merged(comm: MPI.Intercomm, limit: float) -> MergedGroups:
     return MergedGroups(merged, ranks, 0 if first else 1)
 
 
-def _met(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
+def _duplicate_together(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
     """A duplicate, once all ranks have asked for it. MPI cannot cancel a request for one: a later call waits for it."""
     pending = cast("tuple[MPI.Intercomm, MPI.Request] | None", comm.Get_attr(_PENDING))
     if pending is None:
         pending = comm.Idup()
         comm.Set_attr(_PENDING, pending)
     duplicate, request = pending
-    if not until(request.Test, time.monotonic() + limit):
+    if not wait_until(request.Test, time.monotonic() + limit):
         raise RankError(
             f"rank {comm.rank} of its group: the other ranks of both groups of the inter-communicator did not make "
             f"their first call within {limit:g} s; if they are only slow, give a higher limit, else look for a rank "
@@ -506,7 +506,7 @@ pause = cast("Callable[[], None]", getattr(os, "sched_yield", lambda: time.sleep
 """Yields the core."""
 
 
-def meet(comm: MPI.Intracomm, limit: float) -> None:
+def meet_ranks(comm: MPI.Intracomm, limit: float) -> None:
     """Returns on all ranks once all are here; raises `RankError` on a rank that has waited `limit` seconds."""
     grace = min(_GRACE, limit / 4)
     deadline = time.monotonic() + limit - grace
@@ -534,17 +534,17 @@ class Meeting:
     def held(self, deadline: float, grace: float) -> bool:
         """Whether all ranks came before the deadline."""
         if not self._made:  # MPI cannot cancel the request: a later call waits for the same one.
-            self._made = until(self._request.Test, deadline)
+            self._made = wait_until(self._request.Test, deadline)
         if not self._made:
             return False
         if self._comm.rank == 0:
-            return until(self._open, deadline)
+            return wait_until(self._open, deadline)
         self._number += 1
         self._send(self._number, 0, PRESENCE)
-        if until(self._opened, deadline):
+        if wait_until(self._opened, deadline):
             return True
         self._send(-self._number, 0, PRESENCE)
-        return until(self._opened, time.monotonic() + grace)
+        return wait_until(self._opened, time.monotonic() + grace)
 
     def free(self) -> None:
         """Frees the duplicate, unless some ranks have not asked for it yet."""
@@ -586,7 +586,7 @@ class Meeting:
         return int(number[0])
 
 
-def until(done: Callable[[], bool], deadline: float) -> bool:
+def wait_until(done: Callable[[], bool], deadline: float) -> bool:
     """Whether `done()` is true before the deadline; the wait yields the core."""
     while not done():
         if time.monotonic() > deadline:

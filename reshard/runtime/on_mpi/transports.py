@@ -30,20 +30,20 @@ from typing import cast
 
 import numpy as np
 
-from reshard.lower.to_mpi import Overwrite, seat_of, unreplicated
+from reshard.lower.to_mpi import Overwrite, is_unreplicated, seat_of
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.direct import (
     Direct,
     Fill,
-    direct,
+    list_pushes,
     move_directly,
     node_packing,
-    pack,
-    pulling,
-    pushes,
-    pushing,
-    unpacking,
+    pack_for_node,
+    plan_direct,
+    pull_from,
+    push_into,
+    unpack_from,
 )
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.node.cma_read import cma_read
@@ -51,10 +51,18 @@ from reshard.runtime.on_mpi.node.node_sync import WORDS
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, Transport, prepare_tile
 from reshard.runtime.on_mpi.run_plan import run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted, WindowTile, holders, new_place, new_tile, posted_by_rank
-from reshard.runtime.on_mpi.wire.by_node import Allotment, allot, exchange_by_node
+from reshard.runtime.on_mpi.window_tiles import (
+    ABSENT,
+    Posted,
+    WindowTile,
+    members_with_tile,
+    new_place,
+    new_tile,
+    posted_by_rank,
+)
+from reshard.runtime.on_mpi.wire.by_node import Allotment, allot_stripes, exchange_aggregated
 from reshard.runtime.on_mpi.wire.exchange import Call
-from reshard.runtime.on_mpi.wire.overwrite import overwrite
+from reshard.runtime.on_mpi.wire.overwrite import overwrite_tile
 from reshard.types import Layout
 
 
@@ -100,7 +108,7 @@ class TileTransfer:
     def with_tiles(self, layout: Layout) -> list[int]:
         """The ranks of this node that have a tile of a layout."""
         team = self.call.team
-        return [team.members[number] for number in holders(team, layout)]
+        return [team.members[number] for number in members_with_tile(team, layout)]
 
     def settle(self) -> None:
         """Waits until no rank can fail any more before the result is written to."""
@@ -124,7 +132,7 @@ def choose_transport(transfer: TileTransfer) -> Transport:
     selected = ready.transport if team.plain or ready.transport != "read" else ready.otherwise
     if ready.by_node is not None and ready.joined is not None:
         _, room, free = ready.joined
-        transfer.allotment = allot(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
+        transfer.allotment = allot_stripes(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
         if transfer.allotment is not None:
             return "by node"
     if selected == "overwrite" or ready.moves is None or (selected == "plan" and not team.one_node):
@@ -150,56 +158,56 @@ def choose_transport(transfer: TileTransfer) -> Transport:
         return "plan" if team.one_node else "messages"
     # The starts of what is packed are posted as words, one for each rank of the node; and what goes to several ranks
     # would be packed for each.
-    fits = len(team.members) <= WORDS and unreplicated(request.target)
+    fits = len(team.members) <= WORDS and is_unreplicated(request.target)
     return "pack" if fits else "stage"
 
 
-def _by_node(transfer: TileTransfer) -> WindowTile:
+def _move_by_aggregation(transfer: TileTransfer) -> WindowTile:
     """Sends everything in messages that are joined by node, and by the node's memory inside it."""
     result, allotment = transfer.placed(), cast(Allotment, transfer.allotment)
     mine, ends = cast(Direct, transfer.ready.by_node), (raw(transfer.held.tile), raw(result.tile))
     ready = transfer.settle if transfer.request.careful else None
-    exchange_by_node(transfer.call, mine.messages, mine.own, allotment, *ends, ready)
+    exchange_aggregated(transfer.call, mine.messages, mine.own, allotment, *ends, ready)
     return result
 
 
-def _pull(transfer: TileTransfer) -> WindowTile:
+def _move_by_pull(transfer: TileTransfer) -> WindowTile:
     """Copies what this rank needs out of the tiles of its node, all of them in windows."""
     result = transfer.placed()
     places = {rank: transfer.posted[rank].place for rank in transfer.others}
-    return transfer.filled(result, pulling(_tiles(transfer, places, transfer.request.source)))
+    return transfer.filled(result, pull_from(_tiles_at(transfer, places, transfer.request.source)))
 
 
-def _push(transfer: TileTransfer) -> WindowTile:
+def _move_by_push(transfer: TileTransfer) -> WindowTile:
     """Writes what this rank has into the results of its node, all of them in windows."""
     into = transfer.request.into
     result, request, team = transfer.placed(), transfer.request, transfer.call.team
     places = {rank: transfer.posted[rank].out_place if into else result.place for rank in transfer.others}
-    mine = pushes(request.source, request.target, team.rank, team.facts.nodes, result.tile.itemsize)
-    return transfer.filled(result, pushing(mine, _tiles(transfer, places, request.target)))
+    mine = list_pushes(request.source, request.target, team.rank, team.facts.nodes, result.tile.itemsize)
+    return transfer.filled(result, push_into(mine, _tiles_at(transfer, places, request.target)))
 
 
-def _read(transfer: TileTransfer) -> WindowTile:
+def _move_by_read(transfer: TileTransfer) -> WindowTile:
     """Reads what this rank needs from the private memory of its node's ranks, through the kernel."""
     result = transfer.placed()
     addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
     return transfer.filled(result, cma_read(addresses, transfer.request.source.tile_shape, transfer.ready.buffered))
 
 
-def _stage(transfer: TileTransfer) -> WindowTile:
+def _move_by_stage(transfer: TileTransfer) -> WindowTile:
     """Copies every tile of the node into its arena, from which each rank pulls."""
     result, call, source, tile = transfer.placed(), transfer.call, transfer.request.source, transfer.held.tile
     call.memory.take(call.device, tile.size)
-    tiles = _tiles(transfer, dict.fromkeys(transfer.with_tiles(source), transfer.staging), source)
+    tiles = _tiles_at(transfer, dict.fromkeys(transfer.with_tiles(source), transfer.staging), source)
     if call.team.rank in tiles:
         copy(raw(tiles[call.team.rank]), raw(tile))
     call.team.gather(call.watch)
-    transfer.filled(result, pulling(tiles))
-    _release(transfer)
+    transfer.filled(result, pull_from(tiles))
+    _release_staging(transfer)
     return result
 
 
-def _pack(transfer: TileTransfer) -> WindowTile:
+def _move_by_pack(transfer: TileTransfer) -> WindowTile:
     """Packs what leaves this tile into the arena, receiver by receiver, from which each rank unpacks its part.
 
     The target is not replicated, so no element is packed twice, and memory of the tile's size is large enough.
@@ -208,64 +216,66 @@ def _pack(transfer: TileTransfer) -> WindowTile:
     team, me = call.team, call.team.node_sync.me
     call.memory.take(call.device, tile.size)
     packing = node_packing(request.source, request.target, team.rank, team.facts.nodes, tile.itemsize)
-    staged = _tiles(transfer, dict.fromkeys(transfer.with_tiles(request.source), transfer.staging), request.source)
+    staged = _tiles_at(transfer, dict.fromkeys(transfer.with_tiles(request.source), transfer.staging), request.source)
     packed = {rank: each.reshape(-1) for rank, each in staged.items()}
     if team.rank in packed:
-        pack(packing, tile, raw(packed[team.rank]))
+        pack_for_node(packing, tile, raw(packed[team.rank]))
     starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
     member = {rank: number for number, rank in enumerate(team.members)}
     parts = {rank: packed[rank][starts[member[rank]][me] :] for rank, _ in cast(Direct, transfer.ready.direct).pulls}
-    transfer.filled(result, unpacking(parts))
-    _release(transfer)
+    transfer.filled(result, unpack_from(parts))
+    _release_staging(transfer)
     return result
 
 
-def _messages(transfer: TileTransfer) -> WindowTile:
+def _move_by_messages(transfer: TileTransfer) -> WindowTile:
     """Sends everything by messages, inside the node as well."""
     request, team, mine = transfer.request, transfer.call.team, cast(Direct, transfer.ready.direct)
     itemsize = transfer.held.tile.itemsize
     staging, held = mine.messages.staging * itemsize, mine.messages.held
     nodes = team.facts.nodes
-    alone = direct(request.source, request.target, team.rank, nodes, itemsize, staging, held, apart=True)
-    return transfer.filled(transfer.placed(), pulling({}), alone)
+    alone = plan_direct(request.source, request.target, team.rank, nodes, itemsize, staging, held, apart=True)
+    return transfer.filled(transfer.placed(), pull_from({}), alone)
 
 
-def _run_plan(transfer: TileTransfer) -> WindowTile:
+def _move_by_plan(transfer: TileTransfer) -> WindowTile:
     """Runs the plan's steps; the result is allocated for the last of them."""
     ready = transfer.settle if transfer.request.careful else None
     return run_plan(transfer.call, transfer.ready.steps, transfer.held.tile, transfer.place, ready)
 
 
-def _overwrite(transfer: TileTransfer) -> WindowTile:
+def _move_by_overwrite(transfer: TileTransfer) -> WindowTile:
     """Runs the plan's one exchange inside the donated tile."""
     steps, shape = transfer.ready.steps, transfer.request.target.tile_shape
     step = cast(Overwrite, steps.steps[0].run)
-    result = overwrite(transfer.call, step, steps.ranks, transfer.held.tile, shape)
+    result = overwrite_tile(transfer.call, step, steps.ranks, transfer.held.tile, shape)
     return WindowTile(result, transfer.held.place)
 
 
 TRANSPORTS: dict[Transport, Callable[[TileTransfer], WindowTile]] = {
-    "by node": _by_node,
-    "pull": _pull,
-    "push": _push,
-    "read": _read,
-    "stage": _stage,
-    "pack": _pack,
-    "messages": _messages,
-    "plan": _run_plan,
-    "overwrite": _overwrite,
+    "by node": _move_by_aggregation,
+    "pull": _move_by_pull,
+    "push": _move_by_push,
+    "read": _move_by_read,
+    "stage": _move_by_stage,
+    "pack": _move_by_pack,
+    "messages": _move_by_messages,
+    "plan": _move_by_plan,
+    "overwrite": _move_by_overwrite,
 }
 
 
-def _tiles(transfer: TileTransfer, places: Mapping[int, int], layout: Layout) -> dict[int, Array]:
+def _tiles_at(transfer: TileTransfer, places: Mapping[int, int], layout: Layout) -> dict[int, Array]:
     """The tiles of a layout, of the tile's dtype, at these places in the memory of those ranks that have one."""
     team, dtype = transfer.call.team, transfer.held.tile.dtype
-    having = {rank: number for number, rank in zip(holders(team, layout), transfer.with_tiles(layout), strict=True)}
+    having = {
+        rank: number for number, rank in zip(members_with_tile(team, layout), transfer.with_tiles(layout), strict=True)
+    }
     tile, shape = team.arena.tile, layout.tile_shape
     return {rank: tile(having[rank], place, shape, dtype) for rank, place in places.items() if rank in having}
 
 
-def _release(transfer: TileTransfer) -> None:
+def _release_staging(transfer: TileTransfer) -> None:
     """Gives up the staging memory. Peers may still be reading it: it is used again once all have posted its release."""
     if transfer.call.team.rank in transfer.with_tiles(transfer.request.source):
         transfer.call.team.arena.release(transfer.staging)
@@ -293,7 +303,7 @@ def move_tile(
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)
     if ready.stays:
-        return _unmoved(call, held, out)
+        return _keep_tile(call, held, out)
     transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
     transport = choose_transport(transfer)
     result = TRANSPORTS[transport](transfer)
@@ -304,7 +314,7 @@ def move_tile(
     return result
 
 
-def _unmoved(call: Call, held: WindowTile, out: WindowTile | None) -> WindowTile:
+def _keep_tile(call: Call, held: WindowTile, out: WindowTile | None) -> WindowTile:
     """The tile itself if it is C-ordered, else a copy of its own: the ranks do nothing together, since only some of
     their tiles may need one.
     """

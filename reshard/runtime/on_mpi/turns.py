@@ -126,10 +126,10 @@ def turns_of(comm: MPI.Intracomm) -> Turns:
     if _LEVEL < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
         raise AgreementError("MPI was started for the main thread only; make the call there")
     turns = cast("Turns | None", comm.Get_attr(_KEY))
-    return turns or _made(comm)
+    return turns or _make_turns(comm)
 
 
-def _made(comm: MPI.Intracomm) -> Turns:
+def _make_turns(comm: MPI.Intracomm) -> Turns:
     with _making:
         turns = cast("Turns | None", comm.Get_attr(_KEY))
         if turns is None:

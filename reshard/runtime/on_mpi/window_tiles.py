@@ -50,20 +50,20 @@ NOWHERE = Posted(0, 0, 0, ABSENT)
 """What a rank posts that moves nothing, or cannot go on."""
 
 
-def located(team: Team, tile: Array) -> WindowTile:
+def locate_tile(team: Team, tile: Array) -> WindowTile:
     """A tile with its place in the team's arena, if it lies there: that of an earlier team of the communicator, or a
     view that is not C-ordered, is private memory.
     """
     return WindowTile(tile, team.arena.place_of(tile))
 
 
-def absent(layout: Layout, dtype: np.dtype[Any]) -> WindowTile:
+def absent_tile(layout: Layout, dtype: np.dtype[Any]) -> WindowTile:
     """What stands for the tile of a rank outside a layout's mesh: an array without elements."""
     return WindowTile(np.empty((0,) * max(1, len(layout.shape)), dtype), ABSENT)
 
 
-def where(held: WindowTile, out: WindowTile | None = None) -> Posted:
-    """The words that tell the other ranks of the node where a tile and `out` lie; both may be `absent`."""
+def post_tile(held: WindowTile, out: WindowTile | None = None) -> Posted:
+    """The words that tell the other ranks of the node where a tile and `out` lie; both may be `absent_tile`."""
     address = held.tile.__array_interface__["data"][0] if held.tile.flags.c_contiguous else 0
     if held.place == ABSENT:
         address = ABSENT
@@ -82,17 +82,17 @@ def new_place(team: Team, watch: Watch, layout: Layout, nbytes: int) -> int:
 
     Collective among the ranks of the node. `ABSENT` if none of them has a tile.
     """
-    members = holders(team, layout)
+    members = members_with_tile(team, layout)
     return team.arena.take(nbytes, partial(team.gather, watch), members) if members else ABSENT
 
 
 def has_place(team: Team, layout: Layout, nbytes: int) -> bool:
     """Whether `new_place` has a place at hand, so that no rank of the node needs new memory, shared or private."""
-    members = holders(team, layout)
+    members = members_with_tile(team, layout)
     return not members or team.arena.has_room(nbytes, members)
 
 
-def holders(team: Team, layout: Layout) -> tuple[int, ...]:
+def members_with_tile(team: Team, layout: Layout) -> tuple[int, ...]:
     """The ranks of this node that have a tile of a layout, by their numbers in the node."""
     if layout.mesh.size == team.size:
         return tuple(range(len(team.members)))
@@ -100,14 +100,14 @@ def holders(team: Team, layout: Layout) -> tuple[int, ...]:
 
 
 def new_tile(team: Team, watch: Watch, layout: Layout, dtype: np.dtype[Any]) -> WindowTile:
-    """An uninitialized tile for this rank, in the arena if there is room on the node, else in private memory; `absent`
-    on a rank that has none.
+    """An uninitialized tile for this rank, in the arena if there is room on the node, else in private memory, or an
+    `absent_tile`.
 
     Collective among the ranks of a node.
     """
     place = new_place(team, watch, layout, math.prod(layout.tile_shape) * dtype.itemsize)
     if seat_of(layout.mesh, team.rank, team.size) is None:
-        return absent(layout, dtype)._replace(place=place)
+        return absent_tile(layout, dtype)._replace(place=place)
     if not place:
         return WindowTile(np.empty(layout.tile_shape, dtype))
     return WindowTile(team.arena.hold(place, layout.tile_shape, dtype), place)

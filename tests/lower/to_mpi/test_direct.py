@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.lower.to_mpi import Fetch, fetches, ranks, served, unreplicated
+from reshard.lower.to_mpi import Fetch, devices_by_id, is_unreplicated, list_fetches, list_served
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
@@ -30,12 +30,12 @@ def test_fetches_fill_every_tile_from_the_nearest(pair: tuple[Layout, Layout], n
     def near(one: int, other: int) -> bool:
         return one * nodes // size == other * nodes // size
 
-    for rank, device in enumerate(ranks(target.mesh)):
+    for rank, device in enumerate(devices_by_id(target.mesh)):
         tile = np.full(target.tile_shape, PADDING)
-        fetched = fetches(source, target, rank, near)
+        fetched = list_fetches(source, target, rank, near)
         for fetch in fetched:
             for block in fetch.blocks:
-                put(tile, (block,), taken(source_tiles[ranks(source.mesh)[fetch.rank]], (block,)))
+                put(tile, (block,), taken(source_tiles[devices_by_id(source.mesh)[fetch.rank]], (block,)))
         filled[device] = tile
         assert_nearest(source, rank, fetched, near)
     assert_filled(target, filled)
@@ -45,8 +45,8 @@ def assert_nearest(source: Layout, rank: int, fetched: list[Fetch], near) -> Non
     """Nothing comes from another node, or rank, that this one's has as well."""
     tiles = tiles_of(source)
     for fetch in fetched:
-        tile = tiles[ranks(source.mesh)[fetch.rank]]
-        same = [r for r, d in enumerate(ranks(source.mesh)) if np.array_equal(tiles[d], tile)]
+        tile = tiles[devices_by_id(source.mesh)[fetch.rank]]
+        same = [r for r, d in enumerate(devices_by_id(source.mesh)) if np.array_equal(tiles[d], tile)]
         assert fetch.rank == rank or rank not in same
         assert near(fetch.rank, rank) or not any(near(other, rank) for other in same)
 
@@ -60,9 +60,9 @@ def test_what_a_rank_serves_is_what_all_fetch_from_it(pair: tuple[Layout, Layout
     def near(one: int, other: int) -> bool:
         return one * nodes // size == other * nodes // size
 
-    fetched = {rank: {f.rank: f.blocks for f in fetches(source, target, rank, near)} for rank in range(size)}
+    fetched = {rank: {f.rank: f.blocks for f in list_fetches(source, target, rank, near)} for rank in range(size)}
     for rank in range(size):
-        given = served(source, target, rank, near)
+        given = list_served(source, target, rank, near)
         assert {f.rank: f.blocks for f in given} == {to: by[rank] for to, by in fetched.items() if rank in by}
         assert [f.rank for f in given] == sorted((f.rank for f in given), key=lambda to: (to < rank, to))
 
@@ -71,8 +71,8 @@ def test_what_a_rank_serves_is_what_all_fetch_from_it(pair: tuple[Layout, Layout
 def test_a_rank_serves_those_with_its_summand_only(mesh: Mesh):
     source, target = Layout.parse("f32[{x}3/7] + sum{y}", mesh), Layout.parse("f32[7] + sum{y}", mesh)
     for rank in range(6):
-        wanted = [to for to in range(6) for f in fetches(source, target, to, anywhere) if f.rank == rank]
-        assert sorted(f.rank for f in served(source, target, rank, anywhere)) == sorted(wanted)
+        wanted = [to for to in range(6) for f in list_fetches(source, target, to, anywhere) if f.rank == rank]
+        assert sorted(f.rank for f in list_served(source, target, rank, anywhere)) == sorted(wanted)
         assert len(wanted) == 3
 
 
@@ -80,7 +80,9 @@ def test_each_rank_begins_with_itself_and_goes_on_with_the_next():
     mesh = Mesh(x=5)
     source, target = Layout.parse("f32[{x}5, 10]", mesh), Layout.parse("f32[25, {x}2]", mesh)
     for rank in range(5):
-        assert [fetch.rank for fetch in fetches(source, target, rank, anywhere)] == [(rank + k) % 5 for k in range(5)]
+        assert [fetch.rank for fetch in list_fetches(source, target, rank, anywhere)] == [
+            (rank + k) % 5 for k in range(5)
+        ]
 
 
 def test_holders_of_the_same_tile_share_the_load():
@@ -88,7 +90,7 @@ def test_holders_of_the_same_tile_share_the_load():
     mesh = Mesh(x=2, y=3)
     source, target = Layout.parse("f32[{x}6]", mesh), Layout.parse("f32[12]", mesh)
     served = Counter(
-        fetch.rank for rank in range(6) for fetch in fetches(source, target, rank, anywhere) if fetch.rank != rank
+        fetch.rank for rank in range(6) for fetch in list_fetches(source, target, rank, anywhere) if fetch.rank != rank
     )
     assert served == dict.fromkeys(range(6), 1)
 
@@ -97,7 +99,7 @@ def test_holders_of_the_same_tile_share_the_load():
 def test_tiles_of_a_mesh_of_another_size(number: int):
     """One rank that saved everything, three that load it: each of them reads its own part."""
     alone, three = Layout.parse("f32[7]", Mesh()), Layout.parse("f32[{x}3/7]", Mesh(x=3))
-    (fetch,) = fetches(alone, three, 0, anywhere, number)
+    (fetch,) = list_fetches(alone, three, 0, anywhere, number)
     tile = np.full(3, PADDING)
     for block in fetch.blocks:
         put(tile, (block,), taken(np.arange(7), (block,)))
@@ -107,9 +109,9 @@ def test_tiles_of_a_mesh_of_another_size(number: int):
 def test_replicas_on_one_axis_of_two():
     mesh = Mesh(x=2, y=3)
     texts = {"f32[{x}3, {y}2]": True, "f32[{x}3, 6]": False, "f32[6, 6]": False, "f32[{x}3, 6] + sum{y}": True}
-    assert {text: unreplicated(Layout.parse(text, mesh)) for text in texts} == texts
+    assert {text: is_unreplicated(Layout.parse(text, mesh)) for text in texts} == texts
 
 
 def test_ranks_follow_device_ids():
-    assert ranks(Mesh({"x": 3}, device_ids=[7, 2, 5])) == (2, 5, 7)
-    assert ranks(Mesh(x=2, y=2)) == (0, 1, 2, 3)
+    assert devices_by_id(Mesh({"x": 3}, device_ids=[7, 2, 5])) == (2, 5, 7)
+    assert devices_by_id(Mesh(x=2, y=2)) == (0, 1, 2, 3)

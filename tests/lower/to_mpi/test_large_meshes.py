@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import reshard as rs
-from reshard.lower.to_mpi import Block, StepMessages, fetches, schedule, served
+from reshard.lower.to_mpi import Block, StepMessages, list_fetches, list_served, schedule_device
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Dim
 from reshard.types.mesh import SubAxis
@@ -76,12 +76,12 @@ Listed = dict[int, tuple[Block, ...]]
 def by_fetches(source: Layout, target: Layout, device: int) -> tuple[Listed, Listed]:
     """What a device receives, and what it sends, if it all goes straight."""
     near = lambda one, other: one // 64 == other // 64  # noqa: E731
-    received, sent = fetches(source, target, device, near), served(source, target, device, near)
+    received, sent = list_fetches(source, target, device, near), list_served(source, target, device, near)
     return {each.rank: each.blocks for each in received}, {each.rank: each.blocks for each in sent}
 
 
 def by_plan(source: Layout, target: Layout, device: int) -> tuple[Listed, Listed]:
-    (step,) = schedule(rs.plan(source, target), device).steps
+    (step,) = schedule_device(rs.plan(source, target), device).steps
     assert isinstance(step, StepMessages)
     received = {turn.receive.peer: turn.receive.blocks for turn in step.turns if turn.receive}
     sent = {turn.send.peer: turn.send.blocks for turn in step.turns if turn.send}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule
+from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule_device
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
@@ -84,7 +84,7 @@ RUN = {StepMessages: after_messages, Reduce: after_sum, Overwrite: after_overwri
 
 
 def run(plan: rs.Plan, tiles: Tiles) -> Tiles:
-    schedules: dict[int, Schedule] = {device: schedule(plan, device) for device in plan.source.mesh.devices}
+    schedules: dict[int, Schedule] = {device: schedule_device(plan, device) for device in plan.source.mesh.devices}
     for at, step in enumerate(plan.steps):
         steps = {device: each.steps[at] for device, each in schedules.items()}
         kind = {type(each) for each in steps.values()}.pop()
@@ -127,7 +127,7 @@ def test_summands_add_up_to_every_element(before: str, after: str):
 def test_a_donated_tile_is_overwritten_slot_by_slot(mesh: Mesh, before: str, after: str):
     source, target = (Layout.parse(f"s32{text}", mesh) for text in (before, after))
     plan = rs.plan(source, target, budget=source.tile_bytes + target.tile_bytes - 1, donate=True)
-    assert isinstance(schedule(plan, 0).steps[0], Overwrite)
+    assert isinstance(schedule_device(plan, 0).steps[0], Overwrite)
     assert_filled(target, run(plan, tiles_of(source)))
 
 
@@ -159,7 +159,7 @@ def test_parts_of_a_step_are_blocks_of_the_whole_tile(kind: str, before: str, af
 def test_shares_that_do_not_follow_one_another_are_packed(before: str, after: str, packed: bool):
     mesh = Mesh(x=2)
     source, target = (Layout.parse(f"s32{text}", mesh) for text in (before, after))
-    step = schedule(rs.plan(source, target), 1).steps[0]
+    step = schedule_device(rs.plan(source, target), 1).steps[0]
     assert isinstance(step, Reduce)
     assert step.packed == packed
     assert not step.placed
@@ -169,7 +169,7 @@ def test_no_turn_waits_for_a_later_one():
     """In the k-th turn of a group everybody sends to one and receives from one, who do the same then."""
     mesh = Mesh(x=4)
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
-    turns = {device: schedule(plan, device).steps[0].turns for device in mesh.devices}
+    turns = {device: schedule_device(plan, device).steps[0].turns for device in mesh.devices}
     for k in range(3):
         for device in mesh.devices:
             send = turns[device][k].send
@@ -181,7 +181,7 @@ def test_the_turns_of_the_worked_example():
     """The table at the head of the module: device 1 of x=4 in an all-to-all."""
     mesh = Mesh(x=4)
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
-    step = schedule(plan, 1).steps[0]
+    step = schedule_device(plan, 1).steps[0]
     assert [(turn.send.peer, turn.receive.peer) for turn in step.turns] == [(2, 0), (3, 3), (0, 2)]
     assert [turn.send.blocks[0].src for turn in step.turns] == [(0, 8), (0, 12), (0, 0)]
     assert [turn.receive.blocks[0].dst for turn in step.turns] == [(0, 0), (12, 0), (8, 0)]
@@ -194,9 +194,9 @@ def test_parts_that_take_each_others_place_are_refused():
     source, target = Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=2, in_place=True))], donate=True)
     with pytest.raises(PlanError, match="run on JAX alone"):
-        schedule(plan, 0)
+        schedule_device(plan, 0)
 
 
 def test_only_checked_plans_are_lowered():
     with pytest.raises(PlanError, match="checked Plan"):
-        schedule("f32[4]", 0)
+        schedule_device("f32[4]", 0)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from reshard.lower.to_mpi import is_seated, rank_of_devices, ranks, seat_of, seats
+from reshard.lower.to_mpi import devices_by_id, is_seated, rank_of_devices, ranks_of_seats, seat_of
 from reshard.types import Mesh
 
 FAR = Mesh({"x": 3}, device_ids=[7, 2, 5])
 
 
 def test_ranks_number_the_device_ids() -> None:
-    assert ranks(FAR) == (2, 5, 7)
-    assert ranks(Mesh(x=2, y=2)) == (0, 1, 2, 3)
+    assert devices_by_id(FAR) == (2, 5, 7)
+    assert devices_by_id(Mesh(x=2, y=2)) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("mesh", [FAR, Mesh(x=3), Mesh(x=1), Mesh({"x": 2}, device_ids=[7, 0])])
 @pytest.mark.parametrize("size", [8, 11])
 def test_ids_are_ranks_where_some_ranks_have_no_tile(mesh: Mesh, size: int) -> None:
-    assert seats(mesh, size) == tuple(sorted(mesh.devices))
+    assert ranks_of_seats(mesh, size) == tuple(sorted(mesh.devices))
     assert rank_of_devices((mesh,), size) == {device: device for device in mesh.devices}
     for rank in range(size):
         seat = seat_of(mesh, rank, size)
         assert (seat is None) == (rank not in mesh.devices)
-        assert seat is None or ranks(mesh)[seat] == rank
+        assert seat is None or devices_by_id(mesh)[seat] == rank
 
 
 def test_any_ids_where_every_rank_has_a_tile() -> None:
-    assert seats(FAR, 3) == (0, 1, 2)
+    assert ranks_of_seats(FAR, 3) == (0, 1, 2)
     assert [seat_of(FAR, rank, 3) for rank in range(3)] == [0, 1, 2]
     assert rank_of_devices((FAR,), 3) == {2: 0, 5: 1, 7: 2}
 

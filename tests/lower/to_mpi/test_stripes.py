@@ -7,18 +7,25 @@ import random
 import numpy as np
 import pytest
 
-from reshard.lower.to_mpi import incoming, members, most_stripes, number_of_groups, outgoing, stripes
+from reshard.lower.to_mpi import (
+    lay_stripes,
+    most_stripes,
+    number_of_groups,
+    ranks_of_nodes,
+    stripes_received,
+    stripes_sent,
+)
 
 SPLITS = [(0, 0, 1, 1), (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 0, 1, 2, 2), (3, 3, 3, 1, 1, 0, 0, 0, 0), (5, 5, 5)]
 
 
 @pytest.mark.parametrize("nodes", SPLITS)
 def test_each_rank_finds_what_others_put(nodes: tuple[int, ...]):
-    choose, size, every = random.Random(len(nodes)), len(nodes), members(nodes)
+    choose, size, every = random.Random(len(nodes)), len(nodes), ranks_of_nodes(nodes)
     given = np.array([[choose.choice([0, 1, 2, 5]) * (a != b) for b in range(size)] for a in range(size)])
     taken = np.array([[given[list(ranks), to].sum() for ranks in every] for to in range(size)])
     mine = [
-        stripes(nodes, rank, given[list(here)], taken[list(here)], dict(enumerate(given[:, rank].tolist())))
+        lay_stripes(nodes, rank, given[list(here)], taken[list(here)], dict(enumerate(given[:, rank].tolist())))
         for here in every
         for rank in here
     ]
@@ -48,10 +55,10 @@ def test_each_rank_finds_what_others_put(nodes: tuple[int, ...]):
 
 @pytest.mark.parametrize("nodes", SPLITS)
 def test_both_nodes_name_the_same_carriers(nodes: tuple[int, ...]):
-    sent = [stripe[:4] for ranks in members(nodes) for stripe in outgoing(nodes, ranks[0])]
-    received = [stripe[:4] for ranks in members(nodes) for stripe in incoming(nodes, ranks[0])]
+    sent = [stripe[:4] for ranks in ranks_of_nodes(nodes) for stripe in stripes_sent(nodes, ranks[0])]
+    received = [stripe[:4] for ranks in ranks_of_nodes(nodes) for stripe in stripes_received(nodes, ranks[0])]
     assert sorted(sent) == sorted(received)
-    assert len(sent) == len(members(nodes)) * (len(members(nodes)) - 1) * number_of_groups(nodes)
+    assert len(sent) == len(ranks_of_nodes(nodes)) * (len(ranks_of_nodes(nodes)) - 1) * number_of_groups(nodes)
 
 
 def test_sixteen_nodes_of_64_ranks_send_one_message_a_rank():

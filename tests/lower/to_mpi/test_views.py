@@ -5,7 +5,7 @@ import random
 import numpy as np
 
 import reshard as rs
-from reshard.lower.to_mpi import StepMessages, schedule
+from reshard.lower.to_mpi import StepMessages, schedule_device
 from reshard.lower.to_mpi.schedule import local_blocks
 from reshard.lower.views import PutPart, Reorder, TakePart
 from reshard.plans.rules.view import TileOrder
@@ -42,7 +42,7 @@ def test_both_ends_of_a_message_agree():
         plan = rs.plan(move)
         if not any(step.kind == "exchange" and step.mode.view is not None for step in plan.steps):
             continue
-        schedules = {device: schedule(plan, device) for device in move.source.mesh.devices}
+        schedules = {device: schedule_device(plan, device) for device in move.source.mesh.devices}
         at = next(n for n, step in enumerate(plan.steps) if step.kind == "exchange" and step.mode.view is not None)
         for device, mine in schedules.items():
             step = mine.steps[at]

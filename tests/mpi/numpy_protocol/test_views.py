@@ -11,7 +11,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 from reshard.errors import LayoutError
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray
 from reshard.mpi.numpy_protocol import tiled, views
 from reshard.types import Layout, Mesh
@@ -26,7 +26,7 @@ SHAPES = [(24,), (2, 12), (2, 2, 6), (8, 3), (4, 1, 6), (1, 24, 1), (3, 8), (6, 
 def _reshaped(layout: Layout, shape: tuple[int, ...]) -> Layout | None:
     """The layout of a reshaped array, whose marked tiles are compared on every device; None if it is refused."""
     result = None
-    for seat, device in enumerate(ranks(layout.mesh)):
+    for seat, device in enumerate(devices_by_id(layout.mesh)):
         a = DistArray(layout, tiles_of(layout)[device].astype("int32"), as_rank(layout.mesh, seat))
         try:
             b = views.reshape(a, shape)
@@ -85,7 +85,7 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 
 def test_a_transpose_is_a_view() -> None:
     layout = Layout.parse("s32[{x}2/7, {y}3, 4]", Mesh(x=4, y=2))
-    for seat, device in enumerate(ranks(layout.mesh)):
+    for seat, device in enumerate(devices_by_id(layout.mesh)):
         a = DistArray(layout, tiles_of(layout)[device].astype("int32"), as_rank(layout.mesh, seat))
         turned = views.transpose(a, (2, 0, 1))
         assert str(turned.layout) == "s32[4, {x}2/7, {y}3]"
@@ -137,7 +137,7 @@ def test_the_true_part_is_all_elements_and_no_padding() -> None:
     choose = random.Random(1)
     for _ in range(150):
         layout = random_pair(choose)[0]
-        for rank, device in enumerate(ranks(layout.mesh)):
+        for rank, device in enumerate(devices_by_id(layout.mesh)):
             real = tiles_of(layout)[device] != PADDING
             inside = np.zeros(layout.tile_shape, bool)
             inside[tuple(map(slice, tiled.measure_extents(layout, rank)))] = True

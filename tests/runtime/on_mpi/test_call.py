@@ -27,7 +27,7 @@ from reshard.runtime.on_mpi import repeated, tags
 from reshard.runtime.on_mpi import team as team_module
 from reshard.runtime.on_mpi import turns as turns_module
 from reshard.runtime.on_mpi.collective import (
-    _raise,
+    _raise_statements,
     _Statement,
     check_limit,
     collective,
@@ -35,8 +35,8 @@ from reshard.runtime.on_mpi.collective import (
     prepare_together,
     seconds_of,
 )
-from reshard.runtime.on_mpi.repeated import find_prepared, seconds
-from reshard.runtime.on_mpi.team import NODES, TIME_LIMIT, Meeting, Team, Watch, meet, moving, team_of
+from reshard.runtime.on_mpi.repeated import find_prepared, limit_or_usual
+from reshard.runtime.on_mpi.team import NODES, TIME_LIMIT, Meeting, Team, Watch, meet_ranks, report_failure, team_of
 from reshard.runtime.on_mpi.turns import Turn, Turns, turns_of
 from reshard.types import Layout, Mesh
 from tests.mpi import running
@@ -120,7 +120,7 @@ def test_communicators_have_their_own_turns_and_one_lock_if_mpi_takes_one_thread
 
 def test_a_rank_alone_meets_itself_and_its_duplicate_is_freed_with_the_communicator():
     comm = MPI.COMM_SELF.Dup()
-    meet(comm, 0.1)
+    meet_ranks(comm, 0.1)
     meeting = comm.Get_attr(team_module._MEETING_KEY)
     assert meeting._comm != MPI.COMM_NULL
     comm.Free()
@@ -131,7 +131,7 @@ def test_a_rank_gives_up_before_its_limit(monkeypatch: pytest.MonkeyPatch):
     comm = MPI.COMM_SELF.Dup()
     monkeypatch.setattr(Meeting, "held", lambda *_: False)
     with pytest.raises(RankError, match=r"rank 0: the other ranks did not make this call within 3 s; if they are"):
-        meet(comm, 3)
+        meet_ranks(comm, 3)
 
 
 def test_rank_0_opens_a_meeting_once_all_are_there_that_have_not_left(monkeypatch: pytest.MonkeyPatch):
@@ -217,11 +217,11 @@ def test_groups_are_kept_up_to_a_number_and_the_oldest_is_freed(monkeypatch: pyt
 
 def test_an_error_breaks_the_team_and_is_reported():
     team = Team(MPI.COMM_SELF, None, 5)
-    with pytest.raises(ValueError, match="a reason"), moving(team):
+    with pytest.raises(ValueError, match="a reason"), report_failure(team):
         raise ValueError("a reason")
     assert team.broken
     assert team.failures() == {0: "ValueError: a reason"}
-    with pytest.raises(RankError, match="because one failed: rank 0: ValueError: a reason"), moving(team):
+    with pytest.raises(RankError, match="because one failed: rank 0: ValueError: a reason"), report_failure(team):
         Watch(team, 5).look()
 
 
@@ -267,10 +267,10 @@ def test_a_broken_team_is_left_alone(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_that_cannot_share_memory_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(team_module, "segment", lambda *_: None)
+    monkeypatch.setattr(team_module, "share_segment", lambda *_: None)
     near = SimpleNamespace(size=3, rank=1, Free=lambda: None)
     comm = SimpleNamespace(Split_type=lambda *_: near, rank=1)
-    node, memory = team_module._node(cast(Any, comm), None)
+    node, memory = team_module._split_node(cast(Any, comm), None)
     assert node == MPI.COMM_SELF
     assert not memory.any()
 
@@ -284,7 +284,7 @@ def statement(request: str = "a move", kind: str = "", text: str = "", smallest:
 
 def test_different_requests_are_listed_with_their_ranks():
     with pytest.raises(AgreementError) as caught:
-        _raise([statement("a"), statement("b"), statement("a"), statement("a", calls=2)], None)
+        _raise_statements([statement("a"), statement("b"), statement("a"), statement("a", calls=2)], None)
     assert str(caught.value) == (
         "the ranks ask for different things, so nothing was moved: ranks [0, 2]: a (call 1 of this communicator); "
         "ranks [1]: b (call 1 of this communicator); ranks [3]: a (call 2 of this communicator); make the same call "
@@ -295,7 +295,7 @@ def test_different_requests_are_listed_with_their_ranks():
 def test_an_error_of_all_ranks_is_raised_as_it_is():
     own = TileError("wrong shape")
     with pytest.raises(TileError) as caught:
-        _raise([statement(kind="TileError", text="wrong shape")] * 3, own)
+        _raise_statements([statement(kind="TileError", text="wrong shape")] * 3, own)
     assert caught.value is own
 
 
@@ -310,7 +310,7 @@ def test_an_error_of_all_ranks_is_raised_as_it_is():
 )
 def test_an_error_of_one_rank_is_raised_on_all(kind: str, raised: type, text: str):
     with pytest.raises(raised) as caught:
-        _raise([statement(), statement(kind=kind, text="bad", smallest=77)], None)
+        _raise_statements([statement(), statement(kind=kind, text="bad", smallest=77)], None)
     assert type(caught.value) is raised
     assert str(caught.value) == text
     assert getattr(caught.value, "smallest", 77) == 77
@@ -319,7 +319,7 @@ def test_an_error_of_one_rank_is_raised_on_all(kind: str, raised: type, text: st
 def test_further_ranks_with_errors_are_counted():
     failed = statement(kind="TileError", text="bad")
     with pytest.raises(TileError, match=r"rank 1 \(and 2 more ranks\): bad"):
-        _raise([statement(), failed, statement(kind="PlanError", text="worse"), failed], None)
+        _raise_statements([statement(), failed, statement(kind="PlanError", text="worse"), failed], None)
 
 
 def test_digests_are_those_of_the_text_in_every_process():
@@ -413,7 +413,7 @@ def test_what_is_no_limit(limit: object):
     [(2.5, 2.5), (0.0, TIME_LIMIT), (-1.0, TIME_LIMIT), ("soon", TIME_LIMIT), (float("nan"), TIME_LIMIT)],
 )
 def test_a_wrong_limit_is_replaced(limit: object, wanted: float):
-    assert seconds(limit) == wanted
+    assert limit_or_usual(limit) == wanted
 
 
 def test_nothing_is_kept_on_one_rank_or_of_what_is_no_communicator():

@@ -15,11 +15,11 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.lower.to_mpi import ranks
-from reshard.mpi.calibration import _pairs, measure
+from reshard.lower.to_mpi import devices_by_id
+from reshard.mpi.calibration import _ranks_in_pairs, measure_link
 from reshard.runtime.on_mpi import global_array as checksum_module
-from reshard.runtime.on_mpi.global_array import _gathered, _scattered, checksum, on_one_device
-from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices, padding
+from reshard.runtime.on_mpi.global_array import _messages_of_gather, _messages_of_scatter, on_one_device, sum_tile
+from reshard.runtime.on_mpi.indices import clear_padding, global_indices, index_ranges, padding_indices
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -42,19 +42,19 @@ def test_the_layout_on_one_device_is_that_of_the_whole_array():
 
 
 def test_a_root_sends_each_tile_and_is_sent_each_element_once():
-    sent = _scattered(LAYOUT, 1, 4, 1, 4)
+    sent = _messages_of_scatter(LAYOUT, 1, 4, 1, 4)
     assert [(chunk.peer, chunk.elements) for chunk in sent.sends.chunks] == [(0, 24), (2, 24), (3, 24)]
     assert not sent.receives.chunks
-    assert [chunk.peer for chunk in _scattered(LAYOUT, 2, 4, 1, 4).receives.chunks] == [1]
-    collected = _gathered(LAYOUT, 1, 4, 1, 4)
+    assert [chunk.peer for chunk in _messages_of_scatter(LAYOUT, 2, 4, 1, 4).receives.chunks] == [1]
+    collected = _messages_of_gather(LAYOUT, 1, 4, 1, 4)
     assert sum(chunk.elements for chunk in collected.receives.chunks) == 24, "its own half is there already"
-    senders = {rank for rank in range(4) if _gathered(LAYOUT, rank, 4, 1, 4).sends.chunks}
+    senders = {rank for rank in range(4) if _messages_of_gather(LAYOUT, rank, 4, 1, 4).sends.chunks}
     assert senders == {chunk.peer for chunk in collected.receives.chunks}
 
 
 def test_every_rank_takes_its_part_of_its_own_array():
     for rank in range(4):
-        mine = _scattered(LAYOUT, rank, 4, None, 4)
+        mine = _messages_of_scatter(LAYOUT, rank, 4, None, 4)
         assert not mine.sends.chunks
         assert not mine.receives.chunks
         assert mine.local
@@ -66,20 +66,20 @@ def test_every_rank_takes_its_part_of_its_own_array():
 @given(layouts())
 @settings(max_examples=150)
 def test_ranges_indices_and_padding_are_those_of_the_meaning(layout: Layout):
-    for rank, device in enumerate(ranks(layout.mesh)):
+    for rank, device in enumerate(devices_by_id(layout.mesh)):
         along = meaning(layout, device)
         for dim, (size, wanted) in enumerate(zip(layout.shape, along, strict=True)):
             real = np.array([at < size for at in wanted], bool)
             assert [at for run in index_ranges(layout, rank)[dim] for at in run] == [at for at in wanted if at < size]
-            assert np.array_equal(np.asarray(wanted)[real], indices(layout, dim, rank)[real])
-            assert np.array_equal(np.flatnonzero(~real), padding(layout, rank)[dim])
-            assert not size or (indices(layout, dim, rank) < size).all()
+            assert np.array_equal(np.asarray(wanted)[real], global_indices(layout, dim, rank)[real])
+            assert np.array_equal(np.flatnonzero(~real), padding_indices(layout, rank)[dim])
+            assert not size or (global_indices(layout, dim, rank) < size).all()
 
 
 @given(layouts())
 @settings(max_examples=60)
 def test_padding_is_cleared_and_nothing_else(layout: Layout):
-    for rank, device in enumerate(ranks(layout.mesh)):
+    for rank, device in enumerate(devices_by_id(layout.mesh)):
         wanted = tiles_of(layout)[device]
         tile = wanted.copy()
         clear_padding(layout, rank, tile)
@@ -89,15 +89,15 @@ def test_padding_is_cleared_and_nothing_else(layout: Layout):
 def test_blocks_dealt_in_rounds():
     layout = Layout.parse("f32[3{x}2/11]", Mesh(x=2))
     assert index_ranges(layout, 1) == ((range(2, 4), range(6, 8), range(10, 11)),)
-    assert padding(layout, 1)[0].tolist() == [5]
+    assert padding_indices(layout, 1)[0].tolist() == [5]
 
 
 # ---- Checksums: equal in all layouts, and different once anything is swapped
 
 
 def whole(layout: rs.Layout, tiles: dict[int, np.ndarray]) -> int:
-    devices = ranks(layout.mesh)
-    return sum(checksum(layout, rank, tiles[device]) for rank, device in enumerate(devices)) % 2**64
+    devices = devices_by_id(layout.mesh)
+    return sum(sum_tile(layout, rank, tiles[device]) for rank, device in enumerate(devices)) % 2**64
 
 
 def test_a_sum_does_not_depend_on_the_layout() -> None:
@@ -133,17 +133,17 @@ def test_a_sum_is_the_same_on_both_sides_of_a_view() -> None:
 
 
 def _viewed(move: rs.Move, layout: rs.Layout, array: np.ndarray, after: bool) -> int:
-    tiles, devices = cut(layout, array), ranks(layout.mesh)
-    sums = (checksum(layout, rank, tiles[d].astype("int32"), move.view, after=after) for rank, d in enumerate(devices))
+    tiles, devices = cut(layout, array), devices_by_id(layout.mesh)
+    sums = (sum_tile(layout, rank, tiles[d].astype("int32"), move.view, after=after) for rank, d in enumerate(devices))
     return sum(sums) % 2**64
 
 
 def test_large_tiles_are_summed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = rs.Layout.parse("f32[7, 5, 3]", rs.Mesh(x=1))
     tile = np.arange(105, dtype="float32").reshape(7, 5, 3)
-    at_once = checksum(layout, 0, tile)
+    at_once = sum_tile(layout, 0, tile)
     monkeypatch.setattr(checksum_module, "_AT_ONCE", 31)
-    assert checksum(layout, 0, tile) == at_once
+    assert sum_tile(layout, 0, tile) == at_once
 
 
 def test_swapped_elements_change_it() -> None:
@@ -157,7 +157,7 @@ def test_swapped_elements_change_it() -> None:
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "float64", "complex128"])
 def test_elements_of_any_size(dtype: str) -> None:
     layout = rs.Layout.parse("u8[{x}2]", rs.Mesh(x=2))
-    assert checksum(layout, 0, np.array([0, 1], dtype)) != checksum(layout, 0, np.array([1, 0], dtype))
+    assert sum_tile(layout, 0, np.array([0, 1], dtype)) != sum_tile(layout, 0, np.array([1, 0], dtype))
 
 
 # ---- Measured links: only between pairs that exist, and of plausible size. See `tests.mpi.calls`
@@ -166,14 +166,14 @@ def test_elements_of_any_size(dtype: str) -> None:
 def test_a_single_rank_measures_messages_to_itself():
     team = Team(MPI.COMM_SELF, None, 5)
     watch = Watch(team, 5)
-    alone = measure(team, watch, True)
+    alone = measure_link(team, watch, True)
     assert alone is not None
     assert 0 < alone.latency < 1
-    assert measure(team, watch, False) is None
+    assert measure_link(team, watch, False) is None
 
 
 @pytest.mark.parametrize(("shift", "near", "ranks"), [(1, True, [0, 2]), (1, False, [1, 3]), (2, False, [0, 1, 2, 3])])
 def test_which_ranks_have_a_peer_at_a_distance(shift: int, near: bool, ranks: list[int]):
     nodes = (0, 0, 1, 1)
     team = cast(Any, SimpleNamespace(size=4, near=lambda one, other: nodes[one] == nodes[other]))
-    assert _pairs(team, shift, near) == ranks
+    assert _ranks_in_pairs(team, shift, near) == ranks

@@ -23,10 +23,22 @@ from mpi4py import MPI
 from reshard.errors import RankError
 from reshard.runtime.on_mpi.collective import prepare_together
 from reshard.runtime.on_mpi.node import arena as arena_module
-from reshard.runtime.on_mpi.node.arena import HUGE, KINDS, LOG, PAGE, ROOMY, SHARED, Arena, Heap, Pool, rounded, segment
+from reshard.runtime.on_mpi.node.arena import (
+    HUGE,
+    KINDS,
+    LOG,
+    PAGE,
+    ROOMY,
+    SHARED,
+    Arena,
+    Heap,
+    Pool,
+    round_to_line,
+    share_segment,
+)
 from reshard.runtime.on_mpi.node.node_sync import WORDS, NodeSync, sync_bytes
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, located, new_tile, posted_by_rank, where
+from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, locate_tile, new_tile, post_tile, posted_by_rank
 from reshard.types import Layout, Mesh
 from tests.mpi import running
 
@@ -83,7 +95,7 @@ def _open_files() -> Iterator[str]:
 def test_all_ranks_map_one_file(kind: int, nbytes: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arena_module, "KINDS", (kind,))
     before = left()
-    memory = ranks(3, lambda me, gather: segment(3, me, nbytes, gather))
+    memory = ranks(3, lambda me, gather: share_segment(3, me, nbytes, gather))
     for me, mine in enumerate(memory):
         assert mine is not None and mine.size == 3 * nbytes and not mine[me * nbytes : (me + 1) * nbytes].any()
         mine[me * nbytes :][: nbytes // 2] = me + 1
@@ -95,7 +107,7 @@ def test_all_ranks_map_one_file(kind: int, nbytes: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("odd", [0, 1])
 def test_if_one_rank_has_no_room_none_has_the_memory(kind: int, odd: int, monkeypatch: pytest.MonkeyPatch):
-    allocate, before = arena_module._allocate, left()
+    allocate, before = arena_module._allocate_blocks, left()
 
     def refused(file: int, start: int, nbytes: int) -> None:
         if start == odd * PAGE:
@@ -103,21 +115,21 @@ def test_if_one_rank_has_no_room_none_has_the_memory(kind: int, odd: int, monkey
         allocate(file, start, nbytes)
 
     monkeypatch.setattr(arena_module, "KINDS", (kind,))
-    monkeypatch.setattr(arena_module, "_allocate", refused)
-    assert ranks(2, lambda me, gather: segment(2, me, PAGE, gather)) == [None, None]
+    monkeypatch.setattr(arena_module, "_allocate_blocks", refused)
+    assert ranks(2, lambda me, gather: share_segment(2, me, PAGE, gather)) == [None, None]
     assert left() == before
 
 
 @linux
 def test_a_file_that_another_rank_cannot_open_is_replaced_by_one_with_a_name(monkeypatch: pytest.MonkeyPatch):
-    opened, kinds = arena_module._opened, []
+    opened, kinds = arena_module._open_file, []
 
     def elsewhere(site: arena_module._Site) -> int | None:
         kinds.append(site.kind)
         return None if site.kind == KINDS[0] else opened(site)
 
-    monkeypatch.setattr(arena_module, "_opened", elsewhere)
-    one, other = ranks(2, lambda me, gather: segment(2, me, PAGE, gather))
+    monkeypatch.setattr(arena_module, "_open_file", elsewhere)
+    one, other = ranks(2, lambda me, gather: share_segment(2, me, PAGE, gather))
     assert one is not None and other is not None
     one[-1] = 5
     assert other[-1] == 5
@@ -126,15 +138,15 @@ def test_a_file_that_another_rank_cannot_open_is_replaced_by_one_with_a_name(mon
 
 @linux
 def test_another_file_of_the_same_name_is_not_taken(tmp_path: Path):
-    file, site = arena_module._created(KINDS[1], PAGE)
+    file, site = arena_module._create_file(KINDS[1], PAGE)
     assert file is not None
-    again = arena_module._opened(site)
+    again = arena_module._open_file(site)
     assert again is not None
     os.close(again)
     os.rename(site.path, tmp_path / "first")  # Or its number would be used again.
     Path(site.path).write_bytes(bytes(PAGE))
-    assert arena_module._opened(site) is None
-    assert arena_module._opened(site._replace(number=1)) is None
+    assert arena_module._open_file(site) is None
+    assert arena_module._open_file(site._replace(number=1)) is None
     os.close(file)
 
 
@@ -155,11 +167,11 @@ def test_what_the_kernel_refuses_is_none():
         return [list(words)]
 
     with limited(PAGE):
-        assert segment(1, 0, PAGE, alone) is not None
-        assert segment(1, 0, 2 * PAGE, alone) is None
-    assert segment(1, 0, 2 * PAGE, alone) is not None
-    assert segment(1, 0, 1 << 50, alone) is None, "more than the machine's memory"
-    assert segment(1, 0, 1 << 62, alone) is None
+        assert share_segment(1, 0, PAGE, alone) is not None
+        assert share_segment(1, 0, 2 * PAGE, alone) is None
+    assert share_segment(1, 0, 2 * PAGE, alone) is not None
+    assert share_segment(1, 0, 1 << 50, alone) is None, "more than the machine's memory"
+    assert share_segment(1, 0, 1 << 62, alone) is None
 
 
 @linux
@@ -169,7 +181,7 @@ def test_memory_is_allocated_before_it_is_touched():
         nbytes = 3 * arena_module.HUGE + 5 * PAGE if huge else 5 * PAGE
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(arena_module, "WORTHWHILE", PAGE if huge else 1 << 40)
-            assert arena_module._allocated(file, 2 * nbytes, nbytes, nbytes) is not None
+            assert arena_module._allocate_segment(file, 2 * nbytes, nbytes, nbytes) is not None
         assert os.fstat(file).st_blocks * 512 >= nbytes
         os.ftruncate(file, 0)
     os.close(file)
@@ -178,7 +190,7 @@ def test_memory_is_allocated_before_it_is_touched():
 def test_a_system_without_a_call_for_it_writes_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    arena_module._allocate(file, PAGE, 3 * PAGE)
+    arena_module._allocate_blocks(file, PAGE, 3 * PAGE)
     assert os.fstat(file).st_size == 4 * PAGE
     os.close(file)
 
@@ -186,14 +198,14 @@ def test_a_system_without_a_call_for_it_writes_zeros(tmp_path: Path, monkeypatch
 @linux
 def test_only_members_allocate_memory(monkeypatch: pytest.MonkeyPatch):
     allocated: list[int] = []
-    allocate = arena_module._allocate
+    allocate = arena_module._allocate_blocks
 
     def counted(file: int, start: int, nbytes: int) -> None:
         allocated.append(start // (2 * PAGE))
         allocate(file, start, nbytes)
 
-    monkeypatch.setattr(arena_module, "_allocate", counted)
-    memory = ranks(4, lambda me, gather: segment(4, me, 2 * PAGE, gather, (0, 2)))
+    monkeypatch.setattr(arena_module, "_allocate_blocks", counted)
+    memory = ranks(4, lambda me, gather: share_segment(4, me, 2 * PAGE, gather, (0, 2)))
     assert sorted(allocated) == [0, 2]
     for me in (0, 2):
         mine = memory[me]
@@ -229,11 +241,11 @@ def mapped() -> int:
 
 def test_a_mapping_is_the_memory_of_the_file_at_an_aligned_address(file: tuple[int, int]):
     number, nbytes = file
-    memory, other = arena_module.aligned(number, nbytes), np.frombuffer(mmap.mmap(number, nbytes), np.uint8)
+    memory, other = arena_module.map_aligned(number, nbytes), np.frombuffer(mmap.mmap(number, nbytes), np.uint8)
     assert memory is not None
     assert memory.shape == (nbytes,) and memory.dtype == np.uint8 and memory.flags.writeable
     assert memory.ctypes.data % HUGE == 0
-    arena_module.collapse(memory[: nbytes // HUGE * HUGE])
+    arena_module.collapse_pages(memory[: nbytes // HUGE * HUGE])
     assert not other.any()
     steps = np.arange(0, nbytes, 4096)
     memory[steps] = steps // 4096 % 251
@@ -246,7 +258,7 @@ def test_a_mapping_lives_as_long_as_an_array_on_it_and_no_longer(file: tuple[int
     number, nbytes = file
     before = mapped()
     for _ in range(20):
-        memory = arena_module.aligned(number, nbytes)
+        memory = arena_module.map_aligned(number, nbytes)
         assert memory is not None
         part = memory[-10:].view(np.uint16).reshape(5, 1)
         del memory
@@ -258,15 +270,15 @@ def test_a_mapping_lives_as_long_as_an_array_on_it_and_no_longer(file: tuple[int
 
 def test_what_is_no_file_is_not_mapped():
     before = mapped()
-    assert arena_module.aligned(-1, 4096) is None
+    assert arena_module.map_aligned(-1, 4096) is None
     assert mapped() - before < HUGE
 
 
 def test_large_memory_has_huge_pages_unless_the_user_turns_them_off(monkeypatch: pytest.MonkeyPatch):
-    assert arena_module.wanted(arena_module.WORTHWHILE)
-    assert not arena_module.wanted(arena_module.WORTHWHILE - 1)
+    assert arena_module.wants_huge_pages(arena_module.WORTHWHILE)
+    assert not arena_module.wants_huge_pages(arena_module.WORTHWHILE - 1)
     monkeypatch.setenv("RESHARD_MPI_HUGE_PAGES", "0")
-    assert not arena_module.wanted(arena_module.WORTHWHILE)
+    assert not arena_module.wants_huge_pages(arena_module.WORTHWHILE)
 
 
 # ---- The heap against a list of bytes: blocks never overlap, and freed neighbours become one hole
@@ -303,7 +315,7 @@ def test_blocks_take_the_smallest_hole_and_do_not_overlap(seed: int):
             heap.free(block)
         else:
             size = choose.choice([1, 64, 65, 500, 1000, 4000, 5000, 3 * PAGE])
-            best = next((hole for hole in holes(owner) if hole[0] >= rounded(size)), None)
+            best = next((hole for hole in holes(owner) if hole[0] >= round_to_line(size)), None)
             assert heap.has_room(size) == (best is not None)
             block, value = heap.take(size), turn
             assert block == (best and best[1:])
@@ -312,8 +324,8 @@ def test_blocks_take_the_smallest_hole_and_do_not_overlap(seed: int):
             live[block] = size
         first = block[1] // 64
         lines = owner[block[0]]
-        assert len({bool(each) for each in lines[first : first + rounded(size) // 64]} | {bool(value)}) == 2
-        lines[first : first + rounded(size) // 64] = [value] * (rounded(size) // 64)
+        assert len({bool(each) for each in lines[first : first + round_to_line(size) // 64]} | {bool(value)}) == 2
+        lines[first : first + round_to_line(size) // 64] = [value] * (round_to_line(size) // 64)
         assert heap.unused() == [chunk for chunk, lines in owner.items() if not any(lines)]
 
 
@@ -639,20 +651,20 @@ def test_arrays_beyond_the_size_of_shared_memory(tmp_path: Path):
 
 def test_a_private_tile_has_an_address_and_no_place(team: Team):
     tile = np.zeros((4, 3))
-    assert where(located(team, tile)) == (0, tile.ctypes.data, 0, 0)
-    assert where(located(team, tile.T)) == (0, 0, 0, 0)
+    assert post_tile(locate_tile(team, tile)) == (0, tile.ctypes.data, 0, 0)
+    assert post_tile(locate_tile(team, tile.T)) == (0, 0, 0, 0)
 
 
 def test_a_tile_is_known_by_its_address_of_window_tiles(team: Team, watch: Watch):
     one, other = (new_tile(team, watch, LAYOUT, np.dtype("f4")) for _ in range(2))
     assert 0 < one.place < other.place
-    assert located(team, one.tile) == one
-    assert located(team, one.tile[1:]).place == one.place + 7 * 4
-    assert located(team, one.tile[:, 1:]).place == 0
-    assert located(Team(MPI.COMM_SELF, None, 5), one.tile).place == 0
-    posted = where(one, other)
+    assert locate_tile(team, one.tile) == one
+    assert locate_tile(team, one.tile[1:]).place == one.place + 7 * 4
+    assert locate_tile(team, one.tile[:, 1:]).place == 0
+    assert locate_tile(Team(MPI.COMM_SELF, None, 5), one.tile).place == 0
+    posted = post_tile(one, other)
     assert posted == (one.place, one.tile.ctypes.data, other.place, 1)
-    prepare_together(team, watch, lambda: one, lambda _: "posted", lambda held: where(held, other))
+    prepare_together(team, watch, lambda: one, lambda _: "posted", lambda held: post_tile(held, other))
     assert posted_by_rank(team) == {0: Posted(*posted)}
     assert team.plain
     assert team.shared
@@ -670,6 +682,6 @@ def test_a_tile_is_private_if_the_node_has_no_room(team: Team, watch: Watch, mon
     private = new_tile(team, watch, LAYOUT, np.dtype("f4"))
     assert private.place == 0
     assert private.tile.shape == (6, 7)
-    prepare_together(team, watch, lambda: private, lambda _: "posted", where)
+    prepare_together(team, watch, lambda: private, lambda _: "posted", post_tile)
     assert team.plain
     assert not team.shared

@@ -16,11 +16,20 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError, TileError
-from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, ranks, unreplicated
+from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, devices_by_id, is_unreplicated
 from reshard.lower.views import CastTiles
 from reshard.mpi import redistribute
 from reshard.runtime.on_mpi.copies.strided_copy import raw
-from reshard.runtime.on_mpi.direct import direct, node_packing, pack, pulling, pushes, pushing, run_bytes, unpacking
+from reshard.runtime.on_mpi.direct import (
+    list_pushes,
+    node_packing,
+    pack_for_node,
+    plan_direct,
+    pull_from,
+    push_into,
+    run_bytes,
+    unpack_from,
+)
 from reshard.runtime.on_mpi.launches import (
     STACKED,
     Bundle,
@@ -28,12 +37,12 @@ from reshard.runtime.on_mpi.launches import (
     Launch,
     SharedStack,
     Stack,
-    lifted,
+    lift_layout,
     list_hops,
     list_launches,
 )
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.node_price import FREE, NodeLoad, joins, stripe_bytes
+from reshard.runtime.on_mpi.node_price import FREE, NodeLoad, count_stripe_bytes, is_aggregated
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
 from reshard.runtime.on_mpi.run_plan import RankStep, rank_plan
 from reshard.runtime.on_mpi.team import Facts
@@ -308,12 +317,12 @@ KIB, MIB = 1 << 10, 1 << 20
     ],
 )
 def test_which_moves_are_joined(load: NodeLoad, room: int, network: Network | None, joined: bool):
-    assert joins(load, NODES, room, network) == joined
+    assert is_aggregated(load, NODES, room, network) == joined
 
 
 def test_what_a_rank_carries_is_what_it_sends_if_there_is_a_stripe_for_each():
-    assert stripe_bytes(NodeLoad(4, 400, 0), (0, 0, 0, 0, 1, 1, 1, 1)) == (400, 400)
-    assert stripe_bytes(NodeLoad(6, 600, 0), (0, 0, 1, 1, 2, 2, 3, 3)) == (800, 400)  # two of three stripes
+    assert count_stripe_bytes(NodeLoad(4, 400, 0), (0, 0, 0, 0, 1, 1, 1, 1)) == (400, 400)
+    assert count_stripe_bytes(NodeLoad(6, 600, 0), (0, 0, 1, 1, 2, 2, 3, 3)) == (800, 400)  # two of three stripes
 
 
 # ---- Direct moves without MPI: the tiles of all ranks in one process, pulled, pushed, packed, or sent in messages
@@ -328,7 +337,7 @@ def nodes_of(size: int, nodes: int) -> tuple[int, ...]:
 
 def by_rank(layout: Layout) -> list[np.ndarray]:
     tiles = tiles_of(layout)
-    return [tiles[device].copy() for device in ranks(layout.mesh)]
+    return [tiles[device].copy() for device in devices_by_id(layout.mesh)]
 
 
 def assert_filled(layout: Layout, tiles: list[np.ndarray]) -> None:
@@ -338,7 +347,7 @@ def assert_filled(layout: Layout, tiles: list[np.ndarray]) -> None:
 
 
 def moves(source: Layout, target: Layout, nodes: tuple[int, ...]) -> list:
-    return [direct(source, target, rank, nodes, 8, 1 << 20) for rank in range(len(nodes))]
+    return [plan_direct(source, target, rank, nodes, 8, 1 << 20) for rank in range(len(nodes))]
 
 
 def exchange(all_moves: list, before: list[np.ndarray], after: list[np.ndarray]) -> None:
@@ -360,7 +369,7 @@ def exchange(all_moves: list, before: list[np.ndarray], after: list[np.ndarray])
 def test_every_target_is_filled(pair: tuple[Layout, Layout], count: int, way: str):
     source, target = pair
     nodes = nodes_of(source.mesh.size, count)
-    if way == "pack" and not unreplicated(target):
+    if way == "pack" and not is_unreplicated(target):
         way = "pull"
     before = by_rank(source)
     after = [np.full(target.tile_shape, PADDING) for _ in nodes]
@@ -368,11 +377,11 @@ def test_every_target_is_filled(pair: tuple[Layout, Layout], count: int, way: st
     packed = {rank: packed_of(source, target, rank, nodes, before[rank]) for rank in range(len(nodes)) if way == "pack"}
     for rank, move in enumerate(every):
         if way == "push":
-            fill = pushing(pushes(source, target, rank, nodes, 8), dict(enumerate(after)))
+            fill = push_into(list_pushes(source, target, rank, nodes, 8), dict(enumerate(after)))
         elif way == "pack":
-            fill = unpacking({giver: packed[giver][rank] for giver, _ in move.pulls})
+            fill = unpack_from({giver: packed[giver][rank] for giver, _ in move.pulls})
         else:
-            fill = pulling(dict(enumerate(before)))
+            fill = pull_from(dict(enumerate(before)))
         for step in fill(NO_CALL, move, raw(before[rank]), raw(after[rank])):
             step()
     exchange(every, before, after)
@@ -383,7 +392,7 @@ def packed_of(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...],
     """What a rank packed, from the start of each receiver's part on; the whole is no larger than its tile."""
     packing = node_packing(source, target, rank, nodes, 8)
     packed = np.full(tile.size, PADDING)
-    pack(packing, raw(tile), raw(packed))
+    pack_for_node(packing, raw(tile), raw(packed))
     return {to: packed[start:] for to, start in packing.starts.items()}
 
 
@@ -529,7 +538,7 @@ def test_what_messages_and_copies_take_is_within_the_promise(nodes: tuple[int, .
 
 
 def test_a_lifted_layout_is_whole_in_front() -> None:
-    layout = lifted(rs.Layout.parse("f32[2{x}3/20] + sum{y}", rs.Mesh(x=4, y=2)), 5)
+    layout = lift_layout(rs.Layout.parse("f32[2{x}3/20] + sum{y}", rs.Mesh(x=4, y=2)), 5)
     assert str(layout) == "f32[5, 2{x}3/20] + sum{y}"
 
 

@@ -16,18 +16,24 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.lower.to_mpi import Axis, Block, Reduce, StepMessages, schedule
+from reshard.lower.to_mpi import Axis, Block, Reduce, StepMessages, schedule_device
 from reshard.lower.to_mpi.blocks import whole_tile
 from reshard.runtime.on_mpi.copies.stream_copy import copy_all
-from reshard.runtime.on_mpi.direct import direct
+from reshard.runtime.on_mpi.direct import plan_direct
 from reshard.runtime.on_mpi.wire import datatypes
 from reshard.runtime.on_mpi.wire import messages as messages_module
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
-from reshard.runtime.on_mpi.wire.chunks import Region, chunks, copies, region
+from reshard.runtime.on_mpi.wire.chunks import Region, pack_chunks, pairs_of_block, region_of_block
 from reshard.runtime.on_mpi.wire.datatypes import Datatypes, memory_of
-from reshard.runtime.on_mpi.wire.messages import between, joint, mean_run, message_cap, messages
-from reshard.runtime.on_mpi.wire.overwrite import _rearrange, _RunPermutation, _sources
-from reshard.runtime.on_mpi.wire.reduction import _is_straight, _operation
+from reshard.runtime.on_mpi.wire.messages import (
+    join_messages,
+    mean_run,
+    message_cap,
+    messages_between,
+    messages_of_step,
+)
+from reshard.runtime.on_mpi.wire.overwrite import _permutation_of_slots, _permute_runs, _RunPermutation
+from reshard.runtime.on_mpi.wire.reduction import _is_straight, _operation_for
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.to_mpi.elements import places
@@ -56,7 +62,7 @@ def message(tile: np.ndarray, blocks: Sequence[Block]) -> list[int]:
 def test_packed_messages_are_the_elements_of_their_blocks(shape: tuple[int, int], cap: int):
     tile = np.arange(1, 1 + shape[0] * shape[1]).reshape(shape)
     packed = []
-    for chunk in chunks(3, BLOCKS, cap, "src", shape):
+    for chunk in pack_chunks(3, BLOCKS, cap, "src", shape):
         buffer = np.full(chunk.elements, -1)
         chunk.pack(tile, buffer)
         packed += buffer.tolist()
@@ -74,7 +80,7 @@ def test_unpacked_messages_fill_the_places_of_their_blocks(shape: tuple[int, int
         if all(map(int.__lt__, index, shape)):
             wanted[index] = value
     at = 1
-    for chunk in chunks(0, BLOCKS, cap, "dst", shape):
+    for chunk in pack_chunks(0, BLOCKS, cap, "dst", shape):
         chunk.unpack(tile, np.arange(at, at + chunk.elements))
         at += chunk.elements
     assert np.array_equal(tile, wanted)
@@ -82,19 +88,19 @@ def test_unpacked_messages_fill_the_places_of_their_blocks(shape: tuple[int, int
 
 def test_as_many_blocks_as_fit_share_a_message():
     small = [Block((at,), (at,), (Axis(0, 2, 1, 1),)) for at in (0, 2, 4, 6, 8)]
-    assert [chunk.elements for chunk in chunks(0, small, 5, "src", (10,))] == [4, 4, 2]
+    assert [chunk.elements for chunk in pack_chunks(0, small, 5, "src", (10,))] == [4, 4, 2]
 
 
 def test_a_message_that_lies_in_one_run_is_sent_from_the_tile():
     tile = np.arange(24).reshape(6, 4)
-    (rows,) = chunks(0, [Block((2, 0), (0, 0), (Axis(0, 3, 1, 1), Axis(1, 4, 1, 1)))], 99, "src", tile.shape)
+    (rows,) = pack_chunks(0, [Block((2, 0), (0, 0), (Axis(0, 3, 1, 1), Axis(1, 4, 1, 1)))], 99, "src", tile.shape)
     lies = rows.direct(tile)
     assert lies is not None
     assert np.shares_memory(lies, tile)
     assert np.array_equal(lies, np.arange(8, 20))
-    (column,) = chunks(0, [Block((0, 1), (0, 0), (Axis(0, 3, 1, 1),))], 99, "src", tile.shape)
+    (column,) = pack_chunks(0, [Block((0, 1), (0, 0), (Axis(0, 3, 1, 1),))], 99, "src", tile.shape)
     assert column.direct(tile) is None
-    (padded,) = chunks(0, [Block((4, 0), (0, 0), (Axis(0, 3, 1, 1), Axis(1, 4, 1, 1)))], 99, "src", tile.shape)
+    (padded,) = pack_chunks(0, [Block((4, 0), (0, 0), (Axis(0, 3, 1, 1), Axis(1, 4, 1, 1)))], 99, "src", tile.shape)
     assert padded.padded
     assert padded.direct(tile) is None
 
@@ -106,7 +112,7 @@ def test_copies_from_tile_to_tile_leave_padding_alone(block: Block, before: tupl
     for src, dst in zip(places(block, "src"), places(block, "dst"), strict=True):
         if all(map(int.__lt__, src, before)) and all(map(int.__lt__, dst, after)):
             wanted[dst] = source[src]
-    for one, other in copies(block, before, after):
+    for one, other in pairs_of_block(block, before, after):
         other.of(target)[...] = one.of(source)
     assert np.array_equal(target, wanted)
 
@@ -115,7 +121,9 @@ def test_a_part_of_a_region():
     tile = np.arange(60).reshape(6, 10)
     whole = Region((1, 2), ((0, 2), (1, 3)), (2, 3))
     assert np.array_equal(whole.part([(1, 1), (1, 2)]).of(tile), whole.of(tile)[1:2, 1:3])
-    assert np.array_equal(region(BLOCKS[0], "src").of(tile).reshape(-1), [tile[at] for at in places(BLOCKS[0], "src")])
+    assert np.array_equal(
+        region_of_block(BLOCKS[0], "src").of(tile).reshape(-1), [tile[at] for at in places(BLOCKS[0], "src")]
+    )
 
 
 # ---- Messages of a step: sender and receiver cut them alike, and staging bounds their size
@@ -127,7 +135,7 @@ def test_both_ends_cut_messages_alike(pair: tuple[Layout, Layout], scratch: int)
     source, target = pair
     plan = rs.plan(source, target)
     ranks = {device: device for device in source.mesh.devices}
-    schedules = {device: schedule(plan, device) for device in source.mesh.devices}
+    schedules = {device: schedule_device(plan, device) for device in source.mesh.devices}
     for at, step in enumerate(plan.steps):
         sent, received = defaultdict(list), defaultdict(list)
         for device, each in schedules.items():
@@ -135,7 +143,7 @@ def test_both_ends_cut_messages_alike(pair: tuple[Layout, Layout], scratch: int)
                 return
             shapes = (each.tile_shape, *each.tile_shapes)
             mine = each.steps[at].__class__(each.steps[at].local, each.steps[at].turns, scratch)
-            cut = messages(mine, ranks, shapes[at], shapes[at + 1], 4, step.received_bytes)
+            cut = messages_of_step(mine, ranks, shapes[at], shapes[at + 1], 4, step.received_bytes)
             for chunk in cut.sends.chunks:
                 sent[device, chunk.peer].append(chunk.elements)
             for chunk in cut.receives.chunks:
@@ -156,7 +164,7 @@ ROW = Block((0,), (0,), (Axis(0, 1 << 18, 1, 1),))
     ],
 )
 def test_the_size_of_messages(staging: int, count: int, largest: int):
-    cut = between([(1, [ROW])], [(2, [ROW])], (), (1 << 18,), (1 << 18,), 4, staging)
+    cut = messages_between([(1, [ROW])], [(2, [ROW])], (), (1 << 18,), (1 << 18,), 4, staging)
     for side in (cut.sends, cut.receives):
         sizes = [chunk.elements for chunk in side.chunks]
         assert (len(sizes), max(sizes), sum(sizes)) == (count, largest, 1 << 18)
@@ -164,18 +172,18 @@ def test_the_size_of_messages(staging: int, count: int, largest: int):
 
 def test_unstaged_messages_stay_below_what_mpi_counts(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(messages_module, "DIRECT", 1 << 16)
-    cut = between([(1, [ROW])], [], (), (1 << 18,), (1 << 18,), 4, 0)
+    cut = messages_between([(1, [ROW])], [], (), (1 << 18,), (1 << 18,), 4, 0)
     assert {chunk.elements for chunk in cut.sends.chunks} == {1 << 14}
 
 
 def test_all_that_is_received_is_held_if_there_is_room():
     mesh = Mesh(x=3)
     plan = rs.plan(Layout.parse("f32[{x}3, 9]", mesh), Layout.parse("f32[9, {x}3]", mesh))
-    step = schedule(plan, 0).steps[0]
+    step = schedule_device(plan, 0).steps[0]
     ranks = dict.fromkeys(range(3), 0)
     for scratch, held in ((2 * 72, True), (2 * 71, False), (0, False)):
         mine = StepMessages(step.local, step.turns, scratch)
-        assert messages(mine, ranks, (3, 9), (9, 3), 4, 72).held == held
+        assert messages_of_step(mine, ranks, (3, 9), (9, 3), 4, 72).held == held
 
 
 @pytest.mark.parametrize("shapes", [((6, 8), None), (None, (5, 12)), ((6, 8), (5, 12))])
@@ -212,8 +220,10 @@ NODES = (0, 1, 2)
 
 @pytest.mark.parametrize("staging", [2, 8, 1000])
 def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
-    each = [[direct(*pair, rank, NODES, 8, 8 * staging) for pair in PAIRS] for rank in NODES]
-    together = [joint([move.messages for move in moves], staging, 8, rank, 3) for rank, moves in enumerate(each)]
+    each = [[plan_direct(*pair, rank, NODES, 8, 8 * staging) for pair in PAIRS] for rank in NODES]
+    together = [
+        join_messages([move.messages for move in moves], staging, 8, rank, 3) for rank, moves in enumerate(each)
+    ]
     before, after = ([tiles_of(pair[end]) for pair in PAIRS] for end in (0, 1))
     results = [[np.full_like(of[rank], PADDING) for of in after] for rank in NODES]
     wire: dict[tuple[int, int], list[np.ndarray]] = {}
@@ -239,8 +249,8 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
 
 
 def test_without_room_nothing_is_joined() -> None:
-    moves = [direct(*PAIRS[0], 0, NODES, 8, 0).messages] * 2
-    assert all(len(chunk.parts) == 1 for chunk in joint(moves, 0, 8, 0, 3).sends.chunks)
+    moves = [plan_direct(*PAIRS[0], 0, NODES, 8, 0).messages] * 2
+    assert all(len(chunk.parts) == 1 for chunk in join_messages(moves, 0, 8, 0, 3).sends.chunks)
 
 
 # ---- Datatypes of messages: what MPI packs with them is what `Chunk.pack` packs, for tiles of any order
@@ -268,7 +278,7 @@ def laid(order: str, dtype: str = "i4") -> np.ndarray:
 @pytest.mark.parametrize("cap", [9, 100])
 def test_mpi_packs_what_a_chunk_packs(order: str, cap: int):
     tile, types = laid(order), Datatypes()
-    for number, chunk in enumerate(chunks(0, BLOCKS_DATATYPES, cap, "src", SHAPE)):
+    for number, chunk in enumerate(pack_chunks(0, BLOCKS_DATATYPES, cap, "src", SHAPE)):
         wanted = np.zeros(chunk.elements, tile.dtype)
         chunk.pack(tile, wanted)
         packed, unpacked = np.zeros_like(wanted), np.zeros_like(tile)
@@ -284,7 +294,7 @@ def test_mpi_packs_what_a_chunk_packs(order: str, cap: int):
 
 def test_types_are_made_once_for_tiles_of_the_same_strides():
     tile, types = laid("C"), Datatypes()
-    (chunk,) = chunks(0, BLOCKS_DATATYPES[:1], 100, "src", SHAPE)
+    (chunk,) = pack_chunks(0, BLOCKS_DATATYPES[:1], 100, "src", SHAPE)
     made = types.of(0, chunk, tile)
     assert types.of(0, chunk, laid("C")) is made
     assert types.of(0, chunk, laid("F")) is not made
@@ -304,10 +314,10 @@ def test_the_memory_of_a_tile_holds_all_of_its_elements(order: str):
 
 def test_only_long_runs_without_padding_are_given_to_mpi_as_they_lie(monkeypatch: pytest.MonkeyPatch):
     tile = laid("C")
-    (rows,) = chunks(
+    (rows,) = pack_chunks(
         0, [Block((0, 0, 0), (0, 0, 0), (Axis(0, 3, 2, 1), Axis(1, 5, 1, 1), Axis(2, 6, 1, 1)))], 99, "src", SHAPE
     )
-    (padded,) = chunks(0, [Block((6, 0, 0), (0, 0, 0), (Axis(0, 2, 1, 1), Axis(2, 6, 1, 1)))], 99, "src", SHAPE)
+    (padded,) = pack_chunks(0, [Block((6, 0, 0), (0, 0, 0), (Axis(0, 2, 1, 1), Axis(2, 6, 1, 1)))], 99, "src", SHAPE)
     for takes, long, wanted in ((True, 120, True), (True, 121, False), (False, 1, False)):
         monkeypatch.setattr(datatypes, "TAKES_RUNS", takes)
         monkeypatch.setattr(datatypes, "LONG", long)
@@ -326,10 +336,10 @@ def test_a_rank_tells_its_node_what_goes_to_each_rank_and_comes_from_each_node()
 
 
 def test_the_dtypes_that_mpi_knows():
-    assert _operation(np.dtype("f4"), "mean") == (MPI.FLOAT, MPI.SUM)
-    assert _operation(np.dtype("?"), "max")[1] == MPI.LOR
-    assert _operation(np.dtype("?"), "product")[1] == MPI.LAND
-    half, combine = _operation(np.dtype("f2"), "sum")
+    assert _operation_for(np.dtype("f4"), "mean") == (MPI.FLOAT, MPI.SUM)
+    assert _operation_for(np.dtype("?"), "max")[1] == MPI.LOR
+    assert _operation_for(np.dtype("?"), "product")[1] == MPI.LAND
+    half, combine = _operation_for(np.dtype("f2"), "sum")
     assert half.Get_size() == 2
     assert combine.Is_commutative()
     assert combine not in (MPI.SUM, MPI.MAX, MPI.MIN, MPI.PROD)
@@ -367,14 +377,14 @@ def test_runs_are_permuted_as_if_all_moved_at_once(order: list[int], count: int,
     wanted = buffer.copy()
     for to, at in zip(target, source, strict=True):
         wanted[to * run : (to + 1) * run] = np.arange(at * run, (at + 1) * run)
-    _rearrange(buffer, _RunPermutation(run, target, source))
+    _permute_runs(buffer, _RunPermutation(run, target, source))
     assert np.array_equal(buffer, wanted)
 
 
 def test_the_runs_of_slots_are_as_long_as_they_can_be():
     """Two slots of the columns of a 4 x 6 tile: runs of 3."""
     blocks = [Block((0, 3 * at), (0, 3 * at), (Axis(0, 4, 1, 1), Axis(1, 3, 1, 1))) for at in (1, 0)]
-    runs = _sources([(0, blocks[0]), (1, blocks[1])], 12, (4, 6))
+    runs = _permutation_of_slots([(0, blocks[0]), (1, blocks[1])], 12, (4, 6))
     assert runs.run == 3
     assert runs.target.tolist() == list(range(8))
     assert runs.source.tolist() == [1, 3, 5, 7, 0, 2, 4, 6]
@@ -385,11 +395,11 @@ def test_slots_hold_their_blocks(shape: tuple[int, ...]):
     tile = np.arange(int(np.prod(shape)))
     whole = Block((0,) * len(shape), (0,) * len(shape), tuple(Axis(d, n, 1, 1) for d, n in enumerate(shape))[::-1])
     buffer = tile.copy()
-    _rearrange(buffer, _sources([(0, whole)], tile.size, shape))
+    _permute_runs(buffer, _permutation_of_slots([(0, whole)], tile.size, shape))
     assert np.array_equal(buffer, tile.reshape(shape).transpose().reshape(-1))
 
 
 def test_no_slots_at_all():
     buffer = np.arange(3)
-    _rearrange(buffer, _sources([], 1, (3,)))
+    _permute_runs(buffer, _permutation_of_slots([], 1, (3,)))
     assert buffer.tolist() == [0, 1, 2]

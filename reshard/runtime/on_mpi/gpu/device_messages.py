@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from reshard.errors import AgreementError
-from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
+from reshard.runtime.on_mpi.direct import STAGING, Direct, plan_direct
 from reshard.runtime.on_mpi.gpu.cuda import Cuda, Strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, c_strides, described, empty
 from reshard.runtime.on_mpi.prepare import Request
@@ -57,7 +57,7 @@ def between_gpus(request: Request, rank: int, itemsize: int) -> Direct | None:
     staging = min(STAGING, spare // 2)
     if not source.partial_as(target) or staging < itemsize:
         return None
-    return direct(source, target, rank, tuple(range(source.mesh.size)), itemsize, staging)
+    return plan_direct(source, target, rank, tuple(range(source.mesh.size)), itemsize, staging)
 
 
 _abandoned: list[object] = []

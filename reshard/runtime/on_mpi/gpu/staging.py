@@ -29,7 +29,7 @@ from reshard.runtime.on_mpi.gpu.device_messages import GpuExchange, between_gpus
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.transports import move_tile
-from reshard.runtime.on_mpi.window_tiles import new_tile, where
+from reshard.runtime.on_mpi.window_tiles import new_tile, post_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 
 CHUNK = 4 << 20
@@ -77,10 +77,10 @@ def move_on_gpu(
     request = ready.request
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     if ready.stays or tiles.pointers:
-        return _between_gpus(call, request, tiles) if not ready.stays else _unmoved(tiles)
-    stage = DeviceStage(call, tiles.gpu, _chunk(ready, request, tiles.tile))
+        return _between_gpus(call, request, tiles) if not ready.stays else _keep_on_gpu(tiles)
+    stage = DeviceStage(call, tiles.gpu, _size_chunk(ready, request, tiles.tile))
     host = _move_on_host(stage, ready, request, tiles.tile)
-    return _result(stage, tiles, host, ready.transport == "overwrite")
+    return _result_on_gpu(stage, tiles, host, ready.transport == "overwrite")
 
 
 def _between_gpus(call: Call, request: Request, tiles: DeviceTiles) -> Any:
@@ -101,7 +101,7 @@ def _move_on_host(stage: DeviceStage, ready: TilePlan, request: Request, tile: G
     call.memory.take(call.device, held.tile.size)
     stage.to_host(tile, held.tile)
     call.memory.free(call.device, held.tile.size)  # From here on, `move` counts it.
-    prepare_together(call.team, call.watch, lambda: None, lambda _: str(request), lambda _: where(held))
+    prepare_together(call.team, call.watch, lambda: None, lambda _: str(request), lambda _: post_tile(held))
     result = move_tile(call.team, call.watch, ready, held, None, call.memory).tile
     call.team.settle(call.watch)
     if ready.transport != "overwrite":
@@ -109,7 +109,7 @@ def _move_on_host(stage: DeviceStage, ready: TilePlan, request: Request, tile: G
     return result
 
 
-def _chunk(ready: TilePlan, request: Request, tile: GpuArray) -> int:
+def _size_chunk(ready: TilePlan, request: Request, tile: GpuArray) -> int:
     """Elements of a pinned buffer; 0 for a plan that overwrites the tile, whose budget has no room for buffers.
 
     While tiles are copied to or from the GPU, only one of the two tiles has its host copy, so all pinned buffers
@@ -121,7 +121,7 @@ def _chunk(ready: TilePlan, request: Request, tile: GpuArray) -> int:
     return min(CHUNK // tile.dtype.itemsize, smaller // LANES)
 
 
-def _unmoved(tiles: DeviceTiles) -> Any:
+def _keep_on_gpu(tiles: DeviceTiles) -> Any:
     """The result if nothing moves: the tile itself, or a C-ordered copy of it on the GPU."""
     tile, out = tiles.tile, tiles.out
     if out is None and (tile.c_contiguous or not writable(tile.array)):
@@ -134,7 +134,7 @@ def _unmoved(tiles: DeviceTiles) -> Any:
     return into.array
 
 
-def _result(stage: DeviceStage, tiles: DeviceTiles, host: Array, overwritten: bool) -> Any:
+def _result_on_gpu(stage: DeviceStage, tiles: DeviceTiles, host: Array, overwritten: bool) -> Any:
     """The host's result on the GPU; if the budget demanded it, in the memory of the donated tile."""
     tile = tiles.tile.array
     if tiles.out is None and not writable(tile):

@@ -68,7 +68,7 @@ class Arena:
         self._own: list[tuple[int, int, int]] = []  # (address, segment, bytes) of this rank's parts, sorted
         self._released: deque[int] = deque()
         self._live: dict[int, tuple[weakref.ref[Array], int]] = {}
-        self._dies = partial(_died, self._live, self._released)
+        self._dies = partial(_release_dead, self._live, self._released)
         self._logged = 0
         self._read = [0] * size
         self._counts: dict[int, int] = {}
@@ -94,7 +94,7 @@ class Arena:
                 place = int(self._logs[member, number % LOG])
                 count = self._counts.get(place, 0) + 1
                 self._counts[place] = count
-                block = _block(place)
+                block = _block_at(place)
                 if count == len(self._homes[block[0]]):
                     del self._counts[place]
                     self._heap_of(block[0]).free(block)
@@ -110,7 +110,7 @@ class Arena:
         block = heap.take(nbytes)
         if block is None and self._grow(nbytes, gather, home):
             block = heap.take(nbytes)
-        return 0 if block is None else _place(*block)
+        return 0 if block is None else _place_of_block(*block)
 
     def has_room(self, nbytes: int, members: Members | None = None) -> bool:
         """Whether `take` has room for a block, without another segment: the same on every rank of the node."""
@@ -122,9 +122,9 @@ class Arena:
 
     def hold(self, place: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """This rank's tile in a block, which is released when the last array on it dies."""
-        number, start = _block(place)
+        number, start = _block_at(place)
         start += self._me * self._heap_of(number).capacities[number]
-        nbytes = rounded(math.prod(shape) * dtype.itemsize)
+        nbytes = round_to_line(math.prod(shape) * dtype.itemsize)
         root = np.frombuffer(self._memory[number].data, np.uint8, nbytes, start)  # Views keep this very array alive.
         ref = weakref.ref(root, self._dies)
         self._live[id(ref)] = ref, place
@@ -136,7 +136,7 @@ class Arena:
 
     def tile(self, member: int, place: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """The C-ordered tile that a member has at a place."""
-        number, start = _block(place)
+        number, start = _block_at(place)
         if number not in self._memory:
             raise RankError(f"memory {number} of the node has been freed: arrays of different calls were mixed up")
         start += member * self._heap_of(number).capacities[number]
@@ -144,7 +144,7 @@ class Arena:
 
     def around(self, place: int) -> tuple[Array, int, int]:
         """The segment of a place: its memory, the byte at which member 0 has the place, and the bytes of each part."""
-        number, start = _block(place)
+        number, start = _block_at(place)
         return self._memory[number], start, self._heap_of(number).capacities[number]
 
     def place_of(self, tile: Array) -> int:
@@ -156,11 +156,11 @@ class Arena:
         if at < 0:
             return 0
         start, number, nbytes = self._own[at]
-        return _place(number, address - start) if address < start + nbytes else 0
+        return _place_of_block(number, address - start) if address < start + nbytes else 0
 
     def _grow(self, nbytes: int, gather: Gather, home: Members) -> bool:
         """Adds a segment with room for `nbytes` on some members; all ranks have it, or none."""
-        size, (refused, left) = rounded(nbytes), self._refused
+        size, (refused, left) = round_to_line(nbytes), self._refused
         if left and size >= refused:
             self._refused = (refused, left - 1)
             return False
@@ -169,7 +169,7 @@ class Arena:
             return True
         for number in self._unused():
             self._drop(number)
-        if self._add(_capacity(size), gather, home):
+        if self._add(_round_to_pages(size), gather, home):
             return True
         self._refused = (size, _PATIENCE)
         return False
@@ -177,14 +177,14 @@ class Arena:
     def _wished(self, size: int, home: Members) -> int:
         """The capacity of a new segment: small blocks share one that is as large as all such segments before it."""
         if size >= WORTHWHILE:
-            return _capacity(size)
+            return _round_to_pages(size)
         shared = sum(capacity for capacity in self._heaps[home].capacities.values() if capacity <= SHARED)
-        return _capacity(max(size, _FIRST, min(SHARED, shared)))
+        return _round_to_pages(max(size, _FIRST, min(SHARED, shared)))
 
     def _add(self, capacity: int, gather: Gather, home: Members) -> bool:
         # A rank that is alone on its node needs no shared memory.
         alone = self._size == 1
-        memory = np.empty(capacity, np.uint8) if alone else segment(self._size, self._me, capacity, gather, home)
+        memory = np.empty(capacity, np.uint8) if alone else share_segment(self._size, self._me, capacity, gather, home)
         if memory is None:
             return False
         number, self._made = self._made, self._made + 1
@@ -216,23 +216,25 @@ class Arena:
         self._own = [part for part in self._own if part[1] != number]
 
 
-def _died(live: dict[int, tuple[weakref.ref[Array], int]], released: deque[int], ref: weakref.ref[Array]) -> None:
+def _release_dead(
+    live: dict[int, tuple[weakref.ref[Array], int]], released: deque[int], ref: weakref.ref[Array]
+) -> None:
     """Called when the last array on a block has died. It keeps no arena alive."""
     released.append(live.pop(id(ref))[1])
 
 
-def _place(number: int, start: int) -> int:
+def _place_of_block(number: int, start: int) -> int:
     return (number + 1 << _BITS) + start
 
 
-def _block(place: int) -> tuple[int, int]:
+def _block_at(place: int) -> tuple[int, int]:
     """The number of a segment, and the byte at which a place starts in each rank's part."""
     return (place >> _BITS) - 1, place & (1 << _BITS) - 1
 
 
-def _capacity(nbytes: int) -> int:
+def _round_to_pages(nbytes: int) -> int:
     """Bytes of each rank's part of a segment: whole pages, or huge ones."""
-    unit = HUGE if wanted(nbytes) else PAGE
+    unit = HUGE if wants_huge_pages(nbytes) else PAGE
     return -(-nbytes // unit) * unit
 
 
@@ -261,10 +263,10 @@ _Hole = tuple[int, int, int]
 """Bytes, chunk and start."""
 
 
-def rounded(nbytes: int) -> int:
+def round_to_line(nbytes: int) -> int:
     """Bytes of the block for `nbytes`: whole cache lines, or pages.
 
-    >>> [rounded(nbytes) for nbytes in (0, 65, 5000)]
+    >>> [round_to_line(nbytes) for nbytes in (0, 65, 5000)]
     [64, 128, 8192]
     """
     unit = _LINE if nbytes < _PAGE else _PAGE
@@ -302,7 +304,7 @@ class Heap:
 
     def take(self, nbytes: int) -> Block | None:
         """A block of `nbytes` in the smallest hole that it may use; None if there is none."""
-        size = rounded(nbytes)
+        size = round_to_line(nbytes)
         smallest = self._hole(size)
         if smallest is None:
             return None
@@ -319,7 +321,7 @@ class Heap:
         >>> Heap().has_room(64)
         False
         """
-        return self._hole(rounded(nbytes)) is not None
+        return self._hole(round_to_line(nbytes)) is not None
 
     def _hole(self, size: int) -> _Hole | None:
         most = max(SHARED, ROOMY * size)
@@ -373,10 +375,10 @@ class _Mapping:
 
     def __init__(self, start: int, nbytes: int) -> None:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (start, False), "version": 3}
-        weakref.finalize(self, _call, "munmap", start, nbytes).atexit = False
+        weakref.finalize(self, _call_libc, "munmap", start, nbytes).atexit = False
 
 
-def aligned(file: int, nbytes: int) -> Array | None:
+def map_aligned(file: int, nbytes: int) -> Array | None:
     """Maps the first `nbytes` of a file, whole pages, to be shared, at a multiple of a huge page's size.
 
     None if this system or the kernel cannot.
@@ -384,32 +386,32 @@ def aligned(file: int, nbytes: int) -> Array | None:
     if sys.platform != "linux":
         return None
     room = nbytes + HUGE
-    reserved = _call("mmap", None, room, 0, _RESERVED, -1, 0)
+    reserved = _call_libc("mmap", None, room, 0, _RESERVED, -1, 0)
     if reserved is None:
         return None
     start = -(-reserved // HUGE) * HUGE
-    if _call("mmap", start, nbytes, _READ_WRITE, _SHARED | _FIXED, file, 0) != start:
-        _call("munmap", reserved, room)
+    if _call_libc("mmap", start, nbytes, _READ_WRITE, _SHARED | _FIXED, file, 0) != start:
+        _call_libc("munmap", reserved, room)
         return None
     for low, high in ((reserved, start), (start + nbytes, reserved + room)):
         if high > low:
-            _call("munmap", low, high - low)
+            _call_libc("munmap", low, high - low)
     return np.asarray(_Mapping(start, nbytes))
 
 
-def wanted(nbytes: int) -> bool:
+def wants_huge_pages(nbytes: int) -> bool:
     """Whether memory of this size should have huge pages."""
     return nbytes >= WORTHWHILE and sys.platform == "linux" and os.environ.get("RESHARD_MPI_HUGE_PAGES") != "0"
 
 
-def collapse(memory: Array) -> None:
+def collapse_pages(memory: Array) -> None:
     """Requests huge pages for whole ones of a mapping, of which the first page of each has been allocated as zeros.
 
     If the kernel refuses, nothing changes.
     """
     if memory.size:
         memory[::HUGE] = 0  # The kernel collapses only ranges that have been touched.
-        _call("madvise", memory.ctypes.data, memory.size, _COLLAPSE)
+        _call_libc("madvise", memory.ctypes.data, memory.size, _COLLAPSE)
 
 
 _ARGUMENTS = {
@@ -419,7 +421,7 @@ _ARGUMENTS = {
 }
 
 
-def _call(name: str, *arguments: int | None) -> int | None:
+def _call_libc(name: str, *arguments: int | None) -> int | None:
     """Calls a function of the C library; None if it fails or does not exist."""
     function: Any = getattr(ctypes.CDLL(None), name, None)
     if function is None:
@@ -477,7 +479,9 @@ class _Site(NamedTuple):
         return os.path.join(FOLDER, f"reshard-{self.number:016x}")
 
 
-def segment(size: int, me: int, nbytes: int, gather: Gather, members: Sequence[int] | None = None) -> Array | None:
+def share_segment(
+    size: int, me: int, nbytes: int, gather: Gather, members: Sequence[int] | None = None
+) -> Array | None:
     """Zeroed memory with `nbytes` (whole pages) for each of `size` ranks, in their order, or None on all of them.
 
     If `members` are given, only they have memory; the parts of the others are addresses that nobody may touch.
@@ -487,25 +491,25 @@ def segment(size: int, me: int, nbytes: int, gather: Gather, members: Sequence[i
     """
     count, mine = (size, nbytes) if members is None else (len(members), nbytes if me in members else 0)
     for kind in KINDS:
-        file = _shared(kind, me, count * nbytes, gather)
+        file = _share_file(kind, me, count * nbytes, gather)
         if file is not None:
             try:
-                memory = _allocated(file, size * nbytes, me * nbytes, mine)
+                memory = _allocate_segment(file, size * nbytes, me * nbytes, mine)
             finally:
                 os.close(file)
             return memory if all(words[0] for words in gather([memory is not None])) else None
     return None
 
 
-def _shared(kind: int, me: int, nbytes: int, gather: Gather) -> int | None:
+def _share_file(kind: int, me: int, nbytes: int, gather: Gather) -> int | None:
     """A new file that all ranks have opened, or None on all of them."""
-    file, mine = _created(kind, nbytes) if me == 0 else (None, _Site())
+    file, mine = _create_file(kind, nbytes) if me == 0 else (None, _Site())
     with ExitStack() as undo:
         if mine.kind == _NAMED:
             undo.callback(os.unlink, mine.path)
         site = _Site(*gather(mine)[0])
         if me != 0 and site.kind:
-            file = _opened(site)
+            file = _open_file(site)
         with ExitStack() as unless_all:
             if file is not None:
                 unless_all.callback(os.close, file)
@@ -515,9 +519,9 @@ def _shared(kind: int, me: int, nbytes: int, gather: Gather) -> int | None:
     return None
 
 
-def _created(kind: int, nbytes: int) -> tuple[int | None, _Site]:
+def _create_file(kind: int, nbytes: int) -> tuple[int | None, _Site]:
     """A new file and its site; none if the system cannot make one, or lacks the memory."""
-    if nbytes > _available():
+    if nbytes > _memory_available():
         return None, _Site()
     number = secrets.randbits(60)
     try:
@@ -533,7 +537,7 @@ def _created(kind: int, nbytes: int) -> tuple[int | None, _Site]:
     return file, _Site(kind, os.getpid(), number, status.st_dev & _WORD, status.st_ino & _WORD)
 
 
-def _opened(site: _Site) -> int | None:
+def _open_file(site: _Site) -> int | None:
     """The file at a site; None if it cannot be opened, or if another one is there."""
     try:
         file = os.open(site.path, os.O_RDWR)
@@ -546,24 +550,24 @@ def _opened(site: _Site) -> int | None:
     return None
 
 
-def _allocated(file: int, size: int, start: int, nbytes: int) -> Array | None:
+def _allocate_segment(file: int, size: int, start: int, nbytes: int) -> Array | None:
     """A file of `size` bytes, mapped, of which `nbytes` from `start` are allocated; None if there is no room."""
     try:
         os.ftruncate(file, size)  # Takes no memory, and changes nothing if another rank has been here.
-        memory = _mapped(file, size)
-        if wanted(nbytes) and memory.ctypes.data % HUGE == 0:
+        memory = _map_file(file, size)
+        if wants_huge_pages(nbytes) and memory.ctypes.data % HUGE == 0:
             first, last = -(-start // HUGE), (start + nbytes) // HUGE
             for number in range(first, last):
-                _allocate(file, number * HUGE, PAGE)
-            collapse(memory[first * HUGE : max(first, last) * HUGE])
+                _allocate_blocks(file, number * HUGE, PAGE)
+            collapse_pages(memory[first * HUGE : max(first, last) * HUGE])
         if nbytes:
-            _allocate(file, start, nbytes)
+            _allocate_blocks(file, start, nbytes)
     except (OSError, ValueError, OverflowError):
         return None
     return memory
 
 
-def _allocate(file: int, start: int, nbytes: int) -> None:
+def _allocate_blocks(file: int, start: int, nbytes: int) -> None:
     """Allocates memory for these bytes of a new file, or raises `OSError`; what has some already is kept."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, start, nbytes)
@@ -572,12 +576,12 @@ def _allocate(file: int, start: int, nbytes: int) -> None:
         os.pwrite(file, bytes(PAGE), at)
 
 
-def _mapped(file: int, size: int) -> Array:
-    memory = aligned(file, size)
+def _map_file(file: int, size: int) -> Array:
+    memory = map_aligned(file, size)
     return np.frombuffer(mmap.mmap(file, size), np.uint8) if memory is None else memory
 
 
-def _available() -> int:
+def _memory_available() -> int:
     """Bytes of memory that this machine can give without taking them from another process, as far as it tells."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from reshard.lower.to_mpi import NodePlace, Stripes, members, stripes
+from reshard.lower.to_mpi import NodePlace, Stripes, lay_stripes, ranks_of_nodes
 from reshard.runtime.on_mpi.copies.stream_copy import copy_all
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.tags import EXCHANGE
@@ -42,46 +42,46 @@ class Allotment(NamedTuple):
 
 def table_bytes(nodes: tuple[int, ...]) -> int:
     """The bytes in which a rank tells the members of its node what it gives and takes."""
-    return (len(nodes) + len(members(nodes))) * _WORD.itemsize
+    return (len(nodes) + len(ranks_of_nodes(nodes))) * _WORD.itemsize
 
 
-def allot(call: Call, messages: Messages, itemsize: int, room: int, free: int) -> Allotment | None:
+def allot_stripes(call: Call, messages: Messages, itemsize: int, room: int, free: int) -> Allotment | None:
     """Memory for a move by stripes; None if it is more than `room` bytes, and than `free` ones, on some rank, or than
     its node has, or if some message is too long.
 
     All ranks call this together. Memory within `room` is counted, the tables included.
     """
-    mine = _stripes(call, messages)
-    allotted = None if mine is None else _placed(call, mine, itemsize, room, free)
+    mine = _agree_on_stripes(call, messages)
+    allotted = None if mine is None else _place_stripes(call, mine, itemsize, room, free)
     lacking, _ = call.team.some(call.watch, allotted is None, False)
     if allotted is not None and lacking:
         call.team.arena.release(allotted.place)
     return None if lacking else allotted
 
 
-def _stripes(call: Call, messages: Messages) -> Stripes | None:
+def _agree_on_stripes(call: Call, messages: Messages) -> Stripes | None:
     """What the members of this node tell each other; None if it has no memory for that."""
     team, nodes = call.team, call.team.facts.nodes
     ends = len(nodes)
     place = team.arena.take(table_bytes(nodes), partial(team.gather, call.watch))
     if not place:
         return None
-    row = (ends + len(members(nodes)),)
+    row = (ends + len(ranks_of_nodes(nodes)),)
     rows = [team.arena.tile(member, place, row, _WORD) for member in range(len(team.members))]
-    received = _elements(messages.receives.chunks)
+    received = _elements_by_rank(messages.receives.chunks)
     own = rows[team.members.index(team.rank)]
     own[:] = 0
-    for peer, elements in _elements(messages.sends.chunks).items():
+    for peer, elements in _elements_by_rank(messages.sends.chunks).items():
         own[peer] = elements
-    for number, ranks in enumerate(members(nodes)):
+    for number, ranks in enumerate(ranks_of_nodes(nodes)):
         own[ends + number] = sum(received.get(rank, 0) for rank in ranks)
     team.gather(call.watch)
     table = np.stack(rows)
     team.arena.release(place)
-    return stripes(nodes, team.rank, table[:, :ends], table[:, ends:], received)
+    return lay_stripes(nodes, team.rank, table[:, :ends], table[:, ends:], received)
 
 
-def _elements(chunks: Sequence[Chunk]) -> dict[int, int]:
+def _elements_by_rank(chunks: Sequence[Chunk]) -> dict[int, int]:
     """The elements that go to, or come from, each rank."""
     total: dict[int, int] = {}
     for chunk in chunks:
@@ -89,7 +89,7 @@ def _elements(chunks: Sequence[Chunk]) -> dict[int, int]:
     return total
 
 
-def _placed(call: Call, mine: Stripes, itemsize: int, room: int, free: int) -> Allotment | None:
+def _place_stripes(call: Call, mine: Stripes, itemsize: int, room: int, free: int) -> Allotment | None:
     """The memory for stripes; the same outcome on all members of a node."""
     team, elements = call.team, max(mine.elements)
     nbytes = elements * itemsize
@@ -104,7 +104,7 @@ Pairs = Sequence[tuple[Region, Region]]
 """Regions of the source tile, each with the region of the target tile that it is copied to."""
 
 
-def exchange_by_node(
+def exchange_aggregated(
     call: Call,
     messages: Messages,
     own: Pairs,
@@ -123,8 +123,8 @@ def exchange_by_node(
     carried = memory[team.members.index(team.rank)].view(_BYTE)
     taken = -(-table_bytes(team.facts.nodes) // source.itemsize) + allotment.elements if allotment.counted else 0
     call.memory.take(call.device, taken)
-    puts = _in_turn(messages.sends.chunks, mine.puts)
-    copy_all([pair for chunk, place in puts for pair in chunk.packing(source, _part(memory, place, chunk))])
+    puts = _place_chunks(messages.sends.chunks, mine.puts)
+    copy_all([pair for chunk, place in puts for pair in chunk.packing(source, _part_of_node(memory, place, chunk))])
 
     def part(start: int, elements: int) -> list[object]:
         return [carried[start * source.itemsize : (start + elements) * source.itemsize], MPI.BYTE]
@@ -133,28 +133,28 @@ def exchange_by_node(
     team.gather(watch)  # All members have put what they have for others.
     requests += [team.comm.Isend(part(start, n), peer, EXCHANGE) for peer, start, n in mine.sends]
     if ready is None:
-        _copy(own, source, target)
+        _copy_own(own, source, target)
     watch.until(lambda: MPI.Request.Testall(requests))
     team.gather(watch)  # All members have what they carry.
     if ready is not None:
         ready()
-        _copy(own, source, target)
-    finds = list(_in_turn(messages.receives.chunks, mine.finds))
-    copy_all([pair for chunk, place in finds for pair in chunk.unpacking(target, _part(memory, place, chunk))])
+        _copy_own(own, source, target)
+    finds = list(_place_chunks(messages.receives.chunks, mine.finds))
+    copy_all([pair for chunk, place in finds for pair in chunk.unpacking(target, _part_of_node(memory, place, chunk))])
     call.memory.receive(call.device, sum(chunk.elements for chunk, _ in finds))
     call.memory.free(call.device, taken)
     team.arena.release(allotment.place)  # Peers may still be reading it: it is used again once all have released it.
 
 
-def _copy(own: Pairs, source: Array, target: Array) -> None:
+def _copy_own(own: Pairs, source: Array, target: Array) -> None:
     copy_all([(into.of(target), region.of(source)) for region, into in own])
 
 
-def _part(memory: Sequence[Array], place: NodePlace, chunk: Chunk) -> Array:
+def _part_of_node(memory: Sequence[Array], place: NodePlace, chunk: Chunk) -> Array:
     return memory[place.member][place.start : place.start + chunk.elements]
 
 
-def _in_turn(chunks: Sequence[Chunk], places: Mapping[int, NodePlace]) -> Iterator[tuple[Chunk, NodePlace]]:
+def _place_chunks(chunks: Sequence[Chunk], places: Mapping[int, NodePlace]) -> Iterator[tuple[Chunk, NodePlace]]:
     """The messages of each rank, each with its place: those of one rank lie one after another."""
     done: dict[int, int] = {}
     for chunk in chunks:

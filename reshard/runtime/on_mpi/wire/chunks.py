@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from reshard.lower.exchange import Span
 from reshard.lower.to_mpi import Axis, Block
-from reshard.lower.to_mpi.blocks import cut, fits, inside
+from reshard.lower.to_mpi.blocks import cut_tile_block, fits_tile, spans_inside
 from reshard.runtime.on_mpi.copies.stream_copy import copy_all
 from reshard.runtime.on_mpi.copies.strided_copy import Array, view
 from reshard.types.whole import check_deadline
@@ -109,52 +109,52 @@ class Chunk(NamedTuple):
         copy_all(list(self.unpacking(tile, buffer)))
 
 
-def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:
+def pack_chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:
     """Packs blocks into messages of at most `cap` elements; a block that is larger is cut.
 
     `end` says which end of the blocks is the tile of this shape: "src" or "dst".
 
     >>> from reshard.lower.to_mpi import Axis
-    >>> [chunk.elements for chunk in chunks(1, [Block((0,), (0,), (Axis(0, 7, 1, 1),))], 3, "src", (7,))]
+    >>> [chunk.elements for chunk in pack_chunks(1, [Block((0,), (0,), (Axis(0, 7, 1, 1),))], 3, "src", (7,))]
     [3, 3, 1]
     """
     pieces: list[MessagePiece] = []
     total = 0
-    for block in itertools.chain.from_iterable(cut(whole, cap) for whole in blocks):
+    for block in itertools.chain.from_iterable(cut_tile_block(whole, cap) for whole in blocks):
         check_deadline()
-        elements = _form(block.axes).elements
+        elements = _form_of_axes(block.axes).elements
         if pieces and total + elements > cap:
             yield Chunk(peer, total, tuple(pieces))
             pieces, total = [], 0
-        pieces.append(_piece(block, total, end, shape))
+        pieces.append(_piece_of_block(block, total, end, shape))
         total += elements
     if pieces:
         yield Chunk(peer, total, tuple(pieces))
 
 
-def _piece(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiece:
-    form = _form(block.axes)
-    if form.elements and fits(block, end, shape):
-        return MessagePiece(at, form.extents, ((form.whole, region(block, end)),), False)
+def _piece_of_block(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiece:
+    form = _form_of_axes(block.axes)
+    if form.elements and fits_tile(block, end, shape):
+        return MessagePiece(at, form.extents, ((form.whole, region_of_block(block, end)),), False)
     parts = tuple(
-        ((*(slice(low, low + extent) for low, extent in spans), ...), region(block.part(spans), end))
-        for spans in inside(block, end, shape)
+        ((*(slice(low, low + extent) for low, extent in spans), ...), region_of_block(block.part(spans), end))
+        for spans in spans_inside(block, end, shape)
     )
     elements = sum(math.prod(part.extents) for _, part in parts)
     return MessagePiece(at, block.extents, parts, elements != block.elements)
 
 
-def copies(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Region, Region]]:
+def pairs_of_block(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Region, Region]]:
     """The copies that a block makes between tiles of these shapes, without padding: (region before, region after)."""
     check_deadline()
-    if _form(block.axes).elements and fits(block, "src", before) and fits(block, "dst", after):
-        yield region(block, "src"), region(block, "dst")
+    if _form_of_axes(block.axes).elements and fits_tile(block, "src", before) and fits_tile(block, "dst", after):
+        yield region_of_block(block, "src"), region_of_block(block, "dst")
         return
-    for spans in inside(block, "src", before):
+    for spans in spans_inside(block, "src", before):
         held = block.part(spans)
-        for wanted in inside(held, "dst", after):
+        for wanted in spans_inside(held, "dst", after):
             part = held.part(wanted)
-            yield region(part, "src"), region(part, "dst")
+            yield region_of_block(part, "src"), region_of_block(part, "dst")
 
 
 class _Form(NamedTuple):
@@ -168,13 +168,13 @@ class _Form(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _form(axes: tuple[Axis, ...]) -> _Form:
+def _form_of_axes(axes: tuple[Axis, ...]) -> _Form:
     extents = tuple(axis.extent for axis in axes)
     src, dst = tuple((axis.dim, axis.src) for axis in axes), tuple((axis.dim, axis.dst) for axis in axes)
     return _Form(math.prod(extents), extents, src, dst, (*(slice(0, extent) for extent in extents), ...))
 
 
-def region(block: Block, end: str) -> Region:
+def region_of_block(block: Block, end: str) -> Region:
     """The region at one end of a block, "src" or "dst"."""
-    form = _form(block.axes)
+    form = _form_of_axes(block.axes)
     return Region(block.src, form.src, form.extents) if end == "src" else Region(block.dst, form.dst, form.extents)

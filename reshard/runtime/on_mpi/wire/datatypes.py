@@ -48,7 +48,9 @@ class Datatypes:
         self._for(tile)
         if number not in self._long:
             regions = [region for piece in chunk.pieces for _, region in piece.parts]
-            runs = sum(math.prod(region.extents) * tile.itemsize // _run(region, tile)[0] for region in regions)
+            runs = sum(
+                math.prod(region.extents) * tile.itemsize // _run_of_region(region, tile)[0] for region in regions
+            )
             self._long[number] = chunk.elements * tile.itemsize >= LONG * runs
         return self._long[number]
 
@@ -61,7 +63,7 @@ class Datatypes:
         """The datatype of message number `number`, relative to the tile's lowest address (see `memory_of`)."""
         self._for(tile)
         if number not in self._made:
-            self._made[number] = _message(chunk, tile).Commit()
+            self._made[number] = _type_of_message(chunk, tile).Commit()
         return self._made[number]
 
     def free(self) -> None:
@@ -101,7 +103,7 @@ class Side:
     def is_short(self, number: int, tile: Array) -> bool:
         """Whether message `number` has short runs in the tile."""
         regions = [region for piece in self.chunks[number].pieces[:1] for _, region in piece.parts[:1]]
-        return all(_run(region, tile)[0] < SHORT for region in regions)
+        return all(_run_of_region(region, tile)[0] < SHORT for region in regions)
 
     def packing(self, number: int, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
         """The copies of message `number` out of the tile into its buffer, see `Chunk`."""
@@ -116,29 +118,29 @@ def memory_of(tile: Array) -> MPI.memory:
     """All memory of a tile as MPI takes it, from the lowest address, wherever its first element lies."""
     reach = [(extent - 1) * abs(stride) for extent, stride in zip(tile.shape, tile.strides, strict=True)]
     address: int = tile.__array_interface__["data"][0]
-    lowest = address - _below(tile)
+    lowest = address - _bytes_below(tile)
     return MPI.memory.fromaddress(lowest, sum(reach) + tile.itemsize, readonly=not tile.flags.writeable)
 
 
-def _below(tile: Array) -> int:
+def _bytes_below(tile: Array) -> int:
     """Bytes from a tile's lowest address to its first element: 0 unless some strides are negative."""
     return sum((n - 1) * -stride for n, stride in zip(tile.shape, tile.strides, strict=True) if stride < 0)
 
 
-def _message(chunk: Chunk, tile: Array) -> MPI.Datatype:
+def _type_of_message(chunk: Chunk, tile: Array) -> MPI.Datatype:
     regions = [region for piece in chunk.pieces for _, region in piece.parts]
-    start = _below(tile)
+    start = _bytes_below(tile)
     offsets = [start + sum(at * by for at, by in zip(region.start, tile.strides, strict=True)) for region in regions]
-    types = [_region(region, tile) for region in regions]
+    types = [_type_of_region(region, tile) for region in regions]
     made = MPI.Datatype.Create_struct([1] * len(types), offsets, types)
     for each in types:
         each.Free()
     return made
 
 
-def _region(region: Region, tile: Array) -> MPI.Datatype:
+def _type_of_region(region: Region, tile: Array) -> MPI.Datatype:
     """A run of bytes, repeated along the axes from the innermost to the outermost."""
-    run, axes = _run(region, tile)
+    run, axes = _run_of_region(region, tile)
     made = MPI.BYTE.Create_contiguous(run)
     for extent, stride in reversed(axes):
         inner, made = made, made.Create_hvector(extent, 1, stride)
@@ -146,7 +148,7 @@ def _region(region: Region, tile: Array) -> MPI.Datatype:
     return made
 
 
-def _run(region: Region, tile: Array) -> tuple[int, list[tuple[int, int]]]:
+def _run_of_region(region: Region, tile: Array) -> tuple[int, list[tuple[int, int]]]:
     """The bytes of a region's contiguous runs, and the (extent, stride) axes along which the runs are repeated."""
     axes = [(n, tile.strides[dim] * step) for n, (dim, step) in zip(region.extents, region.steps, strict=True)]
     run = tile.itemsize

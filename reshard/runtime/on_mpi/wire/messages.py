@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from reshard.lower.to_mpi import Axis, Block, SendReceive, StepMessages
 from reshard.runtime.on_mpi.copies.strided_copy import Array
-from reshard.runtime.on_mpi.wire.chunks import Region, chunks, copies
+from reshard.runtime.on_mpi.wire.chunks import Region, pack_chunks, pairs_of_block
 from reshard.runtime.on_mpi.wire.datatypes import Side
 
 DIRECT = 64 << 20
@@ -54,7 +54,7 @@ BlocksByRank = Sequence[tuple[int, Sequence[Block]]]
 """The blocks that go to, or come from, each peer, in the order of the turns."""
 
 
-def messages(
+def messages_of_step(
     step: StepMessages,
     ranks: Mapping[int, int],
     before: Sequence[int],
@@ -68,19 +68,21 @@ def messages(
     """
     staging = step.scratch // itemsize // 2
     held = received <= staging * itemsize
-    first = between(*_sides(step.turns, ranks), step.local, before, after, itemsize, staging, held)
+    first = messages_between(*_sides_of_rounds(step.turns, ranks), step.local, before, after, itemsize, staging, held)
     if not step.passed:
         return first
-    return RelayMessages(first, between(*_sides(step.passed, ranks), (), after, after, itemsize, staging))
+    return RelayMessages(
+        first, messages_between(*_sides_of_rounds(step.passed, ranks), (), after, after, itemsize, staging)
+    )
 
 
-def _sides(turns: Sequence[SendReceive], ranks: Mapping[int, int]) -> tuple[BlocksByRank, BlocksByRank]:
+def _sides_of_rounds(turns: Sequence[SendReceive], ranks: Mapping[int, int]) -> tuple[BlocksByRank, BlocksByRank]:
     """What goes to each peer, and what comes from each."""
     sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in turns if turn.send]
     return sent, [(ranks[turn.receive.peer], turn.receive.blocks) for turn in turns if turn.receive]
 
 
-def between(
+def messages_between(
     sent: BlocksByRank,
     received: BlocksByRank,
     local: Sequence[Block],
@@ -96,11 +98,11 @@ def between(
     cap = message_cap(staging, itemsize)
 
     def side(by_rank: BlocksByRank, end: str, shape: Sequence[int]) -> Side:
-        by_peer = [tuple(chunks(peer, blocks, cap, end, shape)) for peer, blocks in by_rank]
+        by_peer = [tuple(pack_chunks(peer, blocks, cap, end, shape)) for peer, blocks in by_rank]
         turns = itertools.zip_longest(*by_peer)
         return Side(tuple(chunk for turn in turns for chunk in turn if chunk is not None))
 
-    pairs = tuple(pair for block in local for pair in copies(block, before, after))
+    pairs = tuple(pair for block in local for pair in pairs_of_block(block, before, after))
     return Messages(side(sent, "src", before), side(received, "dst", after), pairs, staging, held)
 
 
@@ -124,10 +126,10 @@ def mean_run(blocks: Sequence[Block], before: Sequence[int] | None, after: Seque
     alike = Counter(block.axes for block in blocks)
     sizes = [(count, math.prod(axis.extent for axis in axes), axes) for axes, count in alike.items()]
     elements = sum(count * size for count, size, _ in sizes)
-    return elements / max(1, sum(count * (size // _run(axes, before, after)) for count, size, axes in sizes))
+    return elements / max(1, sum(count * (size // _run_of_axes(axes, before, after)) for count, size, axes in sizes))
 
 
-def _run(axes: Sequence[Axis], before: Sequence[int] | None, after: Sequence[int] | None) -> int:
+def _run_of_axes(axes: Sequence[Axis], before: Sequence[int] | None, after: Sequence[int] | None) -> int:
     """The elements per contiguous run of blocks of these axes in C-ordered tiles."""
     run = 1
     for axis in reversed(axes):
@@ -204,7 +206,7 @@ class JointMessages:
     held: bool = False
 
 
-def joint(each: Sequence[Messages], staging: int, itemsize: int, rank: int, size: int) -> JointMessages:
+def join_messages(each: Sequence[Messages], staging: int, itemsize: int, rank: int, size: int) -> JointMessages:
     """The messages of several arrays as those of one; each direction may stage `staging` elements in all.
 
     Peers come in the order in which `direct` lists them: the next rank first for what is sent, the previous one for
@@ -214,22 +216,22 @@ def joint(each: Sequence[Messages], staging: int, itemsize: int, rank: int, size
     sends = [(rank + k) % size for k in range(1, size)]
     receives = [(rank - k) % size for k in range(1, size)]
     return JointMessages(
-        _joined([messages.sends for messages in each], sends, cap),
-        _joined([messages.receives for messages in each], receives, cap),
+        _join_sides([messages.sends for messages in each], sends, cap),
+        _join_sides([messages.receives for messages in each], receives, cap),
         staging,
     )
 
 
-def _joined(sides: Sequence[Side], peers: Iterable[int], cap: int) -> JointSide:
+def _join_sides(sides: Sequence[Side], peers: Iterable[int], cap: int) -> JointSide:
     by_peer: dict[int, list[tuple[int, int, int]]] = {}
     for array, side in enumerate(sides):
         for number, chunk in enumerate(side.chunks):
             by_peer.setdefault(chunk.peer, []).append((array, number, chunk.elements))
-    chunks = [chunk for peer in peers for chunk in _of_peer(peer, by_peer.get(peer, ()), cap)]
+    chunks = [chunk for peer in peers for chunk in _join_chunks(peer, by_peer.get(peer, ()), cap)]
     return JointSide(tuple(chunks), tuple(sides))
 
 
-def _of_peer(peer: int, messages: Iterable[tuple[int, int, int]], cap: int) -> Iterator[JointChunk]:
+def _join_chunks(peer: int, messages: Iterable[tuple[int, int, int]], cap: int) -> Iterator[JointChunk]:
     """The messages of one peer joined as long as they have at most `cap` elements together."""
     parts: list[tuple[int, int]] = []
     total = 0

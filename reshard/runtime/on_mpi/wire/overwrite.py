@@ -24,18 +24,18 @@ from reshard.runtime.on_mpi.tags import OVERWRITE
 from reshard.runtime.on_mpi.wire.exchange import Call
 
 
-def overwrite(call: Call, step: Overwrite, ranks: Mapping[int, int], tile: Array, shape: Sequence[int]) -> Array:
+def overwrite_tile(call: Call, step: Overwrite, ranks: Mapping[int, int], tile: Array, shape: Sequence[int]) -> Array:
     """Runs the exchange; the result is a view of the operand's memory, which is C-ordered and at least as large."""
     buffer = tile.reshape(-1)
-    _rearrange(buffer, _sources(step.pack, step.slot, tile.shape))
+    _permute_runs(buffer, _permutation_of_slots(step.pack, step.slot, tile.shape))
     for out, into in step.turns:
-        _turn(call, step, ranks, buffer, out, into)
-    slots = _sources(step.unpack, step.slot, shape)
-    _rearrange(buffer, _RunPermutation(slots.run, slots.source, slots.target))
+        _run_round(call, step, ranks, buffer, out, into)
+    slots = _permutation_of_slots(step.unpack, step.slot, shape)
+    _permute_runs(buffer, _RunPermutation(slots.run, slots.source, slots.target))
     return buffer[: math.prod(shape)].reshape(tuple(shape))
 
 
-def _turn(
+def _run_round(
     call: Call,
     step: Overwrite,
     ranks: Mapping[int, int],
@@ -70,10 +70,10 @@ class _RunPermutation:
         self.run, self.target, self.source = run, target, source
 
 
-def _sources(places: Sequence[tuple[int, Block]], slot: int, shape: Sequence[int]) -> _RunPermutation:
+def _permutation_of_slots(places: Sequence[tuple[int, Block]], slot: int, shape: Sequence[int]) -> _RunPermutation:
     """The permutation that fills slots from a tile of this shape, with the longest runs possible."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    source = [_offsets(block, strides) for _, block in places]
+    source = [_offsets_of_block(block, strides) for _, block in places]
     target = [np.arange(slot) + number * slot for number, _ in places]
     if not source:
         return _RunPermutation(1, np.empty(0, np.int64), np.empty(0, np.int64))
@@ -85,7 +85,7 @@ def _sources(places: Sequence[tuple[int, Block]], slot: int, shape: Sequence[int
     return _RunPermutation(run, to[::run] // run, at[::run] // run)
 
 
-def _offsets(block: Block, strides: Sequence[int]) -> Array:
+def _offsets_of_block(block: Block, strides: Sequence[int]) -> Array:
     """The flat offsets of a block's elements in the tile at its `src` end, in order."""
     offsets = np.array([sum(at * stride for at, stride in zip(block.src, strides, strict=True))])
     for axis in block.axes:
@@ -93,11 +93,11 @@ def _offsets(block: Block, strides: Sequence[int]) -> Array:
     return offsets
 
 
-def _rearrange(buffer: Array, runs: _RunPermutation) -> None:
+def _permute_runs(buffer: Array, runs: _RunPermutation) -> None:
     """Permutes runs in place, along chains and cycles, with one run of extra memory.
 
     >>> cells = np.array(list("abcd"))
-    >>> _rearrange(cells, _RunPermutation(1, np.array([0, 1, 2]), np.array([2, 0, 1])))
+    >>> _permute_runs(cells, _RunPermutation(1, np.array([0, 1, 2]), np.array([2, 0, 1])))
     >>> "".join(cells)
     'cabd'
     """

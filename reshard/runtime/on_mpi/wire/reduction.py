@@ -20,9 +20,9 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.lower.to_mpi import Block, Reduce
-from reshard.lower.to_mpi.blocks import cut
+from reshard.lower.to_mpi.blocks import cut_tile_block
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
-from reshard.runtime.on_mpi.wire.chunks import chunks
+from reshard.runtime.on_mpi.wire.chunks import pack_chunks
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.messages import DIRECT
 from reshard.types.reductions import UFUNCS, all_reduce_elements
@@ -33,7 +33,7 @@ _KNOWN = "?bhilqBHILQfdFD"
 """The type codes of the numpy dtypes that MPI can combine."""
 
 
-def reduce(
+def reduce_step(
     call: Call,
     step: Reduce,
     ranks: Mapping[int, int],
@@ -48,23 +48,23 @@ def reduce(
     """
     if not step.group:  # Other ranks reduce, and wait for both calls.
         for _ in range(2 if ready else 0):
-            (ready or _nothing)()
+            (ready or _do_nothing)()
         return
     comm = call.team.group(tuple(ranks[device] for device in step.group))
     cap = max(1, DIRECT // source.itemsize // (len(step.group) if step.scatter else 1))
     if _is_straight(step, cap, source, target):
-        _straight(call, comm, step, source, target, ready or _nothing)
+        _reduce_straight(call, comm, step, source, target, ready or _do_nothing)
         return
     for blocks in step.each:
-        for pieces in zip(*(cut(block, cap) for block in blocks), strict=True):
-            _packed(call, comm, step, pieces, source, target, ready or _nothing)
+        for pieces in zip(*(cut_tile_block(block, cap) for block in blocks), strict=True):
+            _reduce_packed(call, comm, step, pieces, source, target, ready or _do_nothing)
             ready = None
     if ready is not None:  # Nothing is to be reduced here, but other ranks wait for both calls.
         ready()
         ready()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -77,7 +77,7 @@ def _is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
     return all(block.elements <= cap for blocks in step.each for block in blocks)
 
 
-def _straight(
+def _reduce_straight(
     call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array, ready: Callable[[], None]
 ) -> None:
     """Reduces from tile to tile, between the two calls of `ready`."""
@@ -90,13 +90,13 @@ def _straight(
 def _tile_to_tile(call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array) -> None:
     """Combines straight from the source, or in the target, if the source is not C-ordered and is copied there first."""
     if source.flags.c_contiguous:
-        _combine(call, comm, step, source.reshape(-1), target.reshape(-1))
+        _run_reduction(call, comm, step, source.reshape(-1), target.reshape(-1))
         return
     copy(raw(target), raw(source))
-    _combine(call, comm, step, None, target.reshape(-1))
+    _run_reduction(call, comm, step, None, target.reshape(-1))
 
 
-def _packed(
+def _reduce_packed(
     call: Call,
     comm: MPI.Intracomm,
     step: Reduce,
@@ -110,21 +110,21 @@ def _packed(
     call.memory.take(call.device, elements)
     buffer = call.pool.take(elements * source.itemsize)
     packed = buffer.view(source.dtype)
-    (out,) = chunks(-1, blocks, elements, "src", source.shape)
+    (out,) = pack_chunks(-1, blocks, elements, "src", source.shape)
     out.pack(source, packed)
     ready()
-    _combine(call, comm, step, None, packed)
+    _run_reduction(call, comm, step, None, packed)
     ready()
     mine = blocks[comm.rank if step.scatter else 0]
-    (into,) = chunks(-1, [mine], mine.elements, "dst", target.shape)
+    (into,) = pack_chunks(-1, [mine], mine.elements, "dst", target.shape)
     into.unpack(target, packed)
     call.pool.give(buffer)
     call.memory.free(call.device, elements)
 
 
-def _combine(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, receive: Array) -> None:
+def _run_reduction(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, receive: Array) -> None:
     """Runs MPI's collective; without `send`, in place in `receive`. A mean is a sum, divided at the end."""
-    datatype, op = _operation(receive.dtype, step.reduction)
+    datatype, op = _operation_for(receive.dtype, step.reduction)
     count = receive.size if send is None else send.size
     if step.scatter:
         count //= comm.size
@@ -148,11 +148,11 @@ _raised: list[BaseException] = []
 
 
 @cache
-def combines(dtype: np.dtype[Any], reduction: str) -> bool:
+def can_combine(dtype: np.dtype[Any], reduction: str) -> bool:
     """Whether numpy can combine two elements of a dtype without a name in layouts; structures and dates have no sum.
 
-    >>> combines(np.dtype("m8[s]"), "sum"), combines(np.dtype([("a", "i4")]), "sum"), combines(np.dtype("M8[s]"), "max")
-    (True, False, True)
+    >>> [can_combine(np.dtype(dtype), by) for dtype, by in (("m8[s]", "sum"), ([("a", "i4")], "sum"), ("M8[s]", "max"))]
+    [True, False, True]
     """
     one = np.zeros(1, dtype)
     try:
@@ -162,7 +162,7 @@ def combines(dtype: np.dtype[Any], reduction: str) -> bool:
 
 
 @cache
-def _operation(dtype: np.dtype[Any], reduction: str) -> tuple[MPI.Datatype, MPI.Op]:
+def _operation_for(dtype: np.dtype[Any], reduction: str) -> tuple[MPI.Datatype, MPI.Op]:
     """The datatype and the operation for a dtype: MPI's own, or bytes that numpy combines."""
     if dtype.char in _KNOWN:
         op = _LOGICAL[reduction] if dtype.char == "?" else _OPS[reduction]

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import devices_by_id
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.copies.strided_copy import raw
-from reshard.runtime.on_mpi.direct import direct
+from reshard.runtime.on_mpi.direct import plan_direct
 from reshard.runtime.on_mpi.node import cma_read as module
 from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
@@ -36,12 +36,12 @@ def read_all(source: Layout, target: Layout, buffered: bool, order: str = "C") -
     # Every member's memory is that of this process.
     remote = SimpleNamespace(read=lambda _, there, here: MEMORY.read(0, there, here))
     team = SimpleNamespace(members=tuple(range(size)), remote_memory=remote)
-    tiles = {rank: tiles_of(source)[device].copy() for rank, device in enumerate(ranks(source.mesh))}
+    tiles = {rank: tiles_of(source)[device].copy() for rank, device in enumerate(devices_by_id(source.mesh))}
     most = 0
-    for rank, device in enumerate(ranks(target.mesh)):
+    for rank, device in enumerate(devices_by_id(target.mesh)):
         call = cast(Any, SimpleNamespace(team=team, pool=Pool(), memory=Account("int64"), device=device))
         result = np.full(target.tile_shape, PADDING, order=order)
-        move = direct(source, target, rank, (0,) * size, 8, 0)
+        move = plan_direct(source, target, rank, (0,) * size, 8, 0)
         fill = cma_read({r: tile.ctypes.data for r, tile in tiles.items()}, source.tile_shape, buffered)
         for _ in range(2):  # The second time from what the first has worked out.
             result[...] = PADDING
