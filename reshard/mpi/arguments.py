@@ -178,7 +178,12 @@ class MoveArguments(NamedTuple):
         request = self._request_of_tile()
         if on_gpu(self.tiles):
             ready = prepare_on_gpu(team, request, self.tiles, self.out, self.memory, self.cuda_aware)
-            return ready._replace(finish=partial(_with_layout, request.target)) if self.relabel else ready
+            end = request.target
+
+            def with_layout(moved: Any) -> tuple[Any, Layout]:
+                return moved, end
+
+            return ready._replace(finish=with_layout) if self.relabel else ready
         check_seats(request.source, request.target, team.size)
         held, into = self._held(team), None
         launch = prepare_tile(team, request, held.tile)
@@ -354,10 +359,6 @@ class MoveArguments(NamedTuple):
                 if gave or name in filled or name not in results:
                     outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
         return outs, (int(gave) if rest else ABSENT)
-
-
-def _with_layout(end: Layout, result: Any) -> tuple[Any, Layout]:
-    return result, end
 
 
 def _check_given(

@@ -31,15 +31,12 @@ def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -
         Network(name, Link(0.0, 1.0))  # Checks the name.
 
     with collective(comm, limit, prepare, lambda _: "calibrate") as (team, watch, _):
-        inner, outer = (_link_of(measure_link(team, watch, near)) for near in (True, False))
+        measured = [measure_link(team, watch, near) for near in (True, False)]
+    inner, outer = (None if link is None else Link(link.latency, link.bandwidth) for link in measured)
     domain = min(team.nodes.count(node) for node in set(team.nodes))
     nodes = len(set(team.nodes))
     source = f"measured on {team.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, all ranks exchanging at once"
     return Network(name, inner, outer or inner, domain, source=source)
-
-
-def _link_of(measured: LinkMeasurement | None) -> Link | None:
-    return None if measured is None else Link(measured.latency, measured.bandwidth)
 
 
 # Latency and bandwidth of a communicator, measured by exchanges that all ranks make at once.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NoReturn, SupportsIndex, TypeGuard, cast
+from typing import Any, NoReturn, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -388,14 +388,13 @@ def _leave_tile(_: Array) -> None:
 def _find_target(layout: Layout, target: object, relabel: object) -> Layout | Exception:
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
-        end = with_local_dim(layout, target) if _is_dim(target) else check_layout(target, "target")
+        if hasattr(target, "__index__") and not isinstance(target, bool | np.bool_):
+            end = with_local_dim(layout, cast("SupportsIndex", target))
+        else:
+            end = check_layout(target, "target")
         return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error
-
-
-def _is_dim(target: object) -> TypeGuard[SupportsIndex]:
-    return hasattr(target, "__index__") and not isinstance(target, bool | np.bool_)
 
 
 # New tiles in the memory of a node, once all ranks agree on what they are.

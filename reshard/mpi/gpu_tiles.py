@@ -24,7 +24,12 @@ def prepare_on_gpu(
     """The call that makes the target's tile on the tile's GPU. Its copies on the host lie in the node's arena if that
     has room.
     """
-    check_everywhere(request.source, request.target, team.size)
+    source, target = request.source, request.target
+    if source.mesh.size != team.size or not one_set(source.mesh, target.mesh):
+        raise TileError(
+            f"tiles on GPUs move only among all {team.size} ranks of a communicator, not from {source.mesh!r} to "
+            f"{target.mesh!r}; copy the tile to the host, or give a communicator of the ranks that have one"
+        )
     # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
     options = request.options._replace(donate=request.options.donate or out is not None)
     on_host = request._replace(options=options, shared=True)
@@ -42,15 +47,6 @@ def prepare_on_gpu(
         return move_on_gpu(team, watch, ready, tiles, memory)
 
     return ReadyCall(text, NOWHERE, run)
-
-
-def check_everywhere(source: Layout, target: Layout, size: int) -> None:
-    """Raises `TileError` unless every rank has a tile of both layouts."""
-    if source.mesh.size != size or not one_set(source.mesh, target.mesh):
-        raise TileError(
-            f"tiles on GPUs move only among all {size} ranks of a communicator, not from {source.mesh!r} to "
-            f"{target.mesh!r}; copy the tile to the host, or give a communicator of the ranks that have one"
-        )
 
 
 def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:

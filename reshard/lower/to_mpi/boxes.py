@@ -58,7 +58,8 @@ def own_boxes(step: Step, device: int) -> OwnBoxes:
     """What a device copies, sends and receives in an exchange of boxes."""
     before, after, chunk = step.operand, step.result, step.mode.chunk
     if step.mode.relay:
-        first, second = (_messages_naming(turn, device) for turn in relay(before, after))
+        # The plan has listed the messages of all devices.
+        first, second = ([message for message in turn if device in message[:2]] for turn in relay(before, after))
     else:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
@@ -74,11 +75,6 @@ def own_boxes(step: Step, device: int) -> OwnBoxes:
         _split_sides(first, device, numbers, cap, shapes),
         _split_sides(second, device, numbers, cap, passed),
     )
-
-
-def _messages_naming(turn: Iterable[Message], device: int) -> list[Message]:
-    """The messages of a relay, which the plan has listed, in which a device has a part."""
-    return [message for message in turn if device in message[:2]]
 
 
 class _Turn(NamedTuple):

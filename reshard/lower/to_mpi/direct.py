@@ -97,7 +97,9 @@ def list_served(source: Layout, target: Layout, rank: int, near: Near) -> list[F
         check_deadline()
         receivers = seat_there(takers.of([q for q, _ in wishes]))
         if summand:
-            receivers = [to for to in receivers if _summand_of(source, devices[to]) == summand]
+            # A summand goes to the devices that have the same one: nothing is added up on the way.
+            mesh, partial = source.mesh, source.partial
+            receivers = [to for to in receivers if mesh.coordinates(mesh.position(devices[to]), partial) == summand]
         if len(candidates) > 1:
             receivers = [to for to in receivers if _nearest_holder(candidates, to, near) == rank]
         if receivers:
@@ -128,10 +130,6 @@ def is_unreplicated(layout: Layout) -> bool:
     [True, False]
     """
     return holders(layout).copies == 1
-
-
-def _summand_of(layout: Layout, device: int) -> tuple[int, ...]:
-    return layout.mesh.coordinates(layout.mesh.position(device), layout.partial)
 
 
 # Straight from source to target on another set of devices: what each device fetches, and from whom.

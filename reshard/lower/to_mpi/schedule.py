@@ -46,7 +46,6 @@ from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, al
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
 from reshard.plans.rules.view import TileOrder
-from reshard.types.layout import Layout
 
 
 class PeerBlocks(NamedTuple):
@@ -167,12 +166,11 @@ def schedule_device(plan: Plan, device: int) -> Schedule:
     if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"schedule takes a checked Plan, not {type(plan).__name__}; make one with reshard.plan()")
     steps = tuple(_own_step(step, device) for step in plan.steps)
-    shapes = [_own_shape(layout, device) for layout in (plan.source, *(step.result for step in plan.steps))]
+    shapes = [
+        layout.tile_shape if device in layout.mesh.devices else (0,) * max(1, len(layout.shape))
+        for layout in (plan.source, *(step.result for step in plan.steps))
+    ]
     return Schedule(shapes[0], steps, tuple(shapes[1:]))
-
-
-def _own_shape(layout: Layout, device: int) -> tuple[int, ...]:
-    return layout.tile_shape if device in layout.mesh.devices else (0,) * max(1, len(layout.shape))
 
 
 def _own_step(step: Step, device: int) -> RankStep:

@@ -26,7 +26,7 @@ move inside a node that is repeated, or made by a handle, has steps 2 to 4 in on
 
 The transports of step 4, `transports` has the details:
 
-    by node     many short messages between nodes: joined in the node's memory, few long ones in their place
+    node-aggregated  many short messages between nodes: joined in the node's memory, few long ones in their place
     pull        tiles in shared windows: each rank copies what it needs out of its peers' tiles (or pushes)
     read        private tiles with long runs: the same, through the kernel
     stage       private tiles: copied or packed into a window, then pulled

@@ -100,7 +100,9 @@ def collective(
             return prepare(team)
 
         def described(value: T) -> str:
-            return f"{request(value)}{_name_thread() if turns.mixed else ''}"
+            # Once threads have overlapped, the ranks must not pair the calls of different ones.
+            thread = f", in thread {threading.current_thread().name}" if turns.mixed else ""
+            return f"{request(value)}{thread}"
 
         def posted_alone(value: T) -> Posted:
             return Posted(int(turns.is_here and alone is not None and alone(team, value)), 0, 0, ABSENT)
@@ -120,10 +122,6 @@ def collective(
         raise
     finally:
         turn.release()
-
-
-def _name_thread() -> str:
-    return f", in thread {threading.current_thread().name}"
 
 
 def _check_comm(comm: object) -> MPI.Intracomm:

@@ -32,7 +32,7 @@ from reshard.runtime.on_mpi.wire.messages import SMALL
 from reshard.runtime.platform_network import named, network_text
 from reshard.synth import find_plan, find_tree_plan
 from reshard.synth.options import PlanOptions
-from reshard.types import Layout, Mesh
+from reshard.types import Layout
 from reshard.types.move import Move
 
 UNSTAGED = 2 << 10
@@ -40,7 +40,7 @@ UNSTAGED = 2 << 10
 sending messages: runs of 2.5 and 5 KiB take a third to a half of the time of messages.
 """
 
-Transport = Literal["by node", "pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
+Transport = Literal["node-aggregated", "pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
 
 
 Ends = tuple[Layout, Layout]
@@ -272,19 +272,16 @@ def check_seats(source: Layout, target: Layout, size: int) -> None:
     """Raises `PlanError` unless every device of both layouts has a rank in a communicator of `size`."""
     if is_seated(source.mesh, target.mesh, size):
         return
-    meshes = dict.fromkeys((source.mesh, target.mesh))
-    on = " and ".join(f"{mesh}{_name_devices(mesh)}" for mesh in meshes)
+    named: list[str] = []
+    for mesh in dict.fromkeys((source.mesh, target.mesh)):
+        ids = [mesh.device_ids[at] if mesh.device_ids else at for at in range(min(mesh.size, 9))]
+        named.append(f"{mesh} (devices {', '.join(map(str, ids[:8]))}{', ...' if mesh.size > 8 else ''})")
+    on = " and ".join(named)
     layouts = " and ".join(str(layout) for layout in dict.fromkeys((source, target)))
     raise PlanError(
         f"{layouts} on {on}: not every device is one of the {size} ranks of the communicator; device ids are ranks, 0 "
         f"to {size - 1}, or, where every rank has a tile of one set of {size} devices, any ids"
     )
-
-
-def _name_devices(mesh: Mesh) -> str:
-    """The devices of a mesh in words, a few of them."""
-    ids = [mesh.device_ids[at] if mesh.device_ids else at for at in range(min(mesh.size, 9))]
-    return f" (devices {', '.join(map(str, ids[:8]))}{', ...' if mesh.size > 8 else ''})"
 
 
 @lru_cache(maxsize=512)

@@ -1,17 +1,17 @@
-"""The transports: how elements get from the source's tiles to the target's, one function each.
+"""The transports: how elements get from the source's tiles to the target's.
 
-    transport   tiles of this node                      inside a node                               copies
-    by node     anything; joins messages between nodes  what leaves is packed into a window         2
-    pull        in windows: shared memory               each rank reads what it needs               1
-    push        results in windows                      each rank writes what it has                1
-    read        private, long runs                      as pull, through the kernel (CMA)           1
-    pack        private, target not replicated          what leaves is packed into a window         2
-    stage       private                                 whole tiles are copied into a window        2
-    messages    private, one of several nodes, full     messages, as between nodes                  2
-    plan        anything: reductions, tight budgets     the plan's steps, message by message        1 to 3 a step
-    overwrite   donated, the tightest budgets           the plan's one step, inside the tile        permuted in place
+    transport         tiles of this node                      inside a node                               copies
+    node-aggregated   anything; joins messages between nodes  what leaves is packed into a window         2
+    pull              in windows: shared memory               each rank reads what it needs               1
+    push              results in windows                      each rank writes what it has                1
+    read              private, long runs                      as pull, through the kernel (CMA)           1
+    pack              private, target not replicated          what leaves is packed into a window         2
+    stage             private                                 whole tiles are copied into a window        2
+    messages          private, one of several nodes, full     messages, as between nodes                  2
+    plan              anything: reductions, tight budgets     the plan's steps, message by message        1 to 3 a step
+    overwrite         donated, the tightest budgets           the plan's one step, inside the tile        in place
 
-Many small messages between nodes are joined by node if `prepare` finds that faster and every node has memory for it.
+Many small messages between nodes are aggregated if `prepare` finds that faster and all nodes have memory for it.
 Otherwise `prepare` selects pull, read, stage, plan or overwrite from the request alone, the same on all ranks. When
 the call runs, `choose_transport` refines that by what the ranks of the node have posted: tiles that lie in windows, as
 results of earlier calls do, are pulled, whatever was selected; results that will lie in windows are pushed to if the
@@ -24,7 +24,7 @@ but the last two send each piece in one message.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -134,7 +134,7 @@ def choose_transport(transfer: TileTransfer) -> Transport:
         _, room, free = ready.joined
         transfer.allotment = allot_stripes(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
         if transfer.allotment is not None:
-            return "by node"
+            return "node-aggregated"
     if selected == "overwrite" or ready.moves is None or (selected == "plan" and not team.one_node):
         return selected
     shared = all(posted.place for posted in transfer.posted.values())
@@ -162,36 +162,49 @@ def choose_transport(transfer: TileTransfer) -> Transport:
     return "pack" if fits else "stage"
 
 
-def _move_by_aggregation(transfer: TileTransfer) -> WindowTile:
-    """Sends everything in messages that are joined by node, and by the node's memory inside it."""
-    result, allotment = transfer.placed(), cast(Allotment, transfer.allotment)
-    mine, ends = cast(Direct, transfer.ready.by_node), (raw(transfer.held.tile), raw(result.tile))
-    ready = transfer.settle if transfer.request.careful else None
-    exchange_aggregated(transfer.call, mine.messages, mine.own, allotment, *ends, ready)
-    return result
-
-
-def _move_by_pull(transfer: TileTransfer) -> WindowTile:
-    """Copies what this rank needs out of the tiles of its node, all of them in windows."""
-    result = transfer.placed()
-    places = {rank: transfer.posted[rank].place for rank in transfer.others}
-    return transfer.filled(result, pull_from(_tiles_at(transfer, places, transfer.request.source)))
-
-
-def _move_by_push(transfer: TileTransfer) -> WindowTile:
-    """Writes what this rank has into the results of its node, all of them in windows."""
-    into = transfer.request.into
-    result, request, team = transfer.placed(), transfer.request, transfer.call.team
-    places = {rank: transfer.posted[rank].out_place if into else result.place for rank in transfer.others}
-    mine = list_pushes(request.source, request.target, team.rank, team.facts.nodes, result.tile.itemsize)
-    return transfer.filled(result, push_into(mine, _tiles_at(transfer, places, request.target)))
-
-
-def _move_by_read(transfer: TileTransfer) -> WindowTile:
-    """Reads what this rank needs from the private memory of its node's ranks, through the kernel."""
-    result = transfer.placed()
-    addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
-    return transfer.filled(result, cma_read(addresses, transfer.request.source.tile_shape, transfer.ready.buffered))
+def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
+    """Moves the elements; returns the result."""
+    call, ready, request, held = transfer.call, transfer.ready, transfer.request, transfer.held
+    team, itemsize = call.team, held.tile.itemsize
+    settle = transfer.settle if request.careful else None
+    match transport:
+        case "node-aggregated":
+            result, allotment = transfer.placed(), cast(Allotment, transfer.allotment)
+            mine, ends = cast(Direct, ready.by_node), (raw(held.tile), raw(result.tile))
+            exchange_aggregated(call, mine.messages, mine.own, allotment, *ends, settle)
+            return result
+        case "pull":
+            result = transfer.placed()
+            places = {rank: transfer.posted[rank].place for rank in transfer.others}
+            return transfer.filled(result, pull_from(_tiles_at(transfer, places, request.source)))
+        case "push":
+            result = transfer.placed()
+            # New results have one place on all ranks of the node; what callers gave lies anywhere.
+            places = {
+                rank: transfer.posted[rank].out_place if request.into else result.place for rank in transfer.others
+            }
+            pushes = list_pushes(request.source, request.target, team.rank, team.facts.nodes, itemsize)
+            return transfer.filled(result, push_into(pushes, _tiles_at(transfer, places, request.target)))
+        case "read":
+            result = transfer.placed()
+            addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
+            return transfer.filled(result, cma_read(addresses, request.source.tile_shape, ready.buffered))
+        case "stage":
+            return _move_by_stage(transfer)
+        case "pack":
+            return _move_by_pack(transfer)
+        case "messages":
+            # What other nodes send and receive stays the same, so its messages are cut as theirs are.
+            mine = cast(Direct, ready.direct).messages
+            ends, staging = (request.source, request.target), mine.staging * itemsize
+            alone = plan_direct(*ends, team.rank, team.facts.nodes, itemsize, staging, mine.held, apart=True)
+            return transfer.filled(transfer.placed(), pull_from({}), alone)
+        case "plan":
+            return run_plan(call, ready.steps, held.tile, transfer.place, settle)
+        case "overwrite":
+            step = cast(Overwrite, ready.steps.steps[0].run)
+            tile = overwrite_tile(call, step, ready.steps.ranks, held.tile, request.target.tile_shape)
+            return WindowTile(tile, held.place)
 
 
 def _move_by_stage(transfer: TileTransfer) -> WindowTile:
@@ -226,43 +239,6 @@ def _move_by_pack(transfer: TileTransfer) -> WindowTile:
     transfer.filled(result, unpack_from(parts))
     _release_staging(transfer)
     return result
-
-
-def _move_by_messages(transfer: TileTransfer) -> WindowTile:
-    """Sends everything by messages, inside the node as well."""
-    request, team, mine = transfer.request, transfer.call.team, cast(Direct, transfer.ready.direct)
-    itemsize = transfer.held.tile.itemsize
-    staging, held = mine.messages.staging * itemsize, mine.messages.held
-    nodes = team.facts.nodes
-    alone = plan_direct(request.source, request.target, team.rank, nodes, itemsize, staging, held, apart=True)
-    return transfer.filled(transfer.placed(), pull_from({}), alone)
-
-
-def _move_by_plan(transfer: TileTransfer) -> WindowTile:
-    """Runs the plan's steps; the result is allocated for the last of them."""
-    ready = transfer.settle if transfer.request.careful else None
-    return run_plan(transfer.call, transfer.ready.steps, transfer.held.tile, transfer.place, ready)
-
-
-def _move_by_overwrite(transfer: TileTransfer) -> WindowTile:
-    """Runs the plan's one exchange inside the donated tile."""
-    steps, shape = transfer.ready.steps, transfer.request.target.tile_shape
-    step = cast(Overwrite, steps.steps[0].run)
-    result = overwrite_tile(transfer.call, step, steps.ranks, transfer.held.tile, shape)
-    return WindowTile(result, transfer.held.place)
-
-
-TRANSPORTS: dict[Transport, Callable[[TileTransfer], WindowTile]] = {
-    "by node": _move_by_aggregation,
-    "pull": _move_by_pull,
-    "push": _move_by_push,
-    "read": _move_by_read,
-    "stage": _move_by_stage,
-    "pack": _move_by_pack,
-    "messages": _move_by_messages,
-    "plan": _move_by_plan,
-    "overwrite": _move_by_overwrite,
-}
 
 
 def _tiles_at(transfer: TileTransfer, places: Mapping[int, int], layout: Layout) -> dict[int, Array]:
@@ -306,7 +282,7 @@ def move_tile(
         return _keep_tile(call, held, out)
     transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
     transport = choose_transport(transfer)
-    result = TRANSPORTS[transport](transfer)
+    result = run_transport(transfer, transport)
     if out is None and transport != "overwrite" and not request.target.even:
         seat = seat_of(request.target.mesh, team.rank, team.size)
         if seat is not None:

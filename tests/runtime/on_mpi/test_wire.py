@@ -33,7 +33,7 @@ from reshard.runtime.on_mpi.wire.messages import (
     messages_of_step,
 )
 from reshard.runtime.on_mpi.wire.overwrite import _permutation_of_slots, _permute_runs, _RunPermutation
-from reshard.runtime.on_mpi.wire.reduction import _is_straight, _operation_for
+from reshard.runtime.on_mpi.wire.reduction import _operation_for, is_straight
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.to_mpi.elements import places
@@ -363,7 +363,7 @@ def test_when_nothing_is_packed(
 ):
     step = Reduce((0, 1), "sum", scatter, ((whole_tile((3, 4)),),), packed, placed)
     tiles = [np.zeros((3, 4), order=order) for order in (source, target)]
-    assert _is_straight(step, cap, *tiles) == straight
+    assert is_straight(step, cap, *tiles) == straight
 
 
 # ---- Exchanges inside a tile: on three ranks (`tests.mpi.modules`), and permutations of runs in place

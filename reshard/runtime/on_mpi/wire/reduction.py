@@ -52,8 +52,16 @@ def reduce_step(
         return
     comm = call.team.group(tuple(ranks[device] for device in step.group))
     cap = max(1, DIRECT // source.itemsize // (len(step.group) if step.scatter else 1))
-    if _is_straight(step, cap, source, target):
-        _reduce_straight(call, comm, step, source, target, ready or _do_nothing)
+    if is_straight(step, cap, source, target):
+        if ready is not None:
+            ready()
+        if source.flags.c_contiguous and source.size:
+            _run_reduction(call, comm, step, source.reshape(-1), target.reshape(-1))
+        elif source.size:  # MPI takes contiguous memory, which the target is.
+            copy(raw(target), raw(source))
+            _run_reduction(call, comm, step, None, target.reshape(-1))
+        if ready is not None:
+            ready()
         return
     for blocks in step.each:
         for pieces in zip(*(cut_tile_block(block, cap) for block in blocks), strict=True):
@@ -68,32 +76,13 @@ def _do_nothing() -> None:
     pass
 
 
-def _is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
+def is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
     """Whether MPI can combine from tile to tile: shares consecutive in both, none above `cap` elements."""
     if step.packed or step.placed or not target.flags.c_contiguous:
         return False
     if step.scatter and not source.flags.c_contiguous:
         return False
     return all(block.elements <= cap for blocks in step.each for block in blocks)
-
-
-def _reduce_straight(
-    call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array, ready: Callable[[], None]
-) -> None:
-    """Reduces from tile to tile, between the two calls of `ready`."""
-    ready()
-    if source.size:
-        _tile_to_tile(call, comm, step, source, target)
-    ready()
-
-
-def _tile_to_tile(call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array) -> None:
-    """Combines straight from the source, or in the target, if the source is not C-ordered and is copied there first."""
-    if source.flags.c_contiguous:
-        _run_reduction(call, comm, step, source.reshape(-1), target.reshape(-1))
-        return
-    copy(raw(target), raw(source))
-    _run_reduction(call, comm, step, None, target.reshape(-1))
 
 
 def _reduce_packed(
