@@ -388,10 +388,8 @@ def _leave_tile(_: Array) -> None:
 def _find_target(layout: Layout, target: object, relabel: object) -> Layout | Exception:
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
-        if hasattr(target, "__index__") and not isinstance(target, bool | np.bool_):
-            end = with_local_dim(layout, cast("SupportsIndex", target))
-        else:
-            end = check_layout(target, "target")
+        is_dim = hasattr(target, "__index__") and not isinstance(target, bool | np.bool_)
+        end = with_local_dim(layout, cast("Any", target)) if is_dim else check_layout(target, "target")
         return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error

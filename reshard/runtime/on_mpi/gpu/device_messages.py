@@ -37,8 +37,10 @@ def takes_pointers() -> bool:
     setting = os.environ.get(CUDA_AWARE)
     if setting not in (None, "", "0", "1"):
         raise AgreementError(f"{CUDA_AWARE}={setting!r}: give 1 if MPI takes pointers to a GPU's memory, 0 if not")
-    if setting:
-        return setting == "1"
+    return setting == "1" if setting else _is_cuda_aware()
+
+
+def _is_cuda_aware() -> bool:
     # Open MPI and MPICH have a function to ask; Cray's MPICH has a variable that enables GPU support.
     query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     return bool(query and query()) or os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
