@@ -74,9 +74,10 @@ class _Region:
         self.region = region
         self.makes = tuple(kind for kind in REDUCTIONS if not (from_sums and kind == "all_reduce"))
         self.sites = flow.makers(region)
-        self.collectives = {
-            _result_of(site): taken for site in self.sites if (taken := _take_collective(site, pending))
-        }
+        self.collectives: dict[HloValue, Collective] = {}
+        for site in self.sites:  # A computation that is called twice has its collectives once for each call.
+            if rest := pending.get((site.scope.computation.name, site.instruction.name)):
+                self.collectives[_result_of(site)] = rest.pop(0)
         self.used: set[HloValue] = set()
         self.needed: set[HloValue] = set()
         self._moved: dict[HloValue, bool] = {}
@@ -86,22 +87,27 @@ class _Region:
     def chains(self) -> Iterator[Chain]:
         if not self.collectives:
             return
-        values = self._moved_values()
+        moves = [site for site in self.sites if self._may_move(site)]
+        values = [value for site in moves for value in self._made(site) if self.is_moved(value)]
         self.used = self._used(values)
-        self.needed = self._needed(values)
+        self.needed = set(self.used)
+        for value in reversed(values):  # A value comes before the values made of it: its forms are needed if it is.
+            if value in self.needed and (source := self._earlier_form(value)) is not None:
+                self.needed.add(source)
         starts = [(start, value) for value in values if (start := self.through(value)) is not None]
         by_chain = _group_values((self._root(start), value) for start, value in starts)
-        used_forms = _group_values((self._first_form(value), value) for value in values if value in self.used)
+        used_forms: dict[HloValue, list[HloValue]] = {}
+        for value in values:
+            if value in self.used:
+                first = value
+                while (source := self._earlier_form(first)) is not None:  # ends: no value is a form of itself
+                    first = source
+                used_forms.setdefault(first, []).append(value)
         for root, members in _group_values((self._root(start), start) for start in self.collectives).items():
             inside = tuple(by_chain.get(root, ()))
             results = {value: tuple(used_forms.get(value, ())) for value in inside if value in self.needed}
             collectives = tuple(self.collectives[start] for start in members)
             yield Chain(self.region, collectives, inside, results, self._leaves(inside))
-
-    def _moved_values(self) -> list[HloValue]:
-        """The values of the region whose data a collective has moved, in order."""
-        moves = [site for site in self.sites if self._may_move(site)]
-        return [value for site in moves for value in self._made(site) if self.is_moved(value)]
 
     def _may_move(self, site: Site) -> bool:
         """Whether an instruction may yield data that was only moved; most are seen to make their own."""
@@ -123,19 +129,20 @@ class _Region:
 
         Joins all such collectives into one chain.
         """
-        if value not in self._through:
-            self._through[value] = None
-            self._through[value] = self._join(value) if self.is_moved(value) else None
-        return self._through[value]
-
-    def _join(self, value: HloValue) -> HloValue | None:
-        starts = [_without_path(value)] if _without_path(value) in self.collectives else []
+        if value in self._through:
+            return self._through[value]
+        self._through[value] = None
+        if not self.is_moved(value):
+            return None
+        own = _without_path(value)
+        starts = [own] if own in self.collectives else []
         for source in self.maps.sources(value) or ():
             if source not in self.needed and (start := self.through(source)) is not None:
                 starts.append(start)
         for start in starts:
             self._joined[self._root(start)] = self._root(starts[0])
-        return starts[0] if starts else None
+        self._through[value] = starts[0] if starts else None
+        return self._through[value]
 
     def _root(self, start: HloValue) -> HloValue:
         """The collective that stands for the chain of this one."""
@@ -163,24 +170,11 @@ class _Region:
         start = self.collectives.get(_without_path(value))
         return start is not None and start.kind in REDUCTIONS
 
-    def _needed(self, values: Sequence[HloValue]) -> set[HloValue]:
-        """The used values, and their earlier forms on the same device."""
-        needed = set(self.used)
-        for value in reversed(values):  # a value comes before the values made of it
-            if value in needed and (source := self._earlier_form(value)) is not None:
-                needed.add(source)
-        return needed
-
     def _earlier_form(self, value: HloValue) -> HloValue | None:
         """The moved value that this one is a form of: the same elements on the same device, renamed or reordered."""
         if value.opcode not in _LOCAL:
             return None
         return next((source for source in self.maps.sources(value) or () if self.is_moved(source)), None)
-
-    def _first_form(self, value: HloValue) -> HloValue:
-        while (source := self._earlier_form(value)) is not None:  # ends: no value is a form of itself
-            value = source
-        return value
 
     def _leaves(self, inside: tuple[HloValue, ...]) -> frozenset[HloValue]:
         """The values that a chain's values come from: made by arithmetic, or needed before."""
@@ -213,9 +207,3 @@ def _without_path(value: HloValue) -> HloValue:
 
 def _result_of(site: Site) -> HloValue:
     return HloValue(site.scope, site.instruction.name)
-
-
-def _take_collective(site: Site, pending: _Pending) -> Collective | None:
-    """Takes the collective at a site out of `pending`, if there is one."""
-    rest = pending.get((site.scope.computation.name, site.instruction.name))
-    return rest.pop(0) if rest else None

@@ -11,14 +11,13 @@ Whatever fails, that chain stays as it was, and its outcome says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from reshard import hlo
 from reshard.doctor.chain_reader import Replacement, Unfit
-from reshard.doctor.chains import Chain
 from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.dataflow.replicas import Replicas
@@ -42,7 +41,6 @@ from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
 from reshard.hlo.splice import Splice, Splicer, Use
 from reshard.jax.xla_pass.fragments import (
-    Fragment,
     FragmentKey,
     Fragments,
     Key,
@@ -68,6 +66,13 @@ class Improved(NamedTuple):
     places: tuple[Place, ...]
     flows: tuple[Flow, Flow] | None = None
 
+    def estimate_peaks(self) -> tuple[int, int]:
+        """The peaks of both programs, by the order of the modules' text."""
+        if self.flows is None:
+            return 0, 0
+        before, after = (add_up_program(flow).peak_bytes for flow in self.flows)
+        return before, after
+
 
 def has_collectives(module: bytes) -> bool:
     """Whether a serialized module has any collective; a search for their names, without decoding.
@@ -90,33 +95,21 @@ def improve_module(
     improved = _improve_in_rounds(module, fragments, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
-    why = explain_unmeasured(improved.places, options, lambda: _estimate_peaks(improved))
-    if why is not None:
-        return _given_up(improved, why) if why else improved
-    try:
-        before, after = peaks.of(None), peaks.of(improved.module)
-        if after.peak_bytes > before.peak_bytes:
-            improved = _improve_in_rounds(module, fragments, options, False)
-            after = peaks.of(improved.module)
-        why = explain_no_better(before, after, options)
-        if not why:
-            return improved
-    except SpliceError as error:
-        why = str(error)
-    return _given_up(improved, why)
-
-
-def _given_up(improved: Improved, why: str) -> Improved:
+    why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
+    if why is None:
+        try:
+            before, after = peaks.of(None), peaks.of(improved.module)
+            if after.peak_bytes > before.peak_bytes:
+                # Plans that need more than their chains may be what raises it: once more, without those.
+                improved = _improve_in_rounds(module, fragments, options, False)
+                after = peaks.of(improved.module)
+            why = explain_no_better(before, after, options)
+        except SpliceError as error:
+            why = str(error)
+    if not why:
+        return improved
     left = (place if place.why_left else place.left(why) for place in improved.places)
     return Improved(improved.name, None, tuple(left))
-
-
-def _estimate_peaks(improved: Improved) -> tuple[int, int]:
-    """The peaks of both programs, by the order of the modules' text."""
-    if improved.flows is None:
-        return 0, 0
-    before, after = (add_up_program(flow).peak_bytes for flow in improved.flows)
-    return before, after
 
 
 def _improve_in_rounds(module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> Improved:
@@ -131,21 +124,20 @@ def _improve_in_rounds(module: bytes, fragments: Fragments, options: ProposalOpt
     for _ in range(_ROUNDS):
         one = _Round(module, fragments, options, may_exceed)
         better, name = one.run(), one.module.name
-        places = _merge_places(places, one.places) if changed else one.places
+        if changed:  # What this round replaced is not left any more.
+            replaced = [place for place in one.places if place.replaced]
+            gone = {collective.name for place in replaced for collective in place.collectives}
+            names = [{collective.name for collective in place.collectives} for place in places]
+            stay = [place for place, own in zip(places, names, strict=True) if place.replaced or not own <= gone]
+            places = [*stay, *replaced]
+        else:
+            places = one.places
         if better is not None:
             module, changed = better, True
             flows += [one.traced.flow, *one.rewritten]
         if better is None or not one.has_failed:
             break
     return Improved(name, module if changed else None, tuple(places), (flows[0], flows[-1]) if flows else None)
-
-
-def _merge_places(places: Sequence[Place], later: Sequence[Place]) -> list[Place]:
-    """The places after another round: what it replaced is not left any more."""
-    replaced = [place for place in later if place.replaced]
-    gone = {collective.name for place in replaced for collective in place.collectives}
-    stay = (place for place in places if place.replaced or not gone.issuperset(one.name for one in place.collectives))
-    return [*stay, *replaced]
 
 
 class _Failure(NamedTuple):
@@ -171,16 +163,22 @@ class _Round:
         self.places: list[Place] = []
         self.has_failed = False
         self.rewritten: list[Flow] = []
-        self._pieces: dict[Key, Fragment] = {}
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the places."""
-        candidates = sorted(self._candidates(), key=self._position)
+        candidates: list[Proposal] = []
+        for one in self.proposals:
+            if one.replacements:
+                candidates.append(one)
+            else:
+                self.places.append(one.place)
+        # In the order of the program: what is replaced first may be what another chain takes.
+        candidates.sort(key=lambda one: self.collectives.index(one.chain.collectives[0]))
         while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
-            failures, better = self._spliced(candidates)
+            failures, data = self._splice_all(candidates)
             if not failures:
                 self.places += [candidate.place for candidate in candidates]
-                return better
+                return data
             self.has_failed = True
             for failed, why in failures:
                 candidates.remove(failed)
@@ -191,55 +189,25 @@ class _Round:
                     candidates.append(smaller)
         return None
 
-    def _position(self, candidate: Proposal) -> int:
-        """Where a candidate stands in the program: what others take is replaced first."""
-        return self.collectives.index(candidate.chain.collectives[0])
-
     @cached_property
     def proposals(self) -> Proposals:
         """What could take the place of the module's chains."""
-        flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
-        mesh = find_mesh(self.collectives, self.devices)
+        traced, mesh = self.traced, find_mesh(self.collectives, self.devices)
         return Proposals(
-            flow, maps, numbering, self.collectives, mesh, self.options, self._compiled, self.may_exceed
+            traced.flow, traced.maps, traced.numbering, self.collectives, mesh, self.options, self._measure,
+            self.may_exceed,
         )  # fmt: skip
 
-    def _candidates(self) -> Iterator[Proposal]:
-        """The chains with a better plan; the places of the others are recorded."""
-        for one in self.proposals:
-            if one.replacements:
-                yield one
-            else:
-                self.places.append(one.place)
-
-    def _compiled(self, one: Proposal) -> ProposalCost:
+    def _measure(self, one: Proposal) -> ProposalCost:
         """The cost of what is proposed, as the compiler spells it."""
-        pieces = [self._piece(key) for key, _ in asked_fragments(one)]
+        pieces = [self.fragments.get(key) for key, _ in asked_fragments(one)]
         return ProposalCost(
             sum(piece.received_bytes for piece in pieces),
             max(piece.peak_bytes for piece in pieces),
             sum(piece.launches for piece in pieces),
         )
 
-    def _piece(self, key: Key) -> Fragment:
-        """The fragment, which is compiled when it is first asked for."""
-        if key not in self._pieces:
-            self._pieces[key] = self.fragments.get(key)
-        return self._pieces[key]
-
-    def _changes(self, one: Proposal) -> Iterator[Splice]:
-        """What to splice in for a proposal."""
-        region, source = one.chain.region.computation.name, one.replacements[0].source
-        metadata = self._metadata(one.chain)
-        for key, uses in asked_fragments(one):
-            yield Splice(region, source, uses, self._piece(key).module, metadata)
-
-    def _metadata(self, chain: Chain) -> bytes:
-        """The name and line of the chain's first collective, for what takes its place."""
-        region = self.proto.computation_named(chain.region.computation.name)
-        return region.named(chain.collectives[0].name).metadata
-
-    def _spliced(self, candidates: list[Proposal]) -> tuple[list[_Failure], bytes]:
+    def _splice_all(self, candidates: list[Proposal]) -> tuple[list[_Failure], bytes]:
         """The candidates that cannot be spliced in and why, and the module with all of them if there are none.
 
         Of those that the splicer itself refuses, only the first is known: the module is half changed then.
@@ -251,10 +219,14 @@ class _Round:
         current = candidates[0]
         try:
             for current in candidates:
-                for change in self._changes(current):
-                    stand_ins = regions.setdefault(change.region, {})
-                    placed = replace(change, source=stand_ins.get(change.source, change.source))
-                    changes.append(integrity.Change(placed, splicer.splice(placed)))
+                region, source = current.chain.region.computation.name, current.replacements[0].source
+                stand_ins = regions.setdefault(region, {})
+                # What takes a chain's place has the name and the line of its first collective.
+                metadata = self.proto.computation_named(region).named(current.chain.collectives[0].name).metadata
+                for key, uses in asked_fragments(current):
+                    placed = stand_ins.get(source, source)
+                    change = Splice(region, placed, uses, self.fragments.get(key).module, metadata)
+                    changes.append(integrity.Change(change, splicer.splice(change)))
                     stand_ins.update(changes[-1].linked.stand_ins)
             splicer.finish()
             data = module.encode()
@@ -262,41 +234,39 @@ class _Round:
             rewritten = ModuleProto.decode(data, like=self.proto)
             integrity.check_splices(self.proto, rewritten, changes)
             after = Traced(replace(read_proto(rewritten), num_partitions=self.devices), self.devices, spliced=True)
-            if failures := list(self._unlike(candidates, after, regions)):
+            failures: list[_Failure] = []
+            replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))
+            for candidate in candidates:
+                if why := self._why_unlike(candidate, after, regions, replicas):
+                    failures.append(_Failure(candidate, why))
+            if failures:
                 return failures, b""
             current = max(candidates, key=lambda candidate: candidate.excess_bytes)
-            self._check_memory(current, after)
+            # Plans that need more memory than their chains must not raise the peak of the program.
+            if current.excess_bytes:
+                peak = add_up_program(after.flow).peak_bytes
+                if peak > self.proposals.peak_bytes + ALIGNMENT:
+                    raise Unfit(explain_excess(current))
             self.rewritten = [after.flow]
         except (Unfit, ReshardError) as error:
             return [_Failure(current, str(error).splitlines()[0])], b""
         return [], data
 
-    def _unlike(
-        self, candidates: Sequence[Proposal], after: Traced, regions: Mapping[str, Mapping[str, str]]
-    ) -> Iterator[_Failure]:
-        """The candidates of which an element would come from elsewhere."""
-        replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))
-        for candidate in candidates:
-            region = candidate.chain.region.computation.name
-            try:
-                for one in candidate.replacements:
-                    _check(Spliced(self.traced, after, region, regions[region], self.fragments.proofs), one, replicas)
-            except (Unfit, ReshardError) as error:
-                yield _Failure(candidate, str(error).splitlines()[0])
-
-    def _check_memory(self, largest: Proposal, after: Traced) -> None:
-        """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
-        if not largest.excess_bytes:
-            return
-        if add_up_program(after.flow).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
-            raise Unfit(explain_excess(largest))
-
-
-def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:
-    if isinstance(one, OpReplacement):
-        check_same_rows(spliced, one, replicas)
-    else:
-        check_equivalent(spliced, one, replicas)
+    def _why_unlike(
+        self, candidate: Proposal, after: Traced, regions: Mapping[str, Mapping[str, str]], replicas: Replicas
+    ) -> str:
+        """Why an element would come from elsewhere in the rewritten module; empty if none does."""
+        region = candidate.chain.region.computation.name
+        spliced = Spliced(self.traced, after, region, regions[region], self.fragments.proofs)
+        try:
+            for one in candidate.replacements:
+                if isinstance(one, OpReplacement):
+                    check_same_rows(spliced, one, replicas)
+                else:
+                    check_equivalent(spliced, one, replicas)
+        except (Unfit, ReshardError) as error:
+            return str(error).splitlines()[0]
+        return ""
 
 
 # The fragments that a proposal asks for: its plans, shifts and operations, with what each is used for.
