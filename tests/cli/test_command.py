@@ -10,7 +10,6 @@ import sys
 
 import pytest
 
-import reshard as rs
 from reshard.cli.parser import build_parser, find_commands, parse_command
 from reshard.synth.network import PRESETS
 from tests.cli.cases import MESH, ROOT, SOURCE, TARGET
@@ -29,13 +28,6 @@ def test_a_pipe_gets_no_colour_and_no_wrapped_rows():
     assert ran.returncode == 0, ran.stderr
     assert "\x1b" not in ran.stdout
     assert layouts[1] in next(line for line in ran.stdout.splitlines() if "all_to_all" in line)
-
-
-def test_a_narrow_terminal_loses_no_number(call):
-    out = call("plan", *MESH, SOURCE, TARGET, "--network", "h100", columns=40).out
-    assert "all_gather" in out
-    assert "seconds" in out
-    assert "…" not in out
 
 
 def test_an_ascii_terminal():
@@ -176,11 +168,6 @@ def test_help_fits_60_columns(monkeypatch):
     assert [line for text in texts for line in text.splitlines() if len(line) > 60] == []
 
 
-def test_version(call):
-    ran = call("--version")
-    assert (ran.code, ran.out.strip()) == (0, f"reshard {rs.__version__}")
-
-
 @pytest.mark.parametrize(
     ("argv", "word"),
     [
@@ -217,10 +204,6 @@ def test_verbose_says_what_is_done(call, caplog):
     assert call("plan", *MESH, *PAIR, "-v").code == 0
     assert any("planned" in record.message for record in caplog.records if record.name == "reshard")
     logging.getLogger("reshard").setLevel(logging.NOTSET)
-
-
-def test_what_follows_a_script_is_its_own():
-    assert parse_command(["run", "-n", "2", "script.py", "--verson"]).options.arguments == ["script.py", "--verson"]
 
 
 def test_no_color_means_no_escape_codes(call, monkeypatch):

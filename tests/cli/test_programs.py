@@ -25,13 +25,6 @@ def test_text_is_hlo_or_mlir(tmp_path, path, is_hlo):
     assert read_program(str(copy)) == (path.read_text(), is_hlo, False)
 
 
-def test_an_artifact_stays_binary(tmp_path):
-    path = tmp_path / "step.hlo"
-    path.write_bytes(programs.ARTIFACT + b"\x00\xff")
-    program = read_program(str(path))
-    assert (program.content, program.is_hlo, program.text) == (programs.ARTIFACT + b"\x00\xff", False, "")
-
-
 def test_stdin_and_stdout_are_dashes(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(NOTHING.encode())))
     assert read_program("-").text == NOTHING

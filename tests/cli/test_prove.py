@@ -64,11 +64,6 @@ def test_a_shorter_plan_is_sought_on_request(capsys: pytest.CaptureFixture[str],
     assert "no choice meets all conditions" in (tmp_path / "q.smt2").read_text()
 
 
-def test_a_search_ends_at_its_limit(capsys: pytest.CaptureFixture[str]):
-    assert main(["prove", *FOUR, "--launches", "--limit", "0"]) == 0
-    assert "launches: not decided: the search was ended after 0 s" in capsys.readouterr().out
-
-
 def test_a_bad_limit_is_refused(capsys: pytest.CaptureFixture[str]):
     for limit in ("-1", "nan"):
         assert main(["prove", *FOUR, "--launches", f"--limit={limit}"]) == 2

@@ -47,37 +47,6 @@ def test_a_gather_that_is_needed():
     assert (place.wasted_bytes, place.saved_bytes, place.temp_bytes) == (0, 0, 0)
 
 
-def test_pieces_of_an_all_to_all_are_one_place():
-    pieces = [f"%s{i} = f32[2,2]{{1,0}} slice(%p), slice={{[0:2], [{2 * i}:{2 * i + 2}]}}" for i in range(4)]
-    parts = ", ".join(f"%s{i}" for i in range(4))
-    shapes = ", ".join(["f32[2,2]{1,0}"] * 4)
-    got = [f"%g{i} = f32[2,2]{{1,0}} get-tuple-element(%t), index={i}" for i in range(4)]
-    swap = f"%t = ({shapes}) all-to-all({parts}), channel_id=1, replica_groups={{{{0,1,2,3}}}}"
-    joined = f"%j = f32[8,2]{{1,0}} concatenate({', '.join(f'%g{i}' for i in range(4))}), dimensions={{0}}"
-    place = only(examine(text(*pieces, swap, *got, joined, "ROOT %r = f32[8,2]{1,0} add(%j, %j)")))
-    assert (place.does, place.received_bytes, place.needed_bytes, place.rebuilds) == ("all_to_all", 48, 48, "")
-    assert layouts(place) == [("f32[{d0}2, 8]", "f32[8, {d0}2]")]
-
-
-def test_a_chain_of_collectives_is_one_place_and_arithmetic_ends_it():
-    first = "%a = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1},{2,3}}, dimensions={0}"
-    second = "%b = f32[8,8]{1,0} all-gather(%MID), channel_id=2, replica_groups={{0,2},{1,3}}, dimensions={0}"
-    copy, add = "%c = f32[4,8]{0,1} copy(%a)", "%c = f32[4,8]{1,0} add(%a, %a)"
-    moved = examine(text(first, copy, second.replace("MID", "c"), "ROOT %r = f32[8,8]{1,0} add(%b, %b)"))
-    assert only(moved).does == "2 all_gather"
-    assert layouts(only(moved)) == [("f32[{d0}2, 8]", "f32[8, 8]")]
-    computed = examine(text(first, add, second.replace("MID", "c"), "ROOT %r = f32[8,8]{1,0} add(%b, %b)"))
-    assert [place.does for place in computed.places] == ["all_gather", "all_gather"]
-
-
-def test_a_value_used_on_the_way_ends_a_place():
-    moved = "%m = f32[8,8]{1,0} collective-permute(%g), channel_id=2, source_target_pairs={{0,1},{1,0}}"
-    used = examine(text(GATHER, moved, "ROOT %r = f32[8,8]{1,0} add(%g, %m)"))
-    assert Counter(place.does for place in used.places) == {"all_gather": 1, "permute": 1}
-    unused = examine(text(GATHER, moved, "ROOT %r = f32[8,8]{1,0} add(%m, %m)"))
-    assert only(unused).does == "all_gather, permute"
-
-
 def test_a_permute_that_is_not_between_layouts_is_a_shift():
     ring = "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
     place = only(examine(text(ring, "ROOT %r = f32[2,8]{1,0} add(%m, %m)")))
@@ -88,26 +57,6 @@ def test_a_permute_that_is_not_between_layouts_is_a_shift():
         False,
         (),
     )
-
-
-def test_a_permute_between_two_orders_of_the_axes():
-    swap = "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,0},{1,2},{2,1},{3,3}}"
-    place = only(examine(text(swap, "ROOT %r = f32[2,8]{1,0} add(%m, %m)")))
-    assert layouts(place) == [("f32[{d0}, {d1}, 2, 8]", "f32[{d1}, {d0}, 2, 8]")]
-    assert (place.kind, place.needed_bytes, place.exact) == ("reshard", 64, True)
-
-
-def test_a_halo_is_one_place():
-    lines = [
-        "%top = f32[1,8]{1,0} slice(%p), slice={[0:1], [0:8]}",
-        "%low = f32[1,8]{1,0} slice(%p), slice={[1:2], [0:8]}",
-        "%up = f32[1,8]{1,0} collective-permute(%top), channel_id=1, source_target_pairs={{1,0},{2,1},{3,2}}",
-        "%down = f32[1,8]{1,0} collective-permute(%low), channel_id=2, source_target_pairs={{0,1},{1,2},{2,3}}",
-        "%all = f32[4,8]{1,0} concatenate(%down, %p, %up), dimensions={0}",
-        "ROOT %r = f32[4,8]{1,0} add(%all, %all)",
-    ]
-    place = only(examine(text(*lines)))
-    assert (place.kind, place.does, place.received_bytes, place.needed_bytes) == ("shift", "2 permute", 64, 64)
 
 
 def test_a_reduction_is_a_place_of_its_own():
@@ -211,14 +160,6 @@ def test_an_array_that_all_devices_have_already():
     assert layouts(place) == [("f32[2, 8]", "f32[2, 8]")]
 
 
-def test_an_array_that_is_whole_before_is_not_rebuilt():
-    lines = ["%own = f32[2,2]{1,0} dynamic-slice(%p, %zero, %at), dynamic_slice_sizes={2,2}",
-             "%g = f32[2,8]{1,0} all-gather(%own), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}",
-             "%d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}"]  # fmt: skip
-    place = only(examine(text(*OFFSET, ZERO, *lines, "ROOT %r = f32[2,2]{1,0} add(%d, %d)")))
-    assert (place.needed_bytes, place.rebuilds, place.largest.elements) == (0, "", 16)
-
-
 @pytest.mark.parametrize(
     "top",
     [
@@ -247,13 +188,6 @@ def test_a_pattern_that_is_not_a_numeral():
     assert (place.kind, place.received_bytes, place.needed_bytes, place.exact) == ("shift", 64, 28, False)
 
 
-def test_a_collective_in_a_computation_of_a_custom_call():
-    inner = f"%inner {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  ROOT {GATHER}\n}}\n"
-    call = 'ROOT %r = f32[8,8]{1,0} custom-call(%p), custom_call_target="host", called_computations={%inner}'
-    place = only(examine(text(call, before=inner)))
-    assert (place.does, place.received_bytes, place.moves) == ("all_gather", 192, ())
-
-
 def test_padding_is_not_needed():
     """10 rows in 4 tiles of 3; a device needs 3 of 12 columns, and the last tile has only 1 of them."""
     lines = [
@@ -277,22 +211,6 @@ def test_padding_is_not_needed():
     assert (named.needed_bytes, named.exact, named.where.file, named.where.line) == (84, True, "train.py", 7)
     assert layouts(named) == [("f32[{a}3/10, 10]", "f32[10, {a}3/10]")]
     assert [plan.received_bytes for plan in named.plans] == [84]
-
-
-def test_the_most_wasteful_places_come_first():
-    small = "%h = f32[8,8]{1,0} all-gather(%p), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}"
-    lines = [
-        *OFFSET,
-        ZERO,
-        small,
-        "%k = f32[8,8]{1,0} add(%h, %h)",
-        GATHER,
-        SLICE,
-        "ROOT %r = f32[8,2]{1,0} add(%d, %d)",
-    ]
-    report = examine(text(*lines))
-    assert [place.wasted_bytes for place in report.places] == [144, 0]
-    assert (report.wasted_bytes, report.saved_bytes, len(report.rebuilt)) == (144, 144, 1)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -332,11 +250,6 @@ def test_a_collective_that_overlaps_with_computation():
         ("bf16[2048, {d0}1024]", "bf16[2048, 4096]"),
         ("bf16[{d0}1024, 2048]", "bf16[4096, 2048]"),
     ]
-
-
-def test_receives_between_slices_are_counted_but_not_traced():
-    report = examine((HLO_DATA / "gather_v5p-2slices_0.12.0.1.hlo").read_text())
-    assert all(not place.exact and not place.plans for place in report.places)
 
 
 @pytest.mark.parametrize("given", ["", "module @m {}", "HloModule m\n\nENTRY %main {\n  %p = f32[2] parameter(0)\n"])

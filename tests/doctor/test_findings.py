@@ -5,14 +5,13 @@ import os
 
 import pytest
 
-import reshard as rs
 from reshard import hlo
-from reshard.doctor import ArrayMove, CompiledMemory, examine
+from reshard.doctor import CompiledMemory, examine
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT
-from reshard.doctor.report.findings import Finding, format_move, format_origin, format_steps, join_alike
+from reshard.doctor.report.findings import Finding, format_origin, join_alike
 from reshard.errors import PlanError
 from reshard.hlo import Array, Source
-from tests.doctor.fragments import GATHER, OFFSET, RECORDED, SLICE, TILE, ZERO, move, place, text
+from tests.doctor.fragments import GATHER, OFFSET, RECORDED, SLICE, ZERO, move, place, text
 from tests.doctor.reports import TRAIN, report_of_all_kinds
 
 BRANCH = """%{name} {{
@@ -118,13 +117,6 @@ def test_options_of_other_kinds_are_refused():
         report.to_json(indent=-1)
 
 
-def test_totals_are_sums_over_the_places():
-    report = report_of_all_kinds()
-    assert report.wasted_bytes == sum(place.wasted_bytes for place in report.places) == 288
-    assert report.saved_bytes == 288 and len(report.rebuilt) == 2
-    assert report.received_bytes == sum(place.received_bytes for place in report.places) == 3 * 192 + 96 + 4
-
-
 def test_places_that_are_not_shown_say_why():
     report = report_of_all_kinds()
     assert [(one.place.kind, one.alike) for one in report.shown()] == [("reshard", 2)]
@@ -207,17 +199,6 @@ def test_the_plan_with_its_cost():
     assert Finding(place(received=48, moves=(move(),))).plan == ""
 
 
-def test_slices_are_named_only_if_nothing_else_moves():
-    mesh = rs.Mesh(a=2, b=3)
-    parsed = {text: rs.Layout.parse(text, mesh) for text in ("f32[6, 6]", "f32[{a}3, {b}2]", "f32[{b}2, {a}3]")}
-    cut = rs.plan(parsed["f32[6, 6]"], parsed["f32[{a}3, {b}2]"])
-    assert set(format_steps(cut).split(", ")) == {"slice"}
-    assert format_steps(rs.plan(parsed["f32[6, 6]"], parsed["f32[6, 6]"])) == "nothing"
-    mesh = rs.Mesh(a=2, b=2)
-    both = rs.plan(rs.Layout.parse("f32[{a}4, 8]", mesh), rs.Layout.parse("f32[8, {b}4]", mesh))
-    assert [step.kind for step in both.steps] == ["slice", "all_gather"] and format_steps(both) == "all_gather"
-
-
 @pytest.mark.parametrize(
     ("rebuilds", "words"),
     [
@@ -229,12 +210,6 @@ def test_slices_are_named_only_if_nothing_else_moves():
 def test_an_array_that_is_rebuilt(rebuilds, words):
     array = Array("f32", (8, 8), "1,0") if rebuilds else None
     assert Finding(place(largest=Array("f32", (9, 8)), rebuilds=rebuilds, rebuilt=array)).rebuilt == words
-
-
-def test_a_move_as_layouts_or_as_tiles():
-    assert format_move(move()) == ("f32[{a}2, 8]", "f32[8, {a}2]")
-    assert format_move(ArrayMove(TILE, Array("f32", (8, 2)), 48, False)) == ("tiles f32[2,8]", "tiles f32[8,2]")
-    assert format_move(ArrayMove(None, TILE, 48, False)) == ("several arrays", "tiles f32[2,8]")
 
 
 def test_places_that_look_the_same_are_joined():

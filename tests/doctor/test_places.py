@@ -53,11 +53,6 @@ def test_a_place_that_stays_saves_nothing_though_its_layouts_have_a_plan():
     assert (one.planned_bytes, one.saved_bytes, one.saved_temp_bytes, one.wasted_bytes) == (48, 0, 0, 144)
 
 
-def test_runs_that_depend_on_data_count_once():
-    one = place(received=192, times=None, moves=(move(),))
-    assert (one.times, one.runs, one.wasted_bytes) == (None, 1, 144)
-
-
 def test_plans_that_cost_more_save_nothing():
     one = place(received=47, temp_bytes=63, moves=(move(),))
     assert (one.planned_bytes, one.saved_bytes, one.saved_temp_bytes, one.wasted_bytes) == (48, 0, 0, 0)
