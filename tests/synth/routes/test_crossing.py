@@ -10,8 +10,6 @@ import pytest
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.plans.plan import StepSpec, chain
-from reshard.synth.routes.crossing import routes
-from reshard.synth.routes.route import Pair
 from tests import oracle
 from tests.endpoint_lp import forwarded
 from tests.layouts import random_crossing, random_layout
@@ -116,11 +114,6 @@ def test_sums_are_finished_before_they_cross():
     plan = rs.plan(source, target)
     assert next(step.kind for step in plan.steps) == "reduce_scatter"
     oracle.check(plan)
-
-
-def test_the_same_devices_are_not_this_modules_business():
-    layout = rs.Layout.parse("f32[{x}4]", rs.Mesh(x=4))
-    assert list(routes(Pair(layout, layout), None)) == []
 
 
 def test_a_network_prices_the_crossing():

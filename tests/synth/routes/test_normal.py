@@ -1,16 +1,34 @@
-"""The normal form: slice ; move ; gather, at the lower bound, with no tile larger than the larger end."""
+"""Routes between layouts that refine: at the bound, with no tile above the larger end, and staged for networks."""
 
 from __future__ import annotations
 
+import random
 import re
+from itertools import pairwise
+from math import isclose
 
 import pytest
 
+import reshard as rs
+from reshard.errors import StepError
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.collectives import check_step
+from reshard.plans.rules.collectives import RULES, check_step
+from reshard.synth import cost
+from reshard.synth.network import PRESETS
 from reshard.synth.routes import Pair, normal
-from reshard.synth.routes.chains import visit_states
+from reshard.synth.routes.chains import (
+    Borrowing,
+    Chains,
+    State,
+    kind_between,
+    visit_states,
+)
+from reshard.synth.routes.normal import list_staged
 from reshard.types import Layout, Mesh
+from reshard.types.whole import primes
+from tests.layouts import contiguous_layouts, random_pair, sample_pairs
+from tests.oracle import check
+from tests.sampling import few_or_all
 from tests.synth.routes.candidates import pair_of, random_chains, runs
 
 CUBE = Mesh(x=2, y=2, z=2)
@@ -83,16 +101,266 @@ def test_chains_of_swaps_are_a_route_too():
     ]
 
 
-def test_pairs_of_others():
-    """Nothing for numerals that do not nest and for reductions; no step for equal layouts."""
-    assert list(normal.routes(pair_of("f32[{x:(1)2}3]", "f32[{x:(1)3}2]", Mesh(x=6)), None)) == []
-    assert list(normal.routes(pair_of("f32[8] + sum{x}", "f32[8]", CUBE), None)) == []
-    assert list(normal.routes(pair_of("f32[{x}4]", "f32[{x}4]", CUBE), None)) == [()]
-    assert list(normal.routes(pair_of("f32[{x}4]", "f32[{x}4]", CUBE), {})) == [()]
-
-
 def test_partial_sub_axes_of_both_ends_are_kept():
     pair = pair_of("f32[{x}4] + sum{y}", "f32[8] + sum{y}", CUBE)
     (route, _) = normal.routes(pair, None)
     assert [step.kind for step in route] == ["all_gather"]
     check_step("all_gather", pair.source, route[0].result)
+
+
+# ---- Chains: the states of a pair are layouts, one collective apart, whose kind the typing rules accept ----
+
+
+def chains_of(source: str, target: str, mesh: Mesh) -> Chains:
+    pair = pair_of(source, target, mesh)
+    assert pair.refinement is not None
+    return Chains(pair, pair.refinement)
+
+
+def text(chains: Chains, state: State) -> str:
+    return str(chains.layout(state))
+
+
+# ---- states by hand ------------------------------------------------------------------------------
+
+
+def test_the_states_of_the_worked_example():
+    """The table in `normal`: digit 4 starts the chain - -> y -> z, digit 2 is held by the spent x."""
+    chains = chains_of("f32[{y}{x}2, 4]", "f32[{z}4, {y}2]", CUBE)
+    x, y, z = (CUBE.stride(CUBE.sub_axis(name)) for name in "xyz")
+    assert chains.start == (y, x, None, None, None)
+    assert chains.sliced() == (y, x, None, z, None)
+    assert chains.ungathered() == (z, x, None, y, None)
+    assert chains.end == (z, None, None, y, None)
+    assert [chains.tail(at) for at in range(5)] == [z, None, None, z, None]
+    assert [chains.head(at) for at in range(5)] == [None, x, None, None, None]
+    assert text(chains, chains.sliced()) == "f32[{y}{x}2, {z}2]"
+    assert text(chains, chains.ungathered()) == "f32[{z}{x}2, {y}2]"
+
+
+def test_a_swap_borrows_the_axes_of_an_open_cycle():
+    mesh = Mesh(x=2, y=2, z=2, w=2)
+    chains = chains_of("f32[4, {x}{z}, {y}2]", "f32[4, 4, {w}{z}]", mesh)
+    w, y = mesh.stride(mesh.sub_axis("w")), mesh.stride(mesh.sub_axis("y"))
+    assert chains.borrowings() == (Borrowing(head=4, tail=2, free=w, spent=y),)
+    assert text(chains, chains.sliced(chains.borrowings())) == "f32[4, {x}{z}, {y}{w}]"
+    assert text(chains, chains.ungathered(chains.borrowings())) == "f32[4, {x}{y}, {w}{z}]"
+    assert kind_between(chains.sliced(chains.borrowings()), chains.ungathered(chains.borrowings())) == "permute"
+
+
+def test_a_detour_crosses_a_swap_along_the_free_axis_of_a_slice():
+    chains = chains_of("f32[{x}2, 4, 4]", "f32[4, {x}2, {y}2]", Mesh(x=2, y=2))
+    assert [text(chains, state) for state in chains.detour()] == [
+        "f32[{x}2, {y}2, 4]",
+        "f32[{y}2, {x}2, 4]",
+        "f32[4, {x}2, {y}2]",
+    ]
+
+
+def test_one_by_one_moves_a_chain_on_by_one_holder():
+    chains = chains_of("f32[{y}4, 8, {z}4]", "f32[8, {z}4, {y}4]", CUBE)
+    states = list(chains.one_by_one(chains.start, chains.end))
+    assert [text(chains, state) for state in states] == ["f32[{y}4, {z}4, 8]", "f32[8, {z}4, {y}4]"]
+
+
+# ---- any pair ------------------------------------------------------------------------------------
+
+
+def test_digits_of_pairs_with_permute_cycles_are_prime():
+    for chains in random_chains(2, 60):
+        if chains.refinement.swapped:
+            held = [d.radix for d in chains.digits if d.src is not None or d.dst is not None]
+            assert all(primes(radix) == [radix] for radix in held)
+
+
+def test_the_kind_of_a_step_is_one_that_its_rule_accepts():
+    seen: set[str] = set()
+    for chains in random_chains(4, 150):
+        first, last = chains.sliced(), chains.ungathered()
+        ways = [[first, last], chains.detour(), [first, *chains.one_by_one(first, last), last]]
+        ways.append([first, chains.swaps_alone(first, last), last])
+        for states in ways:
+            path = [chains.start, *states, chains.end]
+            for before, after in pairwise(path):
+                if before != after:
+                    seen.add(kind_between(before, after))
+                    check_step(kind_between(before, after), chains.layout(before), chains.layout(after))
+    assert seen == {"slice", "all_gather", "all_to_all", "permute", "exchange"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ((None, None, 1), (4, 2, 1), "slice"),
+        ((4, 2, 1), (None, 2, None), "all_gather"),
+        ((4, None, 2, None), (None, 4, None, 2), "all_to_all"),
+        ((4, 2, None), (2, 4, None), "permute"),
+        ((4, None), (2, None), "permute"),
+        ((4, None), (None, 2), "exchange"),  # gathered by one stride, sliced by another
+        ((4, None, None), (None, 4, 2), "exchange"),  # a swap and a slice
+        ((4, None, 2, 1), (None, 4, 1, 2), "exchange"),  # a swap and a permute cycle
+        ((None, 2), (2, 1), "exchange"),  # the start of a chain is no slice: 2 is not free
+    ],
+)
+def test_kinds_by_hand(before: State, after: State, name: str):
+    assert kind_between(before, after) == name
+
+
+# ---- Plans for a network: the least predicted seconds, few bytes on slow axes, few messages of small arrays ----
+
+INNER, OUTER = rs.Link(1e-6, 1e11), rs.Link(1e-5, 1e9)
+SPLIT = rs.Network.of({"x": INNER, "dcn": OUTER})
+WIRES = (
+    rs.Network.uniform(1e-6, 1e9),
+    rs.Network.uniform(1e-3, 1e12),
+    rs.Network("two", inner=INNER, outer=OUTER, domain=2),
+    PRESETS["tpu-v5p"],
+    PRESETS["h100"],
+)
+
+
+def priced(plan: rs.Plan, network: rs.Network) -> float:
+    """The seconds of a plan that was made without the network."""
+    links = network.links(plan.source.mesh)
+    return sum(cost.predict_seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
+
+
+def crossing(plan: rs.Plan, axis: str) -> int:
+    """Bytes that the busiest device receives in steps whose operand or result differ along an axis."""
+    crossed = 0
+    for step in plan.steps:
+        held = [
+            {(at, s) for at, dim in enumerate(end.dims) for s in _axes(dim, axis)}
+            for end in (step.operand, step.result)
+        ]
+        crossed += step.received_bytes if held[0] != held[1] else 0
+    return crossed
+
+
+def _axes(dim: object, axis: str) -> list:
+    return [d.axis for d in dim.digits if d.axis is not None and d.axis.axis == axis]  # type: ignore[attr-defined]
+
+
+# ---- the least -----------------------------------------------------------------------------------
+
+
+def alternatives(source: Layout, target: Layout, through: list[Layout], links: cost.Links) -> list[float]:
+    """The seconds of all plans of one and two steps through some layouts, of any kinds."""
+    times: list[float] = []
+    for way in [[source, target], *([source, on, target] for on in through)]:
+        total = 0.0
+        for before, after in pairwise(way):
+            kinds = []
+            for kind in RULES:
+                try:
+                    kinds.append(cost.predict_seconds(StepSpec(kind, after), before, links))
+                except StepError:
+                    continue
+            total += min(kinds) if before != after else 0.0
+        times.append(total)
+    return times
+
+
+@pytest.mark.parametrize("network", WIRES, ids=str)
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(dcn=2, x=4), Mesh(x=2, y=3)], ids=str)
+def test_no_plan_of_two_steps_is_faster(mesh: Mesh, network: rs.Network):
+    """The planner prices a few routes, not all, and may leave a twentieth of the time to others."""
+    shape = (mesh.size,) * 2
+    every = list(contiguous_layouts(mesh, shape))
+    links = network.links(mesh)
+    for source, target in sample_pairs(mesh, 2, 40, seed=4):
+        plan = rs.plan(source, target, network=network)
+        check(plan)
+        least = min(alternatives(source, target, every, links))
+        assert (plan.seconds or 0.0) <= least * 1.05, f"{least} s: {plan}"
+
+
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("network", WIRES, ids=str)
+@pytest.mark.parametrize("count", few_or_all(100, 400))
+def test_never_slower_than_the_plan_of_fewest_bytes(network: rs.Network, count: int):
+    choose = random.Random(2)
+    for _ in range(count):
+        source, target = random_pair(choose, "float64", partial=choose.random() < 0.2)
+        plan = rs.plan(source, target, network=network)
+        check(plan)
+        assert plan.seconds is not None
+        fewest = rs.plan(source, target)
+        assert plan.seconds <= priced(fewest, network) * (1 + 1e-9), f"{plan}\n{fewest}"
+        assert isclose(plan.seconds, priced(plan, network), abs_tol=1e-15)
+
+
+# ---- what a network changes ----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_slow_outer_axis_gets_fewer_bytes():
+    """Gathering over both axes at once sends every other pod's tile over the slow axis; staged, a tile
+    crosses it once, and is passed on inside. The plan of fewest bytes does not tell the axes apart."""
+    mesh = Mesh(dcn=2, x=4)
+    source, target = Layout.parse("f32[{dcn}{x}131072]", mesh), Layout.parse("f32[1048576]", mesh)
+    fewest, fastest = rs.plan(source, target), rs.plan(source, target, network=SPLIT)
+    check(fastest)
+    assert [s.kind for s in fewest.steps] == ["all_gather"]
+    tile = source.tile_bytes
+    assert crossing(fewest, "dcn") == 7 * tile
+    assert crossing(fastest, "dcn") == tile
+    assert [str(s.result) for s in fastest.steps] == ["f32[2{x}131072]", "f32[1048576]"]
+    assert fastest.received_bytes == fewest.received_bytes == fewest.lower_bound_bytes
+    # One message of a tile over the slow axis, then two that bring three times two tiles.
+    assert isclose(fastest.seconds or 0, (1e-5 + tile / 1e9) + (2e-6 + 6 * tile / 1e11), rel_tol=1e-9)
+    assert (fastest.seconds or 0) < priced(fewest, SPLIT) / 3
+
+
+def test_an_inner_reduction_comes_before_the_outer_one():
+    mesh = Mesh(dcn=2, x=4)
+    source, target = Layout.parse("f64[65536] + sum{dcn}{x}", mesh), Layout.parse("f64[65536]", mesh)
+    fewest, fastest = rs.plan(source, target), rs.plan(source, target, network=SPLIT)
+    check(fastest)
+    assert (fastest.seconds or 0) <= priced(fewest, SPLIT) * (1 + 1e-9)
+    # Scatter inside, sum a quarter across, gather inside: what every hierarchical all-reduce does.
+    quarter = source.tile_bytes / 4
+    inside, across = 2e-6 + 3 * quarter / 1e11, 2 * (1e-5 + quarter / 2 / 1e9)
+    assert (fastest.seconds or 0) <= (2 * inside + across) * (1 + 1e-9), fastest
+
+
+def test_small_arrays_take_fewer_messages():
+    """An all-to-all over 16 devices is 15 messages; gathering all of it, doubling each time, is 4."""
+    mesh = Mesh(x=4, y=4)
+    network = rs.Network.uniform(1e-5, 1e11)
+
+    def move(size: int) -> rs.Plan:
+        source = Layout.tiled(mesh, (size, size), "float32", [[mesh.sub_axis("x"), mesh.sub_axis("y")], []])
+        target = Layout.tiled(mesh, (size, size), "float32", [[], [mesh.sub_axis("x"), mesh.sub_axis("y")]])
+        plan = rs.plan(source, target, network=network)
+        if size < 100:
+            check(plan)
+        return plan
+
+    small, large = move(16), move(1 << 15)
+    assert [s.kind for s in large.steps] == ["all_to_all"]
+    assert large.received_bytes == large.lower_bound_bytes
+    assert small.received_bytes > small.lower_bound_bytes
+    assert {s.kind for s in small.steps} == {"all_gather", "slice"}
+    assert round((small.seconds or 0) / 1e-5) == 4
+    assert isclose(large.seconds or 0, 15 * (1e-5 + large.source.tile_bytes / 16 / 1e11), rel_tol=1e-9)
+
+
+# ---- the routes themselves -----------------------------------------------------------------------
+
+
+def test_every_route_runs():
+    for chains in random_chains(30, 40):
+        links = rs.Network.uniform(1e-6, 1e9).links(chains.source.mesh)
+        routes = list(list_staged(chains, links))
+        assert len(routes) == len(set(routes)) or routes[-1] in routes[:-1], "only the exchange may come twice"
+        for route in routes:
+            runs(Pair(chains.source, chains.target), route)
+
+
+def test_a_gather_is_staged_by_axis_slowest_first():
+    mesh = Mesh(dcn=2, x=4)
+    pair = Pair(Layout.parse("f32[{dcn}{x}2, 8]", mesh), Layout.parse("f32[16, 8]", mesh))
+    results = [[str(step.result) for step in route] for route in normal.routes(pair, SPLIT.links(mesh))]
+    assert results[:2] == [["f32[16, 8]"], ["f32[2{x}2, 8]", "f32[16, 8]"]]

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 
 import reshard as rs
 from reshard.errors import BudgetError
-from reshard.geometry.refine import Factor
 from reshard.plans.plan import chain
 from reshard.synth.routes import Pair, reduction
-from reshard.synth.routes.reduction import _SourceDigits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import pairs, random_layout, random_pair
@@ -95,12 +93,6 @@ def test_to_replicated_is_one_all_reduce(source: str, op: str):
 )
 def test_routes(source: str, target: str, expected: list[str]):
     assert kinds(planned(source, target)) == expected
-
-
-def test_a_reduction_to_more_holders_than_summands():
-    """All-reduce of tiles of 512 B, then a gather of two, or scattered to 128 B and gathered eightfold: 1280 B."""
-    plan = planned("f32[{y}8, 16] + sum{x}", "f32[16, 16]")
-    assert plan.received_bytes == plan.lower_bound_bytes == 512 * 3 // 2 + 512 == 384 + 7 * 128
 
 
 @pytest.mark.fast(2)
@@ -198,17 +190,6 @@ def test_small_dtypes_keep_their_type(dtype: str):
             assert not np.any(np.asarray(whole, "complex128"))
 
 
-def test_a_factor_holds_the_digit_that_it_holds_in_the_target_else_the_first_that_it_divides():
-    pair = Pair(Layout.parse("f32[16, 6, 16] + sum{x}", MESH), Layout.parse("f32[16, 6, {x}4]", MESH))
-    x = Factor(MESH.stride(MESH.sub_axis("x")), 4)
-    digits = _SourceDigits(pair.source, pair.refinement)
-    assert digits.hold(x)
-    assert str(digits.layout(Layout.parse("f32[16, 6, 16]", MESH))) == "f32[16, 6, {x}4]"
-    digits = _SourceDigits(Layout.parse("f32[6, 16, 16] + sum{x}", MESH), None)
-    assert digits.hold(x) and not digits.hold(Factor(1, 7))
-    assert str(digits.layout(Layout.parse("f32[6, 16, 16]", MESH))) == "f32[6, {x}4, 16]"
-
-
 def test_the_table_in_the_docstring_is_the_plan_and_its_rival():
     """Kinds, layouts and bytes of the worked example, as the module shows them."""
     mesh = Mesh(x=4, y=2, z=2)
@@ -225,13 +206,6 @@ def test_the_table_in_the_docstring_is_the_plan_and_its_rival():
 
 
 # ---- sub-axes, padding and devices of a reduction --------------------------------------------------
-
-
-def test_a_slice_that_pads_comes_after_the_reduction():
-    """Sliced first, f32[1024, 4] becomes a tile of 1024 x 64: larger than both ends, and 16 times the bytes to sum."""
-    plan = planned("f32[1024, 4] + sum{y}", "f32[{y}512, 1{x}64/4]")
-    assert kinds(plan) == ["reduce_scatter", "slice"]
-    assert plan.received_bytes == plan.lower_bound_bytes == 8192
 
 
 @pytest.mark.parametrize(("seed", "most"), [(0, 60), *(pytest.param(n, 250, marks=pytest.mark.slow) for n in range(5))])
