@@ -139,11 +139,11 @@ def fragment(plan: AnyPlan) -> str:
         nothing = "<div>nothing to do: the two are the same layout</div>"
     floor, peak = build_timeline(plan).floor_bytes, plan.peak_bytes
     shown = tabulate_plan(plan)
-    columns = [(name, _RIGHT if name in shown.numbers else _LEFT) for name in shown.heads] + [(_LIVE, _LEFT)]
+    columns = [(name, _RIGHT if name in shown.numbers else _LEFT) for name in shown.heads[1:]] + [(_LIVE, _LEFT)]
     heads = "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in columns)
     rows: list[str] = []
     for row, live in zip(shown.rows, shown.live, strict=True):
-        number, kind, what, *figures = map(escape, row)
+        _, kind, what, *figures = map(escape, row)
         # A bar of the live bytes as a share of the peak, with a mark at the floor.
         filled, mark = 100 * live / max(1, peak), 100 * floor / max(1, peak)
         bar = (
@@ -152,7 +152,7 @@ def fragment(plan: AnyPlan) -> str:
             f'<div style="position:absolute;left:{mark:.2f}%;top:-.25em;height:1.3em;margin-left:-1px;'
             'border-left:2px solid currentColor"></div></div>'
         )
-        cells = [number, kind, f'<code style="{_CODE}">{what}</code>', *figures, bar]
+        cells = [kind, f'<code style="{_CODE}">{what}</code>', *figures, bar]
         styled = (f'<td style="{style}">{cell}</td>' for (_, style), cell in zip(columns, cells, strict=True))
         rows.append(f'<tr style="background:none">{"".join(styled)}</tr>')
     body = f'<table style="{_TABLE}"><tr style="background:none">{heads}</tr>{"".join(rows)}</table>'
