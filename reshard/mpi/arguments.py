@@ -185,6 +185,7 @@ class MoveArguments(NamedTuple):
 
             return ready._replace(finish=with_layout) if self.relabel else ready
         check_seats(request.source, request.target, team.size)
+        # Everything that can fail for one rank's arguments is done here: from the agreement on, all ranks move.
         held, into = self._held(team), None
         launch = prepare_tile(team, request, held.tile)
         end = request.target
@@ -299,6 +300,7 @@ class MoveArguments(NamedTuple):
         held = sum(end.tile_bytes for end in sources if seat_of(end.mesh, team.rank, team.size) is not None)
         memory.take(team.rank, held, "uint8")
         team.pool.limit(max(0, prepared.plan.peak_bytes - held))
+        # Tiles stay live for the whole call, so buffers may take what the plan promises beyond them.
         if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
             given = given._replace(outs={name: given.outs[name] for name in filled})
         moved = dict(given.tiles)
@@ -309,6 +311,7 @@ class MoveArguments(NamedTuple):
                 copy(raw(out.tile), raw(given.tiles[name].tile))
         launches = prepared.apart if team.into else prepared.launches
         moved |= run_launches(team, watch, launches, given, memory)
+        # Inside a node, others write into this rank's results until they are done.
         team.settle(watch)
         after = [_sum_of(plan, moved[name].tile, team, True) for name, plan in verified.items()]
         return moved, add_sums(team, watch, before), add_sums(team, watch, after)

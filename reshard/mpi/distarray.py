@@ -385,11 +385,11 @@ def _leave_tile(_: Array) -> None:
     """Leaves a tile uninitialized."""
 
 
-def _find_target(layout: Layout, target: object, relabel: object) -> Layout | Exception:
+def _find_target(layout: Layout, target: Any, relabel: object) -> Layout | Exception:
     """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
-        is_dim = hasattr(target, "__index__") and not isinstance(target, bool | np.bool_)
-        end = with_local_dim(layout, cast("Any", target)) if is_dim else check_layout(target, "target")
+        is_dim = hasattr(target, "__index__") and type(target) not in (bool, np.bool_)
+        end = with_local_dim(layout, target) if is_dim else check_layout(target, "target")
         return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error

@@ -137,6 +137,8 @@ class MoveHandle:
             move = StartedMove(end)
             prepared.team.started = Started(move.finish)
             return move
+        # A move that cannot be staged needs the other ranks at once: a thread of its own makes it, where the process
+        # has a core for that, so that it is not slower than one that begins with `wait`.
         team = None if self._freed else team_at_hand(call.comm)
         move = StartedMove(lambda: self._run(call))
         if team is not None and team.alive:

@@ -180,6 +180,7 @@ def _own_step(step: Step, device: int) -> RankStep:
         local, messages, passed = own_boxes(step, device)
         return StepMessages(local, _zip_rounds(messages), scratch, passed=_zip_rounds(passed))
     (instruction,) = lower_steps(step.operand, [step], device).instructions
+    # A cast is one on every rank, with a tile or without: it changes the dtype of all steps that follow.
     if isinstance(instruction, CastTiles) or device in (*step.operand.mesh.devices, *step.result.mesh.devices):
         return _lower_step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
     if step.kind in ("reduce_scatter", "all_reduce"):

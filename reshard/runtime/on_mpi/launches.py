@@ -225,6 +225,8 @@ class _Scheduler:
             own = stack.plan.source.dtype, tuple(hop.form if isinstance(hop.form, int) else 0 for hop in route)
         if route is not None:
             more = self._waiting(stack, route)
+        # A bundle that waits holds nothing yet, but its targets will be there while later ones move: it goes as soon as
+        # waiting longer would leave it less room for messages than its stacks have one by one.
         for key, pending in list(self._pending.items()):
             joined = pending if key != own or more is None else pending.joined(more)
             beside = [other.targets for at, other in self._pending.items() if at != key]

@@ -80,6 +80,8 @@ class AgreedCall:
         the same thread makes all calls: if not, the rank defers, so that all see whether threads overlap.
         """
         turns = self.team.turns
+        # A rank on which another thread came last defers: the calls of two threads have no order, and only the first
+        # way to make the call finds that out on all ranks.
         same = turns.take_again()
         release = turns.free if same else turns.take(time.monotonic() + limit).release
         if self.team.started is not None:
@@ -140,6 +142,7 @@ def keep_prepared(
     """Keeps what the next call of a request needs, unless a rank has deferred lately; `now` in any case. Collective."""
     if not is_small(team, request, ready):
         return None
+    # All ranks keep and forget the same keys, since they agree on each request: so they all find it again, or none.
     key = request.source, request.target
     left: int | PreparedMove = team.repeated.get(key, 0)
     if isinstance(left, PreparedMove):

@@ -108,6 +108,7 @@ def run_plan(
     is C-ordered, and so is the result.
     """
     make_groups(call, plan)
+    # Where a step fills a part of the result, the rest of it stays: so it is live from the start.
     filled = any(step.fills for step in plan.steps)
     result = place() if filled or not plan.steps else None
     if result is not None:
