@@ -194,6 +194,8 @@ def add_command(commands: Commands, command: Command) -> None:
     verbose = "say on stderr what is done; twice: more of it"
     parser.add_argument("-v", "--verbose", action="count", default=0, help=verbose)
 
+    # Layouts, sizes and names stay texts until the command runs, so that what is wrong with them is an error of the
+    # package, with its advice, and not one of argparse.
     def call(parsed: argparse.Namespace) -> CommandCall:
         return CommandCall(run, kind(**{field.name: getattr(parsed, field.name) for field in fields(kind)}))
 

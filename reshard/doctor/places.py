@@ -175,6 +175,7 @@ class Place:
         Reductions are not judged: they need what they receive. Several moves need at most what all of them need
         together; less if they bring the same elements, which is counted where there are not too many.
         """
+        # Plans that take the place bring all that is used, so no more than they receive is needed.
         most = min(self.received_bytes, self.planned_bytes or 0) if self.replaced else self.received_bytes
         if not self.moves:
             return most
@@ -201,6 +202,7 @@ class Place:
     @property
     def wasted_bytes(self) -> int:
         """The bytes received beyond those needed, in a whole run of the program."""
+        # `runs` is that of the first collective; another one of the place may be in a loop of fewer iterations.
         return min(self.total_bytes, self.runs * (self.received_bytes - self.needed_bytes))
 
     @property

@@ -89,7 +89,7 @@ class Findings:
         """
         checked_flag(every, "every")
         shown = tuple(place for place in self.places if every or self._is_shown(place))
-        ids = {id(place) for place in shown}
+        ids = {id(place) for place in shown}  # two places may be equal, and each of them counts
         rest = [place for place in self.places if id(place) not in ids and place.counted]
         return Accounts(
             shown,
@@ -286,6 +286,8 @@ class Finding(NamedTuple):
         """The steps of reshard's plans, `the same` if they save no bytes, or `-` if there are none."""
         place = self.place
         if not self.saved:
+            # Sums and what a user wrote by hand are not judged. Of the rest, only what wastes no byte is "the same": a
+            # waste without a known plan is nothing that a plan would do as well.
             if place.kind in (REDUCTION, MANUAL):
                 return "-"
             if not self._is_better_by_hand:
