@@ -176,12 +176,12 @@ def replaced(source, **fields):
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("_permuted", from_the_next_neighbour),
-        ("_permuted", to_nobody),
-        ("_permuted", of_another_dtype),
-        ("_box", one_off),
-        ("_box", along_another_dim),
-        ("_cell", upside_down),
+        ("_permute_box", from_the_next_neighbour),
+        ("_permute_box", to_nobody),
+        ("_permute_box", of_another_dtype),
+        ("_cut_box", one_off),
+        ("_cut_box", along_another_dim),
+        ("_make_cell", upside_down),
     ],
 )
 def test_planted_faults_are_refused(monkeypatch, name, fault):

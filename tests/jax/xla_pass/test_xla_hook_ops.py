@@ -162,8 +162,8 @@ def turned(tile, output):
         ("_KINDS", {**kinds, "fft": backwards}),
         ("in_places", of_other_rows),
         ("in_places", of_another_digit),
-        ("_laid_out", shifted),
-        ("_laid_out", turned),
+        ("_lay_out_result", shifted),
+        ("_lay_out_result", turned),
     ],
 )
 def test_planted_faults_are_refused(monkeypatch, name, fault):
