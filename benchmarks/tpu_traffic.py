@@ -35,7 +35,7 @@ from benchmarks import aot  # first: it sets what libtpu reads
 from benchmarks.schedule import clock
 from reshard import hlo
 from reshard.hlo.module import Computation, Instruction, Module
-from reshard.lower.to_shard_map import padded_bytes
+from reshard.lower.to_shard_map import count_padded_bytes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -266,7 +266,7 @@ def row(pair: aot.Pair, on: Any, ways: Mapping[str, bool]) -> Row:
     sides = {way: compiled(compilation, way) for way in ("donated", "xla") if ways.get(way)}
     tiles = source.tile_bytes, target.tile_bytes
     ours = compiled(compilation, "ours")
-    padded = [padded_bytes(end.tile_shape, end.dtype) for end in pair]
+    padded = [count_padded_bytes(end.tile_shape, end.dtype) for end in pair]
     reused = padded[0] if padded[0] == padded[1] and tiles[0] == tiles[1] else sum(padded)
     name = f"{source} -> {target}"
     return Row(name, steps, sum(tiles), max(tiles), reused, ours, sides.get("donated"), sides.get("xla"))

@@ -11,7 +11,7 @@ from reshard.lower.exchange import Exchange, Transfer
 from reshard.plans.rules.tile_view import TileView
 
 
-def box_extents(step: Exchange) -> list[int] | None:
+def find_box_extents(step: Exchange) -> list[int] | None:
     """The extents by dim of the slices of all messages, or None if they differ."""
     sliced = step.sliced
     boxes = (box for turn in (sliced.local, *sliced.rounds) for t in turn for box in t.boxes)
@@ -24,7 +24,7 @@ def _dim_extents(view: TileView, extents: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in range(len(view.tile)))
 
 
-def in_order(step: Exchange, order: Sequence[int]) -> Exchange:
+def reorder_exchange(step: Exchange, order: Sequence[int]) -> Exchange:
     """The exchange of tiles of which dim n is dim `order[n]`.
 
     >>> from reshard.lower import lower_plan
@@ -32,7 +32,7 @@ def in_order(step: Exchange, order: Sequence[int]) -> Exchange:
     >>> from reshard.plans.plan import StepSpec, chain
     >>> ends = [Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2, 6]", "f32[4, {y}3]")]
     >>> step = lower_plan(chain(*ends, [StepSpec("exchange", ends[1])])).instructions[0]
-    >>> step.receive.tile, in_order(step, (1, 0)).receive.tile
+    >>> step.receive.tile, reorder_exchange(step, (1, 0)).receive.tile
     ((4, 3), (3, 4))
     """
     send, receive = _DigitsInOrder(step.send, order), _DigitsInOrder(step.receive, order)

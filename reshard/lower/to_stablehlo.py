@@ -175,7 +175,7 @@ def _move_to_function(computation: Operation, module: Module) -> Operation:
             block.arguments[at].replace_all_uses_with(clone(maker.operation).results[0])
             block.erase_argument(at)
     _return_with("func.return", block)
-    kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last(block).operands])
+    kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last_operation(block).operands])
     attributes = {"sym_name": ir.StringAttr.get("tile"), "function_type": ir.TypeAttr.get(kinds)}
     with ir.InsertionPoint(module.body):
         function = ir.Operation.create("func.func", [], [], attributes, regions=1)
@@ -194,7 +194,7 @@ def _inline_call(call: Operation, module: Module) -> None:
     block = copy.regions[0].blocks[0]
     for argument, operand in zip(block.arguments, call.operands, strict=True):
         argument.replace_all_uses_with(operand)
-    for result, value in zip(call.results, _last(block).operands, strict=True):
+    for result, value in zip(call.results, _last_operation(block).operands, strict=True):
         result.replace_all_uses_with(value)
     for op in list(block.operations)[:-1]:
         op.move_before(call)
@@ -213,13 +213,13 @@ def _list_groups(op: Operation, mesh: Mesh) -> None:
 
 def _return_with(name: str, block: Block) -> None:
     """Replaces the terminator of a block by one for the operation that contains it now."""
-    last = _last(block)
+    last = _last_operation(block)
     with ir.InsertionPoint(last):
         ir.Operation.create(name, [], list(last.operands))
     last.erase()
 
 
-def _last(block: Block) -> Operation:
+def _last_operation(block: Block) -> Operation:
     return list(block.operations)[-1].operation
 
 

@@ -87,22 +87,22 @@ def _move_arrays(
     axes = free_axes(mesh)
     before, after = [spec(plan.source, axes) for plan in plans], [spec(plan.target, axes) for plan in plans]
     given = [
-        _padded(_not_reduced(array), plan.source, NamedSharding(mesh, held))
+        _pad_array(_drop_reduced_axes(array), plan.source, NamedSharding(mesh, held))
         for plan, array, held in zip(plans, arrays, before, strict=True)
     ]
     more: dict[str, jax.Array] = {}
     specs = list(before)
     if into is not None:
-        more["into"] = _padded(into, plans[0].target, NamedSharding(mesh, after[0]))
+        more["into"] = _pad_array(into, plans[0].target, NamedSharding(mesh, after[0]))
         specs.append(after[0])
     if scale is not None:
         first = narrows(plans[0].steps)
         wide, held = (plans[0].source, before[0]) if first else (plans[0].target, after[0])
-        more["scale"], spelled = scales.spread(scale, wide, held)
+        more["scale"], spelled = scales.spread_scale(scale, wide, held)
         specs.append(spelled)
-    moved = _on_tiles(program, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
+    moved = _map_tiles(program, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
     each = zip(plans, moved, after, strict=True)
-    return [_trimmed(array, plan.target, NamedSharding(mesh, held)) for plan, array, held in each]
+    return [_trim_array(array, plan.target, NamedSharding(mesh, held)) for plan, array, held in each]
 
 
 def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedSharding) -> jax.Array:
@@ -138,9 +138,9 @@ def to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable
     ) -> jax.Array:
         more, specs = dict(tiles), [before, *[stack] * len(tiles)]
         if scale is not None:
-            more["scale"], held = scales.spread(scale, source, before)
+            more["scale"], held = scales.spread_scale(scale, source, before)
             specs.append(held)
-        return _on_tiles(program, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
+        return _map_tiles(program, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
 
     return jax.jit(moved)
 
@@ -164,9 +164,9 @@ def from_stack(
         more = {} if into is None else {"into": into}
         specs = [stack.spec, after] if more else [stack.spec]
         if scale is not None:
-            more["scale"], held = scales.spread(scale, result, after)
+            more["scale"], held = scales.spread_scale(scale, result, after)
             specs.append(held)
-        return _on_tiles(program, mesh, axes, specs, (after,), tuple(more))(tiles, *more.values())[0]
+        return _map_tiles(program, mesh, axes, specs, (after,), tuple(more))(tiles, *more.values())[0]
 
     donated = (0,) if source.tile_bytes == result.tile_bytes and source.dtype == result.dtype else ()
     return jax.jit(moved, out_shardings=target, donate_argnums=donated), stack
@@ -177,7 +177,7 @@ def stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
     return PartitionSpec(tuple(mesh.axis_names)) if layout.shape else PartitionSpec()
 
 
-def _on_tiles(
+def _map_tiles(
     program: AnyProgram,
     mesh: AnyMesh,
     axes: Mesh,
@@ -229,7 +229,7 @@ def overwrites(plan: Plan) -> bool:
     return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower_plan(plan))
 
 
-def _not_reduced(array: jax.Array) -> jax.Array:
+def _drop_reduced_axes(array: jax.Array) -> jax.Array:
     """The array without "reduced" axes in its type, which only say that its cotangent is unreduced."""
     sharding = jax.typeof(array).sharding
     if not sharding.spec.reduced:
@@ -238,7 +238,7 @@ def _not_reduced(array: jax.Array) -> jax.Array:
     return jax.sharding.reshard(array, NamedSharding(sharding.mesh, bare))
 
 
-def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
+def _pad_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
     if layout.even:
         return array
     room = [(0, to - now, 0) for now, to in zip(layout.shape, layout.padded_shape, strict=True)]
@@ -246,7 +246,7 @@ def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Ar
     return lax.with_sharding_constraint(lax.pad(array, np.zeros((), array.dtype), room), sharding)
 
 
-def _trimmed(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
+def _trim_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
     if layout.even:
         return array
     return lax.with_sharding_constraint(lax.slice(array, [0] * array.ndim, layout.shape), sharding)
@@ -262,9 +262,9 @@ def cut(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
     {'axis0': 2, 'axis1': 2, 'axis2': 2}
     """
     own = free_axes(mesh)
-    spans = [_span(own, axis) for axis in map(own.sub_axis, own.axes)]
+    spans = [_find_axis_strides(own, axis) for axis in map(own.sub_axis, own.axes)]
     used = [(layout.mesh, axis) for layout in layouts for axis in (*layout.held, *layout.partial)]
-    ends = sorted({1, own.size}.union(*spans, *(_span(*each) for each in used)))
+    ends = sorted({1, own.size}.union(*spans, *(_find_axis_strides(*each) for each in used)))
     if not any(low < end < high for low, high in spans for end in ends):
         return mesh
     refusal = f"mesh {own} cannot be cut for {', '.join(map(str, layouts))}"
@@ -279,6 +279,6 @@ def cut(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
     return AbstractMesh(sizes, names)
 
 
-def _span(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:
+def _find_axis_strides(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:
     """The strides at which an axis begins and ends."""
     return mesh.stride(axis), mesh.stride(axis) * axis.size

@@ -23,14 +23,14 @@ from reshard.lower.program import Exchange, lower_steps, part_of
 from reshard.lower.to_shard_map import (
     LANES,
     SUBLANES,
-    in_place_of,
+    choose_memory_order,
+    count_padded_bytes,
+    find_regions_on_tpu,
+    is_cut_in_place,
     joins_in_one_copy,
-    memory_order,
-    padded_bytes,
-    regions_on_tpu,
     sent_as_it_lies,
 )
-from reshard.lower.to_shard_map.parts import loops, share_loop
+from reshard.lower.to_shard_map.parts import group_steps, share_loop
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.cost import PLAIN, StepMode
@@ -98,7 +98,7 @@ def _overwrite_in_parts(step: Step, least: int, count: int) -> StepSpec | None:
     for number in (*enough, *reversed([number for number in possible if count // 4 <= number < count])):
         part = split_step(step.operand, step.result, number, in_place=True)
         tiles = step.operand.tile_shape, step.result.tile_shape
-        where = None if part is None else regions_on_tpu(part.take, tiles[0], part.put, tiles[1])
+        where = None if part is None else find_regions_on_tpu(part.take, tiles[0], part.put, tiles[1])
         if where is not None:
             suited[number] = where.transpositions
     # Rearranging slots reads and writes the tile once more, so fewer parts that need none of it are better.
@@ -224,7 +224,7 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
         return parted
     parted = _send_in_one_copy(plan, parted) or _overlap_permutes(parted)
     ends = plan.source.tile_bytes + plan.target.tile_bytes
-    if len(loops(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
+    if len(group_steps(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
         return parted
     if not plan.source.partial_as(plan.target) or not one_set(plan.source.mesh, plan.target.mesh):
         return parted
@@ -252,7 +252,7 @@ def _send_in_one_copy(plan: Plan, parted: Plan) -> Plan | None:
 def _overlap_permutes(parted: Plan) -> Plan:
     """The plan with the parts of permutes, and of slices before them, written while the next ones are on their way."""
     moves: list[StepSpec] = []
-    for loop in loops(parted.steps):
+    for loop in group_steps(parted.steps):
         as_they_are = [StepSpec(step.kind, step.result, step.mode) for step in loop]
         *slices, last = loop
         large = last.operand.tile_bytes + last.result.tile_bytes >= TPU_OVERLAPPED
@@ -323,7 +323,7 @@ def peak_bytes(plan: Plan, padded: bool = False) -> int:
         bf16[64, 64, 32, 64]     64 lanes of 128: twice its bytes, whichever dim is minor
         bf16[16, 128, 128, 64]   its bytes: XLA makes a dim of 128 the minor one
     """
-    every = loops(plan.steps)
+    every = group_steps(plan.steps)
     live = max((_count_live_bytes(plan, loop) for loop in every), default=plan.peak_bytes)
     if not padded:
         return live
@@ -371,7 +371,7 @@ def _count_padding(plan: Plan, loop: Sequence[Step]) -> int:
 
 def count_tile_padding(layout: Layout) -> int:
     """The bytes that padding adds to a tile."""
-    return padded_bytes(layout.tile_shape, layout.dtype) - layout.tile_bytes
+    return count_padded_bytes(layout.tile_shape, layout.dtype) - layout.tile_bytes
 
 
 def _count_buffer_padding(step: Step) -> int:
@@ -386,16 +386,16 @@ def _count_buffer_padding(step: Step) -> int:
     r = refine(operand, result) if step.kind == "exchange" and one_set(operand.mesh, result.mesh) else None
     if step.mode == PLAIN and r is not None and r.exact and step.launches:
         # Two messages, the wider one in the order of dims of an end; and the copies of ends that messages do not fit.
-        own = padded_bytes(r.box, dtype)
+        own = count_padded_bytes(r.box, dtype)
         widest, copies = own, 0
         for tile in (operand.tile_shape, result.tile_shape):
-            if in_place_of(tile, r.box, dtype):
-                widest = max(widest, padded_bytes(r.box, dtype, memory_order(tile, dtype)))
+            if is_cut_in_place(tile, r.box, dtype):
+                widest = max(widest, count_padded_bytes(r.box, dtype, choose_memory_order(tile, dtype)))
             else:
-                copies += padded_bytes(tile, dtype, memory_order(r.box, dtype))
+                copies += count_padded_bytes(tile, dtype, choose_memory_order(r.box, dtype))
         return max(0, own + widest + copies - step.cost.scratch)
     ends = [end for end in (operand, result) if end.tile_bytes]
-    times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
+    times = max((count_padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)
 
 
@@ -407,7 +407,7 @@ def _count_slice_padding(part: Part) -> int:
     ends += count_relaid_bytes(part.operand, part.result)
     if keeps_one_range(part.operand, part.result):
         return ends
-    minor = memory_order(part.operand.tile_shape, part.operand.dtype)[-1]
+    minor = choose_memory_order(part.operand.tile_shape, part.operand.dtype)[-1]
     local = itertools.takewhile(lambda digit: digit.axis is None, reversed(part.result.dims[minor].digits))
     full = math.prod(digit.radix for digit in local) % LANES == 0
     return ends + (1 if full else 2) * part.operand.tile_bytes
@@ -417,7 +417,7 @@ def _count_part_padding(step: Step, part: Part) -> int:
     """Messages of narrow boxes are packed, sent, and rearranged; so are tiles whose dims lie in another order than
     theirs.
     """
-    dtype, order = part.operand.dtype, memory_order(part.block, part.operand.dtype)
+    dtype, order = part.operand.dtype, choose_memory_order(part.block, part.operand.dtype)
     times, messages = count_block_padding(part), count_message_bytes(step)
     ends = count_tile_padding(part.operand) + count_tile_padding(part.result)
     if step.mode.in_place:
@@ -427,8 +427,10 @@ def _count_part_padding(step: Step, part: Part) -> int:
         copies, relaid = 3, [part.operand, part.result]
         if not _count_staged_bytes(step, part):
             copies = max(copies, step.launches // step.mode.parts)  # XLA sends all of them at once.
-    shapes = [end.tile_shape for end in relaid if memory_order(end.tile_shape, dtype)[-1] != order[-1]]
-    return ends + sum(padded_bytes(shape, dtype, order) for shape in shapes) + int((times * copies - 1) * messages)
+    shapes = [end.tile_shape for end in relaid if choose_memory_order(end.tile_shape, dtype)[-1] != order[-1]]
+    return (
+        ends + sum(count_padded_bytes(shape, dtype, order) for shape in shapes) + int((times * copies - 1) * messages)
+    )
 
 
 def count_block_padding(part: Part) -> float:
@@ -436,7 +438,7 @@ def count_block_padding(part: Part) -> float:
     padded to that many.
     """
     elements = math.prod(part.block)
-    padded = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(elements)
+    padded = count_padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(elements)
     return max(padded, SUBLANES * LANES / elements)
 
 
@@ -448,7 +450,7 @@ def keeps_one_range(operand: Layout, result: Layout) -> bool:
     >>> keeps_one_range(ends[0], ends[1]), keeps_one_range(ends[0], ends[2])
     (True, False)
     """
-    minor = memory_order(operand.tile_shape, operand.dtype)[-1]
+    minor = choose_memory_order(operand.tile_shape, operand.dtype)[-1]
     held = [[digit.axis is not None for digit in end.dims[minor].digits] for end in (operand, result)]
     return all(flags == sorted(flags, reverse=True) for flags in held)
 
@@ -478,5 +480,5 @@ def count_relaid_bytes(operand: Layout, result: Layout) -> int:
     >>> count_relaid_bytes(*ends) // ends[1].tile_bytes
     2
     """
-    order, shape = memory_order(operand.tile_shape, operand.dtype), result.tile_shape
-    return 0 if order == memory_order(shape, result.dtype) else padded_bytes(shape, result.dtype, order)
+    order, shape = choose_memory_order(operand.tile_shape, operand.dtype), result.tile_shape
+    return 0 if order == choose_memory_order(shape, result.dtype) else count_padded_bytes(shape, result.dtype, order)

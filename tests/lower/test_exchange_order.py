@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reshard.lower import lower_plan
-from reshard.lower.exchange_order import box_extents, in_order
+from reshard.lower.exchange_order import find_box_extents, reorder_exchange
 from reshard.lower.program import Exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import run
@@ -32,13 +32,13 @@ def test_an_exchange_of_transposed_tiles(source: str, target: str, extents: list
     program, tiles = lower_plan(plan), source_tiles(plan)
     (step,) = program.instructions
     assert isinstance(step, Exchange)
-    assert box_extents(step) == extents
+    assert find_box_extents(step) == extents
     moved = run(program, tiles)
     for order in itertools.permutations(range(3)):
         other = replace(
             program,
             tile_shape=tuple(program.tile_shape[dim] for dim in order),
-            instructions=(in_order(step, order),),
+            instructions=(reorder_exchange(step, order),),
             tile_shapes=(tuple(program.tile_shapes[0][dim] for dim in order),),
         )
         there = run(other, {device: tile.transpose(order) for device, tile in tiles.items()})

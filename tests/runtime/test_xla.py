@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import reshard as rs
-from reshard.lower.to_shard_map import padded_bytes
-from reshard.lower.to_shard_map.parts import loops
+from reshard.lower.to_shard_map import count_padded_bytes
+from reshard.lower.to_shard_map.parts import group_steps
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import xla
 from reshard.types import Layout, Mesh
@@ -105,7 +105,7 @@ def test_steps_without_that_many_parts_do_not_overlap(monkeypatch: pytest.Monkey
 def test_steps_before_one_that_overlaps_have_buffers_of_their_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(xla, "OVERLAPPED", 0)
     plan = xla.in_parts(planned("f32[{x}{y}32, 3, 5]", "f32[{y}128, 3, 5]"), 0, overlap=True)
-    assert [len(loop) for loop in loops(plan.steps)] == [2]
+    assert [len(loop) for loop in group_steps(plan.steps)] == [2]
     ends = plan.source.tile_bytes + plan.target.tile_bytes
     assert xla.peak_bytes(plan) == ends + sum(step.cost.scratch for step in plan.steps)
 
@@ -136,11 +136,11 @@ def test_a_slice_is_in_the_parts_of_the_step_that_it_shares_a_loop_with():
     plan = planned("f32[{x}64, 3, 5]", "f32[{y}{x}32, 3, 5]")
     in_parts = xla.in_parts(plan, least=0)
     assert modes(in_parts) == [("slice", 8), ("permute", 8)]
-    assert [len(loop) for loop in loops(in_parts.steps)] == [2]
+    assert [len(loop) for loop in group_steps(in_parts.steps)] == [2]
     check(in_parts)
     # An all-to-all cannot have its parts: each has a row of every member.
     other = xla.in_parts(planned("f32[{x}2, 64]", "f32[8, {y}{x}8]"), least=0)
-    assert [len(loop) for loop in loops(other.steps)] == [1] * len(other.steps)
+    assert [len(loop) for loop in group_steps(other.steps)] == [1] * len(other.steps)
 
 
 def test_no_tile_is_whole_between_steps_that_share_a_loop():
@@ -220,7 +220,7 @@ def test_parts_in_place_share_no_loop():
     steps = [StepSpec("permute", second), StepSpec("all_to_all", third)]
     plan = xla.in_parts(chain(first, third, steps, donate=True))
     assert [step.mode.in_place for step in plan.steps] == [True, True]
-    assert [len(loop) for loop in loops(plan.steps)] == [1, 1]
+    assert [len(loop) for loop in group_steps(plan.steps)] == [1, 1]
     assert plan.peak_bytes == xla.peak_bytes(plan) < 1.4 * first.tile_bytes
 
 
@@ -312,8 +312,8 @@ def test_the_least_padding_of_any_order_of_dims(shape: tuple[int, ...], times: f
     elements = 1
     for size in shape:
         elements *= size
-    assert padded_bytes(shape, "bfloat16") == pytest.approx(2 * elements * times)
-    assert padded_bytes(shape, "float32") == 2 * padded_bytes(shape, "bfloat16")
+    assert count_padded_bytes(shape, "bfloat16") == pytest.approx(2 * elements * times)
+    assert count_padded_bytes(shape, "float32") == 2 * count_padded_bytes(shape, "bfloat16")
 
 
 def test_a_plan_of_full_tiles_needs_nothing_more():

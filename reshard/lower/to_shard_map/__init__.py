@@ -1,16 +1,16 @@
 """A program as the function that every device of a JAX mesh runs on its own tile.
 
-tile_function          the function, for the inside of a `jax.shard_map` that is manual over all mesh axes
-Beside                 what some programs take beside the source's tile
-batch_function         the same for the tiles of several arrays whose steps share launches
-shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
-joins_in_one_copy      whether XLA:CPU joins the messages of an exchange in one copy
-sent_as_it_lies        whether a TPU copies neither what an all-to-all sends nor its result more than once
-regions_on_tpu         where the parts of a step in place lie in a TPU's memory
-memory_order           the order of dims in a TPU's memory
-in_place_of            whether a TPU cuts boxes out of a tile as it lies
-padded_bytes           the bytes that an array takes there
-LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple of, and the dim before
+tile_function              the function, for the inside of a `jax.shard_map` that is manual over all mesh axes
+Beside                     what some programs take beside the source's tile
+batch_function             the same for the tiles of several arrays whose steps share launches
+shares_lie_in_order        whether XLA can run a program's in-place exchanges without copying the tile
+joins_in_one_copy          whether XLA:CPU joins the messages of an exchange in one copy
+sent_as_it_lies            whether a TPU copies neither what an all-to-all sends nor its result more than once
+find_regions_on_tpu        where the parts of a step in place lie in a TPU's memory
+choose_memory_order        the order of dims in a TPU's memory
+is_cut_in_place            whether a TPU cuts boxes out of a tile as it lies
+count_padded_bytes         the bytes that an array takes there
+LANES, SUBLANES            what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
 transposes. Whatever differs from device to device (the block, the box) is looked up by the device's position in a
@@ -26,12 +26,12 @@ in a TPU's memory, and `scales` those of casts.
 from reshard.lower.to_shard_map.block_writes import sent_as_it_lies as sent_as_it_lies
 from reshard.lower.to_shard_map.exchange import joins_in_one_copy as joins_in_one_copy
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
-from reshard.lower.to_shard_map.parts_in_place import regions_on_tpu as regions_on_tpu
+from reshard.lower.to_shard_map.parts_in_place import find_regions_on_tpu as find_regions_on_tpu
 from reshard.lower.to_shard_map.run_program import Beside as Beside
 from reshard.lower.to_shard_map.run_program import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
 from reshard.lower.to_shard_map.tpu_layout import LANES as LANES
 from reshard.lower.to_shard_map.tpu_layout import SUBLANES as SUBLANES
-from reshard.lower.to_shard_map.tpu_layout import in_place_of as in_place_of
-from reshard.lower.to_shard_map.tpu_layout import memory_order as memory_order
-from reshard.lower.to_shard_map.tpu_layout import padded_bytes as padded_bytes
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order as choose_memory_order
+from reshard.lower.to_shard_map.tpu_layout import count_padded_bytes as count_padded_bytes
+from reshard.lower.to_shard_map.tpu_layout import is_cut_in_place as is_cut_in_place

@@ -32,13 +32,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.exchange_order import box_extents, in_order
+from reshard.lower.exchange_order import find_box_extents, reorder_exchange
 from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice
 from reshard.lower.to_shard_map import tpu_layout
-from reshard.lower.to_shard_map.collectives import gathered, gathered_dim, to_all
+from reshard.lower.to_shard_map.collectives import find_gathered_dim, gather_along, send_blocks
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import cut_out, laid_out, merged, opened, piece, resized, unfilled
-from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.lower.to_shard_map.tiles import (
+    cut_box,
+    fix_layout,
+    keep_tile_layout,
+    make_unfilled,
+    merge_block_digits,
+    resize_tile,
+    split_tile_digits,
+)
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.types import dtypes
@@ -89,10 +97,10 @@ def make_part_writer(
     def send(part: Array) -> Array:
         if message is None or not isinstance(step.each, Exchange):
             return run(step.each, place.anew(), part, part_shape)
-        each, dims = in_order(step.each, message), [part_shape[dim] for dim in message]
+        each, dims = reorder_exchange(step.each, message), [part_shape[dim] for dim in message]
         moved = run(each, place.anew(), part.transpose(message), dims)
-        if tuple(message) != memory_order(shape, part.dtype.name):
-            moved = laid_out(moved)  # Once all have arrived, they are transposed at once.
+        if tuple(message) != choose_memory_order(shape, part.dtype.name):
+            moved = fix_layout(moved)  # Once all have arrived, they are transposed at once.
         return moved.transpose(np.argsort(message))
 
     def write(filled: Array, part: Array, number: Array) -> Array:
@@ -120,17 +128,17 @@ def write_part(cut: Cut, tile: Array, part: Array, number: Array) -> Array:
     return filled.reshape(tile.shape)
 
 
-def last_full(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+def put_full_lanes_last(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
     """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
     minor = next((dim for dim in reversed(order) if extents[dim] % tpu_layout.LANES == 0), order[-1])
     return (*(dim for dim in order if dim != minor), minor)
 
 
-def message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...] | None:
+def choose_message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...] | None:
     """The order of dims in which the messages of an exchange have full lanes on a TPU, near that of its result; None
     if it is their own, or if no order gives them."""
-    extents = box_extents(step) if isinstance(step, Exchange) else None
-    message = last_full(carried, extents) if extents else tuple(range(len(carried)))
+    extents = find_box_extents(step) if isinstance(step, Exchange) else None
+    message = put_full_lanes_last(carried, extents) if extents else tuple(range(len(carried)))
     full = extents is not None and extents[message[-1]] % tpu_layout.LANES == 0
     return message if full and message != tuple(range(len(carried))) else None
 
@@ -194,11 +202,11 @@ class Writes:
         return [sum(by_axis[a] * below[a] for a in run if a in by_axis) for run in self.view.runs]
 
 
-def with_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView | None:
+def add_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView | None:
     """The view of a whole tile of this shape, of which `view` is that of a part; its last block digit is the part's
     number. None if the part is not between two digits.
 
-    >>> with_part_digit(TileView((2, 4), (2, 4), (2, 2, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 2), (2, 12)).digits
+    >>> add_part_digit(TileView((2, 4), (2, 4), (2, 2, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 2), (2, 12)).digits
     (2, 2, 3, 2)
     """
     if view.tile != view.padded:
@@ -234,16 +242,16 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     each = step.each
     if not isinstance(each, AllToAll | AllGather):
         return None
-    view, order = each.receive, memory_order(shape, dtype)
-    message = last_full(order, block_extents(view))
+    view, order = each.receive, choose_memory_order(shape, dtype)
+    message = put_full_lanes_last(order, list_block_extents(view))
     # Blocks are written `into` the whole result; or else put together first in the order of their message: tiles that
     # are gathered `along` one dim lie in a part as they arrive, others are `staged` block by block, or transposed.
     into = staged = None
-    along = gathered_dim(view) if isinstance(each, AllGather) else None
+    along = find_gathered_dim(view) if isinstance(each, AllGather) else None
     if along is None and view.count <= UNROLLED:
-        whole = with_part_digit(view, step.put, shape) if message == order else None
-        into = None if whole is None else _free(whole, order)
-        staged = None if message == order else _free(view, message)
+        whole = add_part_digit(view, step.put, shape) if message == order else None
+        into = None if whole is None else _find_free_writes(whole, order)
+        staged = None if message == order else _find_free_writes(view, message)
     if message == order and into is None:
         return None
     put = step.put._replace(axis=order.index(step.put.axis))
@@ -252,20 +260,20 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     def send(part: Array) -> Array:
         """The blocks that arrive, along a new first axis or `along` their dim, dims in the message's order."""
         if isinstance(each, AllToAll):
-            return to_all(each.groups, place, pack_blocks(each.send, message, part))
-        tile = resized(part, each.send.padded).transpose(message)
+            return send_blocks(each.groups, place, pack_blocks(each.send, message, part))
+        tile = resize_tile(part, each.send.padded).transpose(message)
         if along is not None:
-            return gathered(each.groups, place, tile, message.index(along))
-        return gathered(each.groups, place, tile[np.newaxis], 0)
+            return gather_along(each.groups, place, tile, message.index(along))
+        return gather_along(each.groups, place, tile[np.newaxis], 0)
 
     def write(filled: Array, blocks: Array, number: Array) -> Array:
         if into is not None:
             return write_blocks(into, filled, blocks, [number])
         if along is not None:
-            part = resized(blocks, in_message)
+            part = resize_tile(blocks, in_message)
         elif staged is not None:
-            part = write_blocks(staged, unfilled(staged.shape, blocks.dtype), laid_out(blocks))
-            part = laid_out(part).reshape(in_message)
+            part = write_blocks(staged, make_unfilled(staged.shape, blocks.dtype), fix_layout(blocks))
+            part = fix_layout(part).reshape(in_message)
         else:
             part = _transpose_blocks(view, message, blocks)
         return write_part(put, filled, part.transpose([message.index(dim) for dim in order]), number)
@@ -276,14 +284,14 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
 
 def _transpose_blocks(view: TileView, message: Sequence[int], blocks: Array) -> Array:
     """The part that blocks make up, its dims in the message's order."""
-    view = merged(view)
+    view = merge_block_digits(view)
     rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
     axes = [*view.blocks, *sorted(rest, key=lambda axis: message.index(view.dims[axis]))]
     spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
-    return resized(spread.reshape(view.padded), view.tile).transpose(message)
+    return resize_tile(spread.reshape(view.padded), view.tile).transpose(message)
 
 
-def _free(view: TileView, order: Sequence[int]) -> Writes | None:
+def _find_free_writes(view: TileView, order: Sequence[int]) -> Writes | None:
     """The places of blocks in a tile whose dims are in this order, if its runs lie in memory as its dims do."""
     if view.tile != view.padded:
         return None
@@ -307,14 +315,14 @@ def sent_as_it_lies(program: Program) -> bool:
     step = program.instructions[0] if len(program.instructions) == 1 else None
     if not isinstance(step, AllToAll) or step.send.tile != step.send.padded:
         return False
-    sent = Writes.of(step.send, memory_order(program.tile_shape, program.dtype)).view
+    sent = Writes.of(step.send, choose_memory_order(program.tile_shape, program.dtype)).view
     at_front = sent.blocks == tuple(range(len(sent.blocks)))
     along_one = len({step.receive.dims[axis] for axis in step.receive.blocks}) == 1  # Along two, it is copied twice.
-    free = _free(step.receive, memory_order(program.tile_shapes[0], program.dtype)) is not None
+    free = _find_free_writes(step.receive, choose_memory_order(program.tile_shapes[0], program.dtype)) is not None
     return at_front and along_one and free
 
 
-def block_extents(view: TileView) -> list[int]:
+def list_block_extents(view: TileView) -> list[int]:
     """The extents of a block in the dims of the tile."""
     rest = [(view.dims[axis], r) for axis, r in enumerate(view.digits) if axis not in view.blocks]
     return [math.prod(r for of, r in rest if of == dim) for dim in range(len(view.tile))]
@@ -322,22 +330,22 @@ def block_extents(view: TileView) -> list[int]:
 
 def pack_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
     """The blocks of a part, one after another: copied one by one on the chip, if they are ranges of the minor dim."""
-    extents = [block_extents(view)[dim] for dim in message]
-    ranges = tuple(message) == memory_order(view.tile, part.dtype.name) and message[-1] in {
+    extents = [list_block_extents(view)[dim] for dim in message]
+    ranges = tuple(message) == choose_memory_order(view.tile, part.dtype.name) and message[-1] in {
         view.dims[axis] for axis in view.blocks
     }
-    runs = _free(view, message) if ranges and view.count <= UNROLLED else None
+    runs = _find_free_writes(view, message) if ranges and view.count <= UNROLLED else None
     if runs is None:
-        view = merged(view)
+        view = merge_block_digits(view)
         rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
         rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
-        return opened(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
-    tile = laid_out(part.transpose(message)).reshape(runs.shape)
-    filled = unfilled((view.count, *extents), part.dtype)
+        return split_tile_digits(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
+    tile = fix_layout(part.transpose(message)).reshape(runs.shape)
+    filled = make_unfilled((view.count, *extents), part.dtype)
     for number in range(view.count):
-        block = piece(tile, list(map(_index, runs.starts(runs.values(number)))), runs.block)
+        block = cut_box(tile, list(map(_make_index, runs.starts(runs.values(number)))), runs.block)
         filled = lax.dynamic_update_slice_in_dim(filled, block.reshape(1, *extents), number, 0)
-    return laid_out(filled)
+    return fix_layout(filled)
 
 
 def write_blocks(writes: Writes, filled: Array, blocks: Array, part: Sequence[Array] = ()) -> Array:
@@ -345,26 +353,26 @@ def write_blocks(writes: Writes, filled: Array, blocks: Array, part: Sequence[Ar
     for number in range(len(blocks)):
         starts = writes.starts([*writes.values(number, len(part)), *part])
         content = blocks[number].reshape(writes.block)
-        filled = lax.dynamic_update_slice(filled, content, list(map(_index, starts)), allow_negative_indices=False)
+        filled = lax.dynamic_update_slice(filled, content, list(map(_make_index, starts)), allow_negative_indices=False)
     return filled
 
 
-def sliced(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Array) -> Array | None:
+def slice_part(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Array) -> Array | None:
     """What a device keeps of a part of its tile, read at once.
 
     None if the part is not between two digits, or if several ranges of a TPU's minor dim are kept: it would copy all of
     the tile to have them in one.
     """
-    whole, minor = with_part_digit(step.send, take, tile.shape), memory_order(tile.shape, tile.dtype.name)[-1]
+    whole, minor = add_part_digit(step.send, take, tile.shape), choose_memory_order(tile.shape, tile.dtype.name)[-1]
     if whole is None or sum(whole.dims[run[0]] == minor for run in whole.runs) > 1:
         return None
     runs = Writes.of(whole, range(tile.ndim))
     starts = runs.starts([*runs.values(place.by_device(step.block), 1), number])
-    kept = piece(tile.reshape(runs.shape), list(map(_index, starts)), runs.block)
-    return cut_out(tile, kept.reshape(step.receive.padded))
+    kept = cut_box(tile.reshape(runs.shape), list(map(_make_index, starts)), runs.block)
+    return keep_tile_layout(tile, kept.reshape(step.receive.padded))
 
 
-def _index(start: Array | int) -> Array:
+def _make_index(start: Array | int) -> Array:
     return jnp.asarray(start, jnp.int32)
 
 
@@ -405,11 +413,11 @@ def make_pair_writer(step: InParts, shape: Sequence[int], dtype: str, place: Mes
     each = step.each
     if not isinstance(each, AllToAll | AllGather) or len(shape) < 3:
         return None
-    view, order = each.receive, memory_order(shape, dtype)
+    view, order = each.receive, choose_memory_order(shape, dtype)
     *major, rows, wide, lanes = order
     message = (*major, rows, lanes, wide)
-    extents = block_extents(view)
-    if last_full(order, extents) != message or 2 * extents[lanes] != tpu_layout.LANES:
+    extents = list_block_extents(view)
+    if put_full_lanes_last(order, extents) != message or 2 * extents[lanes] != tpu_layout.LANES:
         return None
     if math.prod(view.tile) * dtypes.bits(dtype) > 8 * ON_CHIP:
         return None
@@ -423,14 +431,14 @@ def make_pair_writer(step: InParts, shape: Sequence[int], dtype: str, place: Mes
         """Blocks whose last dims are rows, lanes and wide with two rows side by side and wide before them."""
         *outer, _, _, _ = blocks.shape
         pairs = blocks.reshape(*outer, blocks.shape[-3] // 2, 2 * blocks.shape[-2], blocks.shape[-1])
-        return laid_out(jnp.swapaxes(laid_out(pairs), -1, -2))
+        return fix_layout(jnp.swapaxes(fix_layout(pairs), -1, -2))
 
     def send(part: Array) -> Array:
         """The pairs of rows that arrive, along a new first axis."""
         if isinstance(each, AllToAll):
-            return laid_out(to_all(each.groups, place, pair(pack_blocks(each.send, message, part))))
-        tile = resized(part, each.send.padded).transpose(message)
-        return laid_out(gathered(each.groups, place, pair(tile)[np.newaxis], 0))
+            return fix_layout(send_blocks(each.groups, place, pair(pack_blocks(each.send, message, part))))
+        tile = resize_tile(part, each.send.padded).transpose(message)
+        return fix_layout(gather_along(each.groups, place, pair(tile)[np.newaxis], 0))
 
     def write(filled: Array, pairs: Array, number: Array) -> Array:
         content_shape = (*filled.shape[:-5], 1, filled.shape[-4], 1, filled.shape[-2], pairs.shape[-1])

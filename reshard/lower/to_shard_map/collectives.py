@@ -18,8 +18,8 @@ from jax import lax
 from reshard.lower.groups import Groups
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Plain, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed, cut_out, piece, resized
-from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.lower.to_shard_map.tiles import cut_box, join_blocks, keep_tile_layout, number_blocks, resize_tile
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order
 from reshard.plans.rules.tile_view import TileView
 from reshard.types.reductions import identity
 
@@ -29,47 +29,49 @@ _WHOLE_SLICE = 64
 """From this number of TPU chips on, libtpu turns a gather among all of them into an all-reduce: twice the bytes."""
 
 
-def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def keep_block(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The block of the tile that this device keeps."""
-    block = _block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
-    orders = {memory_order(each, tile.dtype.name) for each in (tile.shape, shape)}
-    return resized(block if len(orders) == 1 else cut_out(tile, block), shape)
+    block = _read_block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
+    orders = {choose_memory_order(each, tile.dtype.name) for each in (tile.shape, shape)}
+    return resize_tile(block if len(orders) == 1 else keep_tile_layout(tile, block), shape)
 
 
-def _block(view: TileView, number: Array, tile: Array) -> Array:
+def _read_block(view: TileView, number: Array, tile: Array) -> Array:
     """The block of a number, in the runs of the view."""
-    padded = resized(tile, view.padded).reshape([_extent(view, run) for run in view.runs])
-    return piece(padded, _starts(view, number), _block_sizes(view))
+    padded = resize_tile(tile, view.padded).reshape([_count_in_run(view, run) for run in view.runs])
+    return cut_box(padded, _find_block_starts(view, number), _list_block_sizes(view))
 
 
-def _starts(view: TileView, number: Array) -> list[Array]:
+def _find_block_starts(view: TileView, number: Array) -> list[Array]:
     """Where the block of a number begins, in the runs of the view."""
     values: dict[int, Array] = {}
     for axis in reversed(view.blocks):
         values[axis] = number % view.digits[axis]
         number = number // view.digits[axis]
-    starts = [sum(values[a] * _extent(view, run, after=a) for a in run if a in values) for run in view.runs]
+    starts = [sum(values[a] * _count_in_run(view, run, after=a) for a in run if a in values) for run in view.runs]
     return [jnp.asarray(start, jnp.int32) for start in starts]
 
 
-def _block_sizes(view: TileView) -> list[int]:
-    return [_extent(view, [a for a in run if a not in view.blocks]) for run in view.runs]
+def _list_block_sizes(view: TileView) -> list[int]:
+    return [_count_in_run(view, [a for a in run if a not in view.blocks]) for run in view.runs]
 
 
-def _extent(view: TileView, run: Sequence[int], after: int = -1) -> int:
+def _count_in_run(view: TileView, run: Sequence[int], after: int = -1) -> int:
     return math.prod(view.digits[axis] for axis in run if axis > after)
 
 
-def all_gather(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def gather_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The tiles of all members of the device's group, in group order."""
-    dim = gathered_dim(step.receive)
-    levels = _levels(step.groups, place)
+    dim = find_gathered_dim(step.receive)
+    levels = _list_levels(step.groups, place)
 
     def stacked(levels: Sequence[Groups], tile: Array) -> Array:
-        return closed(step.receive, _gathered(levels, place, resized(tile, step.send.padded)[np.newaxis], 0))
+        return join_blocks(
+            step.receive, _gather_by_levels(levels, place, resize_tile(tile, step.send.padded)[np.newaxis], 0)
+        )
 
     def tiled(levels: Sequence[Groups], tile: Array) -> Array:
-        return resized(_gathered(levels, place, resized(tile, step.send.padded), dim or 0), shape)
+        return resize_tile(_gather_by_levels(levels, place, resize_tile(tile, step.send.padded), dim or 0), shape)
 
     # Gathering an inner dim costs XLA:CPU and GPU two transposes, of tile and result; TPU needs none.
     default, on_tpu = tiled if dim == 0 else stacked, stacked if dim is None else tiled
@@ -78,23 +80,23 @@ def all_gather(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[i
     return lax.platform_dependent(tile, tpu=partial(on_tpu, levels), default=partial(default, (step.groups,)))
 
 
-def gathered(groups: Groups, place: MeshPlace, tile: Array, dim: int) -> Array:
+def gather_along(groups: Groups, place: MeshPlace, tile: Array, dim: int) -> Array:
     """The tiles of all members one after another along a dim, on a TPU."""
-    return _gathered(_levels(groups, place), place, tile, dim)
+    return _gather_by_levels(_list_levels(groups, place), place, tile, dim)
 
 
-def _levels(groups: Groups, place: MeshPlace) -> Sequence[Groups]:
+def _list_levels(groups: Groups, place: MeshPlace) -> Sequence[Groups]:
     return place.levels(groups) if len(groups[0]) >= _WHOLE_SLICE else (groups,)
 
 
-def _gathered(levels: Sequence[Groups], place: MeshPlace, tile: Array, dim: int) -> Array:
+def _gather_by_levels(levels: Sequence[Groups], place: MeshPlace, tile: Array, dim: int) -> Array:
     """The tiles one after another along a dim, of the inner level first, while there is little."""
     for groups in reversed(levels):
         tile = lax.all_gather(tile, axis=dim, tiled=True, **place.group(groups))
     return tile
 
 
-def gathered_dim(view: TileView) -> int | None:
+def find_gathered_dim(view: TileView) -> int | None:
     """The dim along which the tiles lie one after another in the result, if they do."""
     dims = {view.dims[axis] for axis in view.blocks}
     if len(dims) != 1 or list(view.blocks) != sorted(view.blocks):
@@ -104,55 +106,55 @@ def gathered_dim(view: TileView) -> int | None:
     return dim if view.dims.index(dim) == view.blocks[0] and len(runs) == 1 else None
 
 
-def all_to_all(step: AllToAll, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def exchange_blocks(step: AllToAll, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """One block from every member of the group."""
-    return closed(step.receive, to_all(step.groups, place, blocks_of(step.send, tile)))
+    return join_blocks(step.receive, send_blocks(step.groups, place, number_blocks(step.send, tile)))
 
 
-def to_all(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
+def send_blocks(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
     """Block j of member i as block i of member j."""
     return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(groups))
 
 
-def reduce_scatter(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The device's block of all members' tiles, combined."""
     if step.reduction in ("sum", "mean"):
-        at_once, by_levels = partial(_scattered, step, place), partial(_scattered_by_levels, step, place)
+        at_once, by_levels = partial(_scatter_at_once, step, place), partial(_scatter_by_levels, step, place)
         total = lax.platform_dependent(tile, tpu=by_levels, default=at_once)
     else:  # jax.lax has a reduce-scatter for sums only; an all-to-all moves the same bytes.
-        total = _combined(step.reduction, to_all(step.groups, place, blocks_of(step.send, tile)))
-    return unscattered(step, total, shape)
+        total = _combine_parts(step.reduction, send_blocks(step.groups, place, number_blocks(step.send, tile)))
+    return finish_scattered(step, total, shape)
 
 
-def _scattered(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
-    return scattered(step.groups, place, blocks_of(step.send, tile)).reshape(step.receive.padded)
+def _scatter_at_once(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
+    return scatter_blocks(step.groups, place, number_blocks(step.send, tile)).reshape(step.receive.padded)
 
 
-def scattered(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
+def scatter_blocks(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
     """The sum of the device's blocks."""
     return lax.psum_scatter(blocks, scatter_dimension=0, tiled=False, **place.group(groups))
 
 
-def unscattered(step: ReduceScatter, total: Array, shape: Sequence[int]) -> Array:
+def finish_scattered(step: ReduceScatter, total: Array, shape: Sequence[int]) -> Array:
     """The tile that a device's block makes up, once the blocks of all members are combined."""
-    return resized(_averaged(step.reduction, total.reshape(step.receive.padded), step.send.count), shape)
+    return resize_tile(_average_total(step.reduction, total.reshape(step.receive.padded), step.send.count), shape)
 
 
-def _scattered_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
+def _scatter_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
     """The sum of the device's blocks, for a TPU, which receives twice the bytes for other spellings.
 
     libtpu makes an all-reduce of a reduce-scatter among all devices of a program, and of one that drops the dim it
     scatters. So the dim stays, and a group of all devices is two levels: the larger groups, along most axes of a torus,
     go first, when the tiles are large.
     """
-    dim = gathered_dim(step.send) or 0
-    tile = resized(tile, step.send.padded) if dim else blocks_of(step.send, tile)
+    dim = find_gathered_dim(step.send) or 0
+    tile = resize_tile(tile, step.send.padded) if dim else number_blocks(step.send, tile)
     for groups in place.levels(step.groups):
         tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))
     return tile.reshape(step.receive.padded)
 
 
-def all_reduce(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def reduce_tiles(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The tiles of all members, combined."""
     group = place.group(step.groups)
     match step.reduction:
@@ -163,47 +165,47 @@ def all_reduce(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[i
         case "min":
             total = lax.pmin(tile, **group)
         case _:
-            total = _combined(step.reduction, lax.all_gather(tile, **group))
-    return _averaged(step.reduction, total, len(step.groups[0]))
+            total = _combine_parts(step.reduction, lax.all_gather(tile, **group))
+    return _average_total(step.reduction, total, len(step.groups[0]))
 
 
-def split_sum(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """What the device keeps of its tile, in a tile of zeros, or of the identity of another operation."""
     nothing = np.asarray(identity(tile.dtype.name, step.reduction)).astype(tile.dtype)
-    block = _block(step.send, place.by_device(step.keep), tile).reshape(_block_sizes(step.receive))
+    block = _read_block(step.send, place.by_device(step.keep), tile).reshape(_list_block_sizes(step.receive))
     if None in step.place.values():
         has_data = place.flag(device for device, number in step.place.items() if number is not None)
         block = lax.select(jnp.broadcast_to(has_data, block.shape), block, jnp.full(block.shape, nothing))
     if step.receive.blocks:
         number = place.by_device({device: number or 0 for device, number in step.place.items()})
-        filled = jnp.full([_extent(step.receive, run) for run in step.receive.runs], nothing)
-        block = lax.dynamic_update_slice(filled, block, _starts(step.receive, number))
-    return resized(block.reshape(step.receive.padded), shape)
+        filled = jnp.full([_count_in_run(step.receive, run) for run in step.receive.runs], nothing)
+        block = lax.dynamic_update_slice(filled, block, _find_block_starts(step.receive, number))
+    return resize_tile(block.reshape(step.receive.padded), shape)
 
 
-def _combined(reduction: str, parts: Array) -> Array:
+def _combine_parts(reduction: str, parts: Array) -> Array:
     if reduction == "product":
         return parts.prod(axis=0, dtype=parts.dtype)
     return parts.max(axis=0) if reduction == "max" else parts.min(axis=0)
 
 
-def _averaged(reduction: str, total: Array, count: int) -> Array:
+def _average_total(reduction: str, total: Array, count: int) -> Array:
     return total / jnp.asarray(count, total.dtype) if reduction == "mean" else total
 
 
-def permute(step: Permute, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def permute_tile(step: Permute, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The whole tile of another device."""
     return place.permute(tile, step.pairs)
 
 
 _RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {
-    Slice: slice_,
-    AllGather: all_gather,
-    AllToAll: all_to_all,
-    ReduceScatter: reduce_scatter,
-    AllReduce: all_reduce,
-    SplitSum: split_sum,
-    Permute: permute,
+    Slice: keep_block,
+    AllGather: gather_tiles,
+    AllToAll: exchange_blocks,
+    ReduceScatter: scatter_sum,
+    AllReduce: reduce_tiles,
+    SplitSum: split_tile,
+    Permute: permute_tile,
 }
 
 

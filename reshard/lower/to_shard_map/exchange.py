@@ -31,11 +31,11 @@ from jax import lax
 
 from reshard.geometry.blocks import cut_block
 from reshard.lower.exchange import Exchange, SlicedTransfer, Transfer
-from reshard.lower.exchange_order import box_extents
+from reshard.lower.exchange_order import find_box_extents
 from reshard.lower.to_shard_map.exchange_in_place import LOOPED
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import laid_out, piece, resized, unfilled, written
-from reshard.lower.to_shard_map.tpu_layout import in_place_of, memory_order
+from reshard.lower.to_shard_map.tiles import cut_box, fix_layout, make_unfilled, resize_tile, write_box
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order, is_cut_in_place
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
@@ -69,7 +69,7 @@ def run_exchange(
 
     def run_at_once(*tiles: Array) -> list[Array]:
         here = place.anew()
-        opened = [tile.reshape(_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
+        opened = [tile.reshape(_list_tile_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
         arrived: list[list[Array]] = []
         for rounds in zip(*map(list_rounds, steps), strict=True):
             messages = [
@@ -77,7 +77,9 @@ def run_exchange(
                 for step, one, tile in zip(steps, rounds, opened, strict=True)
             ]
             local = all(t.sender == t.receiver for t in rounds[0])
-            arrived.append(messages if local else _send(messages, partial(here.permute, pairs=_pairs(rounds[0]))))
+            arrived.append(
+                messages if local else _send_together(messages, partial(here.permute, pairs=_list_pairs(rounds[0])))
+            )
         each = zip(steps, orders, zip(*arrived, strict=True), shapes, strict=True)
         return [join_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
 
@@ -102,18 +104,18 @@ def _choose_orders(step: Exchange, dtype: str, loops: bool, in_part: bool) -> Or
     """The orders in which the tiles lie, or of the messages where these would be padded too much."""
     if step.strided:
         return PLAIN  # Of a flat tile there is one order.
-    box = None if in_part else box_extents(step)
+    box = None if in_part else find_box_extents(step)
     if box is None:
         # In a part, and where messages differ in form, only the result of loops has an order: XLA would lay it out as
         # the loop writes it, whatever the padding.
-        return Orders(None, None, memory_order(step.receive.digits, dtype)) if loops else PLAIN
+        return Orders(None, None, choose_memory_order(step.receive.digits, dtype)) if loops else PLAIN
     local, rounds = step.sliced
     sent, received = next(itertools.chain(local, *rounds)).boxes[0].form
 
     def choose(view: TileView, form: Sequence[int]) -> tuple[int, ...]:
-        return memory_order(view.digits if in_place_of(view.tile, box, dtype) else form, dtype)
+        return choose_memory_order(view.digits if is_cut_in_place(view.tile, box, dtype) else form, dtype)
 
-    return Orders(choose(step.send, sent), memory_order(sent, dtype), choose(step.receive, received))
+    return Orders(choose(step.send, sent), choose_memory_order(sent, dtype), choose(step.receive, received))
 
 
 def _run_by_rounds(
@@ -127,28 +129,28 @@ def _run_by_rounds(
     """The results, round by round, on a TPU with axes in the order that suits tiles and messages best."""
     if len(steps) > 1:
         # Messages of several arrays are flat, so none has an order; and exchanges of many rounds are not joint.
-        groups = [[rounds] for rounds in zip(*(_transfers(step)[1] for step in steps), strict=True)]
+        groups = [[rounds] for rounds in zip(*(_list_transfers(step)[1] for step in steps), strict=True)]
         orders = PLAIN
     else:
-        groups = [[(one,) for one in alike] for alike in _group_alike(_transfers(steps[0])[1])]
+        groups = [[(one,) for one in alike] for alike in _group_alike(_list_transfers(steps[0])[1])]
         loops = any(len(alike) > 1 for alike in groups)
         orders = _choose_orders(steps[0], tiles[0].dtype.name, loops, in_part)
 
     def run(place: MeshPlace, orders: Orders, *tiles: Array) -> list[Array]:
-        opened = [tile.reshape(_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
-        filled = [_start(*each, into) for each in zip(steps, tiles, shapes, strict=True)]
+        opened = [tile.reshape(_list_tile_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
+        filled = [_start_result(*each, into) for each in zip(steps, tiles, shapes, strict=True)]
         order = range(filled[0].ndim) if orders.receive is None else orders.receive
         if orders.receive is not None:
             filled = [tile.transpose(order) for tile in filled]
         for at, step in enumerate(steps):
-            for kind in group_by_form(_transfers(step)[0]):
+            for kind in group_by_form(_list_transfers(step)[0]):
                 copies = BlockMessages(step, [kind], place)
                 filled[at] = copies.put(filled[at], copies.take(opened[at], orders.send), orders.receive)
         for number, alike in enumerate(groups):
             filled = place.after(filled) if number else filled
             filled = _run_rounds(steps, alike, place, orders, opened, filled)
         if orders.receive is not None:
-            filled = [laid_out(tile).transpose(np.argsort(order)) for tile in filled]
+            filled = [fix_layout(tile).transpose(np.argsort(order)) for tile in filled]
         return [tile.reshape(tuple(shape)) for tile, shape in zip(filled, shapes, strict=True)]
 
     if all(order is None or order == tuple(range(len(order))) for order in orders):
@@ -157,7 +159,7 @@ def _run_by_rounds(
     return lax.platform_dependent(*tiles, tpu=on_tpu, default=plain)
 
 
-def _start(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
+def _start_result(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
     """The result before anything is written: zeros where blocks leave padding out, or what it is written into."""
     if step.fills and into is not None:
         return into.reshape(-1)
@@ -166,7 +168,7 @@ def _start(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None
         received[transfer.receiver] += transfer.elements
     digits = (math.prod(shape),) if step.strided else step.receive.digits
     every = len(received) == len(step.receivers) and set(received.values()) == {math.prod(digits)}
-    return unfilled(digits, tile.dtype) if every else jnp.zeros(digits, tile.dtype)
+    return make_unfilled(digits, tile.dtype) if every else jnp.zeros(digits, tile.dtype)
 
 
 def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
@@ -178,7 +180,7 @@ def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
     for form, same in itertools.groupby(rounds, lambda one: one[0].form if len(group_by_form(one)) == 1 else None):
         alike = list(same)
         between: list[list[Round]] = []
-        for _, of_pairs in itertools.groupby(alike, _pairs):
+        for _, of_pairs in itertools.groupby(alike, _list_pairs):
             pieces = list(of_pairs)
             between += [pieces] if form is not None and len(pieces) >= PIECES else [[one] for one in pieces]
         groups += [alike] if form is not None and len(between) >= LOOPED else between
@@ -200,14 +202,14 @@ def _run_rounds(
             [BlockMessages(step, [kind], place) for kind in group_by_form(one)]
             for step, one in zip(steps, rounds[0], strict=True)
         ]
-        return _run_round(kinds, partial(place.permute, pairs=_pairs(rounds[0][0])), orders, opened, filled)
+        return _run_round(kinds, partial(place.permute, pairs=_list_pairs(rounds[0][0])), orders, opened, filled)
 
     def run(number: Array, filled: list[Array]) -> list[Array]:
         here = place.anew()
         columns = zip(steps, zip(*rounds, strict=True), strict=True)
         kinds = [[BlockMessages(step, column, here, number)] for step, column in columns]
-        permute = partial(here.permute_in_turn, pairs=[_pairs(each[0]) for each in rounds], turn=number)
-        return [laid_out(tile) for tile in _run_round(kinds, permute, orders, opened, filled)]
+        permute = partial(here.permute_in_turn, pairs=[_list_pairs(each[0]) for each in rounds], turn=number)
+        return [fix_layout(tile) for tile in _run_round(kinds, permute, orders, opened, filled)]
 
     return lax.fori_loop(0, len(rounds), run, filled)
 
@@ -223,11 +225,11 @@ def _run_round(
     if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and len(first.boxes) == 1:
         # On a TPU the message travels in the order of least padding.
         message = first.take(opened[0], orders.send).transpose(orders.message)
-        message = permute(message if orders.message == orders.send else laid_out(message))
+        message = permute(message if orders.message == orders.send else fix_layout(message))
         return [first.put(filled[0], message.transpose(np.argsort(orders.message)), orders.receive)]
-    messages = [_pack(each, tile, orders.send) for each, tile in zip(kinds, opened, strict=True)]
+    messages = [_pack_forms(each, tile, orders.send) for each, tile in zip(kinds, opened, strict=True)]
     written_tiles: list[Array] = []
-    for each, tile, message in zip(kinds, filled, _send(messages, permute), strict=True):
+    for each, tile, message in zip(kinds, filled, _send_together(messages, permute), strict=True):
         for kind in each:
             part = message if len(each) == 1 else message[: kind.elements]
             tile = kind.put(tile, part, orders.receive)
@@ -235,19 +237,21 @@ def _run_round(
     return written_tiles
 
 
-def _pack(kinds: Sequence[BlockMessages], opened: Array, order: Sequence[int] | None, size: int | None = None) -> Array:
+def _pack_forms(
+    kinds: Sequence[BlockMessages], opened: Array, order: Sequence[int] | None, size: int | None = None
+) -> Array:
     """This device's message, whose form is one of several: it is as long as the longest of them, or as `size`."""
     if len(kinds) == 1 and size is None:
         return kinds[0].take(opened, order)
     length = (size or max(kind.elements for kind in kinds),)
-    message = resized(kinds[0].take(opened).reshape(-1), length)
+    message = resize_tile(kinds[0].take(opened).reshape(-1), length)
     for kind in kinds[1:]:
-        other = resized(kind.take(opened).reshape(-1), length)
+        other = resize_tile(kind.take(opened).reshape(-1), length)
         message = lax.select(jnp.broadcast_to(kind.sends(), length), other, message)
     return message
 
 
-def _send(messages: Sequence[Array], permute: Callable[[Array], Array]) -> list[Array]:
+def _send_together(messages: Sequence[Array], permute: Callable[[Array], Array]) -> list[Array]:
     """What arrives of each array, where their messages travel as one."""
     if len(messages) == 1:
         return [permute(messages[0])]
@@ -257,11 +261,11 @@ def _send(messages: Sequence[Array], permute: Callable[[Array], Array]) -> list[
     return [arrived[end - message.size : end].reshape(message.shape) for message, end in parts]
 
 
-def _pairs(one: Round) -> list[tuple[int, int]]:
+def _list_pairs(one: Round) -> list[tuple[int, int]]:
     return [(t.sender, t.receiver) for t in one]
 
 
-def _digits(step: Exchange, receiving: bool = False) -> tuple[int, ...]:
+def _list_tile_digits(step: Exchange, receiving: bool = False) -> tuple[int, ...]:
     """What a tile of the operand, or of the result, is reshaped to: its digits where blocks are slices of them."""
     if step.strided:
         return (-1,)
@@ -300,8 +304,8 @@ class BlockMessages:
         parts: list[Array] = []
         for at, box in enumerate(self.boxes):
             if self.sliced:
-                part = piece(tile, self._columns(at, "sender"), box.form[0])
-                parts.append(part if order is None else laid_out(part, order))
+                part = cut_box(tile, self._columns(at, "sender"), box.form[0])
+                parts.append(part if order is None else fix_layout(part, order))
             else:
                 parts.append(tile[self._places(at, "sender")])
         # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
@@ -319,7 +323,7 @@ class BlockMessages:
                 content, starts = part.reshape(box.form[1]), self._columns(at, "receiver")
                 if order is not None:
                     content, starts = content.transpose(order), [starts[axis] for axis in order]
-                filled = written(filled, content, starts, gets)
+                filled = write_box(filled, content, starts, gets)
             else:
                 places = self._places(at, "receiver")
                 # Elsewhere all places are behind the tile's end, and dropped: a select would copy the tile.
@@ -393,7 +397,7 @@ def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     """
     if step.strided or len(step.rounds) > MOST:
         return None
-    if len({tuple(_pairs(one)) for one in step.rounds}) < len(step.rounds):
+    if len({tuple(_list_pairs(one)) for one in step.rounds}) < len(step.rounds):
         return None  # Two rounds between the same devices: the pieces of messages.
     rounds = list_rounds(step)
     boxes = [box for one in rounds for t in one for box in t.boxes]
@@ -420,11 +424,11 @@ def joins_in_one_copy(step: Exchange) -> bool:
 
 def list_rounds(step: Exchange) -> list[Sequence[Any]]:
     """The rounds, after the local copies if there are any."""
-    local, rounds = _transfers(step)
+    local, rounds = _list_transfers(step)
     return [local, *rounds] if local else list(rounds)
 
 
-def _transfers(step: Exchange) -> tuple[Sequence[Any], Sequence[Sequence[Any]]]:
+def _list_transfers(step: Exchange) -> tuple[Sequence[Any], Sequence[Sequence[Any]]]:
     """The local copies and the rounds, as slices of digits where blocks are such."""
     return (step.local, step.rounds) if step.strided else step.sliced
 
@@ -485,7 +489,7 @@ def batch_rounds(step: Exchange) -> list[MessageBatch]:
     longest = max(map(len, copies.values()), default=0)
     local = [tuple(listed[at] for listed in copies.values() if at < len(listed)) for at in range(longest)]
     by_forms: dict[tuple[bool, tuple[Any, ...]], list[Round]] = {}
-    for one in (*local, *_transfers(step)[1]):
+    for one in (*local, *_list_transfers(step)[1]):
         forms = tuple(sorted({t.form for t in one}))
         by_forms.setdefault((any(t.relayed for t in one), forms), []).append(one)
     return [
@@ -499,21 +503,21 @@ def pack_message(step: Exchange, batch: MessageBatch, place: MeshPlace, number: 
 
     Messages that a relay passes on are packed on the receivers' mesh, out of tiles of the result.
     """
-    opened = tile.reshape(_digits(step, batch.relayed))
-    return _pack(_kinds(step, batch, place, number), opened, None, batch.elements)
+    opened = tile.reshape(_list_tile_digits(step, batch.relayed))
+    return _pack_forms(_list_kinds(step, batch, place, number), opened, None, batch.elements)
 
 
 def write_message(
     step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array
 ) -> Array:
     """The tile with the message that this device receives in round `number`, if it receives one, in its place."""
-    opened = tile.reshape(_digits(step, True))
-    for kind in _kinds(step, batch, place, number):
+    opened = tile.reshape(_list_tile_digits(step, True))
+    for kind in _list_kinds(step, batch, place, number):
         opened = kind.put(opened, message[: kind.elements])
     return opened.reshape(tile.shape)
 
 
-def _kinds(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[BlockMessages]:
+def _list_kinds(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[BlockMessages]:
     """The messages of the batch by their forms, each in the rounds in which some message has it."""
     rounds = ([[t for t in one if t.form == form] for one in batch.rounds] for form in batch.forms)
     return [BlockMessages(step, of_form, place, number) for of_form in rounds]

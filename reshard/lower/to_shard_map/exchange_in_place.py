@@ -18,7 +18,7 @@ from jax import lax
 from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer
 from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import written
+from reshard.lower.to_shard_map.tiles import write_box
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
@@ -33,22 +33,22 @@ def shares_lie_in_order(program: Program) -> bool:
     Otherwise XLA would copy the tile to rearrange its shares, and so hold it twice.
     """
     return all(
-        in_order(step.pack, step.send) and in_order(step.unpack, step.receive)
+        slots_are_tile(step.pack, step.send) and slots_are_tile(step.unpack, step.receive)
         for step in program.instructions
         if isinstance(step, ExchangeInPlace)
     )
 
 
-def exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def run_exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """Packs the tile into slots, sends slots round by round, and unpacks the result."""
-    buffer = _packed(step, place, tile)
+    buffer = _pack_slots(step, place, tile)
     for length, same in itertools.groupby(step.rounds, lambda turn: turn[0].length):
         turns = list(same)
-        buffer = repeat_rounds(len(turns), place, partial(_sent, turns, length), buffer)
-    return _unpacked(step, place, buffer, shape)
+        buffer = repeat_rounds(len(turns), place, partial(_send_slots, turns, length), buffer)
+    return _unpack_slots(step, place, buffer, shape)
 
 
-def _sent(
+def _send_slots(
     turns: Sequence[Sequence[SlotTransfer]], length: int, place: MeshPlace, number: Array | int, buffer: Array
 ) -> Array:
     """The buffer after turn `number`, in which messages of this length go from slot to slot."""
@@ -63,12 +63,12 @@ def _sent(
     message = lax.dynamic_slice(buffer, (place.look_up(src, number), first), (1, length))
     message = place.permute_in_turn(message, [[(t.sender, t.receiver) for t in turn] for turn in turns], number)
     receives = None if gets.all() else place.look_up(gets, number) != 0
-    return written(buffer, message, [place.look_up(dst, number), first], receives)
+    return write_box(buffer, message, [place.look_up(dst, number), first], receives)
 
 
-def _packed(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
+def _pack_slots(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
     opened = tile.reshape(step.send.digits)
-    if step.slots * step.slot == tile.size and in_order(step.pack, step.send):
+    if step.slots * step.slot == tile.size and slots_are_tile(step.pack, step.send):
         return opened.reshape(step.slots, step.slot)
     shares = _Shares(step.pack, step.send, place.devices)
 
@@ -80,8 +80,8 @@ def _packed(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
     return repeat_rounds(shares.count, place, one, jnp.zeros((step.slots, step.slot), tile.dtype))
 
 
-def _unpacked(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
-    if step.slots * step.slot == math.prod(shape) and in_order(step.unpack, step.receive):
+def _unpack_slots(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
+    if step.slots * step.slot == math.prod(shape) and slots_are_tile(step.unpack, step.receive):
         return buffer.reshape(tuple(shape))
     shares = _Shares(step.unpack, step.receive, place.devices)
 
@@ -115,7 +115,7 @@ class _Shares:
         return slot, starts
 
 
-def in_order(places: _Places, view: TileView) -> bool:
+def slots_are_tile(places: _Places, view: TileView) -> bool:
     """Whether the slots of every device, one after another, are the tile as it lies in memory."""
     first = next(iter(places.values()))
     whole = [index is None for index in first[0][1]] if first else []

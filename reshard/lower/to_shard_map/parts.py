@@ -31,20 +31,20 @@ from reshard.lower.program import (
 from reshard.lower.to_shard_map.block_writes import (
     PartWriter,
     Run,
+    choose_message_order,
     make_block_writer,
     make_pair_writer,
     make_part_writer,
-    message_order,
     open_cut,
     pack_as_it_is,
     shape_of_part,
-    sliced,
+    slice_part,
     write_part,
 )
-from reshard.lower.to_shard_map.collectives import gathered_dim, scattered, to_all, unscattered
+from reshard.lower.to_shard_map.collectives import find_gathered_dim, finish_scattered, scatter_blocks, send_blocks
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed, laid_out, resized, unfilled
-from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.lower.to_shard_map.tiles import fix_layout, join_blocks, make_unfilled, number_blocks, resize_tile
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order
 from reshard.plans.rules.parts import Cut, Part
 from reshard.plans.step import Step
 
@@ -65,12 +65,12 @@ def run_part_loop(steps: Sequence[InParts], shapes: Sequence[Shape], place: Mesh
             return writer.pack(_run_before_last(steps, shapes, place, run, tile, number))
 
         def write(filled: Array, arrived: Array, number: Array) -> Array:
-            return laid_out(writer.write(filled, arrived, number))
+            return fix_layout(writer.write(filled, arrived, number))
 
         def write_next(number: Array, filled: Array) -> Array:
             return write(filled, writer.send(pack(number)), number)
 
-        start = unfilled(writer.carried, tile.dtype)
+        start = make_unfilled(writer.carried, tile.dtype)
         if writer.overlaps:
             filled = overlap_parts(count, start, pack, writer.send, write)
         else:
@@ -90,12 +90,12 @@ def choose_writers(
     A TPU keeps what a loop carries in the order of dims in which the loop writes it, whatever the padding, so its
     writer has the order in which the result lies in memory.
     """
-    order, own = memory_order(shape, dtype), tuple(range(len(shape)))
+    order, own = choose_memory_order(shape, dtype), tuple(range(len(shape)))
     overlapping = make_overlapping_writer(step, shape, place, own) if step.overlap else None
     if overlapping is not None:
         return overlapping, None if order == own else make_overlapping_writer(step, shape, place, order)
     on_tpu = make_pair_writer(step, shape, dtype, place) or make_block_writer(step, shape, dtype, place)
-    message = message_order(step.each, order)
+    message = choose_message_order(step.each, order)
     if on_tpu is None and (message is not None or order != own):
         on_tpu = make_part_writer(step, shape, place, run, order, message)
     return make_part_writer(step, shape, place, run), on_tpu
@@ -109,9 +109,9 @@ def _run_before_last(
     shape = shape_of_part(first.put, shapes[0])
     part = None
     if isinstance(first.each, Slice) and len(steps) > 1:
-        part = sliced(first.each, first.take, place.anew(), tile, number)
+        part = slice_part(first.each, first.take, place.anew(), tile, number)
     done = part is not None
-    part = resized(part, shape) if part is not None else cut_part(first.take, tile, number)
+    part = resize_tile(part, shape) if part is not None else cut_part(first.take, tile, number)
     if not _reads_little(first.each, part, shapes[0]):
         # On a TPU the part is cut out before anything is done with it: XLA may give the tile the part's layout else.
         part = lax.platform_dependent(part, tpu=lax.optimization_barrier, default=pack_as_it_is)
@@ -126,7 +126,10 @@ def _reads_little(step: Plain, part: Array, shape: Shape) -> bool:
     All is read of a part that is cut out first.
     """
     dtype = part.dtype.name
-    if not isinstance(step, Exchange) or memory_order(part.shape, dtype)[-1] != memory_order(shape, dtype)[-1]:
+    if (
+        not isinstance(step, Exchange)
+        or choose_memory_order(part.shape, dtype)[-1] != choose_memory_order(shape, dtype)[-1]
+    ):
         return False
     read = Counter[int]()
     for transfer in itertools.chain(step.local, *step.rounds):
@@ -136,14 +139,14 @@ def _reads_little(step: Plain, part: Array, shape: Shape) -> bool:
 
 def cut_part(cut: Cut, tile: Array, number: Array) -> Array:
     """A part of a tile, cut out in the tile's order of dims."""
-    order = memory_order(tile.shape, tile.dtype.name)
+    order = choose_memory_order(tile.shape, tile.dtype.name)
     if cut.outer == 1:
         part = lax.dynamic_slice_in_dim(tile, number * cut.inner, cut.inner, cut.axis, allow_negative_indices=False)
-        return laid_out(part, order)
+        return fix_layout(part, order)
     spread = tile.reshape(open_cut(cut, tile.shape, cut.parts))
     part = lax.dynamic_slice_in_dim(spread, number, 1, cut.axis + 1, allow_negative_indices=False)
     digits = (range(dim, dim + 3) if dim == cut.axis else [dim + 2 * (dim > cut.axis)] for dim in order)
-    part = laid_out(part, [axis for each in digits for axis in each])
+    part = fix_layout(part, [axis for each in digits for axis in each])
     return part.reshape(shape_of_part(cut, tile.shape))
 
 
@@ -157,9 +160,9 @@ def cut_part(cut: Cut, tile: Array, number: Array) -> Array:
 # The tile between the two is never whole. Parts in place of each other share no loop: they lie in one buffer.
 
 
-def joined(instructions: Sequence[Instruction]) -> list[range]:
+def group_instructions(instructions: Sequence[Instruction]) -> list[range]:
     """The numbers of all instructions, those that share a loop together."""
-    return _runs([_follows(before, after) for before, after in pairwise(instructions)], len(instructions))
+    return _join_numbers([_follows(before, after) for before, after in pairwise(instructions)], len(instructions))
 
 
 def _follows(before: Instruction, after: Instruction) -> bool:
@@ -168,7 +171,7 @@ def _follows(before: Instruction, after: Instruction) -> bool:
     return before.put == after.take
 
 
-def loops(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
+def group_steps(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
     """All steps, those that share a loop together.
 
     >>> from reshard.types import Layout, Mesh
@@ -176,11 +179,11 @@ def loops(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
     >>> texts = ("f32[{x}{y}8, 3, 5]", "f32[{y}{x}8, 3, 5]", "f32[{y}32, 3, 5]")
     >>> ends = [Layout.parse(text, Mesh(x=4, y=2)) for text in texts]
     >>> two = [Step("permute", *ends[:2], StepMode(parts=2)), Step("all_gather", *ends[1:], StepMode(parts=2))]
-    >>> [len(loop) for loop in loops(two)]
+    >>> [len(loop) for loop in group_steps(two)]
     [2]
     """
     parts = [None if step.mode.in_place else part_of(step) for step in steps]
-    runs = _runs([share_loop(before, after) for before, after in pairwise(parts)], len(steps))
+    runs = _join_numbers([share_loop(before, after) for before, after in pairwise(parts)], len(steps))
     return [tuple(steps[at] for at in run) for run in runs]
 
 
@@ -189,7 +192,7 @@ def share_loop(before: Part | None, after: Part | None) -> bool:
     return before is not None and after is not None and before.put == after.take
 
 
-def _runs(joins: Sequence[bool], count: int) -> list[range]:
+def _join_numbers(joins: Sequence[bool], count: int) -> list[range]:
     """All numbers up to a count; number n and n + 1 are together if entry n says so."""
     runs: list[range] = []
     for at in range(count):
@@ -248,20 +251,20 @@ def make_overlapping_writer(step: InParts, shape: Shape, place: MeshPlace, order
     pack: Callable[[Array], Array] = pack_as_it_is
     unpack: Callable[[Array], Array] = pack_as_it_is
     if isinstance(each, AllToAll):
-        pack, send = partial(blocks_of, each.send), partial(to_all, each.groups, place)
-        unpack = partial(closed, each.receive)
+        pack, send = partial(number_blocks, each.send), partial(send_blocks, each.groups, place)
+        unpack = partial(join_blocks, each.receive)
     elif isinstance(each, AllGather):
-        rows = gathered_dim(each.receive) == 0
-        unpack = partial(resized, shape=part_shape) if rows else partial(closed, each.receive)
+        rows = find_gathered_dim(each.receive) == 0
+        unpack = partial(resize_tile, shape=part_shape) if rows else partial(join_blocks, each.receive)
 
         def pack_tile(part: Array) -> Array:
-            part = resized(part, each.send.padded)
+            part = resize_tile(part, each.send.padded)
             return part if rows else part[np.newaxis]
 
         pack, send = pack_tile, partial(lax.all_gather, axis=0, tiled=True, **place.group(each.groups))
     elif isinstance(each, ReduceScatter) and each.reduction in ("sum", "mean"):
-        pack, send = partial(blocks_of, each.send), partial(scattered, each.groups, place)
-        unpack = partial(unscattered, each, shape=part_shape)
+        pack, send = partial(number_blocks, each.send), partial(scatter_blocks, each.groups, place)
+        unpack = partial(finish_scattered, each, shape=part_shape)
     elif isinstance(each, Permute):
         send = partial(place.permute, pairs=each.pairs)
     else:

@@ -24,8 +24,8 @@ from reshard.lower.exchange_in_place import transposing
 from reshard.lower.program import InParts
 from reshard.lower.to_shard_map.block_writes import Run, shape_of_part
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import laid_out, unfilled
-from reshard.lower.to_shard_map.tpu_layout import LANES, SUBLANES, memory_order
+from reshard.lower.to_shard_map.tiles import fix_layout, make_unfilled
+from reshard.lower.to_shard_map.tpu_layout import LANES, SUBLANES, choose_memory_order
 from reshard.plans.rules.parts import Cut, Regions, regions
 
 Array = jax.Array
@@ -72,7 +72,7 @@ class TileMemory:
         """The tile, made as it lies in memory: a TPU would move tiles of 8 x 128 elements several times otherwise."""
         if not self.unit:
             return tile
-        return lax.optimization_barrier(laid_out(tile.transpose(self.order))).transpose(np.argsort(self.order))
+        return lax.optimization_barrier(fix_layout(tile.transpose(self.order))).transpose(np.argsort(self.order))
 
     def _unit_of(self, at: int) -> int:
         inside = at - (len(self.order) - len(self.unit))
@@ -102,19 +102,19 @@ _WIDTHS = ("float32", "bfloat16", "int8")
 """A dtype of each width, by which the order of dims may differ where there are few rows."""
 
 
-def on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> LyingTiles | None:
+def find_tiles_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> LyingTiles | None:
     """How tiles of these shapes lie on a TPU; None if their parts do not consist of whole 8 x 128 tiles.
 
-    >>> on_tpu(Cut(0, 1, 8, 8), (64, 512, 512), Cut(0, 8, 8, 8), (512, 512, 64)).result
+    >>> find_tiles_on_tpu(Cut(0, 1, 8, 8), (64, 512, 512), Cut(0, 8, 8, 8), (512, 512, 64)).result
     TileMemory(order=(0, 2, 1), unit=(512,))
-    >>> on_tpu(Cut(0, 8, 8, 256), (16384, 1024), Cut(0, 1, 8, 256), (2048, 8192)).result
+    >>> find_tiles_on_tpu(Cut(0, 8, 8, 256), (16384, 1024), Cut(0, 1, 8, 256), (2048, 8192)).result
     TileMemory(order=(0, 1), unit=(8, 128))
     """
     if len(operand) < 2:
         return None
-    if any(len({memory_order(shape, dtype) for dtype in _WIDTHS}) > 1 for shape in (operand, result)):
+    if any(len({choose_memory_order(shape, dtype) for dtype in _WIDTHS}) > 1 for shape in (operand, result)):
         return None
-    ends = [(shape, memory_order(shape, _WIDTHS[0]), cut) for shape, cut in ((operand, take), (result, put))]
+    ends = [(shape, choose_memory_order(shape, _WIDTHS[0]), cut) for shape, cut in ((operand, take), (result, put))]
     in_tiles = [TileMemory(order, (SUBLANES, LANES)) for _, order, _ in ends]
     if not all(tile.fits(shape) and tile.divides(cut) for tile, (shape, _, cut) in zip(in_tiles, ends, strict=True)):
         return None
@@ -125,13 +125,13 @@ def on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> LyingTiles | N
     return LyingTiles(*(TileMemory(order, rows) for _, order, _ in ends))
 
 
-def regions_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> Regions | None:
+def find_regions_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> Regions | None:
     """Where parts in place of each other lie in a TPU's memory, or None if a TPU would copy the tile.
 
-    >>> regions_on_tpu(Cut(1, 8, 8, 8), (64, 512, 512), Cut(1, 1, 8, 8), (512, 64, 512))
+    >>> find_regions_on_tpu(Cut(1, 8, 8, 8), (64, 512, 512), Cut(1, 1, 8, 8), (512, 64, 512))
     Regions(outer=512, before=1, parts=8, after=1)
     """
-    lying = on_tpu(take, operand, put, result)
+    lying = find_tiles_on_tpu(take, operand, put, result)
     return None if lying is None else lying.regions(take, operand, put, result)
 
 
@@ -149,16 +149,16 @@ def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, 
             part = lying.operand.settled(lying.operand.tile(lax.optimization_barrier(region), before))
             moved = lying.result.settled(run(step.each, place.anew(), part, after))
             moved = lying.result.buffer(moved).reshape(region.shape)
-            return laid_out(lax.dynamic_update_slice_in_dim(buffer, moved, number, 1, allow_negative_indices=False))
+            return fix_layout(lax.dynamic_update_slice_in_dim(buffer, moved, number, 1, allow_negative_indices=False))
 
         buffer = lying.operand.buffer(tile).reshape(where.outer, where.before * where.parts, -1, *unit)
         buffer = _transpose_slots(buffer, where.before).reshape(where.outer, where.parts, -1, *unit)
-        buffer = lax.fori_loop(0, where.parts, overwrite_part, laid_out(buffer))
+        buffer = lax.fori_loop(0, where.parts, overwrite_part, fix_layout(buffer))
         buffer = _transpose_slots(buffer.reshape(where.outer, where.parts * where.after, -1, *unit), where.parts)
         return lying.result.tile(buffer, shape)
 
     rows = LyingTiles(*[TileMemory(tuple(range(tile.ndim)))] * 2)  # in the order of indices, but on a TPU
-    tpu = on_tpu(step.take, tile.shape, step.put, shape)
+    tpu = find_tiles_on_tpu(step.take, tile.shape, step.put, shape)
     if tpu is None:
         return run_in(rows, tile)
     return lax.platform_dependent(tile, tpu=partial(run_in, tpu), default=partial(run_in, rows))
@@ -176,7 +176,7 @@ def _transpose_slots(slots: Array, rows: int) -> Array:
         at = lax.dynamic_index_in_dim(table, number, keepdims=False, allow_negative_indices=False)
         taken = lax.dynamic_slice_in_dim(slots, at, 1, 1, allow_negative_indices=False)
         slots = lax.dynamic_update_slice_in_dim(slots, hand, at, 1, allow_negative_indices=False)
-        return laid_out(slots), laid_out(taken)
+        return fix_layout(slots), fix_layout(taken)
 
-    hand = unfilled((slots.shape[0], 1, *slots.shape[2:]), slots.dtype)
-    return lax.fori_loop(0, len(stops), one, (laid_out(slots), laid_out(hand)))[0]
+    hand = make_unfilled((slots.shape[0], 1, *slots.shape[2:]), slots.dtype)
+    return lax.fori_loop(0, len(stops), one, (fix_layout(slots), fix_layout(hand)))[0]

@@ -97,9 +97,9 @@ class MeshPlace:
     def _read(self, table: Table, turn: Array | np.int32) -> Array:
         """The entry of a table by turn and position for this device and a turn."""
         narrow, digits = self._narrowed(table)
-        units, unit = in_units(narrow) if narrow.size > WIDE else (narrow, 1)
+        units, unit = divide_table(narrow) if narrow.size > WIDE else (narrow, 1)
         entries = jnp.asarray(self._constant(units)).astype(np.int32)
-        entry = _element(entries, (turn, self._along(digits)))
+        entry = _read_element(entries, (turn, self._along(digits)))
         return entry if unit == 1 else entry * np.int32(unit)
 
     def _constant(self, table: Table) -> Table:
@@ -115,7 +115,7 @@ class MeshPlace:
         On 4,096 devices, the coordinate along an axis of 16 is a table of 16 entries.
         """
         every = (PositionDigit(1, len(self.devices)),)
-        return narrowed(table, tuple(self.axes.values())) if table.size > LARGE else (table, every)
+        return narrow_table(table, tuple(self.axes.values())) if table.size > LARGE else (table, every)
 
     def _along(self, digits: Sequence[PositionDigit]) -> Array:
         """The number that some digits of this device's position make up."""
@@ -141,7 +141,7 @@ class MeshPlace:
         Groups along whole mesh axes are given by the names of the axes, which XLA keeps; others are listed.
         """
         listed = tuple(tuple(self.positions[device] for device in group) for group in groups)
-        names = _whole_axes(listed, tuple(self.axes.items()))
+        names = _find_whole_axes(listed, tuple(self.axes.items()))
         if names is not None:
             return {"axis_name": names}
         return {"axis_name": self.names, "axis_index_groups": listed}
@@ -174,19 +174,19 @@ class MeshPlace:
         numbers = {each: number for number, each in enumerate(dict.fromkeys(listed))}
         branches = [partial(self.permute, pairs=each) for each in numbers]
         table = jnp.asarray(np.asarray([numbers[each] for each in listed], np.int32))
-        return lax.switch(_element(table, (turn.astype(np.int32),)), branches, tile)
+        return lax.switch(_read_element(table, (turn.astype(np.int32),)), branches, tile)
 
 
-def _element(table: Array, at: Sequence[Array | np.int32]) -> Array:
+def _read_element(table: Array, at: Sequence[Array | np.int32]) -> Array:
     """One element of a table; the indices are not negative, which plain indexing would check."""
     return lax.dynamic_slice(table, at, (1,) * len(at), allow_negative_indices=False).reshape(())
 
 
-def narrowed(table: Table, sizes: Sequence[int]) -> tuple[Table, tuple[PositionDigit, ...]]:
+def narrow_table(table: Table, sizes: Sequence[int]) -> tuple[Table, tuple[PositionDigit, ...]]:
     """A table by turn and position on axes of these sizes as one by turn and those digits of the position that it
     depends on, major first.
 
-    >>> table, digits = narrowed(np.array([[0, 0, 1, 1, 0, 0, 1, 1]]), (2, 4))
+    >>> table, digits = narrow_table(np.array([[0, 0, 1, 1, 0, 0, 1, 1]]), (2, 4))
     >>> table.tolist(), digits
     ([[0, 1]], (PositionDigit(stride=2, radix=2),))
     """
@@ -205,12 +205,12 @@ def narrowed(table: Table, sizes: Sequence[int]) -> tuple[Table, tuple[PositionD
     return grid.reshape(len(table), -1), tuple(digits)
 
 
-def in_units(table: Table) -> tuple[Table, int]:
+def divide_table(table: Table) -> tuple[Table, int]:
     """A table as multiples of a unit, in the narrowest integers that hold them.
 
     A program's text spells every entry: places in a tile on 1,024 devices, as bytes, are a quarter as long.
 
-    >>> in_units(np.array([0, 512, 131072]))
+    >>> divide_table(np.array([0, 512, 131072]))
     (array([  0,   1, 256], dtype=uint16), 512)
     """
     unit = max(1, int(np.gcd.reduce(table, axis=None)))
@@ -220,15 +220,15 @@ def in_units(table: Table) -> tuple[Table, int]:
 
 
 @lru_cache(maxsize=1024)
-def _whole_axes(groups: Groups, axes: tuple[tuple[str, int], ...]) -> tuple[str, ...] | None:
+def _find_whole_axes(groups: Groups, axes: tuple[tuple[str, int], ...]) -> tuple[str, ...] | None:
     """The axes, major to minor, along which these are the groups; None if they are along parts of axes.
 
-    >>> _whole_axes(((0, 2), (1, 3)), (("x", 2), ("y", 2)))
+    >>> _find_whole_axes(((0, 2), (1, 3)), (("x", 2), ("y", 2)))
     ('x',)
     """
     strides = {name: math.prod(size for _, size in axes[at + 1 :]) for at, (name, _) in enumerate(axes)}
     sizes = dict(axes)
-    names = _axes_of_group(groups[0], sizes, strides)
+    names = _guess_group_axes(groups[0], sizes, strides)
     if names is None:
         return None
     offsets = [0]
@@ -238,7 +238,7 @@ def _whole_axes(groups: Groups, axes: tuple[tuple[str, int], ...]) -> tuple[str,
     return names if same else None
 
 
-def _axes_of_group(
+def _guess_group_axes(
     group: Sequence[int], sizes: Mapping[str, int], strides: Mapping[str, int]
 ) -> tuple[str, ...] | None:
     """The axes that the group's neighbours suggest: members 1, n, n m, ... differ from member 0 by an axis's stride."""

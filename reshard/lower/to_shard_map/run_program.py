@@ -32,11 +32,11 @@ from reshard.lower.program import (
 from reshard.lower.to_shard_map import scales
 from reshard.lower.to_shard_map.collectives import run_collective
 from reshard.lower.to_shard_map.exchange import run_exchange
-from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
-from reshard.lower.to_shard_map.parts import joined, run_part_loop
+from reshard.lower.to_shard_map.exchange_in_place import run_exchange_in_place
+from reshard.lower.to_shard_map.parts import group_instructions, run_part_loop
 from reshard.lower.to_shard_map.parts_in_place import run_parts_in_place
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed
+from reshard.lower.to_shard_map.tiles import join_blocks, number_blocks
 from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, fills
 from reshard.types import dtypes
 
@@ -99,7 +99,11 @@ def batch_function(program: AnyProgram, axes: Mapping[str, int]) -> Callable[...
     if math.prod(axes.values()) != len(devices):
         raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(devices)}")
     # Steps in parts share loops where one array moves alone; those of several arrays go launch by launch.
-    launches = joined(programs[0].instructions) if len(programs) == 1 else [[at] for at in range(len(program.joint))]
+    launches = (
+        group_instructions(programs[0].instructions)
+        if len(programs) == 1
+        else [[at] for at in range(len(program.joint))]
+    )
 
     def run(*tiles: Array, beside: Beside = ALONE) -> tuple[Array, ...]:
         place = MeshPlace(devices, axes)
@@ -143,7 +147,7 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
             return tile.astype(dtype)
         case CastTiles(dtype=dtype):
             # The scale belongs to the narrow side: what becomes narrow is divided by it before it is rounded.
-            scale = scales.of_tile(jnp.asarray(beside.scale), shape)
+            scale = scales.expand_scale(jnp.asarray(beside.scale), shape)
             if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
                 return (tile / scale.astype(tile.dtype)).astype(dtype)
             return tile.astype(dtype) * scale.astype(dtype)
@@ -156,7 +160,7 @@ def run_plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int], 
     if isinstance(step, Exchange):
         return run_exchange([step], place, [tile], [shape], in_part=in_part)[0]
     if isinstance(step, ExchangeInPlace):
-        return exchange_in_place(step, place, tile, shape)
+        return run_exchange_in_place(step, place, tile, shape)
     return run_collective(step, place, tile, shape)
 
 
@@ -166,7 +170,9 @@ def _run_packed(joint: PackedCollective, place: MeshPlace, tiles: Sequence[Array
     Where a collective has no views, whole tiles do.
     """
     if joint.send:
-        blocks = [blocks_of(view, tile).reshape(view.count, -1) for view, tile in zip(joint.send, tiles, strict=True)]
+        blocks = [
+            number_blocks(view, tile).reshape(view.count, -1) for view, tile in zip(joint.send, tiles, strict=True)
+        ]
         packed = jnp.concatenate(blocks, axis=1).reshape(-1)
     else:
         packed = jnp.concatenate([tile.reshape(-1) for tile in tiles])
@@ -177,5 +183,5 @@ def _run_packed(joint: PackedCollective, place: MeshPlace, tiles: Sequence[Array
     rows = packed.reshape(views[0].count if views else 1, sum(sizes))
     ends = itertools.accumulate(sizes)
     parts = [rows[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    moved = [closed(view, part) for view, part in zip(views, parts, strict=True)] if views else parts
+    moved = [join_blocks(view, part) for view, part in zip(views, parts, strict=True)] if views else parts
     return tuple(tile.reshape(tuple(shape)) for tile, shape in zip(moved, shapes, strict=True))

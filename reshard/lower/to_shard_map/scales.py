@@ -41,7 +41,7 @@ def check_scale(scale: tuple[int, ...], shape: tuple[int, ...]) -> None:
         raise LayoutError(f"the scale has shape {scale}, whose dims do not divide those of an array of {shape}")
 
 
-def spread(scale: Array, layout: Layout, spec: PartitionSpec) -> tuple[Array, PartitionSpec]:
+def spread_scale(scale: Array, layout: Layout, spec: PartitionSpec) -> tuple[Array, PartitionSpec]:
     """The scale in blocks that the tiles of a layout divide, and the spec that gives each tile its own."""
     check_scale(scale.shape, layout.shape)
     scale = scale.reshape((1,) * (len(layout.shape) - scale.ndim) + scale.shape)
@@ -51,13 +51,13 @@ def spread(scale: Array, layout: Layout, spec: PartitionSpec) -> tuple[Array, Pa
         blocks = scale.shape[at]
         held.append(None if blocks == 1 else entries[at])
         if blocks > 1:
-            scale = jnp.repeat(scale, _blocks(blocks, size, padded // tile) // blocks, axis=at)
+            scale = jnp.repeat(scale, _count_scale_blocks(blocks, size, padded // tile) // blocks, axis=at)
         if blocks > 1 and padded > size:
             scale = jnp.concatenate([scale, jnp.ones_like(scale, shape=_with(scale.shape, at, padded - size))], axis=at)
     return scale, PartitionSpec(*held)
 
 
-def of_tile(scale: Array, shape: Sequence[int]) -> Array:
+def expand_scale(scale: Array, shape: Sequence[int]) -> Array:
     """A tile's part of the scale, as an array that broadcasts to a tile of this shape."""
     for at, size in enumerate(shape):
         if 1 < scale.shape[at] < size:
@@ -65,7 +65,7 @@ def of_tile(scale: Array, shape: Sequence[int]) -> Array:
     return scale
 
 
-def _blocks(blocks: int, size: int, tiles: int) -> int:
+def _count_scale_blocks(blocks: int, size: int, tiles: int) -> int:
     """How many blocks of a dim both the scale's and the tiles can be cut into."""
     if size % tiles == 0 and blocks % tiles == 0:
         return blocks

@@ -16,20 +16,20 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
-from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
 
 
-def merged(view: TileView) -> TileView:
+def merge_block_digits(view: TileView) -> TileView:
     """The view with neighbouring digits of a dim as one where blocks number them in order, or not at all.
 
     A TPU transposes few digits in one pass over memory, and often needs two for many.
     """
     groups: list[list[int]] = []
     for axis in range(len(view.digits)):
-        joins = bool(groups) and _joined(view, groups[-1][-1], axis)
+        joins = bool(groups) and _are_one_digit(view, groups[-1][-1], axis)
         groups[-1].append(axis) if joins else groups.append([axis])
     return TileView(
         view.tile,
@@ -40,14 +40,14 @@ def merged(view: TileView) -> TileView:
     )
 
 
-def _joined(view: TileView, axis: int, following: int) -> bool:
+def _are_one_digit(view: TileView, axis: int, following: int) -> bool:
     """Whether two neighbouring digits are one digit to the blocks."""
     if view.dims[axis] != view.dims[following] or (axis in view.blocks) != (following in view.blocks):
         return False
     return axis not in view.blocks or view.blocks.index(following) == view.blocks.index(axis) + 1
 
 
-def unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
+def make_unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
     """An array of which every element is written later: on a TPU or a CUDA GPU, no pass over memory fills it first."""
 
     def empty() -> Array:
@@ -56,7 +56,7 @@ def unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
     return lax.platform_dependent(tpu=empty, cuda=empty, default=lambda: jnp.zeros(tuple(shape), dtype))
 
 
-def laid_out(tile: Array, order: Sequence[int] | None = None) -> Array:
+def fix_layout(tile: Array, order: Sequence[int] | None = None) -> Array:
     """The array, on a TPU with its dims in this order in memory; None: its last dim minor.
 
     An unfilled array has no layout of its own: XLA takes that of a part written to it, and copies all of it at the end.
@@ -65,18 +65,18 @@ def laid_out(tile: Array, order: Sequence[int] | None = None) -> Array:
     return lax.platform_dependent(tile, tpu=lambda tile: with_layout_constraint(tile, rows), default=lambda tile: tile)
 
 
-def cut_out(tile: Array, part: Array) -> Array:
+def keep_tile_layout(tile: Array, part: Array) -> Array:
     """A part of a tile, on a TPU in the tile's order of dims: XLA might copy the tile, to cut the part out of that in
     another order."""
-    return laid_out(part, memory_order(tile.shape, tile.dtype.name))
+    return fix_layout(part, choose_memory_order(tile.shape, tile.dtype.name))
 
 
-def opened(view: TileView, tile: Array) -> Array:
+def split_tile_digits(view: TileView, tile: Array) -> Array:
     """The tile, padded and reshaped to its digits."""
-    return resized(tile, view.padded).reshape(view.digits)
+    return resize_tile(tile, view.padded).reshape(view.digits)
 
 
-def resized(tile: Array, shape: Sequence[int]) -> Array:
+def resize_tile(tile: Array, shape: Sequence[int]) -> Array:
     """The tile, padded with zeros or cut at the high end of each dim."""
     if tile.shape == tuple(shape):
         return tile
@@ -85,31 +85,31 @@ def resized(tile: Array, shape: Sequence[int]) -> Array:
     )
 
 
-def blocks_of(view: TileView, tile: Array) -> Array:
+def number_blocks(view: TileView, tile: Array) -> Array:
     """The tile's blocks, numbered along a new first axis."""
-    view = merged(view)
+    view = merge_block_digits(view)
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
-    return opened(view, tile).transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
+    return split_tile_digits(view, tile).transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
 
 
-def closed(view: TileView, blocks: Array) -> Array:
+def join_blocks(view: TileView, blocks: Array) -> Array:
     """The tile that numbered blocks make up, cut to its true shape."""
-    view = merged(view)
+    view = merge_block_digits(view)
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]
     spread = blocks.reshape([view.digits[axis] for axis in order])
-    return resized(spread.transpose(np.argsort(order)).reshape(view.padded), view.tile)
+    return resize_tile(spread.transpose(np.argsort(order)).reshape(view.padded), view.tile)
 
 
-def piece(tile: Array, starts: Sequence[Array], extents: Sequence[int]) -> Array:
+def cut_box(tile: Array, starts: Sequence[Array], extents: Sequence[int]) -> Array:
     """The box of these extents that begins at `starts`, which are not negative, so XLA need not check."""
     return lax.dynamic_slice(tile, starts, extents, allow_negative_indices=False)
 
 
-def written(filled: Array, content: Array, starts: list[Array], gets: Array | None) -> Array:
+def write_box(filled: Array, content: Array, starts: list[Array], gets: Array | None) -> Array:
     """`filled` with the content written at `starts`, on the devices where `gets` is true (None: on all)."""
     if gets is not None:
-        now = piece(filled, starts, content.shape)
+        now = cut_box(filled, starts, content.shape)
         content = lax.select(jnp.broadcast_to(gets, content.shape), content, now)
     if content.shape == filled.shape:
         return content

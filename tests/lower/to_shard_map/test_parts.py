@@ -17,9 +17,9 @@ from reshard.errors import StepError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
 from reshard.lower.to_shard_map import block_writes, exchange, parts, parts_in_place, tiles, tpu_layout
-from reshard.lower.to_shard_map.block_writes import make_block_writer, make_pair_writer, with_part_digit
-from reshard.lower.to_shard_map.parts import joined, loops, overlap_parts
-from reshard.lower.to_shard_map.parts_in_place import on_tpu, regions_on_tpu
+from reshard.lower.to_shard_map.block_writes import add_part_digit, make_block_writer, make_pair_writer
+from reshard.lower.to_shard_map.parts import group_instructions, group_steps, overlap_parts
+from reshard.lower.to_shard_map.parts_in_place import find_regions_on_tpu, find_tiles_on_tpu
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
@@ -61,8 +61,8 @@ def test_steps_share_a_loop_where_their_parts_are_the_same(steps: list[str], sou
         moves.append(StepSpec(kind, Layout.parse(result, MESH), StepMode(parts=int(count or 2))))
     plan = chain(Layout.parse(source, MESH), moves[-1].result, moves)
     program = lower_plan(plan)
-    assert [len(loop) for loop in loops(plan.steps)] == sizes
-    assert [len(run) for run in joined(program.instructions)] == sizes
+    assert [len(loop) for loop in group_steps(plan.steps)] == sizes
+    assert [len(run) for run in group_instructions(program.instructions)] == sizes
     run, _ = stacked(program, MESH.axes)
     text = jax.jit(run).lower(jnp.zeros((MESH.size, *program.tile_shape))).as_text()
     in_parts = sum(step.mode.parts > 1 for step in plan.steps)
@@ -200,7 +200,7 @@ def test_steps_in_place_follow_one_another():
     mode = StepMode(parts=2, in_place=True)
     steps = [StepSpec("permute", between, mode), StepSpec("permute", target, mode)]
     plan = chain(source, target, steps, donate=True)
-    assert [len(numbers) for numbers in joined(lower_plan(plan).instructions)] == [1, 1]
+    assert [len(numbers) for numbers in group_instructions(lower_plan(plan).instructions)] == [1, 1]
     check_on_xla(plan)
 
 
@@ -212,7 +212,7 @@ def test_what_lies_in_whole_tiles_on_a_tpu():
         (Cut(1, 1, 8, 64), (64, 512), Cut(1, 1, 8, 64), (64, 512), False),  # half of the lanes
         (Cut(0, 1, 8, 1024), (8192,), Cut(0, 1, 8, 1024), (8192,), False),  # a list has tiles of its own
     ):
-        assert (regions_on_tpu(take, operand, put, result) is not None) == able, (operand, result)
+        assert (find_regions_on_tpu(take, operand, put, result) is not None) == able, (operand, result)
 
 
 # ---- as spelled for a TPU, on a CPU ----------------------------------------------------------------
@@ -237,13 +237,13 @@ def small_tpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     for module in (tpu_layout, parts_in_place):
         monkeypatch.setattr(module, "LANES", 4)
         monkeypatch.setattr(module, "SUBLANES", 2)
-    monkeypatch.setattr(tpu_layout, "_memory_order", getattr(tpu_layout, "_memory_order").__wrapped__)  # noqa: B009
+    monkeypatch.setattr(tpu_layout, "_choose_memory_order", getattr(tpu_layout, "_choose_memory_order").__wrapped__)  # noqa: B009
     monkeypatch.setattr(block_writes, "UNROLLED", 8)
     monkeypatch.setattr(exchange, "LOOPED", 2)
     for module in (parts, parts_in_place, block_writes, exchange):
-        monkeypatch.setattr(module, "unfilled", used_memory)
+        monkeypatch.setattr(module, "make_unfilled", used_memory)
     for module in (parts, parts_in_place, block_writes, exchange, tiles):
-        monkeypatch.setattr(module, "laid_out", lambda tile, order=None: tile)  # layouts are a TPU's
+        monkeypatch.setattr(module, "fix_layout", lambda tile, order=None: tile)  # layouts are a TPU's
     return used
 
 
@@ -308,7 +308,7 @@ def test_tiles_as_they_lie_on_a_tpu(kind: str, source: str, target: str, count: 
     plan = in_place(kind, source, target, count)
     (step,) = lower_plan(plan).instructions
     assert isinstance(step, InParts)
-    lying = on_tpu(step.take, plan.source.tile_shape, step.put, plan.target.tile_shape)
+    lying = find_tiles_on_tpu(step.take, plan.source.tile_shape, step.put, plan.target.tile_shape)
     assert lying is not None and len(lying.operand.unit) == unit
     where = lying.regions(step.take, plan.source.tile_shape, step.put, plan.target.tile_shape)
     assert (where.before, where.after) == slots
@@ -342,4 +342,4 @@ def test_what_is_left_to_xla():
     place = MeshPlace(program.devices, MESH.axes)
     assert isinstance(step, InParts)
     assert make_block_writer(step, program.tile_shapes[0], program.dtype, place) is None
-    assert with_part_digit(TileView((2, 8), (2, 8), (2, 4, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 4), (2, 24)) is None
+    assert add_part_digit(TileView((2, 8), (2, 8), (2, 4, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 4), (2, 24)) is None

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.lower.to_shard_map import place
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized, written
-from reshard.lower.to_shard_map.tpu_layout import memory_order, padded_elements
+from reshard.lower.to_shard_map.tiles import join_blocks, number_blocks, resize_tile, write_box
+from reshard.lower.to_shard_map.tpu_layout import choose_memory_order, count_padded_elements
 from reshard.plans.rules.tile_view import TileView
 
 
@@ -85,7 +85,7 @@ def test_tables_are_looked_up_by_position():
 def test_tables_are_cut_to_the_digits_that_they_depend_on(entry, digits: tuple, turns: int):
     """On axes of 2, 3 and 4."""
     table = np.array([[(turn + 1) * entry(p) for p in range(24)] for turn in range(turns)])
-    small, kept = place.narrowed(table, (2, 3, 4))
+    small, kept = place.narrow_table(table, (2, 3, 4))
     assert kept == digits and small.shape == (turns, math.prod(radix for _, radix in digits))
     for position in range(24):
         at = 0
@@ -127,7 +127,7 @@ def test_a_permute_takes_the_pairs_of_its_turn():
     ],
 )
 def test_tables_in_narrow_integers(entries: list[int], dtype: str, unit: int):
-    units, of = place.in_units(np.array(entries, np.int32))
+    units, of = place.divide_table(np.array(entries, np.int32))
     assert (units.dtype, of) == (dtype, unit)
     assert (units.astype(np.int32) * np.int32(of)).tolist() == entries
 
@@ -163,14 +163,14 @@ def numbered_blocks(view: TileView) -> np.ndarray:
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_blocks_are_numbered_and_make_up_the_tile(view: TileView):
-    assert np.array_equal(blocks_of(view, jnp.asarray(tile_of(view))), numbered_blocks(view))
-    assert np.array_equal(closed(view, jnp.asarray(numbered_blocks(view))), tile_of(view))
+    assert np.array_equal(number_blocks(view, jnp.asarray(tile_of(view))), numbered_blocks(view))
+    assert np.array_equal(join_blocks(view, jnp.asarray(numbered_blocks(view))), tile_of(view))
 
 
 def test_resizing_pads_with_zeros_and_cuts_the_high_end():
     tile = jnp.asarray([[1, 2, 3], [4, 5, 6]])
-    assert resized(tile, (3, 2)).tolist() == [[1, 2], [4, 5], [0, 0]]
-    assert resized(tile, (2, 3)) is tile
+    assert resize_tile(tile, (3, 2)).tolist() == [[1, 2], [4, 5], [0, 0]]
+    assert resize_tile(tile, (2, 3)) is tile
 
 
 def test_content_is_written_on_devices_that_get_it():
@@ -178,10 +178,10 @@ def test_content_is_written_on_devices_that_get_it():
     starts = [jnp.asarray(1), jnp.asarray(2)]
     there = np.zeros((3, 4), int)
     there[1:, 2:] = 1
-    assert np.array_equal(written(filled, content, starts, None), there)
-    assert np.array_equal(written(filled, content, starts, jnp.asarray(True)), there)
-    assert not written(filled, content, starts, jnp.asarray(False)).any()
-    assert np.array_equal(written(filled, jnp.ones((3, 4), int), [jnp.asarray(0)] * 2, None), np.ones((3, 4)))
+    assert np.array_equal(write_box(filled, content, starts, None), there)
+    assert np.array_equal(write_box(filled, content, starts, jnp.asarray(True)), there)
+    assert not write_box(filled, content, starts, jnp.asarray(False)).any()
+    assert np.array_equal(write_box(filled, jnp.ones((3, 4), int), [jnp.asarray(0)] * 2, None), np.ones((3, 4)))
 
 
 # ---- a TPU's memory, as libtpu 0.0.51 chose it for the arguments of programs on v5p -------------------
@@ -210,5 +210,5 @@ def test_content_is_written_on_devices_that_get_it():
     ],
 )
 def test_the_order_of_least_padding(shape: tuple[int, ...], dtype: str, order: tuple[int, ...], elements: int):
-    assert memory_order(shape, dtype) == order
-    assert padded_elements([shape[dim] for dim in order], dtype) == elements
+    assert choose_memory_order(shape, dtype) == order
+    assert count_padded_elements([shape[dim] for dim in order], dtype) == elements

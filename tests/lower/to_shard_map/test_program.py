@@ -262,10 +262,10 @@ def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P):
     for axis, size in enumerate(layout.shape):
         full = np.repeat(full, size // full.shape[axis], axis=axis)
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-    parts, held = scales.spread(jax.numpy.asarray(scale), layout, spec)
+    parts, held = scales.spread_scale(jax.numpy.asarray(scale), layout, spec)
 
     def expanded(part: jax.Array) -> jax.Array:
-        return jax.numpy.broadcast_to(scales.of_tile(part, layout.tile_shape), layout.tile_shape)
+        return jax.numpy.broadcast_to(scales.expand_scale(part, layout.tile_shape), layout.tile_shape)
 
     whole = jax.shard_map(expanded, mesh=mesh, in_specs=held, out_specs=spec, check_vma=False)(parts)
     assert np.array_equal(whole, full)
@@ -273,7 +273,7 @@ def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P):
 
 def test_uneven_tiles_have_ones_where_they_are_padded():
     layout = Layout.parse("f32[{x}3/10]", SCALED)
-    parts, held = scales.spread(jax.numpy.full(5, 2.0), layout, P("x"))
+    parts, held = scales.spread_scale(jax.numpy.full(5, 2.0), layout, P("x"))
     assert parts.tolist() == [2.0] * 10 + [1.0] * 2 and held == P("x")
 
 
