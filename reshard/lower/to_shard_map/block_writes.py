@@ -275,20 +275,16 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
             part = write_blocks(staged, make_unfilled(staged.shape, blocks.dtype), fix_layout(blocks))
             part = fix_layout(part).reshape(in_message)
         else:
-            part = _transpose_blocks(view, message, blocks)
+            # Too many to write one by one: transposed at once, in as few digits as these blocks have.
+            whole = merge_block_digits(view)
+            rest = (axis for axis in range(len(whole.digits)) if axis not in whole.blocks)
+            axes = [*whole.blocks, *sorted(rest, key=lambda axis: message.index(whole.dims[axis]))]
+            spread = blocks.reshape([whole.digits[axis] for axis in axes]).transpose(np.argsort(axes))
+            part = resize_tile(spread.reshape(whole.padded), view.tile).transpose(message)
         return write_part(put, filled, part.transpose([message.index(dim) for dim in order]), number)
 
     carried = tuple(shape[dim] for dim in order) if into is None else into.shape
     return PartWriter(carried, order, pack_as_it_is, send, write)
-
-
-def _transpose_blocks(view: TileView, message: Sequence[int], blocks: Array) -> Array:
-    """The part that blocks make up, its dims in the message's order."""
-    view = merge_block_digits(view)
-    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-    axes = [*view.blocks, *sorted(rest, key=lambda axis: message.index(view.dims[axis]))]
-    spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
-    return resize_tile(spread.reshape(view.padded), view.tile).transpose(message)
 
 
 def _find_free_writes(view: TileView, order: Sequence[int]) -> Writes | None:

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +26,6 @@ Array = jax.Array
 
 _WHOLE_SLICE = 64
 """From this number of TPU chips on, libtpu turns a gather among all of them into an all-reduce: twice the bytes."""
-
-
-def keep_block(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """The block of the tile that this device keeps."""
-    block = _read_block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
-    orders = {choose_memory_order(each, tile.dtype.name) for each in (tile.shape, shape)}
-    return resize_tile(block if len(orders) == 1 else keep_tile_layout(tile, block), shape)
 
 
 def _read_block(view: TileView, number: Array, tile: Array) -> Array:
@@ -106,11 +98,6 @@ def find_gathered_dim(view: TileView) -> int | None:
     return dim if view.dims.index(dim) == view.blocks[0] and len(runs) == 1 else None
 
 
-def exchange_blocks(step: AllToAll, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """One block from every member of the group."""
-    return join_blocks(step.receive, send_blocks(step.groups, place, number_blocks(step.send, tile)))
-
-
 def send_blocks(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
     """Block j of member i as block i of member j."""
     return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(groups))
@@ -154,7 +141,7 @@ def _scatter_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> Ar
     return tile.reshape(step.receive.padded)
 
 
-def reduce_tiles(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def reduce_tiles(step: AllReduce, place: MeshPlace, tile: Array) -> Array:
     """The tiles of all members, combined."""
     group = place.group(step.groups)
     match step.reduction:
@@ -193,22 +180,24 @@ def _average_total(reduction: str, total: Array, count: int) -> Array:
     return total / jnp.asarray(count, total.dtype) if reduction == "mean" else total
 
 
-def permute_tile(step: Permute, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """The whole tile of another device."""
-    return place.permute(tile, step.pairs)
-
-
-_RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {
-    Slice: keep_block,
-    AllGather: gather_tiles,
-    AllToAll: exchange_blocks,
-    ReduceScatter: scatter_sum,
-    AllReduce: reduce_tiles,
-    SplitSum: split_tile,
-    Permute: permute_tile,
-}
-
-
 def run_collective(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """The tile after a step that is one collective, or none; the tile after it has this shape."""
-    return _RUN[type(step)](step, place, tile, shape)
+    """The tile of this shape after a step that is one collective, or none."""
+    match step:
+        case Slice():
+            block = _read_block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
+            orders = {choose_memory_order(each, tile.dtype.name) for each in (tile.shape, shape)}
+            return resize_tile(block if len(orders) == 1 else keep_tile_layout(tile, block), shape)
+        case AllToAll():
+            return join_blocks(step.receive, send_blocks(step.groups, place, number_blocks(step.send, tile)))
+        case Permute():
+            return place.permute(tile, step.pairs)
+        case AllGather():
+            return gather_tiles(step, place, tile, shape)
+        case ReduceScatter():
+            return scatter_sum(step, place, tile, shape)
+        case AllReduce():
+            return reduce_tiles(step, place, tile)
+        case SplitSum():
+            return split_tile(step, place, tile, shape)
+        case _:
+            raise TypeError(f"{type(step).__name__} is no collective")

@@ -53,7 +53,8 @@ def spread_scale(scale: Array, layout: Layout, spec: PartitionSpec) -> tuple[Arr
         if blocks > 1:
             scale = jnp.repeat(scale, _count_scale_blocks(blocks, size, padded // tile) // blocks, axis=at)
         if blocks > 1 and padded > size:
-            scale = jnp.concatenate([scale, jnp.ones_like(scale, shape=_with(scale.shape, at, padded - size))], axis=at)
+            more = (*scale.shape[:at], padded - size, *scale.shape[at + 1 :])
+            scale = jnp.concatenate([scale, jnp.ones_like(scale, shape=more)], axis=at)
     return scale, PartitionSpec(*held)
 
 
@@ -70,7 +71,3 @@ def _count_scale_blocks(blocks: int, size: int, tiles: int) -> int:
     if size % tiles == 0 and blocks % tiles == 0:
         return blocks
     return tiles if size % tiles == 0 and tiles % blocks == 0 else size
-
-
-def _with(shape: tuple[int, ...], at: int, size: int) -> tuple[int, ...]:
-    return (*shape[:at], size, *shape[at + 1 :])
