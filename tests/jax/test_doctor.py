@@ -67,7 +67,15 @@ NO_LAYOUTS = {
 """They have a place that is not a move between two layouts: padding, flips, windows, several arrays, parts of one."""
 
 
-@pytest.mark.parametrize("name", sampled([program.name for program in PROGRAMS], "jax-21562", "uneven"))
+NAMES = [program.name for program in PROGRAMS]
+FAST = ["jax-21562", "uneven"]
+SLOW = [*FAST, *(name for name in NAMES[::2] if name not in FAST)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*sampled(SLOW, *FAST), *sampled([name for name in NAMES if name not in SLOW], rest=pytest.mark.sweep)],
+)
 def test_a_program(name: str):
     once = compiled_once(name)
     is_what_the_module_does(once)
