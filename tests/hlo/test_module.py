@@ -124,7 +124,7 @@ def test_large_dumps_and_large_constants():
     many = [f"{name}.{k} = {rest}" for name, _, rest in lines for k in range(1000)]
     literal = ", ".join(["1.25"] * 500_000)
     read = module(*many, f"%c = f32[500000]{{0}} constant({{{literal}}}), sharding={{replicated}}", before=called)
-    assert sum(len(one.literal) for one in read.entry.instructions) > 5_000_000
+    assert sum(len(one.literal) for one in read.entry.instructions) > 2_900_000
     assert hlo.traffic(read).launches == 3000
 
 
