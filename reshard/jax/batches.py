@@ -1,7 +1,7 @@
 """Many moves in few programs: the leaves of a tree.
 
 Small arrays cost what it costs to compile and to start a program. So up to 100 arrays share one: arrays of one kind
-move as a stack, different kinds whose steps share launches as a batch (`types.batch`), and other kinds side by side. A
+move as a stack, different kinds whose steps share launches as a batch (`plans.plan`), and other kinds side by side. A
 program runs as often as there are arrays of its kinds, so that few are compiled.
 
     56 kinds of move, 9 arrays each          2 programs, of 28 stacks of 3, each started 3 times

@@ -454,7 +454,7 @@ class NamedErrors:
 
 
 def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:
-    """The tiles by name, as `types.tree_names` names them; only dicts are nested, since lists may be tiles."""
+    """The tiles by name, as `plans.plan_data` names them; only dicts are nested, since lists may be tiles."""
     if depth >= MOST_DEPTH:
         raise PlanError(f"the tree of tiles is nested more than {MOST_DEPTH} deep at {quoted(path)}")
     leaves: list[tuple[str, Any]] = []

@@ -61,5 +61,5 @@ def test_each_program_and_what_lives_beside_it() -> None:
     assert 0.7 * budget < most <= SLACK * budget
 
 
-def _ends(batch: rs.types.batch.Batch) -> list[tuple[rs.Layout, rs.Layout]]:
+def _ends(batch: rs.plans.plan.Batch) -> list[tuple[rs.Layout, rs.Layout]]:
     return [(plan.source, plan.target) for plan in batch.plans]
