@@ -118,7 +118,6 @@ class MoveHandle:
         call there finishes it first.
         """
         prepared, limit = self._prepared, self._limit
-        call = self._call._replace(tiles=tile, out=out, limit=limit)
         if prepared is not None and prepared.team.alive:
             release, same = prepared.hold(limit)
             try:
@@ -130,13 +129,16 @@ class MoveHandle:
                 turn = prepared.team.turns.take(time.monotonic() + limit)
                 try:
                     result = prepared.finish(out, limit)
-                    return self._run(call) if result is DEFERRED else result
+                    if result is not DEFERRED:
+                        return result
+                    return self._run(self._call._replace(tiles=tile, out=out, limit=limit))
                 finally:
                     turn.release()
 
             move = StartedMove(end)
             prepared.team.started = Started(move.finish)
             return move
+        call = self._call._replace(tiles=tile, out=out, limit=limit)
         # A move that cannot be staged needs the other ranks at once: a thread of its own makes it, where the process
         # has a core for that, so that it is not slower than one that begins with `wait`.
         team = None if self._freed else team_at_hand(call.comm)
