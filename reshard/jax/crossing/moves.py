@@ -228,7 +228,7 @@ def _senders_of_tiles(across: Plan) -> dict[int, int] | None:
         return {receiver: sender for sender, receiver in instruction.pairs}
     if not isinstance(instruction, Exchange) or not messages.sends_whole_tiles(instruction):
         return None
-    transfers = [*instruction.local, *(t for turn in instruction.rounds for t in turn)]
+    transfers = [*instruction.local, *(t for each in instruction.rounds for t in each)]
     return {t.receiver: t.sender for t in transfers}
 
 

@@ -52,7 +52,7 @@ class Stage:
     pack: Callable[..., tuple[jax.Array, ...]]
     write: Callable[..., jax.Array]
     numbers: np.ndarray[Any, Any]
-    turns: tuple[Turn, ...]
+    rounds: tuple[Round, ...]
     elements: int
     message_bytes: int
     relayed: bool
@@ -110,9 +110,9 @@ def _stages_of_batch(
     programs = {count: _compile_stage(step, batch, operand, result, meshes, count) for count in counts}
 
     def stage(start: int) -> Stage:
-        turns = batch.rounds[start : start + together]
-        numbers = np.arange(start, start + len(turns), dtype=np.int32)
-        return Stage(*programs[len(turns)], numbers, turns, batch.elements, size * len(turns), batch.relayed)
+        rounds = batch.rounds[start : start + together]
+        numbers = np.arange(start, start + len(rounds), dtype=np.int32)
+        return Stage(*programs[len(rounds)], numbers, rounds, batch.elements, size * len(rounds), batch.relayed)
 
     return [stage(start) for start in starts]
 
@@ -168,7 +168,7 @@ def run_stages(
         packed = start_program(stage.pack, held, stage.numbers) if held is not None else ()
         if donate and number == last:
             _delete_stack(near)
-        arrived = transport.carried(packed, stage.turns, stage.elements, stage.relayed)
+        arrived = transport.carried(packed, stage.rounds, stage.elements, stage.relayed)
         if far is not None:
             far = start_program(stage.write, far, stage.numbers, *arrived)
         del packed, arrived
@@ -192,7 +192,7 @@ def _delete_stack(stack: jax.Array | None) -> None:
 # A stack of messages has one of equal size for each device of a mesh of one axis.
 
 
-Turn = Sequence[SlicedTransfer | Transfer]
+Round = Sequence[SlicedTransfer | Transfer]
 Pairs = tuple[tuple[int, int], ...]
 """Positions of senders and receivers."""
 
@@ -204,7 +204,7 @@ class Transport(Protocol):
     def receives(self) -> bool: ...
 
     def carried(
-        self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int, relayed: bool
+        self, packed: Sequence[jax.Array], rounds: Sequence[Round], elements: int, relayed: bool
     ) -> list[jax.Array]:
         """For each round, the stack of messages on the target's mesh, from that on the source's, or on the target's if
         a relay passes them on.
@@ -226,14 +226,14 @@ class InProcess:
         self.positions = [{device: at for at, device in enumerate(devices_of(mesh))} for mesh in meshes]
 
     def carried(
-        self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int, relayed: bool
+        self, packed: Sequence[jax.Array], rounds: Sequence[Round], elements: int, relayed: bool
     ) -> list[jax.Array]:
         """For each round, the messages where they are wanted; devices that receive none get zeros."""
-        rounds = list(zip(packed, turns, strict=True))
+        paired = list(zip(packed, rounds, strict=True))
         position = self.positions[relayed]
-        sent = [stack.addressable_data(position[self.numbers[t.sender]]) for stack, turn in rounds for t in turn]
-        moved = iter(jax.device_put(sent, [self.numbers[t.receiver] for _, turn in rounds for t in turn]))
-        by_device = [{self.numbers[t.receiver]: next(moved) for t in turn} for turn in turns]
+        sent = [stack.addressable_data(position[self.numbers[t.sender]]) for stack, each in paired for t in each]
+        moved = iter(jax.device_put(sent, [self.numbers[t.receiver] for _, each in paired for t in each]))
+        by_device = [{self.numbers[t.receiver]: next(moved) for t in each} for each in rounds]
         return [_stack_messages(received, self.target, elements, packed[0].dtype) for received in by_device]
 
 
@@ -247,13 +247,13 @@ class BetweenProcesses:
         self.receives = bool(self.target.addressable_devices)
 
     def carried(
-        self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int, relayed: bool
+        self, packed: Sequence[jax.Array], rounds: Sequence[Round], elements: int, relayed: bool
     ) -> list[jax.Array]:
         """For each round, the messages of this process's devices of the target."""
         if not self.union.addressable_devices:
             return []
-        pairs = tuple(tuple((t.sender, t.receiver) for t in turn) for turn in turns)
-        shards = [_by_device(stack) for stack in packed] or [{}] * len(turns)
+        pairs = tuple(tuple((t.sender, t.receiver) for t in each) for each in rounds)
+        shards = [_by_device(stack) for stack in packed] or [{}] * len(rounds)
         stacks = [_stack_messages(messages, self.union, elements, self.dtype) for messages in shards]
         arrived = start_program(_permute_program(self.union, pairs), *stacks)
         if not self.receives:

@@ -53,12 +53,12 @@ def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.Monke
     real, run = InProcess.carried, pipeline.start_program
     held = {id(x) for x in jax.live_arrays()}
 
-    def carried(self: InProcess, packed: Any, turns: Sequence[Any], elements: int, relayed: bool) -> Any:
-        counts["rounds"] += len(turns)
-        for t in (t for turn in turns for t in turn):
+    def carried(self: InProcess, packed: Any, rounds: Sequence[Any], elements: int, relayed: bool) -> Any:
+        counts["rounds"] += len(rounds)
+        for t in (t for each in rounds for t in each):
             sent[t.sender] += 4 * t.elements
             received[t.receiver] += 4 * t.elements
-        return real(self, packed, turns, elements, relayed)
+        return real(self, packed, rounds, elements, relayed)
 
     def started(function: Any, *arrays: Any) -> Any:
         made = run(function, *arrays)

@@ -33,7 +33,7 @@ def ends(name: str) -> tuple[NamedSharding, NamedSharding]:
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("chunk", [None, 500])
 def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle's tiles; each device sends and receives what the plan says, the second turn out of results."""
+    """The oracle's tiles; each device sends and receives what the plan says, the second round out of results."""
     source, target = ends(name)
     whole = plan_across(ReshardRequest(target, source), SHAPE, "float32")
     assert whole.steps[0].mode.relay
@@ -45,11 +45,11 @@ def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch:
     received: Counter[Any] = Counter()
     real = InProcess.carried
 
-    def carried(self: InProcess, packed: Any, turns: Sequence[Any], elements: int, relayed: bool) -> Any:
-        for t in (t for turn in turns for t in turn if t.sender != t.receiver):
+    def carried(self: InProcess, packed: Any, rounds: Sequence[Any], elements: int, relayed: bool) -> Any:
+        for t in (t for each in rounds for t in each if t.sender != t.receiver):
             sent[t.sender] += 4 * t.elements
             received[t.receiver] += 4 * t.elements
-        return real(self, packed, turns, elements, relayed)
+        return real(self, packed, rounds, elements, relayed)
 
     monkeypatch.setattr(InProcess, "carried", carried)
     with by_messages(monkeypatch):

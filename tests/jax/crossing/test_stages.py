@@ -48,7 +48,7 @@ def check(exchange: stages.StagedExchange) -> None:
 
 def test_small_rounds_run_together() -> None:
     exchange = compiled()
-    assert [len(stage.turns) for stage in exchange.stages] == [4]
+    assert [len(stage.rounds) for stage in exchange.stages] == [4]
     check(exchange)
 
 
@@ -57,7 +57,7 @@ def test_rounds_of_large_messages_run_one_after_another(monkeypatch: pytest.Monk
     monkeypatch.setattr(stages, "TOGETHER", together)
     exchange = compiled()
     rounds = 1 if together == 0 else 2
-    assert [len(stage.turns) for stage in exchange.stages] == [rounds] * (4 // rounds)
+    assert [len(stage.rounds) for stage in exchange.stages] == [rounds] * (4 // rounds)
     check(exchange)
 
 
