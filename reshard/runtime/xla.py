@@ -165,6 +165,18 @@ def _count_parts(step: Step, count: int, lanes: bool) -> int:
     possible = counts(step.operand, step.result)
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
+    suited = _list_aligned_parts(step, preferred, count)
+    if lanes:
+        for number, part in suited.items():
+            # A block of less than one tile is padded to it, whatever the number of parts.
+            whole = math.prod(part.block) >= SUBLANES * LANES
+            if whole and number >= count * (1 + (count_block_padding(part) >= 2)):
+                return number
+    return next(iter(suited), next(iter(preferred), 1))
+
+
+def _list_aligned_parts(step: Step, preferred: Sequence[int], count: int) -> dict[int, Part]:
+    """The parts by the preferred numbers of them that are aligned; of an all-to-all, those with full lanes if any."""
     suited: dict[int, Part] = {}
     for number in preferred:
         part = split_step(step.operand, step.result, number)
@@ -173,13 +185,7 @@ def _count_parts(step: Step, count: int, lanes: bool) -> int:
     if step.kind == "all_to_all":
         full = {number: part for number, part in suited.items() if any(n % LANES == 0 for n in part.block)}
         suited = {number: part for number, part in full.items() if 2 * number >= count} or suited
-    if lanes:
-        for number, part in suited.items():
-            # A block of less than one tile is padded to it, whatever the number of parts.
-            whole = math.prod(part.block) >= SUBLANES * LANES
-            if whole and number >= count * (1 + (count_block_padding(part) >= 2)):
-                return number
-    return next(iter(suited), next(iter(preferred), 1))
+    return suited
 
 
 def count_overlapping_parts(step: Step, count: int) -> int | None:

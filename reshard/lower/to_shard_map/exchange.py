@@ -22,7 +22,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -395,23 +395,33 @@ def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
     round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
     """
-    if step.strided or len(step.rounds) > MOST:
+    rounds = list_rounds(step)
+    if step.strided or len(step.rounds) > MOST or not _are_one_box_each(rounds):
         return None
     if len({tuple(_list_pairs(one)) for one in step.rounds}) < len(step.rounds):
         return None  # Two rounds between the same devices: the pieces of messages.
-    rounds = list_rounds(step)
-    boxes = [box for one in rounds for t in one for box in t.boxes]
-    if len({box.form for box in boxes}) != 1 or any(len(t.boxes) != 1 for one in rounds for t in one):
-        return None
-    starts: dict[int, dict[int, tuple[int, ...]]] = {}
-    for number, one in enumerate(rounds):
-        for t in one:
-            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
+    starts = _find_starts(rounds)
     count = math.prod(count_boxes(step))
     if len(rounds) != count or any(len(by_round) != count for by_round in starts.values()):
         return None
     by_device = {device: tuple(sorted(by_round, key=by_round.__getitem__)) for device, by_round in starts.items()}
     return by_device if len(set(by_device.values())) <= MOST else None
+
+
+def _are_one_box_each(rounds: Sequence[Sequence[Any]]) -> bool:
+    """Whether all messages are one box of one form."""
+    forms = {t.form for one in rounds for t in one}
+    return len(forms) == 1 and len(forms.pop()) == 1
+
+
+def _find_starts(rounds: Sequence[Round]) -> dict[int, dict[int, tuple[int, ...]]]:
+    """By receiver and round, where in its result the one box of its message starts."""
+    starts: dict[int, dict[int, tuple[int, ...]]] = {}
+    for number, one in enumerate(rounds):
+        for t in one:
+            box = cast("SlicedTransfer", t).boxes[0]
+            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in box.dst)
+    return starts
 
 
 def joins_in_one_copy(step: Exchange) -> bool:
@@ -474,11 +484,8 @@ class MessageBatch(NamedTuple):
     relayed: bool
 
 
-def batch_rounds(step: Exchange) -> list[MessageBatch]:
-    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
-
-    Those that a relay passes on are the last.
-    """
+def _cut_local_copies(step: Exchange) -> list[tuple[AnyTransfer, ...]]:
+    """The copies that devices make for themselves, in pieces no larger than the largest message: as rounds."""
     most = max((t.elements for one in step.rounds for t in one), default=None)
     copies: dict[int, list[AnyTransfer]] = {}
     for t in step.local:
@@ -487,7 +494,15 @@ def batch_rounds(step: Exchange) -> list[MessageBatch]:
                 one = Transfer(t.sender, t.receiver, (part,))
                 copies.setdefault(t.receiver, []).append(one if step.strided else step.slice_transfer(one))
     longest = max(map(len, copies.values()), default=0)
-    local = [tuple(listed[at] for listed in copies.values() if at < len(listed)) for at in range(longest)]
+    return [tuple(listed[at] for listed in copies.values() if at < len(listed)) for at in range(longest)]
+
+
+def batch_rounds(step: Exchange) -> list[MessageBatch]:
+    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
+
+    Those that a relay passes on are the last.
+    """
+    local = _cut_local_copies(step)
     by_forms: dict[tuple[bool, tuple[Any, ...]], list[Round]] = {}
     for one in (*local, *_list_transfers(step)[1]):
         forms = tuple(sorted({t.form for t in one}))

@@ -143,16 +143,21 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
         case PutPart(spans=spans):
             into = jnp.asarray(beside.into).reshape(shape)
             return lax.dynamic_update_slice(into, tile, [start for start, _ in spans])
-        case CastTiles(dtype=dtype) if beside.scale is None:
-            return tile.astype(dtype)
         case CastTiles(dtype=dtype):
-            # The scale belongs to the narrow side: what becomes narrow is divided by it before it is rounded.
-            scale = scales.expand_scale(jnp.asarray(beside.scale), shape)
-            if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
-                return (tile / scale.astype(tile.dtype)).astype(dtype)
-            return tile.astype(dtype) * scale.astype(dtype)
+            return _cast_tile(tile, dtype, shape, beside.scale)
         case _:
             return run_plain(step, place, tile, shape)
+
+
+def _cast_tile(tile: Array, dtype: str, shape: Sequence[int], scale: Array | None) -> Array:
+    """The tile in another dtype. A scale belongs to the narrow side: what becomes narrow is divided by it before it is
+    rounded, and what becomes wide is multiplied after."""
+    if scale is None:
+        return tile.astype(dtype)
+    scale = scales.expand_scale(scale, shape)
+    if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
+        return (tile / scale.astype(tile.dtype)).astype(dtype)
+    return tile.astype(dtype) * scale.astype(dtype)
 
 
 def run_plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int], in_part: bool = False) -> Array:
