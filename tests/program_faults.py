@@ -21,7 +21,7 @@ import reshard as rs
 from reshard.geometry.blocks import Block
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange import Transfer
-from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
+from reshard.lower.exchange_in_place import ExchangeInPlace, place_offsets
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice, SplitSum
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
@@ -272,7 +272,7 @@ def slotted(step: Step, right: ExchangeInPlace) -> Iterator[Fault]:
             view = right.send if name == "pack" else right.receive
             for number, (slot, place) in enumerate(places):
                 # A share that lies where it belongs is not moved in any case.
-                if list(offsets(view, place)) != list(range(slot * right.slot, (slot + 1) * right.slot)):
+                if list(place_offsets(view, place)) != list(range(slot * right.slot, (slot + 1) * right.slot)):
                     wrong = {**getattr(right, name), device: (*places[:number], *places[number + 1 :])}
                     yield Fault(f"a place of {name}ing dropped", replace(right, **{name: wrong}))
     yield Fault("staging forgotten", replace(right, staged=not right.staged))

@@ -144,7 +144,7 @@ class Trial:
         target = self.target
         if all(device in tiles and tiles[device].shape == target.tile_shape for device in target.mesh.devices):
             target, tiles = oracle.finished(self.source, target, tiles)
-        wanted = self._seen(oracle.combined(self.source, target, self._in_double_precision(target)))
+        wanted = self._seen(oracle.combine_summands(self.source, target, self._in_double_precision(target)))
         faults = [self._fault(target, device, tiles.get(device), wanted) for device in target.mesh.devices]
         return [fault for fault in faults if fault is not None]
 
@@ -157,7 +157,7 @@ class Trial:
         view = View.identity(self.source.shape) if self.view is None else self.view
         each = {at: array.astype(dtype) if casts else array for at, array in arrays.items()}
         zeros = {at: np.zeros(self.target.shape, array.dtype) for at, array in each.items()}
-        return {at: oracle.viewed(view, array, zeros[at]) for at, array in each.items()}
+        return {at: oracle.view_marks(view, array, zeros[at]) for at, array in each.items()}
 
     def _in_double_precision(self, target: Layout) -> oracle.Arrays:
         """The summands, as doubles if they are floats and will be combined."""

@@ -19,7 +19,7 @@ from reshard.draw.colours import Point, colour_devices, ink_on
 from reshard.draw.scene import LEGIBLE, NORMAL, SMALL, Lines, Mark, Scene, Words, box_area, fit_words
 from reshard.errors import ReshardError
 from reshard.lower import lower_plan
-from reshard.lower.traffic import TrafficMatrix, traffic
+from reshard.lower.traffic import TrafficMatrix, program_traffic
 from reshard.plans.plan import Plan
 from reshard.show.plan_table import meshes_text
 from reshard.types.units import bytes_text
@@ -171,7 +171,7 @@ def count_traffic(plan: Plan) -> TrafficMatrix:
             f"{plan.launches} launches on {size} devices are too many to count one by one (at most "
             f"{MOST_TRANSFERS // size} on that many devices); plan with a larger budget, or use draw('memory')"
         )
-    return traffic(lower_plan(plan))
+    return program_traffic(lower_plan(plan))
 
 
 def group_devices(devices: int, most: int) -> int:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from reshard.geometry.dealing import Queue, tile_queues
 from reshard.geometry.exchange_stats import count_lacked, dim_shares, kept, largest_sent, overlaps, sizes
 from reshard.geometry.message import Tile, piece_columns, tile_of, tile_sizes, tiles
-from reshard.geometry.overlap import fullest
+from reshard.geometry.overlap import fullest_piece
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import disjoint
 from reshard.types.layout import Digit, Dim, Layout
@@ -51,31 +51,35 @@ class Crossing(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def crossing(operand: Layout, result: Layout) -> Crossing:
+def crossing_figures(operand: Layout, result: Layout) -> Crossing:
     """The figures of the exchange.
 
     >>> source = Layout.parse("f32[{x}8]", Mesh(x=2))
-    >>> crossing(source, Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
+    >>> crossing_figures(source, Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
     Crossing(received=16, sent=24, rounds=3, message=8, cut=False)
     """
     if 0 in operand.shape:
         return Crossing(0, 0, 0, 0, False)
     if disjoint(operand.mesh, result.mesh):
-        refinement = _refinement(operand, result)
+        refinement = _refine_pairs(operand, result)
         if refinement is not None and refinement.exact:
-            return _even(operand, result, refinement)
-    return _held_once(operand, result) if _copies(operand) == 1 else _shared_out(operand, result)
+            return _even_figures(operand, result, refinement)
+    return (
+        _figures_of_single_holders(operand, result)
+        if _count_copies(operand) == 1
+        else _figures_of_shares(operand, result)
+    )
 
 
 @lru_cache(maxsize=1024)
-def fewest_received(source: Layout, target: Layout) -> int:
+def least_received_across(source: Layout, target: Layout) -> int:
     """The elements that the busiest device of the target lacks.
 
-    >>> fewest_received(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
+    >>> least_received_across(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
     16
     """
     if disjoint(source.mesh, target.mesh):
-        return _fullest(target)
+        return _fullest_tile(target)
     return max(count_lacked(source, target).values(), default=0)
 
 
@@ -88,20 +92,20 @@ def fewest_through(source: Layout, target: Layout) -> int:
     >>> fewest_through(Layout.parse("f32[{x}12]", Mesh(x=1)), Layout.parse("f32[{d}4]", Mesh(d=3)))
     8
     """
-    received = fewest_received(source, target)
+    received = least_received_across(source, target)
     if disjoint(source.mesh, target.mesh):
-        return max(received, -(-_fullest(source) // _copies(source)))
-    return max(received, *(-(-elements // len(holders)) for holders, elements in leaving(source, target)))
+        return max(received, -(-_fullest_tile(source) // _count_copies(source)))
+    return max(received, *(-(-elements // len(holders)) for holders, elements in list_leaving(source, target)))
 
 
-def leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
+def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
     """For each tile of the source, its holders, and the elements of it that some device of the target lacks.
 
-    >>> list(leaving(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", Mesh(d=1))))
+    >>> list(list_leaving(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", Mesh(d=1))))
     [((0,), 0), ((1,), 2)]
     """
-    stays = _staying(source, target)
-    if _copies(source) == 1:
+    stays = _count_staying(source, target)
+    if _count_copies(source) == 1:
         for device, size in zip(source.mesh.devices, sizes(source), strict=True):
             yield (device,), size - stays.get(device, 0)
         return
@@ -110,10 +114,10 @@ def leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int
         yield devices, size_of(tile) - sum(stays.get(device, 0) for device in devices)
 
 
-def _staying(source: Layout, target: Layout) -> Mapping[int, int]:
+def _count_staying(source: Layout, target: Layout) -> Mapping[int, int]:
     """By a holder of a source tile, elements of it that no device lacks: all that need them hold that tile."""
     own = kept(source, target)
-    if _copies(target) == 1:
+    if _count_copies(target) == 1:
         return own
     alike: dict[int, int] = {}
     for devices in holders_of(target).values():
@@ -122,16 +126,16 @@ def _staying(source: Layout, target: Layout) -> Mapping[int, int]:
     return alike
 
 
-def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
+def count_sent_across(operand: Layout, result: Layout) -> Mapping[int, int]:
     """The elements that each device sends.
 
     >>> source, target = Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3))
-    >>> sorted(sent_by_device(source, target).items())
+    >>> sorted(count_sent_across(source, target).items())
     [(0, 16), (1, 16)]
     """
-    if _copies(operand) > 1:
-        return _shares(operand, result).sent
-    own, copies = kept(operand, result), _copies(result)
+    if _count_copies(operand) > 1:
+        return _share_out(operand, result).sent
+    own, copies = kept(operand, result), _count_copies(result)
     each = zip(operand.mesh.devices, sizes(operand), strict=True)
     return {device: copies * size - own.get(device, 0) for device, size in each}
 
@@ -139,21 +143,23 @@ def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
 # ---- figures ---------------------------------------------------------------------------------------
 
 
-def _refinement(operand: Layout, result: Layout) -> Refinement | None:
+def _refine_pairs(operand: Layout, result: Layout) -> Refinement | None:
     """The common refinement of the numerals, on a mesh of all pairs of devices; holders of the two never coincide."""
     size = operand.mesh.size * result.mesh.size
     if size > MOST:
         return None
-    axes = {f"{name}{at}": n for name, mesh in _ends(operand, result) for at, n in enumerate(mesh.axes.values())}
+    axes = {
+        f"{name}{at}": n for name, mesh in _named_meshes(operand, result) for at, n in enumerate(mesh.axes.values())
+    }
     pairs = Mesh(axes)
-    return refine(_renamed(operand, pairs, "s"), _renamed(result, pairs, "t"))
+    return refine(_rename_axes(operand, pairs, "s"), _rename_axes(result, pairs, "t"))
 
 
-def _ends(operand: Layout, result: Layout) -> tuple[tuple[str, Mesh], tuple[str, Mesh]]:
+def _named_meshes(operand: Layout, result: Layout) -> tuple[tuple[str, Mesh], tuple[str, Mesh]]:
     return ("s", operand.mesh), ("t", result.mesh)
 
 
-def _renamed(layout: Layout, mesh: Mesh, name: str) -> Layout:
+def _rename_axes(layout: Layout, mesh: Mesh, name: str) -> Layout:
     names = {axis: f"{name}{at}" for at, axis in enumerate(layout.mesh.axes)}
 
     def renamed(digit: Digit) -> Digit:
@@ -163,49 +169,49 @@ def _renamed(layout: Layout, mesh: Mesh, name: str) -> Layout:
     return Layout(mesh, tuple(Dim(tuple(map(renamed, dim.digits)), dim.size) for dim in layout.dims), layout.dtype)
 
 
-def _even(operand: Layout, result: Layout, r: Refinement) -> Crossing:
+def _even_figures(operand: Layout, result: Layout, r: Refinement) -> Crossing:
     """Every tile has as many holders and as many requests, all of one size."""
     demand, received = _requests_a_tile(result, r), r.pieces * r.common
     queue = Queue(range(demand), range(0, (demand + 1) * r.common, r.common))
-    holders = _copies(operand)
+    holders = _count_copies(operand)
     shares = queue.figures(holders, max(received, -(-demand * r.common // holders)))
     rounds = max(*shares.sends, r.pieces * (1 + max(shares.extra.values(), default=0)))
     return Crossing(received, max(shares.sent), rounds, shares.message, bool(shares.extra))
 
 
-def _held_once(operand: Layout, result: Layout) -> Crossing:
+def _figures_of_single_holders(operand: Layout, result: Layout) -> Crossing:
     """Each tile has one holder, who sends all that is wanted but what it needs itself."""
     dims = [overlaps(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
-    copies, received = _copies(result), fewest_received(operand, result)
+    copies, received = _count_copies(result), least_received_across(operand, result)
     largest = math.prod(dim.largest for dim in dims)
     if disjoint(operand.mesh, result.mesh):
         sends = copies * math.prod(max(dim.of_source) for dim in dims)
         rounds = max(sends, math.prod(max(dim.of_target) for dim in dims))
-        return Crossing(received, copies * _fullest(operand), rounds, largest, False)
+        return Crossing(received, copies * _fullest_tile(operand), rounds, largest, False)
     own = kept(operand, result)
-    sends = [copies * count for count in _counts(operand, [dim.of_source for dim in dims])]
-    receives = _counts(result, [dim.of_target for dim in dims])
+    sends = [copies * count for count in _multiply_by_piece(operand, [dim.of_source for dim in dims])]
+    receives = _multiply_by_piece(result, [dim.of_target for dim in dims])
     for counts, mesh in (sends, operand.mesh), (receives, result.mesh):
         for device in own:
             counts[mesh.position(device)] -= 1
-    message = largest if copies > 1 else _largest_sent(operand, result)
-    sent = max(sent_by_device(operand, result).values())
+    message = largest if copies > 1 else _largest_crossing_message(operand, result)
+    sent = max(count_sent_across(operand, result).values())
     return Crossing(received, sent, max(*sends, *receives), message, False)
 
 
 def _requests_a_tile(result: Layout, r: Refinement) -> int:
     """How many devices ask for a part of each source tile, where all tiles are alike."""
-    return math.prod(digit.radix for digit in r.sliced) * _copies(result)
+    return math.prod(digit.radix for digit in r.sliced) * _count_copies(result)
 
 
-def _shared_out(operand: Layout, result: Layout) -> Crossing:
+def _figures_of_shares(operand: Layout, result: Layout) -> Crossing:
     """Holders share the requests for each tile."""
-    shares, own = _shares(operand, result), kept(operand, result)
+    shares, own = _share_out(operand, result), kept(operand, result)
     dims = zip(operand.dims, result.dims, strict=True)
-    receives = _counts(result, [overlaps(s, t).of_target for s, t in dims])
+    receives = _multiply_by_piece(result, [overlaps(s, t).of_target for s, t in dims])
     for at, device in enumerate(result.mesh.devices):
         receives[at] += shares.extra[at] - (device in own)
-    received, sent = fewest_received(operand, result), max(shares.sent.values())
+    received, sent = least_received_across(operand, result), max(shares.sent.values())
     return Crossing(received, sent, max(shares.sends, *receives), shares.message, bool(shares.extra))
 
 
@@ -220,7 +226,7 @@ class _SharedOut(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _shares(operand: Layout, result: Layout) -> _SharedOut:
+def _share_out(operand: Layout, result: Layout) -> _SharedOut:
     """What the holders of all tiles send, queue by queue."""
     queues, limit = tile_queues(operand, result), pull_limit(operand, result)
     own, place = kept(operand, result), result.mesh.position
@@ -235,7 +241,7 @@ def _shares(operand: Layout, result: Layout) -> _SharedOut:
     return _SharedOut(sent, sends, message, extra)
 
 
-def _counts(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list[int]:
+def _multiply_by_piece(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list[int]:
     """For each position, the product of what its pieces have."""
     counts = [1] * layout.mesh.size
     for each, column in zip(by_piece, piece_columns(layout), strict=True):
@@ -243,10 +249,10 @@ def _counts(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list[int]:
     return counts
 
 
-def _largest_sent(operand: Layout, result: Layout) -> int:
+def _largest_crossing_message(operand: Layout, result: Layout) -> int:
     """The most elements that a target tile, wanted by one device, shares with a source tile that this does not hold."""
     dims = [dim_shares(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
-    here, most = _members(operand.mesh), 0
+    here, most = _set_of_devices(operand.mesh), 0
     for device, tile in tiles(result).items():
         wanted = tuple(dim[q] for dim, q in zip(dims, tile, strict=True))
         largest = math.prod(dim.largest for dim in wanted)
@@ -262,9 +268,9 @@ def pull_limit(operand: Layout, result: Layout) -> int:
     >>> pull_limit(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
     24
     """
-    copies, holders, received = _copies(result), _copies(operand), fewest_received(operand, result)
+    copies, holders, received = _count_copies(result), _count_copies(operand), least_received_across(operand, result)
     if disjoint(operand.mesh, result.mesh):
-        return max(received, -(-copies * _fullest(operand) // holders))
+        return max(received, -(-copies * _fullest_tile(operand) // holders))
     own, size_of = kept(operand, result), tile_sizes(operand)
     wanted = (
         copies * size_of(tile) - sum(own.get(device, 0) for device in devices)
@@ -283,15 +289,15 @@ def holders_of(layout: Layout) -> Mapping[Tile, list[int]]:
 
 
 @lru_cache(maxsize=64)
-def _members(mesh: Mesh) -> frozenset[int]:
+def _set_of_devices(mesh: Mesh) -> frozenset[int]:
     return frozenset(mesh.devices)
 
 
-def _copies(layout: Layout) -> int:
+def _count_copies(layout: Layout) -> int:
     """How many devices have the same tile."""
     return layout.mesh.size // math.prod(axis.size for axis in layout.held)
 
 
-def _fullest(layout: Layout) -> int:
+def _fullest_tile(layout: Layout) -> int:
     """The elements of the fullest tile."""
-    return math.prod(fullest(dim) for dim in layout.dims)
+    return math.prod(fullest_piece(dim) for dim in layout.dims)

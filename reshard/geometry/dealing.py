@@ -36,36 +36,36 @@ class Share(NamedTuple):
     high: int
 
 
-def dealt(sizes: Sequence[int], holders: int, limit: int) -> Sequence[Share]:
+def assign_requests(sizes: Sequence[int], holders: int, limit: int) -> Sequence[Share]:
     """Requests of these sizes, dealt evenly among the holders of a tile: whole if none then sends more than `limit`.
 
-    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=5)]
+    >>> [tuple(share) for share in assign_requests([6, 6, 6], 4, limit=5)]
     [(0, 0, 0, 5), (1, 0, 5, 6), (1, 1, 0, 4), (2, 1, 4, 6), (2, 2, 0, 3), (3, 2, 3, 6)]
-    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=6)]
+    >>> [tuple(share) for share in assign_requests([6, 6, 6], 4, limit=6)]
     [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
     """
-    whole = dealt_whole(sizes, holders)
+    whole = assign_whole(sizes, holders)
     loads = [0] * holders
     for share in whole:
         loads[share.holder] += share.high
     if max(loads) <= limit:
         return whole
-    return dealt_by(sizes, [-(-sum(sizes) // holders)] * holders)
+    return assign_by_quota(sizes, [-(-sum(sizes) // holders)] * holders)
 
 
-def dealt_whole(sizes: Sequence[int], holders: int) -> list[Share]:
+def assign_whole(sizes: Sequence[int], holders: int) -> list[Share]:
     """Requests of these sizes, dealt evenly among holders by their number.
 
-    >>> [tuple(share) for share in dealt_whole([6, 5, 6], 2)]
+    >>> [tuple(share) for share in assign_whole([6, 5, 6], 2)]
     [(0, 0, 0, 6), (0, 1, 0, 5), (1, 2, 0, 6)]
     """
     return [Share(at * holders // len(sizes), at, 0, size) for at, size in enumerate(sizes)]
 
 
-def dealt_by(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
+def assign_by_quota(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
     """The queue of requests cut into one contiguous share a holder, of the elements of its quota or, in the end, fewer.
 
-    >>> [tuple(share) for share in dealt_by([6, 6], [4, 0, 8])]
+    >>> [tuple(share) for share in assign_by_quota([6, 6], [4, 0, 8])]
     [(0, 0, 0, 4), (2, 0, 4, 6), (2, 1, 0, 6)]
     """
     shares: list[Share] = []
@@ -100,7 +100,7 @@ class Queue(NamedTuple):
     def of(cls, requests: Iterable[tuple[int, int]]) -> Queue:
         """The queue of requests, each a position and a number of elements that is at least 1."""
         ascending = sorted(requests)
-        return cls([at for at, _ in ascending], _ends([size for _, size in ascending]))
+        return cls([at for at, _ in ascending], _sum_sizes([size for _, size in ascending]))
 
     @property
     def requests(self) -> int:
@@ -109,7 +109,7 @@ class Queue(NamedTuple):
 
     def sizes(self) -> list[int]:
         """The elements of each request."""
-        return _kept([*map(sub, self.ends[1:], self.ends)], self.gone)
+        return _leave_out([*map(sub, self.ends[1:], self.ends)], self.gone)
 
     def first(self, requests: int) -> int:
         """The elements that the first of the `requests` ask for together."""
@@ -135,7 +135,7 @@ class Queue(NamedTuple):
         """The same queue with nothing left out."""
         if not self.gone:
             return self
-        kept = _kept(self.positions, self.gone)
+        kept = _leave_out(self.positions, self.gone)
         alike = isinstance(self.ends, range)
         return Queue(kept, self.ends[: len(kept) + 1] if alike else [*itertools.accumulate(self.sizes(), initial=0)])
 
@@ -222,7 +222,7 @@ class QueueFigures(NamedTuple):
     extra: dict[int, int]
 
 
-def _ends(sizes: Sequence[int]) -> Sequence[int]:
+def _sum_sizes(sizes: Sequence[int]) -> Sequence[int]:
     """The sums of the first sizes, from none to all."""
     if len(set(sizes)) > 1:
         return list(itertools.accumulate(sizes, initial=0))
@@ -230,7 +230,7 @@ def _ends(sizes: Sequence[int]) -> Sequence[int]:
     return range(0, step * (len(sizes) + 1), step)
 
 
-def _kept(values: Sequence[int], gone: Sequence[int]) -> list[int]:
+def _leave_out(values: Sequence[int], gone: Sequence[int]) -> list[int]:
     """The values but for those of some numbers, which ascend."""
     parts = (values[low + 1 : high] for low, high in itertools.pairwise([-1, *gone, len(values)]))
     return list(itertools.chain.from_iterable(parts))

@@ -64,19 +64,19 @@ def read(
     if kind == "Shardy":
         return Layout.from_shardy(source, mesh, shape, dtype)
     if kind == "DTensor":
-        on = _required(mesh, source, kind, "has a placement for each axis")
+        on = _require_mesh(mesh, source, kind, "has a placement for each axis")
         return Layout.from_dtensor(dtensor.parse(source), on, shape, dtype)
-    return Layout.from_jax_text(source, _required(mesh, source, kind), shape, dtype)
+    return Layout.from_jax_text(source, _require_mesh(mesh, source, kind), shape, dtype)
 
 
-def _required(mesh: Mesh | None, source: str, kind: str, needs: str = "names axes") -> Mesh:
+def _require_mesh(mesh: Mesh | None, source: str, kind: str, needs: str = "names axes") -> Mesh:
     if mesh is None:
         raise NotationError(f"{quoted(source)} is in {kind} notation, which {needs} of a mesh; give the mesh")
     return mesh
 
 
 def _ours(source: str, mesh: Mesh | None, shape: Sequence[int] | None, dtype: object | None) -> Layout:
-    layout = Layout.parse(source, _required(mesh, source, "reshard"))
+    layout = Layout.parse(source, _require_mesh(mesh, source, "reshard"))
     if shape is not None and checked_shape(shape) != layout.shape:
         raise LayoutError(f"{layout} has global shape {layout.shape}, not {quoted(tuple(shape))}; leave shape out")
     if dtype is not None and dtypes.canonical(dtype) != layout.dtype:

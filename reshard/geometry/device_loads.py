@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.exchange_stats import kept, sizes
-from reshard.geometry.holders import holders, home
+from reshard.geometry.holders import holders, home_tile
 from reshard.geometry.message import Factor, Message, Shape, piece_columns, tiles
 from reshard.geometry.messages import exchange_messages, spans_apart, typical_messages
 from reshard.geometry.overlap import shares
@@ -49,8 +49,8 @@ def loads(operand: Layout, result: Layout) -> frozenset[Load]:
     >>> sorted(loads(Layout.parse("f32[{x}3/5]", mesh), Layout.parse("f32[5]", mesh)))
     [((1, (((2,), 1),)),), ((1, (((3,), 1),)),)]
     """
-    if _held_once(operand, result):
-        return frozenset(_loads(operand, result))
+    if _has_single_holders(operand, result):
+        return frozenset(_loads_of_single_holders(operand, result))
     return loads_of(typical_messages(operand, result))
 
 
@@ -63,20 +63,20 @@ def loads_of(listed: Iterable[Message]) -> frozenset[Load]:
             shape = message.shape
             sent.setdefault(message.sender, Counter())[shape] += 1
             received.setdefault(message.receiver, Counter())[shape] += 1
-    return frozenset(map(_load, (*sent.values(), *received.values())))
+    return frozenset(map(_sort_load, (*sent.values(), *received.values())))
 
 
 @lru_cache(maxsize=256)
-def most_sent(operand: Layout, result: Layout) -> int:
+def most_sent_among(operand: Layout, result: Layout) -> int:
     """The elements that the busiest device sends in an exchange among the same devices.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
-    >>> most_sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
+    >>> most_sent_among(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
     6
     """
-    if _held_once(operand, result):
-        return max(sent_by_device(operand, result).values())
+    if _has_single_holders(operand, result):
+        return max(count_sent_among(operand, result).values())
     sent: Counter[int] = Counter()
     for message in typical_messages(operand, result):
         if message.sender != message.receiver:
@@ -84,16 +84,16 @@ def most_sent(operand: Layout, result: Layout) -> int:
     return max(sent.values(), default=0)
 
 
-def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
+def count_sent_among(operand: Layout, result: Layout) -> Mapping[int, int]:
     """The elements that each device sends in an exchange among the same devices.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=3)
-    >>> dict(sent_by_device(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh)))
+    >>> dict(count_sent_among(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh)))
     {0: 4, 1: 4, 2: 2}
     """
-    if _held_once(operand, result):
-        own, copies = kept(operand, result), _near(operand, result, result)
+    if _has_single_holders(operand, result):
+        own, copies = kept(operand, result), _count_near(operand, result, result)
         each = zip(operand.mesh.devices, sizes(operand), strict=True)
         return {device: copies * size - own.get(device, 0) for device, size in each}
     sent = dict.fromkeys(operand.mesh.devices, 0)
@@ -103,19 +103,19 @@ def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     return sent
 
 
-def _load(shapes: Mapping[Shape, int]) -> Load:
+def _sort_load(shapes: Mapping[Shape, int]) -> Load:
     return tuple(sorted((number, shape) for shape, number in shapes.items() if number))
 
 
-def _held_once(operand: Layout, result: Layout) -> bool:
+def _has_single_holders(operand: Layout, result: Layout) -> bool:
     """Whether each tile has one holder, among the devices that exchange with each other."""
-    return not operand.partial and _near(operand, result, operand) == 1
+    return not operand.partial and _count_near(operand, result, operand) == 1
 
 
-def _near(operand: Layout, result: Layout, layout: Layout) -> int:
+def _count_near(operand: Layout, result: Layout, layout: Layout) -> int:
     """How many devices have the same tile of one of the layouts, among those that exchange with each other."""
     apart = [(low, high // low) for low, high in spans_apart(operand, result)]
-    positions = holders(layout).of(home(layout, 0))
+    positions = holders(layout).of(home_tile(layout, 0))
     return sum(all(at // low % size == 0 for low, size in apart) for at in positions)
 
 
@@ -130,21 +130,23 @@ class _DimLoads(NamedTuple):
     common: Mapping[tuple[int, int], Lengths]
 
 
-def _loads(operand: Layout, result: Layout) -> Iterator[Load]:
+def _loads_of_single_holders(operand: Layout, result: Layout) -> Iterator[Load]:
     dims = [_dim_loads(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
-    owns = _own(operand, result, [dim.common for dim in dims])
-    copies = _near(operand, result, result)
-    taken = _kinds(result, [dim.taken for dim in dims], owns), 1
-    given = _kinds(operand, [dim.given for dim in dims], owns), copies
+    owns = _own_shares(operand, result, [dim.common for dim in dims])
+    copies = _count_near(operand, result, result)
+    taken = _kinds_of_tiles(result, [dim.taken for dim in dims], owns), 1
+    given = _kinds_of_tiles(operand, [dim.given for dim in dims], owns), copies
     for kinds, times in (taken, given):
         for parts, own in kinds:
             check_deadline()
             shapes: Counter[Shape] = Counter()
             for each in itertools.product(*parts):
-                shapes[_shape([lengths for lengths, _ in each])] += times * math.prod([count for _, count in each])
+                shapes[_message_shape([lengths for lengths, _ in each])] += times * math.prod(
+                    [count for _, count in each]
+                )
             if own is not None:
-                shapes[_shape(own)] -= 1
-            if load := _load(shapes):
+                shapes[_message_shape(own)] -= 1
+            if load := _sort_load(shapes):
                 yield load
 
 
@@ -156,10 +158,10 @@ def _dim_loads(source: Dim, target: Dim) -> _DimLoads:
     for (p, q), lengths in common.items():
         given[p][lengths] += 1
         taken[q][lengths] += 1
-    return _DimLoads(_parts(taken), _parts(given), common)
+    return _DimLoads(_sort_parts(taken), _sort_parts(given), common)
 
 
-def _parts(of_pieces: Iterable[Counter[Lengths]]) -> list[Parts]:
+def _sort_parts(of_pieces: Iterable[Counter[Lengths]]) -> list[Parts]:
     return [tuple(sorted(each.items())) for each in of_pieces]
 
 
@@ -167,7 +169,7 @@ def _lengths(blocks: Factor) -> Lengths:
     return tuple(sorted(Counter([block.extents for block in blocks]).items()))
 
 
-def _own(operand: Layout, result: Layout, common: Sequence[Mapping[tuple[int, int], Lengths]]) -> dict[int, Own]:
+def _own_shares(operand: Layout, result: Layout, common: Sequence[Mapping[tuple[int, int], Lengths]]) -> dict[int, Own]:
     """What the two tiles of each device share; only devices that have some are listed."""
     held, owns = tiles(operand), dict[int, Own]()
     for device, wanted in tiles(result).items():
@@ -179,7 +181,7 @@ def _own(operand: Layout, result: Layout, common: Sequence[Mapping[tuple[int, in
     return owns
 
 
-def _kinds(layout: Layout, parts: Sequence[Sequence[Parts]], owns: Mapping[int, Own]) -> set[Kind]:
+def _kinds_of_tiles(layout: Layout, parts: Sequence[Sequence[Parts]], owns: Mapping[int, Own]) -> set[Kind]:
     """The distinct parts of the tiles of devices, each with what the device has of them."""
     columns = [[of[piece] for piece in column] for of, column in zip(parts, piece_columns(layout), strict=True)]
     devices = layout.mesh.devices
@@ -187,7 +189,7 @@ def _kinds(layout: Layout, parts: Sequence[Sequence[Parts]], owns: Mapping[int, 
     return {(row, owns.get(device)) for row, device in zip(rows, devices, strict=True)}
 
 
-def _shape(lengths: Sequence[Lengths]) -> Shape:
+def _message_shape(lengths: Sequence[Lengths]) -> Shape:
     """The boxes of a message: the product of the runs of all dims."""
     shapes: Counter[tuple[int, ...]] = Counter()
     for each in itertools.product(*lengths):

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from reshard.geometry.message import piece_columns
 from reshard.geometry.overlap import (
-    contiguous,
-    fullest,
+    contiguous_extent,
+    fullest_piece,
     piece_extents,
     piece_sizes,
     shared_elements,
@@ -46,13 +46,13 @@ def fewest_received(source: Layout, target: Layout) -> int:
     """
     groups = dim_groups(source, target)
     if any(_misses_all(group) for group in groups):
-        return math.prod(fullest(dim) for dim in target.dims)
-    kinds = itertools.product(*(_stats(group).tiles for group in groups))
+        return math.prod(fullest_piece(dim) for dim in target.dims)
+    kinds = itertools.product(*(_group_stats(group).tiles for group in groups))
     return max(math.prod(k.needed for k in kind) - math.prod(k.held for k in kind) for kind in kinds)
 
 
 @lru_cache(maxsize=1024)
-def rounds(operand: Layout, result: Layout) -> int:
+def count_rounds(operand: Layout, result: Layout) -> int:
     """The largest number of messages that a device sends or receives.
 
     A device receives one message for each piece that it lacks; the requests for a piece are dealt evenly among its
@@ -60,10 +60,10 @@ def rounds(operand: Layout, result: Layout) -> int:
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
-    >>> rounds(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
+    >>> count_rounds(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
     3
     """
-    stats = [_stats(group) for group in dim_groups(operand, result)]
+    stats = [_group_stats(group) for group in dim_groups(operand, result)]
     received = (
         math.prod(k.pieces for k in kind) - math.prod(k.pieces_held for k in kind)
         for kind in itertools.product(*(s.tiles for s in stats))
@@ -81,7 +81,7 @@ def _sent_by_holder(kind: Sequence[PieceKind]) -> int:
 @lru_cache(maxsize=1024)
 def largest_message(operand: Layout, result: Layout) -> int:
     """Elements of the largest message: the largest share in every group, in one of them with another device."""
-    stats = [_stats(group) for group in dim_groups(operand, result)]
+    stats = [_group_stats(group) for group in dim_groups(operand, result)]
     largest = [s.largest for s in stats]
     return max(
         (s.largest_sent * math.prod(largest[:at] + largest[at + 1 :]) for at, s in enumerate(stats)),
@@ -99,34 +99,34 @@ def _misses_all(group: DimGroup) -> bool:
 
     Devices are visited in steps of about 0.618 of their number. If many are like this, one is met early.
     """
-    most = math.prod(fullest(dim) for dim in group.after)
-    if (stats := _closed(group)) is not None:
+    most = math.prod(fullest_piece(dim) for dim in group.after)
+    if (stats := _closed_stats(group)) is not None:
         return any(most and tile.needed == most and not tile.held for tile in stats.tiles)
     step = next(s for s in itertools.count(int(group.size * 0.618) | 1) if math.gcd(s, group.size) == 1)
-    devices = _pieces(group)
+    devices = _pieces_of_devices(group)
     return any(_shares_nothing(group, *devices[at * step % group.size], most) for at in range(group.size))
 
 
 def _shares_nothing(group: DimGroup, home: Pieces, wanted: Pieces, most: int) -> bool:
     """Whether a device needs `most` elements and holds none of them."""
-    tile = _tile(group, wanted)
+    tile = _tile_shares(group, wanted)
     if not most or math.prod(dim.needed for dim in tile) < most:
         return False
     return any(p not in dim.by_source for p, dim in zip(home, tile, strict=False))
 
 
 @lru_cache(maxsize=1024)
-def _stats(group: DimGroup) -> ExchangeStats:
+def _group_stats(group: DimGroup) -> ExchangeStats:
     """The figures of a group, in closed form where there is one, else counted over its devices."""
-    return _closed(group) or _counted(group)
+    return _closed_stats(group) or _counted_stats(group)
 
 
 @lru_cache(maxsize=1024)
-def _closed(group: DimGroup) -> ExchangeStats | None:
-    return _one_sided(group) or contiguous_stats(group)
+def _closed_stats(group: DimGroup) -> ExchangeStats | None:
+    return _one_sided_stats(group) or contiguous_stats(group)
 
 
-def _one_sided(group: DimGroup) -> ExchangeStats | None:
+def _one_sided_stats(group: DimGroup) -> ExchangeStats | None:
     """The figures of a single dim that is whole on every device before or after; None for any other group.
 
     Each device has the other side's piece of its own number, so the sizes of the pieces say everything:
@@ -137,8 +137,8 @@ def _one_sided(group: DimGroup) -> ExchangeStats | None:
     if len(group.after) != 1 or group.factors is None:
         return None
     (before,), (after,) = group.before, group.after
-    gathered, devices = not _held(after), group.size
-    if not gathered and _held(before):
+    gathered, devices = not _is_held(after), group.size
+    if not gathered and _is_held(before):
         return None
     sizes = piece_sizes(before if gathered else after)
     filled = devices - sizes.get(0, 0)
@@ -152,13 +152,13 @@ def _one_sided(group: DimGroup) -> ExchangeStats | None:
     return ExchangeStats(frozenset(tiles), kinds, largest, largest if devices > 1 else 0)
 
 
-def _held(dim: Dim) -> bool:
+def _is_held(dim: Dim) -> bool:
     return any(digit.axis is not None for digit in dim.digits)
 
 
-def _counted(group: DimGroup) -> ExchangeStats:
-    devices = Counter(_pieces(group))
-    tiles = {wanted: _tile(group, wanted) for wanted in {wanted for _, wanted in devices}}
+def _counted_stats(group: DimGroup) -> ExchangeStats:
+    devices = Counter(_pieces_of_devices(group))
+    tiles = {wanted: _tile_shares(group, wanted) for wanted in {wanted for _, wanted in devices}}
     largest = {wanted: math.prod(dim.largest for dim in tile) for wanted, tile in tiles.items()}
     sent = 0
     for home, wanted in devices:
@@ -182,17 +182,17 @@ class DimShares(NamedTuple):
 
 @lru_cache(maxsize=256)
 def dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
-    return tuple(_of_one(by_source) for by_source in shared_elements(source, target))
+    return tuple(_summarize_shares(by_source) for by_source in shared_elements(source, target))
 
 
-def _of_one(by_source: Mapping[int, int]) -> DimShares:
+def _summarize_shares(by_source: Mapping[int, int]) -> DimShares:
     if not by_source:
         return DimShares(by_source, 0, 0, -1, 0)
     other, largest = (0, *sorted(by_source.values()))[-2:]
     return DimShares(by_source, sum(by_source.values()), largest, max(by_source, key=by_source.__getitem__), other)
 
 
-def _tile(group: DimGroup, wanted: Pieces) -> tuple[DimShares, ...]:
+def _tile_shares(group: DimGroup, wanted: Pieces) -> tuple[DimShares, ...]:
     """The shares of every dim of a target tile; what the tile shares with a source tile is their product."""
     return tuple(dim_shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False))
 
@@ -223,11 +223,11 @@ def _piece_kinds(
         wants[wanted] += count
         if all(p in dim.by_source for p, dim in zip(home, tiles[wanted], strict=False)):
             own[home] += count
-    requests = _requests(group, wants)
+    requests = _count_requests(group, wants)
     return frozenset(PieceKind(count, own[source], holders[source]) for source, count in requests.items())
 
 
-def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
+def _count_requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     """How many devices need part of each source tile, from how many want each target tile.
 
     Target pieces are replaced by the source pieces that they overlap dim by dim. The dims of fewest overlaps come
@@ -235,7 +235,7 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     """
     dims = [dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
     if len(dims) == 1 and not group.partial:
-        return _requests_of_one(dims[0], wants)
+        return _count_requests_of_dim(dims[0], wants)
     overlaps = [sum(len(dim.by_source) for dim in of) / max(1, len(of)) for of in dims]
     requests = wants
     for at in sorted(range(len(dims)), key=overlaps.__getitem__):
@@ -247,7 +247,7 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     return requests
 
 
-def _requests_of_one(dim: Sequence[DimShares], wants: Mapping[Pieces, int]) -> Counter[Pieces]:
+def _count_requests_of_dim(dim: Sequence[DimShares], wants: Mapping[Pieces, int]) -> Counter[Pieces]:
     """The same for a single dim, whose target pieces are grouped by the number of devices that want them."""
     by_count: dict[int, list[Mapping[int, int]]] = {}
     for (q,), count in wants.items():
@@ -259,7 +259,7 @@ def _requests_of_one(dim: Sequence[DimShares], wants: Mapping[Pieces, int]) -> C
     return requests
 
 
-def _pieces(group: DimGroup) -> list[tuple[Pieces, Pieces]]:
+def _pieces_of_devices(group: DimGroup) -> list[tuple[Pieces, Pieces]]:
     """The pieces that each device of a group holds before, and after."""
     old, new = group.meshes
     summand = [group.along([axis], old) for axis in group.partial]
@@ -269,10 +269,10 @@ def _pieces(group: DimGroup) -> list[tuple[Pieces, Pieces]]:
     ):  # Then all devices are one group, in the order of `old`.
         order = [new.position(device) for device in old.devices]
         wanted = [[numbers[at] for at in order] for numbers in wanted]
-    return list(zip(_rows(group, [*home, *summand]), _rows(group, [*wanted, *summand]), strict=True))
+    return list(zip(_zip_columns(group, [*home, *summand]), _zip_columns(group, [*wanted, *summand]), strict=True))
 
 
-def _rows(group: DimGroup, columns: Sequence[Sequence[int]]) -> list[Pieces]:
+def _zip_columns(group: DimGroup, columns: Sequence[Sequence[int]]) -> list[Pieces]:
     return list(zip(*columns, strict=True)) if columns else [()] * group.size
 
 
@@ -329,10 +329,10 @@ def contiguous_stats(group: DimGroup) -> ExchangeStats | None:
     if len(group.after) != 1 or group.factors is None or not group.after[0].size:
         return None
     (before,), (after,) = group.before, group.after
-    a, b = contiguous(before), contiguous(after)
+    a, b = contiguous_extent(before), contiguous_extent(after)
     if a is None or b is None:
         return None
-    owned = _owned(_weights(group, before, after), a, b, after.size)
+    owned = _list_owned(_piece_weights(group, before, after), a, b, after.size)
     if owned is None:
         return None
     source, target = _Blocks(after.size, a, b), _Blocks(after.size, b, a)
@@ -341,18 +341,18 @@ def contiguous_stats(group: DimGroup) -> ExchangeStats | None:
     pieces = _contiguous_kinds(source, sources, Counter(p for p, _ in owned), wants, holders)
     largest = min(a, b, after.size)
     # Devices that want one piece differ in what they hold: where there are several, each piece is sent to one of them.
-    sent = largest if wants > 1 else _largest_sent(source, target, frozenset(owned))
+    sent = largest if wants > 1 else _largest_shared(source, target, frozenset(owned))
     return ExchangeStats(_tile_kinds(source, target, targets, owned, wants), pieces, largest, sent)
 
 
-def _weights(group: DimGroup, before: Dim, after: Dim) -> list[tuple[int, int, int]]:
+def _piece_weights(group: DimGroup, before: Dim, after: Dim) -> list[tuple[int, int, int]]:
     """What each coordinate of the group adds to the numbers of a device's pieces: (size, in source, in target)."""
     old, new = group.meshes
     factors = group.factors or ()
-    return [(size, _weight(before, old, low), _weight(after, new, low)) for low, size in factors]
+    return [(size, _piece_weight(before, old, low), _piece_weight(after, new, low)) for low, size in factors]
 
 
-def _weight(dim: Dim, mesh: Mesh, at: int) -> int:
+def _piece_weight(dim: Dim, mesh: Mesh, at: int) -> int:
     """What one step of the position along a stride adds to the number of the piece of a dim."""
     place = 1
     for radix, axis in reversed(dim.digits):
@@ -364,7 +364,7 @@ def _weight(dim: Dim, mesh: Mesh, at: int) -> int:
     return 0
 
 
-def _owned(weights: Sequence[tuple[int, int, int]], a: int, b: int, size: int) -> _Owned | None:
+def _list_owned(weights: Sequence[tuple[int, int, int]], a: int, b: int, size: int) -> _Owned | None:
     """The devices that hold part of what they need; None if there are too many to list.
 
     Coordinates are chosen one after the other, those first that move the pieces farthest apart: the values of one that
@@ -380,7 +380,7 @@ def _owned(weights: Sequence[tuple[int, int, int]], a: int, b: int, size: int) -
         low, high = low + max(step, 0) * (radix - 1), high + min(step, 0) * (radix - 1)
         chosen: _Owned = []
         for p, q in pairs:
-            for value in _values(p * a - q * b, step, radix, low, high):
+            for value in _values_in_reach(p * a - q * b, step, radix, low, high):
                 chosen.append((p + value * wp, q + value * wq))
             if len(chosen) > _MOST:
                 return None
@@ -388,7 +388,7 @@ def _owned(weights: Sequence[tuple[int, int, int]], a: int, b: int, size: int) -
     return pairs
 
 
-def _values(start: int, step: int, radix: int, low: int, high: int) -> range:
+def _values_in_reach(start: int, step: int, radix: int, low: int, high: int) -> range:
     """The values of a coordinate, below `radix`, for which `start` plus `step` times the value is in a range."""
     if not step:
         return range(radix) if low <= start <= high else range(0)
@@ -401,7 +401,7 @@ def _tile_kinds(source: _Blocks, target: _Blocks, pieces: int, owned: _Owned, wa
     kinds: set[TileKind] = set()
     for p, q in owned:
         low, high = target.range(q)
-        kinds.add(TileKind(high - low, _shared(source, target, p, q), target.overlapped(q), 1))
+        kinds.add(TileKind(high - low, _count_shared(source, target, p, q), target.overlapped(q), 1))
     by_target = Counter(q for _, q in owned)
     for q in target.samples(pieces, {q for q, count in by_target.items() if count == wants}):
         low, high = target.range(q)
@@ -417,19 +417,19 @@ def _contiguous_kinds(
     return frozenset(kind for kind in kinds if kind.requests)
 
 
-def _shared(source: _Blocks, target: _Blocks, p: int, q: int) -> int:
+def _count_shared(source: _Blocks, target: _Blocks, p: int, q: int) -> int:
     (low, high), (start, end) = source.range(p), target.range(q)
     return min(high, end) - max(low, start)
 
 
-def _largest_sent(source: _Blocks, target: _Blocks, owned: frozenset[tuple[int, int]]) -> int:
+def _largest_shared(source: _Blocks, target: _Blocks, owned: frozenset[tuple[int, int]]) -> int:
     """The most elements that two pieces share that are not of one device."""
     most, at = 0, 0
     best = min(source.length, target.length)
     while at < source.size and most < best:
         p, q = at // source.length, at // target.length
         if (p, q) not in owned:
-            most = max(most, _shared(source, target, p, q))
+            most = max(most, _count_shared(source, target, p, q))
         at = min((p + 1) * source.length, (q + 1) * target.length)
     return most
 
@@ -514,22 +514,24 @@ def dim_groups(operand: Layout, result: Layout) -> list[DimGroup]:
         return [everything]
     dims = list(zip(operand.dims, result.dims, strict=True))
     groups: list[DimGroup] = []
-    for spans, members in _independent([_spans(operand.mesh, pair) for pair in dims]):
+    for spans, members in _join_overlapping([_spans_of_dims(operand.mesh, pair) for pair in dims]):
         ends = sorted({end for span in spans for end in span})
         if not is_chain(ends):
             return [everything]
-        factors = tuple((low, high // low) for low, high in itertools.pairwise(ends) if _overlap([(low, high)], spans))
+        factors = tuple(
+            (low, high // low) for low, high in itertools.pairwise(ends) if _spans_overlap([(low, high)], spans)
+        )
         before, after = zip(*(dims[at] for at in members), strict=True)
         groups.append(DimGroup(before, after, meshes, (), factors[::-1]))
     return groups
 
 
-def _spans(mesh: Mesh, dims: Sequence[Dim]) -> list[Span]:
+def _spans_of_dims(mesh: Mesh, dims: Sequence[Dim]) -> list[Span]:
     """The spans of the sub-axes that hold digits of these dims."""
     return [mesh.span(digit.axis) for dim in dims for digit in dim.digits if digit.axis is not None]
 
 
-def _independent(spans: list[list[Span]]) -> list[tuple[list[Span], list[int]]]:
+def _join_overlapping(spans: list[list[Span]]) -> list[tuple[list[Span], list[int]]]:
     """Dims, each with its spans, joined into groups until no two groups overlap.
 
     Every join leaves one group less, so the loop ends.
@@ -538,7 +540,7 @@ def _independent(spans: list[list[Span]]) -> list[tuple[list[Span], list[int]]]:
     at = 0
     while at < len(groups):
         mine = groups[at][0]
-        other = next((o for o in range(at + 1, len(groups)) if _overlap(mine, groups[o][0])), None)
+        other = next((o for o in range(at + 1, len(groups)) if _spans_overlap(mine, groups[o][0])), None)
         if other is None:
             at += 1
             continue
@@ -547,7 +549,7 @@ def _independent(spans: list[list[Span]]) -> list[tuple[list[Span], list[int]]]:
     return groups
 
 
-def _overlap(a: list[Span], b: list[Span]) -> bool:
+def _spans_overlap(a: list[Span], b: list[Span]) -> bool:
     return any(low < end and start < high for low, high in a for start, end in b)
 
 
@@ -571,7 +573,7 @@ def sizes(layout: Layout) -> Sequence[int]:
     [6, 6, 4, 4]
     """
     extents = ((piece_extents(dim), column) for dim, column in zip(layout.dims, piece_columns(layout), strict=True))
-    return _product(([of[number] for number in column] for of, column in extents), layout.mesh.size)
+    return _multiply_columns(([of[number] for number in column] for of, column in extents), layout.mesh.size)
 
 
 @lru_cache(maxsize=64)
@@ -584,9 +586,15 @@ def kept(source: Layout, target: Layout) -> Mapping[int, int]:
     """
     if disjoint(source.mesh, target.mesh):
         return {}
-    devices = _in_both(source, target)
-    columns = zip(source.dims, target.dims, _columns(source, devices), _columns(target, devices), strict=True)
-    counts = _product((_shared_elements(*each) for each in columns), len(devices))
+    devices = _devices_of_both(source, target)
+    columns = zip(
+        source.dims,
+        target.dims,
+        _columns_of_devices(source, devices),
+        _columns_of_devices(target, devices),
+        strict=True,
+    )
+    counts = _multiply_columns((_shared_elements(*each) for each in columns), len(devices))
     return {device: count for device, count in zip(devices, counts, strict=True) if count}
 
 
@@ -619,17 +627,17 @@ def overlaps(source: Dim, target: Dim) -> Overlaps:
     >>> overlaps(one, other)
     Overlaps(of_source=[2, 2], of_target=[1, 2, 1], largest=2)
     """
-    a, b = contiguous(source), contiguous(target)
+    a, b = contiguous_extent(source), contiguous_extent(target)
     if a is not None and b is not None and source.size:
-        largest = _largest_sent(_Blocks(source.size, a, b), _Blocks(source.size, b, a), frozenset())
-        return Overlaps(_overlapped(source, a, b), _overlapped(target, b, a), largest)
+        largest = _largest_shared(_Blocks(source.size, a, b), _Blocks(source.size, b, a), frozenset())
+        return Overlaps(_count_overlapped(source, a, b), _count_overlapped(target, b, a), largest)
     shared = shared_elements(source, target)
     back = shared_elements(target, source)
     most = max((count for by in shared for count in by.values()), default=0)
     return Overlaps([len(by) for by in back], [len(by) for by in shared], most)
 
 
-def _overlapped(dim: Dim, own: int, other: int) -> list[int]:
+def _count_overlapped(dim: Dim, own: int, other: int) -> list[int]:
     """How many pieces of `other` indices each piece of a dim of `own` indices overlaps."""
     size = dim.size
     full = min(dim.padded // own, size // own)
@@ -640,7 +648,7 @@ def _overlapped(dim: Dim, own: int, other: int) -> list[int]:
     return counts
 
 
-def _in_both(source: Layout, target: Layout) -> Sequence[int]:
+def _devices_of_both(source: Layout, target: Layout) -> Sequence[int]:
     """The devices of both layouts."""
     one, other = source.mesh, target.mesh
     if one.device_ids is None and other.device_ids is None:
@@ -649,7 +657,7 @@ def _in_both(source: Layout, target: Layout) -> Sequence[int]:
     return [device for device in other.devices if device in here]
 
 
-def _columns(layout: Layout, devices: Sequence[int]) -> Iterator[Sequence[int]]:
+def _columns_of_devices(layout: Layout, devices: Sequence[int]) -> Iterator[Sequence[int]]:
     """For each dim, the piece of each of these devices."""
     if layout.mesh.device_ids is None and isinstance(devices, range):
         return (column[: len(devices)] for column in piece_columns(layout))
@@ -659,7 +667,7 @@ def _columns(layout: Layout, devices: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def _shared_elements(source: Dim, target: Dim, held: Iterable[int], wanted: Iterable[int]) -> list[int]:
     """The elements that each of these pieces of the source shares with the piece of the target beside it."""
-    a, b, size = contiguous(source), contiguous(target), source.size
+    a, b, size = contiguous_extent(source), contiguous_extent(target), source.size
     pairs = zip(held, wanted, strict=True)
     if a is not None and b is not None:
         return [max(0, min(p * a + a, q * b + b, size) - max(p * a, q * b)) for p, q in pairs]
@@ -667,7 +675,7 @@ def _shared_elements(source: Dim, target: Dim, held: Iterable[int], wanted: Iter
     return [shared[q].get(p, 0) for p, q in pairs]
 
 
-def _product(columns: Iterable[list[int]], length: int) -> list[int]:
+def _multiply_columns(columns: Iterable[list[int]], length: int) -> list[int]:
     """The products of numbers that stand beside each other."""
     return reduce(lambda one, other: [*map(mul, one, other)], columns, [1] * length)
 
@@ -712,37 +720,40 @@ class ByDevice(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def lacking(source: Layout, target: Layout) -> ByDevice:
+def lacked_by_device(source: Layout, target: Layout) -> ByDevice:
     """The elements of its target tile that each device of the target does not hold in its source tile.
 
     On meshes too large to list, the device that lacks the most stands for all of them. Neither layout is to be reduced.
 
     >>> mesh = Mesh(x=2, y=2)
-    >>> lacking(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).listed
+    >>> lacked_by_device(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).listed
     {0: 0, 1: 2, 2: 2, 3: 0}
-    >>> lacking(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[8]", mesh))
+    >>> lacked_by_device(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[8]", mesh))
     ByDevice(each=4, listed=None)
     """
     r = refine(source, target)
     if r is None or not r.exact:
         if target.mesh.size > MOST_DEVICES:
-            return ByDevice(math.prod(fullest(dim) for dim in target.dims))
+            return ByDevice(math.prod(fullest_piece(dim) for dim in target.dims))
         return ByDevice(0, count_lacked(source, target))
     tile = math.prod(target.tile_shape)
     if not r.swapped:
         return ByDevice(tile - r.common)
     if target.mesh.size > MOST_DEVICES:
         return ByDevice(tile)
-    kept = {device: 0 if moves(target.mesh, r, at) else r.common for at, device in enumerate(target.mesh.devices)}
+    kept = {
+        device: 0 if needs_other_digit(target.mesh, r, at) else r.common
+        for at, device in enumerate(target.mesh.devices)
+    }
     return ByDevice(0, {device: tile - held for device, held in kept.items()})
 
 
-def moves(mesh: Mesh, r: Refinement, position: int) -> bool:
+def needs_other_digit(mesh: Mesh, r: Refinement, position: int) -> bool:
     """Whether the device at a position needs another value of some digit that changes holders than it has.
 
     >>> mesh = Mesh(x=2, y=2)
     >>> r = refine(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
-    >>> [moves(mesh, r, position) for position in range(4)] if r else []
+    >>> [needs_other_digit(mesh, r, position) for position in range(4)] if r else []
     [False, True, True, False]
     """
     return any(position // (d.src or 1) % d.radix != position // (d.dst or 1) % d.radix for d in r.swapped)

@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry import crossing, device_loads, exchange_stats, pieces
-from reshard.geometry.exchange_stats import ByDevice, count_lacked, lacking
+from reshard.geometry.exchange_stats import ByDevice, count_lacked, lacked_by_device
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
-from reshard.geometry.relay import relay, relay_figures
+from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.geometry.remesh import one_set
 from reshard.types.layout import Layout
 from reshard.types.view import View
@@ -82,15 +82,15 @@ def exchange_figures(
             sum(turn.rounds for turn in figures.turns),
             figures.message,
             1,
-            lambda: [*map(device_loads.loads_of, relay(operand, result))],
+            lambda: [*map(device_loads.loads_of, relay_messages(operand, result))],
         )
     if not one_set(operand.mesh, result.mesh):
-        across = crossing.crossing(operand, result)
+        across = crossing.crossing_figures(operand, result)
         run = 1 if across.cut else exchange_stats.shortest_run(operand, result)
         return ExchangeFigures(across.rounds, across.message, run, lambda: [device_loads.loads(operand, result)])
     r = refine(operand, result)
     if r is None or not r.exact:
-        rounds, message = exchange_stats.rounds(operand, result), exchange_stats.largest_message(operand, result)
+        rounds, message = exchange_stats.count_rounds(operand, result), exchange_stats.largest_message(operand, result)
         run = exchange_stats.shortest_run(operand, result)
         return ExchangeFigures(rounds, message, run, lambda: [device_loads.loads(operand, result)])
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
@@ -121,9 +121,9 @@ def most_sent(operand: Layout, result: Layout, view: View | None = None, *, rela
     if view is not None:
         return max(_view_loads(operand, result, view)[1].values(), default=0)
     if not one_set(operand.mesh, result.mesh):
-        return crossing.crossing(operand, result).sent
+        return crossing.crossing_figures(operand, result).sent
     r = refine(operand, result)
-    return r.common * even_rounds(r) if r is not None and r.exact else device_loads.most_sent(operand, result)
+    return r.common * even_rounds(r) if r is not None and r.exact else device_loads.most_sent_among(operand, result)
 
 
 def received_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
@@ -138,7 +138,7 @@ def received_by_device(operand: Layout, result: Layout, view: View | None = None
         return ByDevice(0, _view_loads(operand, result, view)[0])
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_lacked(operand, result))
-    return lacking(operand, result)
+    return lacked_by_device(operand, result)
 
 
 _MOST_LISTED = 1 << 10
@@ -159,11 +159,11 @@ def sent_by_device(operand: Layout, result: Layout, view: View | None = None) ->
     if view is not None:
         return ByDevice(0, _view_loads(operand, result, view)[1])
     if not one_set(operand.mesh, result.mesh):
-        return ByDevice(0, crossing.sent_by_device(operand, result))
+        return ByDevice(0, crossing.count_sent_across(operand, result))
     r = refine(operand, result)
     if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
-        return lacking(operand, result)
-    return ByDevice(0, device_loads.sent_by_device(operand, result))
+        return lacked_by_device(operand, result)
+    return ByDevice(0, device_loads.count_sent_among(operand, result))
 
 
 @lru_cache(maxsize=256)

@@ -29,14 +29,14 @@ class TileHolders:
 
     def __init__(self, layout: Layout, *, any_summand: bool = False) -> None:
         mesh = layout.mesh
-        keys = [_factors(mesh, dim) for dim in layout.dims]
+        keys = [_held_factors(mesh, dim) for dim in layout.dims]
         if not any_summand:
             keys += [[(mesh.stride(axis), axis.size)] for axis in layout.partial]
         held = sorted((stride, stride * size) for key in keys for stride, size in key if size > 1)
         ends = [1, *(end for span in held for end in span), mesh.size]
-        self._listed = None if is_chain(ends) else _listed(mesh, keys)
-        self._offsets = [_offsets(key) for key in keys]
-        self._free = _free(held, mesh.size) if self._listed is None else ()
+        self._listed = None if is_chain(ends) else _list_tiles(mesh, keys)
+        self._offsets = [_position_offsets(key) for key in keys]
+        self._free = _free_positions(held, mesh.size) if self._listed is None else ()
         self.copies = len(self._free) if self._listed is None else max(map(len, self._listed.values()))
         """The most positions that hold the same tile."""
 
@@ -56,22 +56,22 @@ def holders(layout: Layout, *, any_summand: bool = False) -> TileHolders:
     return TileHolders(layout, any_summand=any_summand)
 
 
-def home(layout: Layout, position: int) -> tuple[int, ...]:
+def home_tile(layout: Layout, position: int) -> tuple[int, ...]:
     """The tile that a position holds: the number of its piece in each dim, then its coordinates along partial sub-axes.
 
-    >>> home(Layout.parse("f32[{x}3/10] + sum{y}", Mesh(x=4, y=2)), 5)
+    >>> home_tile(Layout.parse("f32[{x}3/10] + sum{y}", Mesh(x=4, y=2)), 5)
     (2, 1)
     """
     pieces = (piece(dim, layout.mesh, position) for dim in layout.dims)
     return (*pieces, *layout.mesh.coordinates(position, layout.partial))
 
 
-def _factors(mesh: Mesh, dim: Dim) -> list[tuple[int, int]]:
+def _held_factors(mesh: Mesh, dim: Dim) -> list[tuple[int, int]]:
     """The (stride, size) of the held digits of a dim, major first."""
     return [(mesh.stride(axis), radix) for radix, axis in dim.digits if axis is not None]
 
 
-def _offsets(factors: Iterable[tuple[int, int]]) -> list[int]:
+def _position_offsets(factors: Iterable[tuple[int, int]]) -> list[int]:
     """What each number along some factors adds to the position."""
     offsets = [0]
     for stride, size in factors:
@@ -79,7 +79,7 @@ def _offsets(factors: Iterable[tuple[int, int]]) -> list[int]:
     return offsets
 
 
-def _free(held: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
+def _free_positions(held: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
     """The positions at coordinate 0 along all held spans, ascending: those between two spans take every value."""
     offsets, above = [0], size
     for low, high in reversed(held):
@@ -88,7 +88,7 @@ def _free(held: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
     return tuple([at + more for at in offsets for more in range(above)])
 
 
-def _listed(mesh: Mesh, keys: Sequence[Sequence[tuple[int, int]]]) -> dict[tuple[int, ...], tuple[int, ...]]:
+def _list_tiles(mesh: Mesh, keys: Sequence[Sequence[tuple[int, int]]]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The same from all positions one by one, for sub-axes whose strides do not divide each other."""
     columns = [numbers_along(mesh.size, key) if key else [0] * mesh.size for key in keys]
     tiles: dict[tuple[int, ...], list[int]] = {}

@@ -83,14 +83,14 @@ def elements(product: Runs) -> int:
     return math.prod([sum([block.elements for block in factor]) for factor in product])
 
 
-def cut(product: Runs, low: int, high: int) -> tuple[Runs, ...]:
+def cut_product(product: Runs, low: int, high: int) -> tuple[Runs, ...]:
     """The elements number `low` to `high` of a product of factors, in row-major order, as products.
 
     Elements 3 to 8 of 3 x 4 are the last of row 0 and the whole of row 1:
 
     >>> from reshard.geometry.blocks import Axis
     >>> product = (Block(0, 0, (Axis(3, 4, 4),)),), (Block(0, 0, (Axis(4, 1, 1),)),)
-    >>> [[[(each.src, each.elements) for each in factor] for factor in part] for part in cut(product, 3, 8)]
+    >>> [[[(each.src, each.elements) for each in factor] for factor in part] for part in cut_product(product, 3, 8)]
     [[[(0, 1)], [(3, 1)]], [[(4, 1)], [(0, 4)]]]
     """
     return tuple(_cut_product(product, low, high))
@@ -193,7 +193,7 @@ def tiles(layout: Layout) -> dict[int, Tile]:
     >>> tiles(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
     {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
     """
-    rows = zip(*piece_columns(layout), *_summands(layout), strict=True)
+    rows = zip(*piece_columns(layout), *_summand_columns(layout), strict=True)
     mesh = layout.mesh
     alone = not layout.dims and not layout.partial
     return dict(zip(mesh.devices, itertools.repeat((), mesh.size) if alone else rows, strict=True))
@@ -207,14 +207,14 @@ def piece_columns(layout: Layout) -> list[list[int]]:
     [[0, 0, 1, 1], [0, 1, 0, 1]]
     """
     held = ([digit.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims)
-    return [_along(layout, axes) for axes in held]
+    return [_numbers_of_axes(layout, axes) for axes in held]
 
 
-def _summands(layout: Layout) -> list[list[int]]:
-    return [_along(layout, [axis]) for axis in layout.partial]
+def _summand_columns(layout: Layout) -> list[list[int]]:
+    return [_numbers_of_axes(layout, [axis]) for axis in layout.partial]
 
 
-def _along(layout: Layout, axes: Sequence[SubAxis]) -> list[int]:
+def _numbers_of_axes(layout: Layout, axes: Sequence[SubAxis]) -> list[int]:
     mesh = layout.mesh
     return numbers_along(mesh.size, [(mesh.stride(axis), axis.size) for axis in axes])
 
@@ -231,7 +231,7 @@ def tile_sizes(layout: Layout) -> Callable[[Tile], int]:
     return lambda tile: math.prod([of[number] for of, number in zip(extents, tile, strict=False)])
 
 
-def requests(
+def list_requests(
     operand: Layout, result: Layout, receivers: Sequence[int], shared: Sequence[SharedDims]
 ) -> dict[Tile, list[tuple[int, Runs]]]:
     """For each source tile, the receivers that need part of it, with what they need.

@@ -25,20 +25,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from reshard.geometry.crossing import holders_of, pull_limit
-from reshard.geometry.dealing import dealt
-from reshard.geometry.holders import holders, home
+from reshard.geometry.dealing import assign_requests
+from reshard.geometry.holders import holders, home_tile
 from reshard.geometry.message import Message as Message
 from reshard.geometry.message import (
     Runs,
     SharedDims,
     Tile,
     elements,
-    requests,
+    list_requests,
     scale_blocks,
     shared_dims,
     tile_of,
 )
-from reshard.geometry.message import cut as cut_product
+from reshard.geometry.message import cut_product as cut_product
 from reshard.geometry.overlap import shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_boxes import view_dims
@@ -61,21 +61,23 @@ def exchange_messages(operand: Layout, result: Layout, view: View | None = None)
     if not one_set(operand.mesh, result.mesh):
         return list(typical_messages(operand, result))
     shared = shared_dims(operand, result)
-    first = _involved(operand, result)
+    first = _involved_devices(operand, result)
     listed = set(first)
-    messages = list(_messages(operand, result, first, shared))
+    messages = list(_messages_among(operand, result, first, shared))
     # Devices that differ only in coordinates that no changed dim uses exchange alike, among themselves.
     for device in operand.mesh.devices:
         if device not in listed:
             copy = [device + offset for offset in first]
             listed.update(copy)
-            messages += _messages(operand, result, copy, shared)
+            messages += _messages_among(operand, result, copy, shared)
     return messages
 
 
 @lru_cache(maxsize=256)
 def _view_messages(operand: Layout, result: Layout, view: View) -> Sequence[Message]:
-    return tuple(_assign(operand, result, result.mesh.devices, view_dims(operand, result, view), holders_of(operand)))
+    return tuple(
+        _assign_messages(operand, result, result.mesh.devices, view_dims(operand, result, view), holders_of(operand))
+    )
 
 
 def typical_messages(operand: Layout, result: Layout, view: View | None = None) -> Iterable[Message]:
@@ -84,22 +86,22 @@ def typical_messages(operand: Layout, result: Layout, view: View | None = None) 
         return _view_messages(operand, result, view)
     shared = shared_dims(operand, result)
     if one_set(operand.mesh, result.mesh):
-        return _messages(operand, result, _involved(operand, result), shared)
+        return _messages_among(operand, result, _involved_devices(operand, result), shared)
     limit = pull_limit(operand, result)
-    return _assign(operand, result, result.mesh.devices, shared, holders_of(operand), limit)
+    return _assign_messages(operand, result, result.mesh.devices, shared, holders_of(operand), limit)
 
 
-def _messages(
+def _messages_among(
     operand: Layout, result: Layout, devices: Sequence[int], shared: Sequence[SharedDims]
 ) -> Iterator[Message]:
     """The messages among some devices that need nothing from others."""
     held: dict[Tile, list[int]] = {}
     for device in devices:
         held.setdefault(tile_of(operand, device), []).append(device)
-    return _assign(operand, result, devices, shared, held)
+    return _assign_messages(operand, result, devices, shared, held)
 
 
-def _assign(
+def _assign_messages(
     operand: Layout,
     result: Layout,
     receivers: Sequence[int],
@@ -108,7 +110,7 @@ def _assign(
     limit: int | None = None,
 ) -> Iterator[Message]:
     """The requests for each tile, assigned to its holders; cut where whole ones would load one beyond the limit."""
-    for tile, demand in requests(operand, result, receivers, shared).items():
+    for tile, demand in list_requests(operand, result, receivers, shared).items():
         check_deadline()
         givers = held[tile]
         own = set(givers)
@@ -118,12 +120,12 @@ def _assign(
             for at, (device, product) in enumerate(queue):
                 yield Message(givers[at * len(givers) // len(queue)], device, (product,))
             continue
-        for share in dealt([elements(product) for _, product in queue], len(givers), limit):
+        for share in assign_requests([elements(product) for _, product in queue], len(givers), limit):
             device, product = queue[share.request]
             yield Message(givers[share.holder], device, cut_product(product, share.low, share.high))
 
 
-def _involved(operand: Layout, result: Layout) -> list[int]:
+def _involved_devices(operand: Layout, result: Layout) -> list[int]:
     """One device for every coordinate that a changed or padded dim uses; the other devices exchange alike."""
     apart = spans_apart(operand, result)
     if not apart:
@@ -194,7 +196,7 @@ class _Exchange:
     def __init__(self, operand: Layout, result: Layout, me: int) -> None:
         self._operand, self._result, self._me = operand, result, me
         self._rank = len(operand.dims)
-        self._home = home(operand, me)
+        self._home = home_tile(operand, me)
         self._steps = [
             (math.prod(operand.tile_shape[at + 1 :]), math.prod(result.tile_shape[at + 1 :]))
             for at in range(self._rank)
@@ -233,7 +235,7 @@ class _Exchange:
 
     def _wanted_tile(self) -> Tile:
         mesh = self._result.mesh
-        return home(self._result, mesh.position(self._operand.mesh.devices[self._me]))
+        return home_tile(self._result, mesh.position(self._operand.mesh.devices[self._me]))
 
     def _giver(self, tile: Tile, receiver: int) -> int:
         """Who gives of a tile to a receiver: itself, else the holders deal the others among themselves."""
@@ -258,7 +260,7 @@ class _Exchange:
         summand = tile[self._rank :]
         for pieces in itertools.product(*(shares_from(s, t, p) for s, t, p in dims)):
             for receiver in self._near(self._translated(takers.of(pieces))):
-                if not summand or home(self._operand, receiver)[self._rank :] == summand:
+                if not summand or home_tile(self._operand, receiver)[self._rank :] == summand:
                     yield receiver, pieces
 
     def _holders(self, tile: Tile) -> Sequence[int]:

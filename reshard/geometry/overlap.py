@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _straight(length: int) -> tuple[Axis, ...]:
+def _run_axes(length: int) -> tuple[Axis, ...]:
     """The axes of a run; blocks that are alike share them."""
     return (Axis(length, 1, 1),)
 
@@ -85,7 +85,7 @@ def append_block(blocks: list[Block], more: Block) -> None:
         blocks.append(more)
         return
     earlier = _without_last(blocks.pop())
-    joint = Block(last.src, last.dst, _straight(last.length + more.axes[-1].extent))
+    joint = Block(last.src, last.dst, _run_axes(last.length + more.axes[-1].extent))
     blocks += [*earlier, joint, *_without_first(more)]
 
 
@@ -101,20 +101,25 @@ def repeat_blocks(blocks: list[Block], repeat: Axis) -> list[Block]:
     times, src, dst = repeat
     first, last = blocks[0], _last_run(blocks[-1])
     if (last.src + last.length, last.dst + last.length) != (first.src + src, first.dst + dst):
-        return [_repeat(each, repeat) for each in blocks]
+        return [_repeat_block(each, repeat) for each in blocks]
     length = first.axes[-1].extent
     if len(blocks) == len(first.axes) == 1:
-        return [Block(first.src, first.dst, _straight(length * times))]
+        return [Block(first.src, first.dst, _run_axes(length * times))]
     # The first run and the last of all stay alone; in between, the last of a period is joined to the next one's first.
     inner = [*_without_first(first), *blocks[1:]]
     inner[-1:] = _without_last(inner[-1])
-    joint = Block(last.src, last.dst, _straight(last.length + length))
-    end = Block(last.src + (times - 1) * src, last.dst + (times - 1) * dst, _straight(last.length))
-    start = Block(first.src, first.dst, _straight(length))
-    return [start, *(_repeat(each, repeat) for each in inner), _repeat(joint, Axis(times - 1, src, dst)), end]
+    joint = Block(last.src, last.dst, _run_axes(last.length + length))
+    end = Block(last.src + (times - 1) * src, last.dst + (times - 1) * dst, _run_axes(last.length))
+    start = Block(first.src, first.dst, _run_axes(length))
+    return [
+        start,
+        *(_repeat_block(each, repeat) for each in inner),
+        _repeat_block(joint, Axis(times - 1, src, dst)),
+        end,
+    ]
 
 
-def _repeat(block: Block, repeat: Axis) -> Block:
+def _repeat_block(block: Block, repeat: Axis) -> Block:
     """A block repeated; two repeats that are one are merged."""
     times, src, dst = repeat
     if times == 1:
@@ -137,7 +142,7 @@ def _without_first(block: Block) -> list[Block]:
     rest: list[Block] = []
     for at, (times, src, dst) in enumerate(block.axes[:-1]):
         later = Block(block.src + src, block.dst + dst, block.axes[at + 1 :])
-        rest.insert(0, _repeat(later, Axis(times - 1, src, dst)))
+        rest.insert(0, _repeat_block(later, Axis(times - 1, src, dst)))
     return rest
 
 
@@ -147,7 +152,7 @@ def _without_last(block: Block) -> list[Block]:
     first_src, first_dst = block.src, block.dst
     for at, (times, src, dst) in enumerate(block.axes[:-1]):
         earlier = Block(first_src, first_dst, block.axes[at + 1 :])
-        rest.append(_repeat(earlier, Axis(times - 1, src, dst)))
+        rest.append(_repeat_block(earlier, Axis(times - 1, src, dst)))
         first_src, first_dst = first_src + (times - 1) * src, first_dst + (times - 1) * dst
     return rest
 
@@ -181,7 +186,7 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
     by_target: tuple[Shares, ...] = tuple({} for _ in range(_pieces(target)))
-    for (p, q), runs in _common(source, target, None, None).items():
+    for (p, q), runs in _walk_common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
 
@@ -195,7 +200,7 @@ def shares_of(source: Dim, target: Dim, number: int) -> Shares:
     >>> shares_of(before, after, 1) == shares(before, after)[1]
     True
     """
-    return {p: tuple(runs) for (p, _), runs in _common(source, target, None, number).items()}
+    return {p: tuple(runs) for (p, _), runs in _walk_common(source, target, None, number).items()}
 
 
 @lru_cache(maxsize=64)
@@ -207,32 +212,32 @@ def shares_from(source: Dim, target: Dim, number: int) -> Shares:
     >>> {q: [(each.src, each.dst, each.elements) for each in both] for q, both in shares_from(before, after, 1).items()}
     {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
     """
-    return {q: tuple(runs) for (_, q), runs in _common(source, target, number, None).items()}
+    return {q: tuple(runs) for (_, q), runs in _walk_common(source, target, number, None).items()}
 
 
-def _common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
+def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
     """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
     common: _Common = {}
     _NumeralWalk(levels(source), levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
     return common
 
 
-def contiguous(dim: Dim) -> int | None:
+def contiguous_extent(dim: Dim) -> int | None:
     """How many indices a piece of a dim covers if all of its pieces are contiguous, else None.
 
     >>> from reshard.types.layout import Layout
-    >>> [contiguous(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
+    >>> [contiguous_extent(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
     [3, None]
     """
     above = levels(dim)[:-1]
     return None if any(not level.held for level in above) else levels(dim)[-1].radix
 
 
-def fullest(dim: Dim) -> int:
+def fullest_piece(dim: Dim) -> int:
     """The most elements that a piece of a dim has.
 
     >>> from reshard.types.layout import Layout
-    >>> fullest(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
+    >>> fullest_piece(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
     6
     """
     return max(piece_sizes(dim))
@@ -246,10 +251,10 @@ def piece_sizes(dim: Dim) -> Mapping[int, int]:
     >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
     {3: 999996, 2: 1, 0: 3}
     """
-    return _sizes(levels(dim), dim.size)
+    return _count_sizes(levels(dim), dim.size)
 
 
-def _sizes(levels: Sequence[Level], left: int) -> Counter[int]:
+def _count_sizes(levels: Sequence[Level], left: int) -> Counter[int]:
     """How many pieces of the numeral of these levels have how many of its first `left` indices.
 
     At most one value of a digit is cut: those before it are full, those after it are empty.
@@ -261,12 +266,12 @@ def _sizes(levels: Sequence[Level], left: int) -> Counter[int]:
     full = min(level.radix, left // level.block)
     rest = left - full * level.block if full < level.radix else 0
     if not level.held:
-        return Counter({full * level.share + size: count for size, count in _sizes(below, rest).items()})
+        return Counter({full * level.share + size: count for size, count in _count_sizes(below, rest).items()})
     tile = math.prod(each.radix for each in below if not each.held)
     each = pieces // level.radix
     sizes = Counter({tile: full * each})
     if full < level.radix:
-        sizes += _sizes(below, rest)
+        sizes += _count_sizes(below, rest)
         sizes[0] += (level.radix - full - 1) * each
     return +sizes
 
@@ -279,16 +284,16 @@ def piece_extents(dim: Dim) -> Sequence[int]:
     >>> piece_extents(Layout.parse("f32[2{x}3/8]", Mesh(x=2)).dims[0])
     [5, 3]
     """
-    return _extents(levels(dim), dim.size)
+    return _list_extents(levels(dim), dim.size)
 
 
-def _extents(levels: Sequence[Level], left: int) -> list[int]:
+def _list_extents(levels: Sequence[Level], left: int) -> list[int]:
     """How many of its first `left` indices each piece of the numeral of these levels has; see `_sizes`."""
     if not levels or left == 0:
         return [min(left, 1)] * math.prod(level.radix for level in levels if level.held)
     level, below = levels[0], levels[1:]
     full = min(level.radix, left // level.block)
-    rest = _extents(below, left - full * level.block if full < level.radix else 0)
+    rest = _list_extents(below, left - full * level.block if full < level.radix else 0)
     if not level.held:
         return [full * level.share + extent for extent in rest]
     tile = math.prod(each.radix for each in below if not each.held)
@@ -362,7 +367,7 @@ class _NumeralWalk:
             self._split_target(s, t, low, high, common)
         elif (s.level, t.level) == self._leaves:
             if low < high:
-                run = Block(s.local + low - s.start, t.local + low - t.start, _straight(high - low))
+                run = Block(s.local + low - s.start, t.local + low - t.start, _run_axes(high - low))
                 append_block(common.setdefault((s.piece, t.piece), []), run)
         else:
             period = math.lcm(a.block, b.block)
@@ -390,15 +395,17 @@ class _NumeralWalk:
             self._split_target(s, t, low, high, common)
 
     def _split_source(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        for child, start, end in _children(self._source[s.level], s, low, high, self._p):
+        for child, start, end in _split_range(self._source[s.level], s, low, high, self._p):
             self.down(child, t, start, end, common)
 
     def _split_target(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        for child, start, end in _children(self._target[t.level], t, low, high, self._q):
+        for child, start, end in _split_range(self._target[t.level], t, low, high, self._q):
             self.down(s, child, start, end, common)
 
 
-def _children(level: Level, node: _Node, low: int, high: int, wanted: int | None) -> Iterator[tuple[_Node, int, int]]:
+def _split_range(
+    level: Level, node: _Node, low: int, high: int, wanted: int | None
+) -> Iterator[tuple[_Node, int, int]]:
     """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers; of a held
     digit only that of the piece `wanted`, if one is.
     """
@@ -450,7 +457,7 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     ({0: 2}, {0: 1, 1: 1}, {1: 2})
     """
     one, other = levels(source), levels(target)
-    period = _period(one, other, source.size)
+    period = _common_period(one, other, source.size)
     blocks = period // max(1, one[-1].radix) + period // max(1, other[-1].radix)
     if not source.size or _Steps(one, other).down(0, 0, source.size) * _FASTER < blocks:
         return tuple(
@@ -458,12 +465,12 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
             for by_source in shares(source, target)
         )
     counts: list[dict[int, int]] = [{} for _ in range(_shared_pieces(other))]
-    _count(one, other, period, source.size // period, counts)
-    _count(one, other, source.size % period, 1, counts)
+    _add_shared(one, other, period, source.size // period, counts)
+    _add_shared(one, other, source.size % period, 1, counts)
     return tuple(counts)
 
 
-def _count(
+def _add_shared(
     source: Sequence[Level], target: Sequence[Level], size: int, times: int, counts: list[dict[int, int]]
 ) -> None:
     """Adds the first `size` indices, which occur `times` times."""
@@ -471,7 +478,7 @@ def _count(
         return
     a, b = source[-1].radix, target[-1].radix
     starts = sorted([*range(0, size, a), *range(b, size, b)])
-    of_source, of_target = _numbers(source, -(-size // a)), _numbers(target, -(-size // b))
+    of_source, of_target = _number_blocks(source, -(-size // a)), _number_blocks(target, -(-size // b))
     sources, targets = [of_source[at // a] for at in starts], [of_target[at // b] for at in starts]
     for p, q, start, end in zip(sources, targets, starts, [*starts[1:], size], strict=True):
         if start < end:
@@ -479,7 +486,7 @@ def _count(
             by_source[p] = by_source.get(p, 0) + (end - start) * times
 
 
-def _numbers(of: Sequence[Level], blocks: int) -> list[int]:
+def _number_blocks(of: Sequence[Level], blocks: int) -> list[int]:
     """The piece that has each of the first blocks, which are as long as the last digit."""
     numbers = [0]
     for level in reversed(of[:-1]):
@@ -491,7 +498,7 @@ def _numbers(of: Sequence[Level], blocks: int) -> list[int]:
     return numbers[:blocks]
 
 
-def _period(source: Sequence[Level], target: Sequence[Level], size: int) -> int:
+def _common_period(source: Sequence[Level], target: Sequence[Level], size: int) -> int:
     """After how many indices the pieces of both sides repeat themselves, at most `size`."""
     if source[0].held or target[0].held or len(source) == 1 or len(target) == 1:
         return max(size, 1)
@@ -550,7 +557,7 @@ def shortest_shared(source: Dim, target: Dim) -> int:
     small, big = sorted((levels(source)[-1].radix, levels(target)[-1].radix))
     last = max((source.size - 1) // small * small, (source.size - 1) // big * big)
     tail, inner = source.size - last, _least_gap(small, big, last)
-    if contiguous(source) is not None or contiguous(target) is not None:
+    if contiguous_extent(source) is not None or contiguous_extent(target) is not None:
         return min(tail, inner)
     # Pieces that have several blocks may continue behind the end of a block, where a block of both sides ends. The
     # first run does not, nor does one between ends of one side only; where blocks differ, one of these is as short.

@@ -182,14 +182,16 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
     padded = _common_shape(operand, result)
     if padded is None:
         return None
-    before, after = _segments(operand, padded), _segments(result, padded)
-    cuts = _cuts(before, after, [*_partial_factors(operand), *_partial_factors(result)])
+    before, after = _layout_segments(operand, padded), _layout_segments(result, padded)
+    cuts = _find_cuts(before, after, [*_partial_factors(operand), *_partial_factors(result)])
     if cuts is None:
         return None
     dims, positions = cuts
     digits: list[RefinedDigit] = []
     for dim, size in enumerate(padded):
-        digits += _digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
+        digits += (
+            _refined_digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
+        )
     if operand.partial == result.partial == ():
         return Refinement(tuple(digits), padded, padded == operand.shape, (), ())
     change = _partial_change(operand, result, positions)
@@ -205,7 +207,7 @@ def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
     >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
     PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
     """
-    cuts = sorted(_ends([*_partial_factors(operand), *_partial_factors(result)]))
+    cuts = sorted(_factor_ends([*_partial_factors(operand), *_partial_factors(result)]))
     return _partial_change(operand, result, cuts) if is_chain(cuts) else None
 
 
@@ -237,18 +239,18 @@ def _common_padded(a: Dim, b: Dim) -> int | None:
         return p
     if 0 in (p, q):
         return None
-    step = math.lcm(_round(a), _round(b))
+    step = math.lcm(_round_elements(a), _round_elements(b))
     return -(-max(p, q) // step) * step
 
 
-def _round(dim: Dim) -> int:
+def _round_elements(dim: Dim) -> int:
     """Elements in one value of the leading local digit; a numeral that starts with a held digit is one round."""
     if not dim.digits or dim.digits[0].axis is not None:
         return dim.padded
     return dim.padded // dim.digits[0].radix
 
 
-def _segments(layout: Layout, shape: Sequence[int]) -> list[list[_Segment]]:
+def _layout_segments(layout: Layout, shape: Sequence[int]) -> list[list[_Segment]]:
     return [_dim_segments(dim, layout.mesh, padded) for dim, padded in zip(layout.dims, shape, strict=True)]
 
 
@@ -268,11 +270,11 @@ def _dim_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
     return [*segments, _Segment(place, padded // place, None)]
 
 
-def _cuts(
+def _find_cuts(
     before: list[list[_Segment]], after: list[list[_Segment]], partial: list[Factor]
 ) -> tuple[list[list[int]], list[int]] | None:
     """Where each dim and the device positions must be cut; None if the cuts do not divide each other."""
-    dims = [_ends((s.place, s.radix) for s in (*b, *a)) for b, a in zip(before, after, strict=True)]
+    dims = [_factor_ends((s.place, s.radix) for s in (*b, *a)) for b, a in zip(before, after, strict=True)]
     held = [
         _HeldSegment(dim, s.place, s.radix, s.stride)
         for side in (before, after)
@@ -280,19 +282,19 @@ def _cuts(
         for s in segments
         if s.stride is not None
     ]
-    positions = _ends([*partial, *((s.stride, s.radix) for s in held)])
-    if not _close(dims, positions, held):
+    positions = _factor_ends([*partial, *((s.stride, s.radix) for s in held)])
+    if not _close_cuts(dims, positions, held):
         return None
     chains, chain = [sorted(cuts) for cuts in dims], sorted(positions)
     return (chains, chain) if all(map(is_chain, (*chains, chain))) else None
 
 
-def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
+def _factor_ends(factors: Iterable[tuple[int, int]]) -> set[int]:
     """Both ends of (low, size) factors."""
     return {end for low, size in factors for end in (low, low * size)}
 
 
-def _close(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) -> bool:
+def _close_cuts(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) -> bool:
     """Adds the cuts that held digits carry over; False if a cut does not divide a held digit.
 
     A cut inside a held digit cuts its sub-axis in the same proportion, and a cut inside the sub-axis cuts the digit.
@@ -302,8 +304,8 @@ def _close(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) 
     while changed:
         changed = False
         for dim, place, radix, stride in held:
-            in_digit = _inside(dims[dim], place, radix)
-            in_axis = _inside(positions, stride, radix)
+            in_digit = _cuts_inside(dims[dim], place, radix)
+            in_axis = _cuts_inside(positions, stride, radix)
             if in_digit is None or in_axis is None:
                 return False
             if in_digit != in_axis:
@@ -313,7 +315,7 @@ def _close(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) 
     return True
 
 
-def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
+def _cuts_inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
     """The cuts strictly inside a digit, as ratios to its low end; None if one does not divide."""
     inside: set[int] = set()
     for cut in cuts:
@@ -324,7 +326,7 @@ def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
     return inside
 
 
-def _digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:
+def _refined_digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:
     """The refined digits of one dim, major first: between two cuts, each numeral has one holder."""
     digits: list[RefinedDigit] = []
     b = a = 0
@@ -333,11 +335,11 @@ def _digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segm
             b += 1
         while after[a].place * after[a].radix <= low:
             a += 1
-        digits.append(RefinedDigit(dim, high // low, _holder(before[b], low), _holder(after[a], low)))
+        digits.append(RefinedDigit(dim, high // low, _segment_holder(before[b], low), _segment_holder(after[a], low)))
     return digits[::-1]
 
 
-def _holder(segment: _Segment, place: int) -> int | None:
+def _segment_holder(segment: _Segment, place: int) -> int | None:
     """The stride that holds the part of a segment that starts at a place."""
     return None if segment.stride is None else segment.stride * (place // segment.place)
 
@@ -359,27 +361,27 @@ def _cut_factors(factors: list[Factor], cuts: list[int]) -> list[Factor]:
 # made of, with no data received.
 
 
-def released(layout: Layout, factors: Iterable[Factor]) -> Layout:
+def release_digits(layout: Layout, factors: Iterable[Factor]) -> Layout:
     """The layout in which no digit is held along these factors of the device positions; its partial sub-axes stay.
 
     >>> from reshard.types import Mesh
-    >>> print(released(Layout.parse("f32[{x}3/10, {y}2]", Mesh(x=4, y=2)), [Factor(2, 4)]))
+    >>> print(release_digits(Layout.parse("f32[{x}3/10, {y}2]", Mesh(x=4, y=2)), [Factor(2, 4)]))
     f32[10, {y}2]
     """
     spans = [(factor.stride, factor.stride * factor.size) for factor in factors]
-    dims = tuple(fitted(_release_digits(layout, dim.digits, spans), dim.size) for dim in layout.dims)
+    dims = tuple(fitted(_digits_released(layout, dim.digits, spans), dim.size) for dim in layout.dims)
     return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
 
 
-def _release_digits(layout: Layout, digits: Iterable[Digit], spans: list[tuple[int, int]]) -> Iterator[Digit]:
+def _digits_released(layout: Layout, digits: Iterable[Digit], spans: list[tuple[int, int]]) -> Iterator[Digit]:
     for digit in digits:
         if digit.axis is None:
             yield digit
         else:
-            yield from _parts(layout.mesh, *layout.mesh.span(digit.axis), spans)
+            yield from _released_parts(layout.mesh, *layout.mesh.span(digit.axis), spans)
 
 
-def _parts(mesh: Mesh, low: int, high: int, spans: list[tuple[int, int]]) -> Iterator[Digit]:
+def _released_parts(mesh: Mesh, low: int, high: int, spans: list[tuple[int, int]]) -> Iterator[Digit]:
     """The parts of a held digit, major first; the whole of it is local if a factor does not nest with its holder."""
     if not all(is_chain(sorted({low, high, *span})) for span in spans):
         yield Digit(high // low, None)

@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.crossing import fewest_through, holders_of
-from reshard.geometry.dealing import Share, dealt_by, dealt_whole
-from reshard.geometry.message import Message, Runs, Tile, cut, elements, requests, shared_dims, tile_of
+from reshard.geometry.dealing import Share, assign_by_quota, assign_whole
+from reshard.geometry.message import Message, Runs, Tile, cut_product, elements, list_requests, shared_dims, tile_of
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
 
@@ -84,25 +84,25 @@ class _Given(NamedTuple):
         middle = self.high - self.low
         passed = self.low + min(low, middle), self.low + min(high, middle)
         direct = self.direct + max(low - middle, 0), self.direct + max(high - middle, 0)
-        return cut(self.of.runs, *passed) + cut(self.of.runs, *direct)
+        return cut_product(self.of.runs, *passed) + cut_product(self.of.runs, *direct)
 
 
 @lru_cache(maxsize=16)
-def relay(operand: Layout, result: Layout) -> Relay:
+def relay_messages(operand: Layout, result: Layout) -> Relay:
     """The messages of both turns.
 
     >>> from reshard.types import Mesh
-    >>> turns = relay(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5)))
+    >>> turns = relay_messages(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5)))
     >>> [[(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver][:4] for turn in turns]
     [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
     """
-    classes, local = _classes(operand, result)
+    classes, local = _list_classes(operand, result)
     holders, bound = holders_of(operand), fewest_through(operand, result)
     demands = [Demand(elements(each.runs), holders[each.tile], each.lacking) for each in classes]
-    counts = passed_on(demands, bound)
-    given = list(_given(classes, counts))
-    first = _first(given, holders, sends(demands, counts), bound)
-    return Relay((*local, *first), tuple(_second(given)))
+    counts = balance_shares(demands, bound)
+    given = list(_list_given(classes, counts))
+    first = _first_turn(given, holders, sends(demands, counts), bound)
+    return Relay((*local, *first), tuple(_second_turn(given)))
 
 
 @lru_cache(maxsize=256)
@@ -115,13 +115,13 @@ def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
     """
     turns = [
         [_Sent(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver]
-        for turn in relay(operand, result)
+        for turn in relay_messages(operand, result)
     ]
     sent: Counter[int] = Counter()
     for sender, _, count in itertools.chain(*turns):
         sent[sender] += count
     largest = max((message.elements for message in itertools.chain(*turns)), default=0)
-    first, second = map(_turn, turns)
+    first, second = map(_figures_of_turn, turns)
     return RelayFigures((first, second), max(sent.values(), default=0), largest)
 
 
@@ -133,7 +133,7 @@ class _Sent(NamedTuple):
     elements: int
 
 
-def _turn(messages: Sequence[_Sent]) -> RelayTurn:
+def _figures_of_turn(messages: Sequence[_Sent]) -> RelayTurn:
     sent, received, sends, receives = (Counter[int]() for _ in range(4))
     for sender, receiver, count in messages:
         sent[sender] += count
@@ -144,12 +144,12 @@ def _turn(messages: Sequence[_Sent]) -> RelayTurn:
     return RelayTurn(max(received.values(), default=0), max(sent.values(), default=0), rounds)
 
 
-def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Message]]:
+def _list_classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Message]]:
     """The classes, and the copies that devices make of what they hold."""
     holders = holders_of(operand)
     classes: list[_Class] = []
     local: list[Message] = []
-    for tile, wanted in requests(operand, result, result.mesh.devices, shared_dims(operand, result)).items():
+    for tile, wanted in list_requests(operand, result, result.mesh.devices, shared_dims(operand, result)).items():
         own = set(holders[tile])
         lacking: dict[Tile, tuple[Runs, list[int]]] = {}
         for device, runs in wanted:
@@ -161,7 +161,7 @@ def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Messag
     return classes, local
 
 
-def _given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterator[_Given]:
+def _list_given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterator[_Given]:
     """Each class divided among the devices that lack it, by the number of elements that each passes on."""
     for each, some in zip(classes, counts, strict=True):
         ends = list(itertools.accumulate(some, initial=0))
@@ -171,7 +171,7 @@ def _given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterat
                 yield given
 
 
-def _first(
+def _first_turn(
     given: Sequence[_Given], holders: Mapping[Tile, Sequence[int]], passed: Counter[int], bound: int
 ) -> Iterator[Message]:
     """What is sent of each tile, dealt among its holders; those that pass on more send less."""
@@ -179,7 +179,7 @@ def _first(
     for each in given:
         by_tile.setdefault(each.of.tile, []).append(each)
     quotas = {
-        tile: levelled([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
+        tile: level_sums([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
         for tile, queue in by_tile.items()
     }
     sent = passed.copy()
@@ -187,25 +187,27 @@ def _first(
         sent.update(dict(zip(holders[tile], some, strict=True)))
     limit = max([bound, *sent.values()])
     for tile, queue in by_tile.items():
-        for part in _dealt([each.elements for each in queue], quotas[tile], [passed[d] for d in holders[tile]], limit):
+        for part in _assign_within(
+            [each.elements for each in queue], quotas[tile], [passed[d] for d in holders[tile]], limit
+        ):
             each = queue[part.request]
             yield Message(holders[tile][part.holder], each.device, each.products(part.low, part.high))
 
 
-def _dealt(sizes: Sequence[int], quotas: Sequence[int], passed: Sequence[int], limit: int) -> Sequence[Share]:
+def _assign_within(sizes: Sequence[int], quotas: Sequence[int], passed: Sequence[int], limit: int) -> Sequence[Share]:
     """Requests dealt whole if no holder then sends more than the limit with what it passes on, else by quotas."""
-    whole = dealt_whole(sizes, len(quotas))
+    whole = assign_whole(sizes, len(quotas))
     loads = list(passed)
     for share in whole:
         loads[share.holder] += share.high
-    return whole if max(loads) <= limit else dealt_by(sizes, quotas)
+    return whole if max(loads) <= limit else assign_by_quota(sizes, quotas)
 
 
-def _second(given: Sequence[_Given]) -> Iterator[Message]:
+def _second_turn(given: Sequence[_Given]) -> Iterator[Message]:
     """Each device passes its shares on, all that another one lacks of them in one message."""
     passed: dict[tuple[int, int], list[Runs]] = {}
     for each in given:
-        products = [_at_both_ends(runs) for runs in cut(each.of.runs, each.low, each.high)]
+        products = [_at_both_ends(runs) for runs in cut_product(each.of.runs, each.low, each.high)]
         for other in each.of.lacking if products else ():
             if other != each.device:
                 passed.setdefault((each.device, other), []).extend(products)
@@ -264,21 +266,21 @@ _Loads = dict[int, float]
 """What each device sends."""
 
 
-def passed_on(demands: Sequence[Demand], enough: int) -> list[tuple[int, ...]]:
+def balance_shares(demands: Sequence[Demand], enough: int) -> list[tuple[int, ...]]:
     """For each class, how many elements each device that lacks them is sent first and passes on to all others.
 
     Holders send the rest to all. `enough` elements sent by every device are good enough to stop. Only the four
     operations of floating point are used, so all processes get the same numbers.
 
-    >>> passed_on([Demand(12, [0], [1, 2, 3, 4, 5]), Demand(12, [1], [0, 2, 3, 4, 5])], enough=20)
+    >>> balance_shares([Demand(12, [0], [1, 2, 3, 4, 5]), Demand(12, [1], [0, 2, 3, 4, 5])], enough=20)
     [(2, 3, 3, 2, 2), (2, 2, 2, 3, 3)]
     """
     loads: _Loads = dict.fromkeys(itertools.chain.from_iterable((*d.holders, *d.lacking) for d in demands), 0.0)
     poured = [[0.0] * (len(demand.holders) + len(demand.lacking)) for demand in demands]
-    _balance(demands, loads, poured, enough)
+    _pour_all(demands, loads, poured, enough)
     best, least = list[tuple[int, ...]](), math.inf
     for _ in range(_ROUNDINGS):
-        counts = _rounding(demands, loads, poured)
+        counts = _round_all(demands, loads, poured)
         most = max(loads.values(), default=0.0)
         if most < least:
             best, least = counts, most
@@ -287,34 +289,34 @@ def passed_on(demands: Sequence[Demand], enough: int) -> list[tuple[int, ...]]:
     return best
 
 
-def _balance(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]], enough: int) -> None:
+def _pour_all(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]], enough: int) -> None:
     """Pours all classes, in as many sweeps as it takes."""
     for _ in range(_SWEEPS):
         check_deadline()
         for at, demand in enumerate(demands):
-            _add(loads, demand, poured[at], -1)
-            poured[at] = _poured(demand, loads)
-            _add(loads, demand, poured[at])
+            _add_loads(loads, demand, poured[at], -1)
+            poured[at] = _pour_class(demand, loads)
+            _add_loads(loads, demand, poured[at])
         if max(loads.values(), default=0.0) <= enough:
             break
 
 
-def _rounding(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]]) -> list[tuple[int, ...]]:
+def _round_all(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]]) -> list[tuple[int, ...]]:
     """Makes the shares of all classes whole elements, one class after the other."""
     check_deadline()
     counts: list[tuple[int, ...]] = []
     for at, demand in enumerate(demands):
-        _add(loads, demand, poured[at], -1)
-        counts.append(_rounded(demand, _poured(demand, loads), loads))
-        poured[at] = _sent(demand, counts[-1], loads)
-        _add(loads, demand, poured[at])
+        _add_loads(loads, demand, poured[at], -1)
+        counts.append(_round_class(demand, _pour_class(demand, loads), loads))
+        poured[at] = _sent_of_class(demand, counts[-1], loads)
+        _add_loads(loads, demand, poured[at])
     return counts
 
 
-def levelled(bases: Sequence[int], amount: int) -> list[int]:
+def level_sums(bases: Sequence[int], amount: int) -> list[int]:
     """How much is added to each of these to make the largest sum as small as it can be, in whole numbers.
 
-    >>> levelled([0, 3, 9], 7), levelled([5, 5], 3)
+    >>> level_sums([0, 3, 9], 7), level_sums([5, 5], 3)
     ([5, 2, 0], [2, 1])
     """
     level = min(-(-(amount + below) // count) for count, below in enumerate(itertools.accumulate(sorted(bases)), 1))
@@ -334,33 +336,33 @@ def sends(demands: Sequence[Demand], counts: Sequence[Sequence[int]]) -> Counter
     return sent
 
 
-def _add(loads: _Loads, demand: Demand, amounts: Sequence[float], sign: int = 1) -> None:
+def _add_loads(loads: _Loads, demand: Demand, amounts: Sequence[float], sign: int = 1) -> None:
     """Adds what the holders of a class, and then those that lack it, send of it."""
     for device, amount in zip((*demand.holders, *demand.lacking), amounts, strict=True):
         loads[device] += sign * amount
 
 
-def _level(bases: Sequence[float], amount: float) -> float:
+def _water_level(bases: Sequence[float], amount: float) -> float:
     """How high an amount of water rises in vessels that are filled to these heights."""
     return min((amount + below) / count for count, below in enumerate(itertools.accumulate(sorted(bases)), 1))
 
 
-def _pour(bases: Sequence[float], amount: float) -> list[float]:
-    level = _level(bases, amount)
+def _pour_water(bases: Sequence[float], amount: float) -> list[float]:
+    level = _water_level(bases, amount)
     return [max(0.0, level - base) for base in bases]
 
 
-def _poured(demand: Demand, loads: _Loads) -> list[float]:
+def _pour_class(demand: Demand, loads: _Loads) -> list[float]:
     """What the holders of a class, and then those that lack it, best send of it beside what they send of others."""
     held = [loads[device] for device in demand.holders]
     lacking = [loads[device] for device in demand.lacking]
-    together = _pour([*held, *lacking], demand.size * len(demand.lacking))
+    together = _pour_water([*held, *lacking], demand.size * len(demand.lacking))
     if sum(together[: len(held)]) >= demand.size:
         return together
-    return _pour(held, demand.size) + _pour(lacking, demand.size * demand.further)
+    return _pour_water(held, demand.size) + _pour_water(lacking, demand.size * demand.further)
 
 
-def _rounded(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[int, ...]:
+def _round_class(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[int, ...]:
     """The shares as whole elements: first rounded down, then one more for who would then send the least."""
     further = demand.further
     if not further:
@@ -373,7 +375,7 @@ def _rounded(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[i
     heapq.heapify(after)
     for _ in range(demand.size - sum(counts) - by_holders):
         load, at = after[0]
-        if _level(held, demand.size + (by_holders + 1) * further) < load:
+        if _water_level(held, demand.size + (by_holders + 1) * further) < load:
             by_holders += 1
         else:
             counts[at] += 1
@@ -381,10 +383,10 @@ def _rounded(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[i
     return tuple(counts)
 
 
-def _sent(demand: Demand, counts: Sequence[int], loads: _Loads) -> list[float]:
+def _sent_of_class(demand: Demand, counts: Sequence[int], loads: _Loads) -> list[float]:
     """What the holders of a class, and then those that lack it, send if the latter pass on these `counts` of
     elements.
     """
     rest = demand.size * len(demand.lacking) - sum(counts) * demand.further
-    held = _pour([loads[device] for device in demand.holders], rest)
+    held = _pour_water([loads[device] for device in demand.holders], rest)
     return [*held, *(float(count * demand.further) for count in counts)]

@@ -28,11 +28,11 @@ def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
     """
     if layout.mesh == mesh:
         return layout
-    weights = _weights(layout.mesh, mesh)
+    weights = _position_weights(layout.mesh, mesh)
     if weights is None:
         return None
     try:
-        dims = tuple(Dim(tuple(_digits(dim, layout.mesh, mesh, weights)), dim.size) for dim in layout.dims)
+        dims = tuple(Dim(tuple(_respell_digits(dim, layout.mesh, mesh, weights)), dim.size) for dim in layout.dims)
         partial = tuple(s for axis in layout.partial for s in _sub_axes(axis, layout.mesh, mesh, weights))
         return Layout(mesh, dims, layout.dtype, layout.reduction, partial)
     except ReshardError:
@@ -45,7 +45,7 @@ def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
     >>> print(common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)))
     <d0=2, d1=2, d2=2>
     """
-    return _cut(a, b, {*_ends(a), *_ends(b)})
+    return _cut_spans(a, b, {*_span_ends(a), *_span_ends(b)})
 
 
 def mesh_of_used(a: Layout, b: Layout) -> Mesh | None:
@@ -57,10 +57,10 @@ def mesh_of_used(a: Layout, b: Layout) -> Mesh | None:
     None <d0=2, d1=3, d2=2>
     """
     ends = {end for each in (a, b) for axis in (*each.held, *each.partial) for end in each.mesh.span(axis)}
-    return _cut(a.mesh, b.mesh, ends)
+    return _cut_spans(a.mesh, b.mesh, ends)
 
 
-def _cut(a: Mesh, b: Mesh, ends: set[int]) -> Mesh | None:
+def _cut_spans(a: Mesh, b: Mesh, ends: set[int]) -> Mesh | None:
     """The mesh whose axes meet at these positions, or None if they do not divide each other or the devices differ."""
     cuts = sorted({1, a.size, *ends})
     if a.device_ids != b.device_ids or a.size != b.size or not is_chain(cuts):
@@ -69,11 +69,11 @@ def _cut(a: Mesh, b: Mesh, ends: set[int]) -> Mesh | None:
     return Mesh({f"d{at}": size for at, size in enumerate(sizes)}, device_ids=a.device_ids)
 
 
-def _ends(mesh: Mesh) -> Iterator[int]:
+def _span_ends(mesh: Mesh) -> Iterator[int]:
     return (mesh.stride(SubAxis(n, 1, s)) * s for n, s in mesh.axes.items())
 
 
-def _digits(dim: Dim, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[Digit]:
+def _respell_digits(dim: Dim, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[Digit]:
     for radix, axis in dim.digits:
         if axis is None:
             yield Digit(radix, None)
@@ -89,17 +89,17 @@ def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> I
         return
     for prime in primes(size):
         size //= prime
-        yield from new.sub_axes(_weight(weights, stride * size), prime)
+        yield from new.sub_axes(_position_weight(weights, stride * size), prime)
 
 
-def _weight(weights: dict[int, int], place: int) -> int:
+def _position_weight(weights: dict[int, int], place: int) -> int:
     """The new mesh's place value for an old one."""
     if place not in weights:
         raise MeshError(f"no digit of the device positions has place {place}")
     return weights[place]
 
 
-def _weights(old: Mesh, new: Mesh) -> dict[int, int] | None:
+def _position_weights(old: Mesh, new: Mesh) -> dict[int, int] | None:
     """Old place value -> new place value, if positions are a digit permutation; {} for equal positions.
 
     The positions of the devices at the old place values determine the permutation; `sums` are the positions that all

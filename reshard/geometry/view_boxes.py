@@ -183,17 +183,17 @@ def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[Si
     for by_source in shares(Dim((Digit(dim.size, None),), dim.size), dim):
         own: list[SideBox] = []
         for run in list_runs(by_source.get(0, ())):
-            for low, high in _intervals(run.src, run.src + run.length, [size for _, _, size in windows]):
-                box = _clipped(low, high, windows, run.dst - run.src)
+            for low, high in _digit_intervals(run.src, run.src + run.length, [size for _, _, size in windows]):
+                box = _clip_to_windows(low, high, windows, run.dst - run.src)
                 own += [] if box is None else [box]
-        boxes.append(_merged(own, len(windows)))
+        boxes.append(_merge_boxes(own, len(windows)))
     return boxes
 
 
-def _intervals(low: int, high: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _digit_intervals(low: int, high: int, sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The numbers from `low` to `high` as boxes of digits, each by its lowest corner and the one after its highest.
 
-    >>> list(_intervals(95, 205, (10, 10, 10)))[1]
+    >>> list(_digit_intervals(95, 205, (10, 10, 10)))[1]
     ((1, 0, 0), (2, 10, 10))
     """
     if low >= high:
@@ -204,18 +204,18 @@ def _intervals(low: int, high: int, sizes: Sequence[int]) -> Iterator[tuple[tupl
     inner = math.prod(sizes[1:])
     first, last = -(-low // inner), high // inner
     if first > last:
-        for start, end in _intervals(low - last * inner, high - last * inner, sizes[1:]):
+        for start, end in _digit_intervals(low - last * inner, high - last * inner, sizes[1:]):
             yield (last, *start), (last + 1, *end)
         return
-    for start, end in _intervals(low - (first - 1) * inner, inner, sizes[1:]) if low < first * inner else ():
+    for start, end in _digit_intervals(low - (first - 1) * inner, inner, sizes[1:]) if low < first * inner else ():
         yield (first - 1, *start), (first, *end)
     if first < last:
         yield (first, *(0 for _ in sizes[1:])), (last, *sizes[1:])
-    for start, end in _intervals(0, high - last * inner, sizes[1:]):
+    for start, end in _digit_intervals(0, high - last * inner, sizes[1:]):
         yield (last, *start), (last + 1, *end)
 
 
-def _clipped(
+def _clip_to_windows(
     low: Sequence[int], high: Sequence[int], windows: Sequence[tuple[int, int, int]], shift: int
 ) -> SideBox | None:
     """The part of a box inside the windows, its digits counted from their starts; `shift` leads to local indices."""
@@ -234,7 +234,7 @@ def _clipped(
     )
 
 
-def _merged(boxes: list[SideBox], rank: int) -> list[SideBox]:
+def _merge_boxes(boxes: list[SideBox], rank: int) -> list[SideBox]:
     """The boxes, neighbours along one atom made one where their places go on evenly."""
     for atom in reversed(range(rank)):
         merged: list[SideBox] = []

@@ -45,14 +45,14 @@ def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
     rest = list(dim.digits)
     parts: list[Dim] = []
     for size in reversed(sizes[1:]):
-        digits = _minor(rest, size)
+        digits = _take_minor_digits(rest, size)
         if digits is None:
             return None
         parts.append(Dim(tuple(digits), size))
     return [Dim(tuple(rest), sizes[0]), *reversed(parts)]
 
 
-def _minor(rest: list[Digit], size: int) -> list[Digit] | None:
+def _take_minor_digits(rest: list[Digit], size: int) -> list[Digit] | None:
     """Takes the minor digits whose product is `size` off a numeral; cuts one of them if need be."""
     digits: list[Digit] = []
     while size > 1:
@@ -63,7 +63,7 @@ def _minor(rest: list[Digit], size: int) -> list[Digit] | None:
             digits.insert(0, digit)
             size //= digit.radix
         elif digit.radix % size == 0:
-            major, minor = _cut(digit, size)
+            major, minor = _cut_digit(digit, size)
             rest.append(major)
             digits.insert(0, minor)
             size = 1
@@ -72,7 +72,7 @@ def _minor(rest: list[Digit], size: int) -> list[Digit] | None:
     return digits
 
 
-def _cut(digit: Digit, minor: int) -> tuple[Digit, Digit]:
+def _cut_digit(digit: Digit, minor: int) -> tuple[Digit, Digit]:
     radix, axis = digit
     if axis is None:
         return Digit(radix // minor, None), Digit(minor, None)
@@ -103,7 +103,7 @@ def is_local(dim: Dim) -> bool:
     return all(digit.axis is None for digit in dim.digits)
 
 
-def over(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout | None:
+def layout_over(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout | None:
     """The layout with other dims of the same holders; None where they make no layout."""
     try:
         return Layout(layout.mesh, tuple(dims), dtype or layout.dtype, layout.reduction, layout.partial)
@@ -111,7 +111,7 @@ def over(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layou
         return None
 
 
-def over_atoms(layout: Layout, groups: Groups, size: Callable[[int], int]) -> dict[int, Dim] | None:
+def split_over_atoms(layout: Layout, groups: Groups, size: Callable[[int], int]) -> dict[int, Dim] | None:
     """Each atom's dim, by number; None if a dim does not split into its atoms."""
     atoms: dict[int, Dim] = {}
     for dim, group in zip(layout.dims, groups, strict=True):
@@ -137,12 +137,12 @@ class Middle(NamedTuple):
     def first(self, transposed: bool) -> View:
         """The view from the source to the units, in the source's order or in the target's."""
         units = [self.units[at] for at in self.order] if transposed else self.units
-        return _to_units(self.view, self.view.source, units)
+        return _view_to_units(self.view, self.view.source, units)
 
     def last(self, transposed: bool) -> View:
         """The view from the units, in the target's order if they are transposed before, to the target."""
         units = [self.units[at] for at in self.order] if transposed else self.units
-        return inverse(_to_units(self.view, self.view.target, units))
+        return invert_view(_view_to_units(self.view, self.view.target, units))
 
     def turned(self, layout: Layout) -> Layout:
         """A layout on the units, its dims in the target's order."""
@@ -163,11 +163,14 @@ def middle(source: Layout, target: Layout, view: View) -> Middle | None:
     """
     if view.taken or view.into:
         return None
-    view = fused(view)
-    units = _units(view, source, target)
+    view = fuse_atoms(view)
+    units = _find_units(view, source, target)
     if units is None:
         return None
-    before, after = _on_units(source, view.source, units, view), _on_units(target, view.target, units, view)
+    before, after = (
+        _layout_on_units(source, view.source, units, view),
+        _layout_on_units(target, view.target, units, view),
+    )
     if before is None or after is None:
         return None
     rank = {atom: at for at, atom in enumerate(atom for dim in view.target for atom in dim)}
@@ -175,29 +178,29 @@ def middle(source: Layout, target: Layout, view: View) -> Middle | None:
     return Middle(before, after, view, units, tuple(order))
 
 
-def fused(view: View) -> View:
+def fuse_atoms(view: View) -> View:
     """The same view in as few atoms as possible: neighbours on both sides are one, atoms of one value are dropped.
 
-    >>> str(fused(View((Atom("a", 2), Atom("h", 3), Atom("d", 4)), ((0, 1, 2),), ((1, 2), (0,)))))
+    >>> str(fuse_atoms(View((Atom("a", 2), Atom("h", 3), Atom("d", 4)), ((0, 1, 2),), ((1, 2), (0,)))))
     '(a h_d) -> h_d a'
     """
-    source, target = (_without_ones(view, groups) for groups in (view.source, view.target))
-    following = {pair for dim in target for pair in itertools.pairwise(dim) if not _windowed(view, pair)}
-    groups = [_chains(dim, following) for dim in source]
-    chains = [*itertools.chain(*groups), *_lone(source, target)]
+    source, target = (_drop_ones(view, groups) for groups in (view.source, view.target))
+    following = {pair for dim in target for pair in itertools.pairwise(dim) if not _has_window(view, pair)}
+    groups = [_chain_atoms(dim, following) for dim in source]
+    chains = [*itertools.chain(*groups), *_atoms_of_target_only(source, target)]
     number = {chain[0]: at for at, chain in enumerate(chains)}
     before = tuple(tuple(number[chain[0]] for chain in group) for group in groups)
     after = tuple(tuple(number[at] for at in dim if at in number) for dim in target)
-    return View(tuple(_product(view, chain) for chain in chains), before, after)
+    return View(tuple(_multiply_atoms(view, chain) for chain in chains), before, after)
 
 
-def _lone(source: Groups, target: Groups) -> list[Unit]:
+def _atoms_of_target_only(source: Groups, target: Groups) -> list[Unit]:
     """The atoms that are in the target only."""
     seen = set(itertools.chain(*source))
     return [(at,) for at in itertools.chain(*target) if at not in seen]
 
 
-def _chains(dim: Sequence[int], following: set[tuple[int, int]]) -> list[Unit]:
+def _chain_atoms(dim: Sequence[int], following: set[tuple[int, int]]) -> list[Unit]:
     """A dim's atoms, those that follow each other on the other side in one."""
     chains: list[Unit] = []
     for at in dim:
@@ -208,12 +211,12 @@ def _chains(dim: Sequence[int], following: set[tuple[int, int]]) -> list[Unit]:
     return chains
 
 
-def inverse(view: View) -> View:
+def invert_view(view: View) -> View:
     """The view from its target to its source."""
     return View(tuple(Atom(a.name, a.size, a.into, a.taken) for a in view.atoms), view.target, view.source)
 
 
-def _without_ones(view: View, groups: Groups) -> Groups:
+def _drop_ones(view: View, groups: Groups) -> Groups:
     """The atoms that matter: not those of one value, unless they are a dim of their own on both sides."""
     alone = {dim[0] for dim in view.source if len(dim) == 1} & {dim[0] for dim in view.target if len(dim) == 1}
 
@@ -224,18 +227,18 @@ def _without_ones(view: View, groups: Groups) -> Groups:
     return tuple(tuple(at for at in dim if kept(at)) for dim in groups)
 
 
-def _windowed(view: View, atoms: Iterable[int]) -> bool:
+def _has_window(view: View, atoms: Iterable[int]) -> bool:
     return any(view.atoms[at].taken is not None or view.atoms[at].into is not None for at in atoms)
 
 
-def _product(view: View, chain: Unit) -> Atom:
+def _multiply_atoms(view: View, chain: Unit) -> Atom:
     atoms = [view.atoms[at] for at in chain]
     if len(atoms) == 1:
         return atoms[0]
     return Atom("_".join(atom.name for atom in atoms), math.prod(atom.size for atom in atoms))
 
 
-def _units(view: View, source: Layout, target: Layout) -> tuple[Unit, ...] | None:
+def _find_units(view: View, source: Layout, target: Layout) -> tuple[Unit, ...] | None:
     """The units, in the order of the source's indices: dims that do not split, and all other atoms.
 
     None if dims of both sides that do not split share an atom and are not the same.
@@ -253,7 +256,7 @@ def _units(view: View, source: Layout, target: Layout) -> tuple[Unit, ...] | Non
     return tuple(sorted((*units, *lone), key=lambda unit: min(rank[atom] for atom in unit)))
 
 
-def _on_units(layout: Layout, groups: Groups, units: Sequence[Unit], view: View) -> Layout | None:
+def _layout_on_units(layout: Layout, groups: Groups, units: Sequence[Unit], view: View) -> Layout | None:
     """A side's layout with a dim for each unit; None if they cannot be written so."""
     atoms: dict[int, Dim] = {}
     wholes: dict[Unit, Dim] = {}
@@ -267,17 +270,17 @@ def _on_units(layout: Layout, groups: Groups, units: Sequence[Unit], view: View)
             atoms.update(zip(group, parts, strict=True))
     dims = [wholes[unit] if unit in wholes else merge_dims([atoms[at] for at in unit]) for unit in units]
     known = [dim for dim in dims if dim is not None]
-    return over(layout, known) if len(known) == len(dims) else None
+    return layout_over(layout, known) if len(known) == len(dims) else None
 
 
-def _to_units(view: View, groups: Groups, units: Sequence[Unit]) -> View:
+def _view_to_units(view: View, groups: Groups, units: Sequence[Unit]) -> View:
     """The view from one side's dims to units, whose atoms are these dims where they are units, else their atoms."""
     numbers: dict[Unit, int] = {}
     source: list[Unit] = []
     for group in groups:
         parts = [group] if group in units else [(at,) for at in group]
         source.append(tuple(numbers.setdefault(part, len(numbers)) for part in parts))
-    atoms = tuple(_product(view, part) for part in numbers)
+    atoms = tuple(_multiply_atoms(view, part) for part in numbers)
     target = tuple((numbers[unit],) if unit in numbers else tuple(numbers[at,] for at in unit) for unit in units)
     return View(atoms, tuple(source), target)
 
@@ -313,19 +316,19 @@ class Stages(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def stages(source: Layout, target: Layout, view: View) -> Stages | None:
+def view_stages(source: Layout, target: Layout, view: View) -> Stages | None:
     """The stages of a move; None if a part is of a dim that is spread over devices, or if there is no middle.
 
     >>> from reshard.types import Mesh
     >>> from reshard.types.view import Window
     >>> view = View((Atom("three", 1, Window(0, 3)), Atom("h", 8)), ((0, 1),), ((1,),))
     >>> both = [Layout.parse(text, Mesh(x=4)) for text in ("f32[3{x}2]", "f32[8]")]
-    >>> str(stages(*both, view).before.part), str(stages(*both, view).middle.source)
+    >>> str(view_stages(*both, view).before.part), str(view_stages(*both, view).middle.source)
     ('f32[1, {x}2]', 'f32[{x}2]')
     """
-    before = _opened(source, view.source, view) if view.taken else None
-    back = inverse(view)
-    after = _opened(target, back.source, back) if view.into else None
+    before = _open_side(source, view.source, view) if view.taken else None
+    back = invert_view(view)
+    after = _open_side(target, back.source, back) if view.into else None
     if (before is None and view.taken) or (after is None and view.into):
         return None
     atoms = tuple(Atom(atom.name, atom.size) for atom in view.atoms)
@@ -335,7 +338,7 @@ def stages(source: Layout, target: Layout, view: View) -> Stages | None:
     return None if between is None else Stages(before, between, after)
 
 
-def _opened(layout: Layout, groups: Groups, view: View) -> Opened | None:
+def _open_side(layout: Layout, groups: Groups, view: View) -> Opened | None:
     """A side whose atoms have windows; None if one of them does not lie whole in every tile."""
     tokens: list[tuple[int, ...]] = []
     source: list[tuple[int, ...]] = []
@@ -343,28 +346,34 @@ def _opened(layout: Layout, groups: Groups, view: View) -> Opened | None:
         parts = [(at,) for at in group] if any(view.atoms[at].taken for at in group) else [group]
         source.append(tuple(range(len(tokens), len(tokens) + len(parts))))
         tokens += parts
-    atoms = [_token(view, token) for token in tokens]
+    atoms = [_token_atom(view, token) for token in tokens]
     each = tuple((at,) for at in range(len(tokens)))
-    dims = over_atoms(layout, tuple(source), lambda at: atoms[at].source_size)
+    dims = split_over_atoms(layout, tuple(source), lambda at: atoms[at].source_size)
     if dims is None:
         return None
     whole = [dims[at] for at in range(len(tokens))]
     if not all(atom.taken is None or is_local(dim) for atom, dim in zip(atoms, whole, strict=True)):
         return None
-    part = [_part(atom, dim) for atom, dim in zip(atoms, whole, strict=True)]
+    part = [_part_of_dim(atom, dim) for atom, dim in zip(atoms, whole, strict=True)]
     opening = View(tuple(Atom(atom.name, atom.source_size) for atom in atoms), tuple(source), each)
-    return Opened(_on(layout, whole), opening, _on(layout, part), View(tuple(atoms), each, each), tuple(tokens))
+    return Opened(
+        _layout_of_dims(layout, whole),
+        opening,
+        _layout_of_dims(layout, part),
+        View(tuple(atoms), each, each),
+        tuple(tokens),
+    )
 
 
-def _part(atom: Atom, dim: Dim) -> Dim:
+def _part_of_dim(atom: Atom, dim: Dim) -> Dim:
     return dim if atom.taken is None else Dim((Digit(atom.size, None),), atom.size)
 
 
-def _on(layout: Layout, dims: list[Dim]) -> Layout:
+def _layout_of_dims(layout: Layout, dims: list[Dim]) -> Layout:
     return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
 
 
-def _token(view: View, token: tuple[int, ...]) -> Atom:
+def _token_atom(view: View, token: tuple[int, ...]) -> Atom:
     """An atom of an opened dim, or another dim as one atom."""
     if len(token) == 1:
         atom = view.atoms[token[0]]

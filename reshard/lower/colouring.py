@@ -28,43 +28,43 @@ Colours = list[list[int]]
 """The edges of each colour, by number."""
 
 
-def colouring(edges: Sequence[Edge]) -> Colours:
+def colour_edges(edges: Sequence[Edge]) -> Colours:
     """The edges, by number, of each round, in as many rounds as the busiest device has messages.
 
     >>> edges = [(0, 1), (0, 2), (1, 2)]
-    >>> [[edges[at] for at in turn] for turn in colouring(edges)]
+    >>> [[edges[at] for at in turn] for turn in colour_edges(edges)]
     [[(0, 1), (1, 2)], [(0, 2)]]
     """
-    return _colours(edges, list(range(len(edges))), _degree(edges, range(len(edges))))
+    return _colour_some(edges, list(range(len(edges))), _largest_degree(edges, range(len(edges))))
 
 
-def _degree(edges: Sequence[Edge], some: Sequence[int]) -> int:
+def _largest_degree(edges: Sequence[Edge], some: Sequence[int]) -> int:
     """The most of some edges that one device sends or receives."""
     senders, receivers = Counter(edges[at][0] for at in some), Counter(edges[at][1] for at in some)
     return max((*senders.values(), *receivers.values()), default=0)
 
 
-def _colours(edges: Sequence[Edge], some: list[int], degree: int) -> Colours:
+def _colour_some(edges: Sequence[Edge], some: list[int], degree: int) -> Colours:
     """Colours some edges of this degree by halving them. Each half's degree is about half, so the depth is small."""
     if degree <= 1:
         return [some] if some else []
     colours: Colours = []
-    for half in _halves(edges, some):
-        colours += _colours(edges, half, _degree(edges, half))
+    for half in _halve_edges(edges, some):
+        colours += _colour_some(edges, half, _largest_degree(edges, half))
     if len(colours) > degree:
         smallest = min(range(len(colours)), key=lambda number: len(colours[number]))
         left = colours.pop(smallest)
-        return _fitted(edges, colours, left)
+        return _fit_edges(edges, colours, left)
     return colours
 
 
-def _halves(edges: Sequence[Edge], some: list[int]) -> tuple[list[int], list[int]]:
+def _halve_edges(edges: Sequence[Edge], some: list[int]) -> tuple[list[int], list[int]]:
     """Splits edges so that each device has half of its own in either half, give or take one.
 
     The edges of a device are paired. The pairs of senders and of receivers link the edges to paths and cycles, and
     neighbours on these go to different halves. Cycles are even, since the two kinds of pairs take turns.
     """
-    at_sender, at_receiver = _pairs(edges, some, 0), _pairs(edges, some, 1)
+    at_sender, at_receiver = _pair_edges(edges, some, 0), _pair_edges(edges, some, 1)
     first: dict[int, bool] = {}
     for start in some:
         if start in first:
@@ -79,7 +79,7 @@ def _halves(edges: Sequence[Edge], some: list[int]) -> tuple[list[int], list[int
     return [at for at in some if first[at]], [at for at in some if not first[at]]
 
 
-def _pairs(edges: Sequence[Edge], some: list[int], end: int) -> dict[int, int]:
+def _pair_edges(edges: Sequence[Edge], some: list[int], end: int) -> dict[int, int]:
     """Pairs of edges that have the same device at one end; of an odd number one edge is left alone."""
     pairs: dict[int, int] = {}
     open_at: dict[int, int] = {}
@@ -111,7 +111,7 @@ class _Taken:
         self.colours ^= 1 << colour
 
 
-def _fitted(edges: Sequence[Edge], colours: Colours, left: Sequence[int]) -> Colours:
+def _fit_edges(edges: Sequence[Edge], colours: Colours, left: Sequence[int]) -> Colours:
     """Fits edges into the colours of others, one of which is free at each device.
 
     An edge takes the lowest colour that is free at both ends. If there is none, it takes the lowest that is free at
@@ -130,7 +130,7 @@ def _fitted(edges: Sequence[Edge], colours: Colours, left: Sequence[int]) -> Col
         number = _lowest_free(sends.colours | receives.colours)
         if number >= len(colours):
             number = _lowest_free(sends.colours)
-            _flip(edges, senders, receivers, edges[at][1], number, _lowest_free(receives.colours))
+            _flip_path(edges, senders, receivers, edges[at][1], number, _lowest_free(receives.colours))
         sends.take(number, at)
         receives.take(number, at)
     fitted: Colours = [[] for _ in colours]
@@ -145,7 +145,7 @@ def _lowest_free(taken: int) -> int:
     return (~taken & (taken + 1)).bit_length() - 1
 
 
-def _flip(
+def _flip_path(
     edges: Sequence[Edge],
     senders: Mapping[int, _Taken],
     receivers: Mapping[int, _Taken],
@@ -227,7 +227,7 @@ class EvenRounds:
         self._sources = [(d.src, d.dst, d.radix) for d in r.digits if d.src is not None and d.dst is not None]
         unused = [(stride, digit) for stride, digit in self._after.items() if stride not in r.used_before]
         self._sources += [(stride, self._head(stride), digit.radix) for stride, digit in unused]
-        self._shifts = _shifts(self.shares) if spread else {}
+        self._shifts = _share_shifts(self.shares) if spread else {}
 
     @classmethod
     def of_exchange(cls, r: Refinement, devices: int) -> EvenRounds:
@@ -274,7 +274,7 @@ class EvenRounds:
         return receiver
 
 
-def _shifts(shares: Sequence[tuple[RefinedDigit, int]]) -> dict[int | None, list[RoundShift]]:
+def _share_shifts(shares: Sequence[tuple[RefinedDigit, int]]) -> dict[int | None, list[RoundShift]]:
     """The shifts of shares, by the stride that held their digit: none unless some digit is not its own head.
 
     A device keeps a share where its coordinates are equal along a chain, to c: shifted by -c, in round c. Of a digit

@@ -26,8 +26,8 @@ from reshard.geometry.message import Message
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.pieces import count, cut
 from reshard.geometry.refine import RefinedDigit, Refinement, refine
-from reshard.geometry.relay import relay
-from reshard.lower.colouring import EvenRounds, colouring
+from reshard.geometry.relay import relay_messages
+from reshard.lower.colouring import EvenRounds, colour_edges
 from reshard.lower.groups import coordinate
 from reshard.plans.plan import Step
 from reshard.plans.rules import tile_view
@@ -145,7 +145,7 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
     >>> [box.dst for box in digit_boxes(Block(0, 4, (Axis(2, 6, 8), Axis(2, 1, 1))), (12,), (3, 8))]
     [((0, 1), (4, 2)), ((1, 1), (4, 2))]
     """
-    before, after = _strides(send), _strides(receive)
+    before, after = _digit_strides_of(send), _digit_strides_of(receive)
     extents = [1] * len(send), [1] * len(receive)
     listed: list[Axis] = []
     below = 0, 0
@@ -172,15 +172,17 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
     for extent, src, dst in reversed(listed):
         starts = [(start + n * src, end + n * dst) for start, end in starts for n in range(extent)]
     for start, end in starts:
-        yield Box(_spans(start, before, send, extents[0]), _spans(end, after, receive, extents[1]))
+        yield Box(_unravel_spans(start, before, send, extents[0]), _unravel_spans(end, after, receive, extents[1]))
 
 
-def _strides(digits: Sequence[int]) -> list[int]:
+def _digit_strides_of(digits: Sequence[int]) -> list[int]:
     """How far apart neighbouring values of each digit are in a flat tile."""
     return [math.prod(digits[at + 1 :]) for at in range(len(digits))]
 
 
-def _spans(offset: int, strides: Sequence[int], digits: Sequence[int], extents: Sequence[int]) -> tuple[Span, ...]:
+def _unravel_spans(
+    offset: int, strides: Sequence[int], digits: Sequence[int], extents: Sequence[int]
+) -> tuple[Span, ...]:
     each = zip(strides, digits, extents, strict=True)
     spans = [(offset // stride % radix, extent) for stride, radix, extent in each]
     if spans:  # An offset outside of the tile is outside of the first digit, instead of at its other end.
@@ -206,30 +208,30 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
     if r is not None and r.exact:
         send = _merged_view(operand, tile_view.before(operand, r), [d for d in r.digits if d.src is None])
         receive = _merged_view(result, tile_view.after(result, r), [d for d in r.digits if d.dst is None])
-        turns = _even(operand, r, chunk, device)
+        turns = _even_turns(operand, r, chunk, device)
     else:
         send, receive = _whole_tile(operand), _whole_tile(result)
         largest = exchange_figures(operand, result, view, relayed=relayed).message
         cap = None if chunk is None or chunk >= largest else chunk
         if relayed:
-            first, second = (_coloured(turn, cap, device) for turn in relay(operand, result))
+            first, second = (_coloured_turns(turn, cap, device) for turn in relay_messages(operand, result))
             turns = [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
         else:
-            turns = _coloured(exchange_messages(operand, result, view), cap, device)
-    local = tuple(t for turn in turns if not _crosses(turn) for t in turn)
+            turns = _coloured_turns(exchange_messages(operand, result, view), cap, device)
+    local = tuple(t for turn in turns if not _crosses_wire(turn) for t in turn)
     return Exchange(
         send,
         receive,
         result.mesh.devices,
         local,
-        tuple(tuple(turn) for turn in turns if _crosses(turn)),
+        tuple(tuple(turn) for turn in turns if _crosses_wire(turn)),
         staged=step.cost.scratch > 0,
         fills=view is not None and view.into,
         strided=view is not None,
     )
 
 
-def _crosses(turn: Sequence[Transfer]) -> bool:
+def _crosses_wire(turn: Sequence[Transfer]) -> bool:
     return any(t.sender != t.receiver for t in turn)
 
 
@@ -248,7 +250,7 @@ def _whole_tile(layout: Layout) -> TileView:
     return TileView(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
 
 
-def _even(operand: Layout, r: Refinement, chunk: int | None, device: int | None) -> list[list[Transfer]]:
+def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int | None) -> list[list[Transfer]]:
     """One round for each turn and piece of a share; all devices take part."""
     ids = operand.mesh.devices
     even = EvenRounds.of_exchange(r, len(ids))
@@ -261,12 +263,12 @@ def _even(operand: Layout, r: Refinement, chunk: int | None, device: int | None)
 
     @cache
     def sent(receiver: int) -> list[int]:
-        return [_offset(sent_spans(r, receiver, piece), send) for piece in pieces]
+        return [_offset_of_spans(sent_spans(r, receiver, piece), send) for piece in pieces]
 
     @cache
     def received(numbers: tuple[int, ...]) -> list[int]:
         share = {digit.src: n for (digit, _), n in zip(even.shares, numbers, strict=True)}
-        return [_offset(received_spans(r, share, piece), receive) for piece in pieces]
+        return [_offset_of_spans(received_spans(r, share, piece), receive) for piece in pieces]
 
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
@@ -291,7 +293,7 @@ def _digit_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
     return strides
 
 
-def _offset(spans: Mapping[int, Span], strides: Mapping[int, int]) -> int:
+def _offset_of_spans(spans: Mapping[int, Span], strides: Mapping[int, int]) -> int:
     return sum(low * strides[at] for at, (low, _) in spans.items())
 
 
@@ -336,7 +338,7 @@ def received_spans(r: Refinement, share: Mapping[int | None, int], piece: Sequen
     return {at: next(spans) if d.src is None else (share[d.src], 1) for at, d in local}
 
 
-def _coloured(messages: Iterable[Message], cap: int | None, device: int | None) -> list[list[Transfer]]:
+def _coloured_turns(messages: Iterable[Message], cap: int | None, device: int | None) -> list[list[Transfer]]:
     """The local copies as one turn, then the messages, or their pieces of at most `cap` elements, coloured.
 
     The colours of a device's messages depend on those of all others, which are coloured without their blocks.
@@ -355,6 +357,6 @@ def _coloured(messages: Iterable[Message], cap: int | None, device: int | None) 
             edges += [Transfer(sender, receiver, (piece,)) for piece in pieces]
         else:
             edges += [Transfer(sender, receiver, ())] * sum(n * count(extents, cap) for extents, n in message.shape)
-    coloured = colouring([(edge.sender, edge.receiver) for edge in edges])
+    coloured = colour_edges([(edge.sender, edge.receiver) for edge in edges])
     turns = [local, *([edges[at] for at in turn] for turn in coloured)]
     return turns if device is None else [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]

@@ -122,36 +122,36 @@ def in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPl
     slots = max(send.elements, receive.elements) // r.common if r.common else 0
     ids = operand.mesh.devices
     buffers = [_Buffer(slots) for _ in ids]
-    turns = list(_turns(r, len(ids))) if r.common else []
-    _pack(turns, buffers)
-    pack = {device: _slots(buffer.waiting) for device, buffer in zip(ids, buffers, strict=True)}
+    turns = list(_bijections(r, len(ids))) if r.common else []
+    _pack_shares(turns, buffers)
+    pack = {device: _slots_of_places(buffer.waiting) for device, buffer in zip(ids, buffers, strict=True)}
     largest = in_place_cut(r.common, chunk)[1]
     rounds = [
         tuple(SlotTransfer(ids[m.sender], ids[m.receiver], m.src_slot, m.dst_slot, start, length) for m in moves)
         for moves in _between_slots(turns, buffers)
         if moves
-        for start, length in _chunks(r.common, largest)
+        for start, length in _chunk_spans(r.common, largest)
     ]
-    unpack = {device: _slots(buffer.arrived) for device, buffer in zip(ids, buffers, strict=True)}
+    unpack = {device: _slots_of_places(buffer.arrived) for device, buffer in zip(ids, buffers, strict=True)}
     # A single element needs no staging buffer: it can be read and written at once.
     return ExchangeInPlace(send, receive, r.common, slots, pack, tuple(rounds), unpack, staged=largest > 1)
 
 
-def _pack(turns: list[list[_Send]], buffers: list[_Buffer]) -> None:
+def _pack_shares(turns: list[list[_Send]], buffers: list[_Buffer]) -> None:
     """Gives every share that is sent, or kept, a slot on the device that has it, in the order of the turns."""
     for share in itertools.chain(*turns):
         if share.src not in buffers[share.sender].waiting:
             buffers[share.sender].put(buffers[share.sender].waiting, share.src)
 
 
-def _slots(shares: dict[Place, int]) -> tuple[tuple[int, Place], ...]:
+def _slots_of_places(shares: dict[Place, int]) -> tuple[tuple[int, Place], ...]:
     return tuple((slot, place) for place, slot in shares.items())
 
 
-def _chunks(elements: int, largest: int) -> list[tuple[int, int]]:
+def _chunk_spans(elements: int, largest: int) -> list[tuple[int, int]]:
     """(start, length) of the pieces of a share, in order.
 
-    >>> _chunks(10, 4)
+    >>> _chunk_spans(10, 4)
     [(0, 4), (4, 4), (8, 2)]
     """
     return [(start, min(largest, elements - start)) for start in range(0, elements, largest)]
@@ -171,10 +171,10 @@ def _between_slots(turns: list[list[_Send]], buffers: list[_Buffer]) -> Iterator
     last_turn = {(share.sender, share.src): number for number, turn in enumerate(turns) for share in turn}
     for number, turn in enumerate(turns):
         leaving = [share for share in turn if last_turn[share.sender, share.src] == number]
-        yield list(_moves(turn, leaving, buffers))
+        yield list(_slot_moves(turn, leaving, buffers))
 
 
-def _moves(turn: list[_Send], leaving: list[_Send], buffers: list[_Buffer]) -> Iterator[_SlotMove]:
+def _slot_moves(turn: list[_Send], leaving: list[_Send], buffers: list[_Buffer]) -> Iterator[_SlotMove]:
     """The moves of one turn: all slots that it frees are free before it fills any."""
     for share in leaving:
         if share.sender != share.receiver:
@@ -187,7 +187,7 @@ def _moves(turn: list[_Send], leaving: list[_Send], buffers: list[_Buffer]) -> I
             yield _SlotMove(sender, receiver, slot, buffers[receiver].put(buffers[receiver].arrived, dst))
 
 
-def _turns(r: Refinement, size: int) -> Iterator[list[_Send]]:
+def _bijections(r: Refinement, size: int) -> Iterator[list[_Send]]:
     """The bijections of the exchange, those that send the same share next to each other."""
     rounds = EvenRounds(r)
     replicates = [head not in r.used_after for _, head in rounds.shares]
@@ -197,20 +197,20 @@ def _turns(r: Refinement, size: int) -> Iterator[list[_Send]]:
         turn = [0] * len(ranges)
         for at, value in zip(order, values, strict=True):
             turn[at] = value
-        yield [_send(r, rounds, receiver, turn) for receiver in range(size)]
+        yield [_share_to_send(r, rounds, receiver, turn) for receiver in range(size)]
 
 
-def _send(r: Refinement, rounds: EvenRounds, receiver: int, turn: list[int]) -> _Send:
+def _share_to_send(r: Refinement, rounds: EvenRounds, receiver: int, turn: list[int]) -> _Send:
     values = {d.src: value for (d, _), value in zip(rounds.shares, rounds.share(receiver, turn), strict=True)}
     src = tuple(None if d.dst is None else coordinate(receiver, d.dst, d.radix) for d in r.digits if d.src is None)
     dst = tuple(None if d.src is None else values[d.src] for d in r.digits if d.dst is None)
     return _Send(rounds.sender(receiver, turn), receiver, src, dst)
 
 
-def offsets(view: TileView, place: Place) -> Iterator[int]:
+def place_offsets(view: TileView, place: Place) -> Iterator[int]:
     """The flat offsets in a tile, in order, of the elements at a place of it.
 
-    >>> list(offsets(TileView((2, 3), (2, 3), (2, 3), (0, 1), ()), (None, 1)))
+    >>> list(place_offsets(TileView((2, 3), (2, 3), (2, 3), (0, 1), ()), (None, 1)))
     [1, 4]
     """
     strides = [math.prod(view.digits[at + 1 :]) for at in range(len(view.digits))]
@@ -238,11 +238,11 @@ def offsets(view: TileView, place: Place) -> Iterator[int]:
 
 
 @lru_cache(maxsize=1024)
-def transposing(rows: int, columns: int) -> tuple[int, ...]:
+def transposing_stops(rows: int, columns: int) -> tuple[int, ...]:
     """The slots, numbered row by row, at which a hand stops that transposes rows x columns slots where they are.
 
     >>> hand, slots = "", list("abcdef")  # (a b c), (d e f)
-    >>> for at in transposing(2, 3):
+    >>> for at in transposing_stops(2, 3):
     ...     hand, slots[at] = slots[at], hand
     >>> "".join(slots)
     'adbecf'

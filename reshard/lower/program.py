@@ -176,19 +176,19 @@ def lower_steps(source: Layout, steps: Sequence[Step], device: int | None = None
         source.mesh.devices,
         source.dtype,
         source.tile_shape,
-        tuple(_instruction(step, device) for step in steps),
+        tuple(_lower_step(step, device) for step in steps),
         tuple(step.result.tile_shape for step in steps),
         not donate,
     )
 
 
-def _instruction(step: Step, device: int | None) -> Instruction:
+def _lower_step(step: Step, device: int | None) -> Instruction:
     if step.kind in VIEW_RULES:
         return view_instruction(step)
     part = part_of(step)
     if part is None:
-        return _plain(step, device)
-    each = _plain(Step(step.kind, part.operand, part.result), device)
+        return _lower_whole(step, device)
+    each = _lower_whole(Step(step.kind, part.operand, part.result), device)
     return InParts(each, part.take, part.put, step.mode.overlap, step.mode.in_place)
 
 
@@ -199,10 +199,10 @@ def part_of(step: Step) -> Part | None:
     return split_step(step.operand, step.result, step.mode.parts, in_place=step.mode.in_place)
 
 
-def _plain(step: Step, device: int | None) -> Plain:
+def _lower_whole(step: Step, device: int | None) -> Plain:
     operand, result = step.operand, step.result
     if step.kind == "permute":
-        return Permute(permutation(operand, result))
+        return Permute(permute_pairs(operand, result))
     if step.kind == "exchange":
         return in_place(operand, result, step.mode.chunk) if step.mode.in_place else lower_exchange(step, device)
     refinement = refine(operand, result)
@@ -211,40 +211,40 @@ def _plain(step: Step, device: int | None) -> Plain:
     return _COLLECTIVES[step.kind](operand, result, refinement)
 
 
-def _slice(operand: Layout, result: Layout, r: Refinement) -> Slice:
+def _lower_slice(operand: Layout, result: Layout, r: Refinement) -> Slice:
     order = scatter_order(r)
-    numbers = block_numbers(operand.mesh, _factors(r, order))
+    numbers = block_numbers(operand.mesh, _position_factors(r, order))
     return Slice(tile_view.before(operand, r, order), tile_view.after(result, r), numbers)
 
 
-def _all_gather(operand: Layout, result: Layout, r: Refinement) -> AllGather:
+def _lower_all_gather(operand: Layout, result: Layout, r: Refinement) -> AllGather:
     order = gather_order(r)
-    groups = groups_along(operand.mesh, _factors(r, order))
+    groups = groups_along(operand.mesh, _position_factors(r, order))
     return AllGather(groups, tile_view.before(operand, r), tile_view.after(result, r, order))
 
 
-def _all_to_all(operand: Layout, result: Layout, r: Refinement) -> AllToAll:
+def _lower_all_to_all(operand: Layout, result: Layout, r: Refinement) -> AllToAll:
     order = scatter_order(r)
-    groups = groups_along(operand.mesh, _factors(r, order))
+    groups = groups_along(operand.mesh, _position_factors(r, order))
     return AllToAll(groups, tile_view.before(operand, r, order), tile_view.after(result, r, order))
 
 
-def _reduce_scatter(operand: Layout, result: Layout, r: Refinement) -> ReduceScatter:
+def _lower_reduce_scatter(operand: Layout, result: Layout, r: Refinement) -> ReduceScatter:
     order = scatter_order(r)
-    groups = groups_along(operand.mesh, _factors(r, order))
+    groups = groups_along(operand.mesh, _position_factors(r, order))
     return ReduceScatter(
         groups, tile_view.before(operand, r, order), tile_view.after(result, r), str(operand.reduction)
     )
 
 
-def _all_reduce(operand: Layout, result: Layout, r: Refinement) -> AllReduce:
+def _lower_all_reduce(operand: Layout, result: Layout, r: Refinement) -> AllReduce:
     return AllReduce(groups_along(operand.mesh, r.reduced), str(operand.reduction))
 
 
-def _split_sum(operand: Layout, result: Layout, r: Refinement) -> SplitSum:
+def _lower_split_sum(operand: Layout, result: Layout, r: Refinement) -> SplitSum:
     kept, released = scatter_order(r), gather_order(r)
-    keep = block_numbers(operand.mesh, _factors(r, kept))
-    numbers = block_numbers(operand.mesh, _factors(r, released))
+    keep = block_numbers(operand.mesh, _position_factors(r, kept))
+    numbers = block_numbers(operand.mesh, _position_factors(r, released))
     place = {device: number if _has_data(operand, r, device) else None for device, number in numbers.items()}
     send, receive = tile_view.before(operand, r, kept), tile_view.after(result, r, released)
     return SplitSum(send, receive, keep, place, str(result.reduction))
@@ -262,16 +262,16 @@ def _has_data(operand: Layout, r: Refinement, device: int) -> bool:
 
 
 _COLLECTIVES: dict[str, Callable[[Layout, Layout, Refinement], Plain]] = {
-    "slice": _slice,
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
-    "split_sum": _split_sum,
+    "slice": _lower_slice,
+    "all_gather": _lower_all_gather,
+    "all_to_all": _lower_all_to_all,
+    "reduce_scatter": _lower_reduce_scatter,
+    "all_reduce": _lower_all_reduce,
+    "split_sum": _lower_split_sum,
 }
 
 
-def _factors(r: Refinement, order: Sequence[int]) -> list[tuple[int, int]]:
+def _position_factors(r: Refinement, order: Sequence[int]) -> list[tuple[int, int]]:
     """The (stride, size) factors of the positions along strides that hold a digit on one side only."""
     radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
     return [(stride, radix[stride]) for stride in order]
@@ -403,14 +403,14 @@ def _packed_view(views: Sequence[TileView], count: int) -> TileView:
 # The pairs of a permute: which device sends its whole tile to which.
 
 
-def permutation(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
+def permute_pairs(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
     """(sender, receiver) for every receiver: who holds before what it must hold after.
 
     Where several devices hold the same tile, senders are chosen so that each sends once.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2, y=2)
-    >>> permutation(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
+    >>> permute_pairs(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
     ((0, 0), (2, 1), (1, 2), (3, 3))
     """
     r = refine(operand, result)
@@ -418,10 +418,10 @@ def permutation(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
         rounds = EvenRounds(r)
         ids = operand.mesh.devices
         return tuple((ids[rounds.sender(at, ())], ids[at]) for at in range(operand.mesh.size))
-    return _matched(operand, result)
+    return _match_devices(operand, result)
 
 
-def _matched(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
+def _match_devices(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
     """Devices matched by the tile that they hold and need; a device keeps its own where it can."""
     waiting: dict[Tile, list[int]] = {}
     pairs: list[tuple[int, int]] = []

@@ -116,7 +116,7 @@ class TrafficMatrix(NamedTuple):
         return {device: self.nbytes(elements) for device, elements in sums.items()}
 
 
-def traffic(program: Program) -> TrafficMatrix:
+def program_traffic(program: Program) -> TrafficMatrix:
     """The traffic of all instructions of a program together.
 
     It lists every pair of devices that communicate, so its size is quadratic in the mesh.
@@ -125,7 +125,8 @@ def traffic(program: Program) -> TrafficMatrix:
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)
-    >>> matrix = traffic(lower_plan(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh))))
+    >>> both = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
+    >>> matrix = program_traffic(lower_plan(plan(*both)))
     >>> dict(matrix.elements), matrix.received
     ({(1, 0): 4, (0, 1): 4}, {0: 16, 1: 16})
     """
@@ -151,61 +152,63 @@ def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraff
     return _TRAFFIC[type(instruction)](instruction, tile)
 
 
-def _local(step: Slice | SplitSum | Reorder | TakePart | PutPart | CastTiles, tile: int) -> InstructionTraffic:
+def _traffic_of_local(
+    step: Slice | SplitSum | Reorder | TakePart | PutPart | CastTiles, tile: int
+) -> InstructionTraffic:
     return InstructionTraffic(launches=0)
 
 
-def _all_gather(step: AllGather, tile: int) -> InstructionTraffic:
+def _traffic_of_gather(step: AllGather, tile: int) -> InstructionTraffic:
     return InstructionTraffic(1, step.groups, (len(step.groups[0]) - 1) * tile)
 
 
-def _blocks(step: AllToAll | ReduceScatter, tile: int) -> InstructionTraffic:
+def _traffic_of_blocks(step: AllToAll | ReduceScatter, tile: int) -> InstructionTraffic:
     block = math.prod(step.send.block_shape)
     return InstructionTraffic(1, step.groups, (len(step.groups[0]) - 1) * block)
 
 
-def _all_reduce(step: AllReduce, tile: int) -> InstructionTraffic:
+def _traffic_of_all_reduce(step: AllReduce, tile: int) -> InstructionTraffic:
     return InstructionTraffic(1, step.groups, all_reduce_elements(tile, len(step.groups[0])))
 
 
-def _permute(step: Permute, tile: int) -> InstructionTraffic:
-    return _listed(1, ((sender, receiver, tile) for sender, receiver in step.pairs))
+def _traffic_of_permute(step: Permute, tile: int) -> InstructionTraffic:
+    return _list_flows(1, ((sender, receiver, tile) for sender, receiver in step.pairs))
 
 
-def _exchange(step: Exchange, tile: int) -> InstructionTraffic:
+def _traffic_of_exchange(step: Exchange, tile: int) -> InstructionTraffic:
     transfers = itertools.chain(*step.rounds)
-    return _listed(len(step.rounds), ((t.sender, t.receiver, t.elements) for t in transfers))
+    return _list_flows(len(step.rounds), ((t.sender, t.receiver, t.elements) for t in transfers))
 
 
-def _exchange_in_place(step: ExchangeInPlace, tile: int) -> InstructionTraffic:
+def _traffic_in_place(step: ExchangeInPlace, tile: int) -> InstructionTraffic:
     transfers = itertools.chain(*step.rounds)
-    return _listed(len(step.rounds), ((t.sender, t.receiver, t.length) for t in transfers))
+    return _list_flows(len(step.rounds), ((t.sender, t.receiver, t.length) for t in transfers))
 
 
-def _listed(launches: int, flows: Iterator[Flow]) -> InstructionTraffic:
+def _list_flows(launches: int, flows: Iterator[Flow]) -> InstructionTraffic:
     crossing = (flow for flow in flows if flow[0] != flow[1] and flow[2])
     return InstructionTraffic(launches, flows=tuple(crossing))
 
 
-def _in_parts(step: InParts, tile: int) -> InstructionTraffic:
+def _traffic_of_parts(step: InParts, tile: int) -> InstructionTraffic:
     parts = step.take.parts
     one = instruction_traffic(step.each, tile // parts)
     return replace(one, launches=one.launches * parts, repeats=parts)
 
 
 _TRAFFIC: dict[type[Instruction], Callable[[Any, int], InstructionTraffic]] = {
-    Slice: _local,
-    SplitSum: _local,
-    AllGather: _all_gather,
-    AllToAll: _blocks,
-    ReduceScatter: _blocks,
-    AllReduce: _all_reduce,
-    Permute: _permute,
-    Exchange: _exchange,
-    ExchangeInPlace: _exchange_in_place,
-    InParts: _in_parts,
-    Reorder: _local,
-    TakePart: _local,
-    PutPart: _local,
-    CastTiles: _local,
+    Slice: _traffic_of_local,
+    SplitSum: _traffic_of_local,
+    AllGather: _traffic_of_gather,
+    AllToAll: _traffic_of_blocks,
+    ReduceScatter: _traffic_of_blocks,
+    AllReduce: _traffic_of_all_reduce,
+    Permute: _traffic_of_permute,
+    Exchange: _traffic_of_exchange,
+    ExchangeInPlace: _traffic_in_place,
+    InParts: _traffic_of_parts,
+    Reorder: _traffic_of_local,
+    TakePart: _traffic_of_local,
+    PutPart: _traffic_of_local,
+    CastTiles: _traffic_of_local,
 }

@@ -67,8 +67,8 @@ def view_instruction(step: Step) -> ViewInstruction:
     if step.kind == "view":
         return Reorder(tile_order(step.operand, step.result, view))
     if step.kind == "take":
-        return TakePart(_spans(step.operand, view))
-    return PutPart(_spans(step.result, view))
+        return TakePart(_part_spans(step.operand, view))
+    return PutPart(_part_spans(step.result, view))
 
 
 def aliases(instruction: object) -> bool:
@@ -76,7 +76,7 @@ def aliases(instruction: object) -> bool:
     return isinstance(instruction, Reorder) and instruction.order.aliases
 
 
-def fills(instruction: object) -> bool:
+def is_filling(instruction: object) -> bool:
     """Whether an instruction writes into the target's tile that is there already."""
     return isinstance(instruction, PutPart) or (isinstance(instruction, Exchange) and instruction.fills)
 
@@ -90,7 +90,7 @@ def last_dtype(instructions: Sequence[object]) -> str | None:
     return next((each.dtype for each in reversed(instructions) if isinstance(each, CastTiles)), None)
 
 
-def _spans(layout: Layout, view: View) -> Spans:
+def _part_spans(layout: Layout, view: View) -> Spans:
     """The windows of the dims of which part moves, the whole tile along the others."""
     starts = [window.start if window is not None else 0 for window in (a.taken or a.into for a in view.atoms)]
     whole = [atom.taken is None and atom.into is None for atom in view.atoms]

@@ -46,11 +46,17 @@ from reshard.plans.plan_data import (
     view_data,
 )
 from reshard.plans.plan_data import flatten_tree as flatten_tree
-from reshard.plans.rules.bounds import busiest, endpoint_bound, joint_endpoint_bound, joint_lower_bound, lower_bound
+from reshard.plans.rules.bounds import (
+    busiest_bytes,
+    endpoint_bound,
+    joint_endpoint_bound,
+    joint_lower_bound,
+    lower_bound,
+)
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.lane import Lane, lane
-from reshard.plans.rules.loads import Loads, loads
-from reshard.plans.rules.view import aliases
+from reshard.plans.rules.lane import Lane, step_lane
+from reshard.plans.rules.loads import Loads, step_loads
+from reshard.plans.rules.view import keeps_memory
 from reshard.plans.step import Step as Step
 from reshard.plans.step import StepSpec as StepSpec
 from reshard.plans.step import checked_seconds
@@ -393,7 +399,7 @@ def _list_retained_bytes(source: Layout, target: Layout, specs: Sequence[StepSpe
             kept += target.tile_bytes + larger
         retained.append(kept)
         # A view that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
-        is_source = is_source and spec.mode.view is not None and aliases(spec.kind, at, result, spec.mode)
+        is_source = is_source and spec.mode.view is not None and keeps_memory(spec.kind, at, result, spec.mode)
         at = result
     return retained
 
@@ -491,7 +497,7 @@ class Batch:
             here = nothing[0]  # The kinds that have an operand or a result, and so the buffers of the step.
             for plan, step in zip(self.plans, steps, strict=True):
                 here = tuple(map(max, here, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
-                one = step.mode.in_place or aliases(step.kind, step.operand, step.result, step.mode)
+                one = step.mode.in_place or keeps_memory(step.kind, step.operand, step.result, step.mode)
                 tiles = zip(kinds.tile(step.operand), kinds.tile(step.result), strict=True)
                 kept = tuple(step.retained_bytes * held for held in kinds.of(plan.source.mesh))
                 each += [tuple(max(ends) if one else sum(ends) for ends in tiles), kept]
@@ -535,7 +541,7 @@ def list_lanes(plan: Plan) -> tuple[object, ...] | None:
 
 
 def _lane_of(step: Step) -> Lane | None:
-    return lane(step.kind, step.operand, step.result, step.mode)
+    return step_lane(step.kind, step.operand, step.result, step.mode)
 
 
 def buffer_bytes(plan: Plan) -> int:
@@ -629,12 +635,12 @@ class TreePlan(ShownPlan):
     @cached_property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives of all arrays together."""
-        return busiest((step.result.mesh, _loads_of(step).received, count) for step, count in self._steps.items())
+        return busiest_bytes((step.result.mesh, _loads_of(step).received, count) for step, count in self._steps.items())
 
     @cached_property
     def sent_bytes(self) -> int:
         """Bytes that the busiest device sends of all arrays together."""
-        return busiest((step.operand.mesh, _loads_of(step).sent, count) for step, count in self._steps.items())
+        return busiest_bytes((step.operand.mesh, _loads_of(step).sent, count) for step, count in self._steps.items())
 
     @cached_property
     def lower_bound_bytes(self) -> int:
@@ -743,7 +749,7 @@ AnyPlan = Plan | TreePlan
 
 
 def _loads_of(step: Step) -> Loads:
-    return loads(step.kind, step.operand, step.result, step.mode)
+    return step_loads(step.kind, step.operand, step.result, step.mode)
 
 
 def _align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:

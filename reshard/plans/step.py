@@ -16,7 +16,7 @@ from reshard.geometry.relay import relay_figures
 from reshard.geometry.remesh import disjoint
 from reshard.plans.rules.collectives import RULES, VIEW_RULES, check_step
 from reshard.plans.rules.cost import PLAIN, Cost, StepMode
-from reshard.plans.rules.view import aliases
+from reshard.plans.rules.view import keeps_memory
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.view import View
@@ -99,7 +99,7 @@ class Step:
         Between disjoint sets of devices, no device has both operand and result.
         """
         before, after = self.operand.tile_bytes, self.result.tile_bytes
-        view = self.mode.view is not None and aliases(self.kind, self.operand, self.result, self.mode)
+        view = self.mode.view is not None and keeps_memory(self.kind, self.operand, self.result, self.mode)
         if self.mode.in_place or view:
             tiles = self.retained_bytes + max(before, after)
         elif disjoint(self.operand.mesh, self.result.mesh):

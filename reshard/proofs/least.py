@@ -71,12 +71,12 @@ def plans_meant(plan: Plan) -> str:
     return "plan without idle axes" if source.mesh == target.mesh and _some_idle(source, target) else "plan"
 
 
-def floor(source: Layout, target: Layout, form: Form) -> Floor:
+def least_steps_bytes(source: Layout, target: Layout, form: Form) -> Floor:
     """The bound in elements at these sizes; at other sizes of the form it grows with their product.
 
     >>> from reshard.proofs.symbolic.form import form_of
     >>> pair = [Layout.parse(text, Mesh(x=4, y=2)) for text in ("f32[{x}3/10]", "f32[{y}5]")]
-    >>> floor(*pair, form_of(pair, (), ())).elements
+    >>> least_steps_bytes(*pair, form_of(pair, (), ())).elements
     5
     """
     one = source.mesh.size, source.mesh.device_ids

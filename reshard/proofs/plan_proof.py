@@ -24,7 +24,7 @@ from reshard.plans.plan import Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
-from reshard.proofs.least import floor, plans_meant
+from reshard.proofs.least import least_steps_bytes, plans_meant
 from reshard.proofs.proof import WIDTH, Proof, ProofPart
 from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
@@ -169,7 +169,7 @@ def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
         raise UndecidedError(
             f"the program has {launches} launches and {received} bytes, the plan says {plan.launches} and {promised}"
         )
-    bound = floor(plan.source, plan.target, form)
+    bound = least_steps_bytes(plan.source, plan.target, form)
     least = nbytes(bound.elements)
     if received < least and plan.source.partial_as(plan.target):
         raise UndecidedError(f"{received} bytes are received, but no program can receive fewer than {least}")

@@ -92,7 +92,7 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     with np.errstate(over="ignore"):
         if all(device in result and result[device].shape == target.tile_shape for device in target.mesh.devices):
             target, result = oracle.finished(plan.source, target, result)
-        wanted = _viewed(plan, oracle.combined(plan.source, target, marks))
+        wanted = _viewed(plan, oracle.combine_summands(plan.source, target, marks))
     for device in plan.target.mesh.devices:
         wrong = _wrong(target, device, result.get(device), wanted, marks, sizes)
         if wrong is not None:
@@ -121,7 +121,7 @@ def _viewed(plan: Plan, arrays: oracle.Arrays) -> oracle.Arrays:
     if plan.view is None:
         return arrays
     view = plan.view
-    return {summand: oracle.viewed(view, array, _held(plan, str(array.dtype))) for summand, array in arrays.items()}
+    return {summand: oracle.view_marks(view, array, _held(plan, str(array.dtype))) for summand, array in arrays.items()}
 
 
 def fits(plan: Plan) -> bool:

@@ -45,7 +45,7 @@ from reshard.plans.rules.tile_view import TileView
 from reshard.runtime.account import Account, InBytes, begin_account
 from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import identities, numpy_dtype, ufunc
-from reshard.runtime.numpy_in_place import exchange_in_place, overwrites, parts_in_place
+from reshard.runtime.numpy_in_place import overwrites_operand, run_exchange_in_place, run_parts_over_operand
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.reductions import all_reduce_elements
@@ -73,23 +73,23 @@ NO_EXTRAS = Extras()
 # The steps of a move with a view on numpy: tiles reordered, parts taken and put, casts, exchanges of strided boxes.
 
 
-def extras(plan: Plan, into: object, scale: object) -> Extras:
+def check_extras(plan: Plan, into: object, scale: object) -> Extras:
     """The extras of a run, checked; raises `TileError` for those that are missing, unknown or do not fit.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
-    >>> extras(plan(layout, layout), None, None)
+    >>> check_extras(plan(layout, layout), None, None)
     Extras(into={}, scale={}, casts=True)
     """
     wanted = plan.view is not None and plan.view.into
     if wanted != (into is not None):
         need = "fills part of the target: give the target's tiles with into=" if wanted else "fills all of the target"
         raise TileError(f"the move {plan.source} -> {plan.target} {need}; got into={quoted(into)}")
-    return Extras(_existing(plan, into) if wanted else {}, _scales(plan, scale))
+    return Extras(_existing_tiles(plan, into) if wanted else {}, _scales_by_device(plan, scale))
 
 
-def _existing(plan: Plan, into: object) -> Tiles:
+def _existing_tiles(plan: Plan, into: object) -> Tiles:
     target = plan.target
     shapes = {device: (target.tile_shape, target.tile_shape_of(device)) for device in target.mesh.devices}
     tiles: Tiles = {}
@@ -104,7 +104,7 @@ def _existing(plan: Plan, into: object) -> Tiles:
     return tiles
 
 
-def _scales(plan: Plan, scale: object) -> Mapping[int, Any]:
+def _scales_by_device(plan: Plan, scale: object) -> Mapping[int, Any]:
     if scale is None:
         return {}
     if plan.source.dtype == plan.target.dtype:
@@ -119,26 +119,26 @@ def _scales(plan: Plan, scale: object) -> Mapping[int, Any]:
     return scales
 
 
-def _reorder(step: Reorder, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_reorder(step: Reorder, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     if step.order.aliases:
         return {device: tile.reshape(tuple(shape)) for device, tile in tiles.items()}
     digits, order = step.order
     turned = {device: tile.reshape(digits).transpose(order) for device, tile in tiles.items()}
-    return {device: _new(memory, device, tile, shape) for device, tile in turned.items()}
+    return {device: _new_tile(memory, device, tile, shape) for device, tile in turned.items()}
 
 
-def _take_part(step: TakePart, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    return {device: _new(memory, device, tile[_view_block(step.spans)], shape) for device, tile in tiles.items()}
+def _run_take(step: TakePart, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+    return {device: _new_tile(memory, device, tile[_view_block(step.spans)], shape) for device, tile in tiles.items()}
 
 
-def _put_part_into(step: PutPart, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
+def _run_put(step: PutPart, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
     result = {device: more.into[device].reshape(tuple(shape)) for device in tiles}
     for device, tile in tiles.items():
         result[device][_view_block(step.spans)] = tile
     return result
 
 
-def _cast(step: CastTiles, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
+def _run_cast(step: CastTiles, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
     narrows = dtypes.bits(step.dtype) < dtypes.bits(memory.dtype)
     memory.cast(step.dtype)
     result: Tiles = {}
@@ -146,7 +146,7 @@ def _cast(step: CastTiles, tiles: Tiles, shape: Sequence[int], memory: Account, 
         scale = more.scale.get(device)
         dtype = numpy_dtype(step.dtype) if more.casts else tile.dtype
         try:
-            result[device] = scaled(tile, dtype, scale, narrows)
+            result[device] = scale_tile(tile, dtype, scale, narrows)
         except (ValueError, TypeError, MemoryError) as error:
             raise TileError(
                 f"device {device}'s scale {quoted(scale)} does not fit its tile of shape {tile.shape}: {error}; give a "
@@ -156,10 +156,10 @@ def _cast(step: CastTiles, tiles: Tiles, shape: Sequence[int], memory: Account, 
     return result
 
 
-def scaled(tile: Array, dtype: np.dtype[Any], scale: Any, narrows: bool) -> Array:
+def scale_tile(tile: Array, dtype: np.dtype[Any], scale: Any, narrows: bool) -> Array:
     """A tile cast, divided by a scale before where the dtype narrows, multiplied by it after where it widens.
 
-    >>> scaled(np.array([2.0, 4.0]), np.dtype("float32"), 2, narrows=True)
+    >>> scale_tile(np.array([2.0, 4.0]), np.dtype("float32"), 2, narrows=True)
     array([1., 2.], dtype=float32)
     """
     if scale is None:
@@ -190,7 +190,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     """
     checked = checked_tiles(program.devices, program.tile_shape, program.dtype, tiles)
     memory = begin_account(program.dtype, memory)
-    _take(memory, checked)
+    _take_tiles(memory, checked)
     for device, tile in more.into.items():
         memory.take(device, tile.size, last_dtype(program.instructions))
     return _run_launches(program, [checked], memory, more)[0]
@@ -219,7 +219,7 @@ def _run_launches(
         for at, (one, step) in enumerate(zip(program.programs, steps, strict=True)):
             if aliases(step):  # The same memory in another shape: it is still the source's if it was before.
                 given[at] = after[at] if before[at] is given[at] else given[at]
-            elif not overwrites(step) and (before[at] is not given[at] or not one.keep_source):
+            elif not overwrites_operand(step) and (before[at] is not given[at] or not one.keep_source):
                 for device, tile in before[at].items():
                     memory.free(device, tile.size, dtype)
     return [
@@ -237,90 +237,90 @@ def run_instruction(
     return _RUN[type(instruction)](instruction, tiles, shape, memory)
 
 
-def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     result: Tiles = {}
     for device, tile in tiles.items():
-        block = numbered(step.send, opened(step.send, tile))[step.block[device]]
-        result[device] = _new(memory, device, closed(step.receive, block), shape)
+        block = number_blocks(step.send, split_digits(step.send, tile))[step.block[device]]
+        result[device] = _new_tile(memory, device, merge_digits(step.receive, block), shape)
     return result
 
 
-def _all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     result: Tiles = {}
     for group in step.groups:
         for device in group:
-            buffer = _arrivals(memory, device, step.receive, tiles[device].dtype)
+            buffer = _arrival_buffer(memory, device, step.receive, tiles[device].dtype)
             for at, peer in enumerate(group):
-                _receive(memory, device, peer, buffer, at, tiles[peer])
-            result[device] = _unpack(memory, device, step.receive, buffer, shape)
+                _receive_block(memory, device, peer, buffer, at, tiles[peer])
+            result[device] = _unpack_blocks(memory, device, step.receive, buffer, shape)
     return result
 
 
-def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     result: Tiles = {}
     for group in step.groups:
-        packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
+        packed = {device: _pack_blocks(memory, device, step.send, tiles[device]) for device in group}
         arrived: Tiles = {}
         for to, device in enumerate(group):
-            arrived[device] = _arrivals(memory, device, step.receive, tiles[device].dtype)
+            arrived[device] = _arrival_buffer(memory, device, step.receive, tiles[device].dtype)
             for at, peer in enumerate(group):
-                _receive(memory, device, peer, arrived[device], at, packed[peer][to])
+                _receive_block(memory, device, peer, arrived[device], at, packed[peer][to])
         for device in group:
-            _unpacked(memory, device, step.send)
-            result[device] = _unpack(memory, device, step.receive, arrived[device], shape)
+            _free_packed(memory, device, step.send)
+            result[device] = _unpack_blocks(memory, device, step.receive, arrived[device], shape)
     return result
 
 
-def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     result: Tiles = {}
     for group in step.groups:
-        packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
+        packed = {device: _pack_blocks(memory, device, step.send, tiles[device]) for device in group}
         for to, device in enumerate(group):
-            total = _combined(step.reduction, [packed[peer][to] for peer in group])
-            result[device] = _new(memory, device, closed(step.receive, total), shape)
+            total = _combine_parts(step.reduction, [packed[peer][to] for peer in group])
+            result[device] = _new_tile(memory, device, merge_digits(step.receive, total), shape)
             memory.receive(device, (len(group) - 1) * packed[device][to].size)
         for device in group:
-            _unpacked(memory, device, step.send)
+            _free_packed(memory, device, step.send)
     return result
 
 
-def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     result: Tiles = {}
     for group in step.groups:
-        total = _combined(step.reduction, [tiles[peer] for peer in group])
+        total = _combine_parts(step.reduction, [tiles[peer] for peer in group])
         for device in group:
-            result[device] = _new(memory, device, total, shape)
+            result[device] = _new_tile(memory, device, total, shape)
             memory.receive(device, all_reduce_elements(total.size, len(group)))
     return result
 
 
-def _split_sum(step: SplitSum, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_split_sum(step: SplitSum, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     result: Tiles = {}
     for device, tile in tiles.items():
         blocks = identities(step.reduction, (step.receive.count, *step.receive.block_shape), tile.dtype)
         place = step.place[device]
         if place is not None:
-            kept = numbered(step.send, opened(step.send, tile))[step.keep[device]]
+            kept = number_blocks(step.send, split_digits(step.send, tile))[step.keep[device]]
             blocks[place] = kept.reshape(step.receive.block_shape)
-        result[device] = _new(memory, device, closed(step.receive, blocks), shape)
+        result[device] = _new_tile(memory, device, merge_digits(step.receive, blocks), shape)
     return result
 
 
-def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     result: Tiles = {}
     for sender, receiver in step.pairs:
         if sender != receiver:
             memory.receive(receiver, tiles[sender].size)
-        result[receiver] = _new(memory, receiver, tiles[sender], shape)
+        result[receiver] = _new_tile(memory, receiver, tiles[sender], shape)
     return result
 
 
-def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
+def _run_exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
     return _run_exchanges([step], [tiles], [shape], memory, more)[0]
 
 
@@ -339,7 +339,7 @@ def _run_exchanges(
         else:
             dtype = next(iter(tiles.values())).dtype
             results.append({device: np.zeros(tuple(shape), dtype) for device in step.receivers})
-            _take(memory, results[-1])
+            _take_tiles(memory, results[-1])
     sides = [(_flat_tiles(tiles), _flat_tiles(result)) for tiles, result in zip(before, results, strict=True)]
     for step, side in zip(steps, sides, strict=True):
         for transfer in step.local:
@@ -373,11 +373,11 @@ def copy_blocks(transfer: Transfer, flat: Mapping[int, Array], filled: Mapping[i
     """Copies the blocks of a message from the sender's flat tile to the receiver's."""
     source, target = (filled if transfer.relayed else flat)[transfer.sender], filled[transfer.receiver]
     for src, dst, axes in transfer.blocks:
-        there = _strided(target, dst, [(extent, stride) for extent, _, stride in axes])
-        there[...] = _strided(source, src, [(extent, stride) for extent, stride, _ in axes])
+        there = _stride_tile(target, dst, [(extent, stride) for extent, _, stride in axes])
+        there[...] = _stride_tile(source, src, [(extent, stride) for extent, stride, _ in axes])
 
 
-def _strided(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Array:
+def _stride_tile(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Array:
     """The elements of one end of a block in a flat tile; raises `TileError` if some lie outside of it."""
     extents = [extent for extent, _ in axes]
     last = place + sum([(extent - 1) * stride for extent, stride in axes])
@@ -386,18 +386,20 @@ def _strided(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Array:
     return as_strided(flat[place:], extents, [stride * flat.itemsize for _, stride in axes])
 
 
-def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+def _run_in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     """One part after another; one part of the operand and one of the result live beside both tiles, or two each."""
     if step.in_place:
-        return parts_in_place(step, tiles, shape, memory, run_instruction)
+        return run_parts_over_operand(step, tiles, shape, memory, run_instruction)
     result: Tiles = {}
     for device, tile in tiles.items():
         memory.take(device, math.prod(shape))
         result[device] = np.empty(tuple(shape), tile.dtype)
     waiting: list[tuple[int, Tiles, Tiles]] = []
     for number in range(step.take.parts):
-        parts = {device: _new(memory, device, *_cut(step.take, tile, number)) for device, tile in tiles.items()}
-        part_shape = _cut(step.put, result[next(iter(result))], number)[1]
+        parts = {
+            device: _new_tile(memory, device, *_cut_part(step.take, tile, number)) for device, tile in tiles.items()
+        }
+        part_shape = _cut_part(step.put, result[next(iter(result))], number)[1]
         waiting.append((number, parts, run_instruction(step.each, parts, part_shape, memory)))
         if not step.overlap or number:
             _put_part(step.put, result, *waiting.pop(0), memory)
@@ -409,84 +411,84 @@ def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account
 def _put_part(put: Cut, result: Tiles, number: int, parts: Tiles, moved: Tiles, memory: Account) -> None:
     """Copies a part of every device into the results, and frees it with the part that it was made of."""
     for device, part in moved.items():
-        place = _middle(put, result[device])[:, number]
+        place = _parts_in_middle(put, result[device])[:, number]
         place[...] = part.reshape(place.shape)
         memory.free(device, part.size)
         memory.free(device, parts[device].size)
 
 
-def _middle(cut: Cut, tile: Array) -> Array:
+def _parts_in_middle(cut: Cut, tile: Array) -> Array:
     """A view of a tile with its parts along axis 1, and everything before them as axis 0."""
     rest = tile.shape[cut.axis + 1 :]
     return tile.reshape(math.prod(tile.shape[: cut.axis]) * cut.outer, cut.parts, cut.inner, *rest)
 
 
-def _cut(cut: Cut, tile: Array, number: int) -> tuple[Array, tuple[int, ...]]:
+def _cut_part(cut: Cut, tile: Array, number: int) -> tuple[Array, tuple[int, ...]]:
     """One part of a tile, and its shape."""
     shape = (*tile.shape[: cut.axis], cut.outer * cut.inner, *tile.shape[cut.axis + 1 :])
-    return _middle(cut, tile)[:, number].reshape(shape), shape
+    return _parts_in_middle(cut, tile)[:, number].reshape(shape), shape
 
 
-def _new(memory: Account, device: int, content: Array, shape: Sequence[int]) -> Array:
+def _new_tile(memory: Account, device: int, content: Array, shape: Sequence[int]) -> Array:
     memory.take(device, content.size)
     return content.reshape(tuple(shape)).copy()
 
 
-def _pack(memory: Account, device: int, view: TileView, tile: Array) -> Array:
+def _pack_blocks(memory: Account, device: int, view: TileView, tile: Array) -> Array:
     """The blocks one after another; the tile itself, which costs no memory, if they lie so already."""
     if not view.in_place:
         memory.take(device, view.elements)
-    return np.ascontiguousarray(numbered(view, opened(view, tile)))
+    return np.ascontiguousarray(number_blocks(view, split_digits(view, tile)))
 
 
-def _unpacked(memory: Account, device: int, view: TileView) -> None:
+def _free_packed(memory: Account, device: int, view: TileView) -> None:
     if not view.in_place:
         memory.free(device, view.elements)
 
 
-def _arrivals(memory: Account, device: int, view: TileView, dtype: np.dtype[Any]) -> Array:
+def _arrival_buffer(memory: Account, device: int, view: TileView, dtype: np.dtype[Any]) -> Array:
     """The buffer in which blocks arrive; it becomes the result itself if they lie there in the same order."""
     memory.take(device, view.elements)
     return np.empty((view.count, *view.block_shape), dtype)
 
 
-def _receive(memory: Account, device: int, peer: int, buffer: Array, at: int, block: Array) -> None:
+def _receive_block(memory: Account, device: int, peer: int, buffer: Array, at: int, block: Array) -> None:
     if device != peer:
         memory.receive(device, block.size)
     buffer[at] = block.reshape(buffer.shape[1:])
 
 
-def _unpack(memory: Account, device: int, view: TileView, buffer: Array, shape: Sequence[int]) -> Array:
+def _unpack_blocks(memory: Account, device: int, view: TileView, buffer: Array, shape: Sequence[int]) -> Array:
     if view.in_place:
         return buffer.reshape(tuple(shape))
-    result = _new(memory, device, closed(view, buffer), shape)
+    result = _new_tile(memory, device, merge_digits(view, buffer), shape)
     memory.free(device, view.elements)
     return result
 
 
-def _combined(reduction: str, parts: Sequence[Array]) -> Array:
+def _combine_parts(reduction: str, parts: Sequence[Array]) -> Array:
     total = reduce(ufunc(reduction), parts)
     return total / np.asarray(len(parts), total.dtype) if reduction == "mean" else total
 
 
 _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account], Tiles]] = {
-    Slice: _slice,
-    AllGather: _all_gather,
-    AllToAll: _all_to_all,
-    ReduceScatter: _reduce_scatter,
-    AllReduce: _all_reduce,
-    SplitSum: _split_sum,
-    Permute: _permute,
-    ExchangeInPlace: exchange_in_place,
-    InParts: _in_parts,
-    Reorder: _reorder,
-    TakePart: _take_part,
+    Slice: _run_slice,
+    AllGather: _run_all_gather,
+    AllToAll: _run_all_to_all,
+    ReduceScatter: _run_reduce_scatter,
+    AllReduce: _run_all_reduce,
+    SplitSum: _run_split_sum,
+    Permute: _run_permute,
+    ExchangeInPlace: run_exchange_in_place,
+    InParts: _run_in_parts,
+    Reorder: _run_reorder,
+    TakePart: _run_take,
 }
 
 _RUN_WITH_EXTRAS: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account, Extras], Tiles]] = {
-    Exchange: _exchange,
-    PutPart: _put_part_into,
-    CastTiles: _cast,
+    Exchange: _run_exchange,
+    PutPart: _run_put,
+    CastTiles: _run_cast,
 }
 
 
@@ -495,20 +497,20 @@ _RUN_WITH_EXTRAS: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], A
 # view of tile (4, 4), digits (4, 2, 2), blocks (1,)     opened: shape (4, 2, 2)     numbered: 2 blocks of (4, 2)
 
 
-def opened(view: TileView, tile: Array) -> Array:
+def split_digits(view: TileView, tile: Array) -> Array:
     """A tile, padded and reshaped to its digits; a view of it if nothing is padded."""
     if view.tile != view.padded:
         tile = np.pad(tile, [(0, p - t) for t, p in zip(view.tile, view.padded, strict=True)])
     return tile.reshape(view.digits)
 
 
-def numbered(view: TileView, digits: Array) -> Array:
+def number_blocks(view: TileView, digits: Array) -> Array:
     """The blocks of a tile that is reshaped to its digits, numbered along a new first axis."""
     rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
     return digits.transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
 
 
-def closed(view: TileView, blocks: Array) -> Array:
+def merge_digits(view: TileView, blocks: Array) -> Array:
     """The tile that numbered blocks make up, cut to its true shape."""
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]
@@ -520,12 +522,12 @@ def closed(view: TileView, blocks: Array) -> Array:
 # Launches of several arrays: blocks are packed side by side, one collective moves them, and they are unpacked.
 
 
-def _take(memory: Account, tiles: Tiles) -> None:
+def _take_tiles(memory: Account, tiles: Tiles) -> None:
     for device, tile in tiles.items():
         memory.take(device, tile.size)
 
 
-def _free(memory: Account, tiles: Tiles) -> None:
+def _free_tiles(memory: Account, tiles: Tiles) -> None:
     for device, tile in tiles.items():
         memory.free(device, tile.size)
 
@@ -534,25 +536,25 @@ def _packed_and_moved(
     step: PackedCollective, before: Sequence[Tiles], shapes: Sequence[tuple[int, ...]], memory: Account
 ) -> list[Tiles]:
     """Packs the blocks of all arrays, moves them by one collective, and unpacks them."""
-    packed = {device: _packed(step.send, [tiles[device] for tiles in before]) for device in before[0]}
-    _take(memory, packed)
+    packed = {device: _pack_jointly(step.send, [tiles[device] for tiles in before]) for device in before[0]}
+    _take_tiles(memory, packed)
     size = sum(view.elements for view in step.receive) or next(iter(packed.values())).size
     arrived = run_instruction(step.packed, packed, (size,), memory)
-    _free(memory, packed)
+    _free_tiles(memory, packed)
     results = [dict[int, Array]() for _ in before]
     for device, tile in arrived.items():
         for result, part in zip(results, _unpack_joint(step.receive, tile, shapes), strict=True):
             result[device] = part
             memory.take(device, part.size)
-    _free(memory, arrived)
+    _free_tiles(memory, arrived)
     return results
 
 
-def _packed(views: Sequence[TileView], tiles: Sequence[Array]) -> Array:
+def _pack_jointly(views: Sequence[TileView], tiles: Sequence[Array]) -> Array:
     """The blocks of the same number side by side, number after number; whole tiles if there are no views."""
     if not views:
         return np.concatenate([tile.reshape(-1) for tile in tiles])
-    blocks = [numbered(view, opened(view, tile)) for view, tile in zip(views, tiles, strict=True)]
+    blocks = [number_blocks(view, split_digits(view, tile)) for view, tile in zip(views, tiles, strict=True)]
     return np.concatenate([each.reshape(len(each), -1) for each in blocks], axis=1).reshape(-1)
 
 
@@ -562,7 +564,7 @@ def _unpack_joint(views: Sequence[TileView], packed: Array, shapes: Sequence[tup
     parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
     if not views:
         return [part.reshape(shape).copy() for part, shape in zip(parts, shapes, strict=True)]
-    closed_parts = [closed(view, part.copy()) for view, part in zip(views, parts, strict=True)]
+    closed_parts = [merge_digits(view, part.copy()) for view, part in zip(views, parts, strict=True)]
     return [part.reshape(shape).copy() for part, shape in zip(closed_parts, shapes, strict=True)]
 
 
@@ -614,23 +616,23 @@ def simulate(
     padded = checked_flag(padded, "padded")
     if isinstance(plan, Plan):
         program, given = lower_plan(plan), _source_tiles(plan.source, tiles)
-        moved = run(program, given, memory, extras(plan, into, scale))
-        return moved if padded else _trimmed(plan, moved)
+        moved = run(program, given, memory, check_extras(plan, into, scale))
+        return moved if padded else _trim_padding(plan, moved)
     if into is not None or scale is not None:
         raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
     live = _tiles_by_name(plan, tiles)
     account = begin_account("uint8", memory)  # Arrays differ in dtype, so that bytes are counted.
     for name, one in plan.plans.items():
-        _take(InBytes(one.source.dtype, account), live[name])
+        _take_tiles(InBytes(one.source.dtype, account), live[name])
     for batch in plan.batches:
         in_bytes = InBytes(batch.plans[0].source.dtype, account)
         results = _run_launches(lower_batch(batch), [live[name] for name in batch.names], in_bytes)
         account.launches += in_bytes.launches
         live.update(zip(batch.names, results, strict=True))
-    return live if padded else {name: _trimmed(plan.plans[name], moved) for name, moved in live.items()}
+    return live if padded else {name: _trim_padding(plan.plans[name], moved) for name, moved in live.items()}
 
 
-def _trimmed(plan: Plan, moved: Tiles) -> Tiles:
+def _trim_padding(plan: Plan, moved: Tiles) -> Tiles:
     return {device: without_padding(plan.target, device, tile) for device, tile in moved.items()}
 
 

@@ -77,16 +77,17 @@ def cut_tiles(layout: Layout, arrays: Arrays, padding: Callable[[], Array]) -> d
     for device in layout.mesh.devices:
         elements = _elements(layout, device)
         tiles[device] = padding()
-        tiles[device][_grid(elements.local)] = arrays[summand(layout, device)][_grid(elements.of_array)]
+        tiles[device][_index_grid(elements.local)] = arrays[summand(layout, device)][_index_grid(elements.of_array)]
     return tiles
 
 
-def combined(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Array]:
+def combine_summands(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Array]:
     """The target's global arrays: for each of its summands, those of the source that it combines.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2)
-    >>> combined(Layout.parse("f32[2] + sum{x}", mesh), Layout.parse("f32[2]", mesh), {(0,): [1, 2], (1,): [3, 4]})
+    >>> both = Layout.parse("f32[2] + sum{x}", mesh), Layout.parse("f32[2]", mesh)
+    >>> combine_summands(*both, {(0,): [1, 2], (1,): [3, 4]})
     {(): array([4, 6])}
     """
     groups: dict[Summand, dict[Summand, Array]] = {}
@@ -111,10 +112,10 @@ def index_pairs(view: View) -> tuple[Array, Array]:
     return src.reshape(-1), dst.reshape(-1)
 
 
-def viewed(view: View, array: Array, held: Array) -> Array:
+def view_marks(view: View, array: Array, held: Array) -> Array:
     """The target's array of a source's, seen through a view; `held` is what the target holds before.
 
-    >>> viewed(View.identity((3,)), np.arange(3), np.zeros(3))
+    >>> view_marks(View.identity((3,)), np.arange(3), np.zeros(3))
     array([0., 1., 2.])
     """
     src, dst = index_pairs(view)
@@ -169,7 +170,7 @@ def first_mismatch(
     (1, (1,), (4,))
     """
     elements = _elements(layout, device)
-    got, wanted = tile[_grid(elements.local)], arrays[summand(layout, device)][_grid(elements.of_array)]
+    got, wanted = tile[_index_grid(elements.local)], arrays[summand(layout, device)][_index_grid(elements.of_array)]
     wrong = np.argwhere(np.logical_not(same(got, wanted)))
     if not len(wrong):
         return None
@@ -187,5 +188,5 @@ def _elements(layout: Layout, device: int) -> _Elements:
     return _Elements(local, of_array)
 
 
-def _grid(indices: list[list[int]]) -> tuple[Array, ...]:
+def _index_grid(indices: list[list[int]]) -> tuple[Array, ...]:
     return np.ix_(*(np.asarray(dim, np.int64) for dim in indices))

@@ -34,7 +34,7 @@ from reshard.lower.to_shard_map.parts import group_steps, share_loop
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.cost import PLAIN, StepMode
-from reshard.plans.rules.parts import Part, counts, split_step
+from reshard.plans.rules.parts import Part, possible_counts, split_step
 from reshard.types.layout import Layout
 
 LEAST = 16 << 20
@@ -92,7 +92,7 @@ def _overwrite_in_parts(step: Step, least: int, count: int) -> StepSpec | None:
     """
     if not _is_large_collective(step, least) or step.operand.tile_bytes != step.result.tile_bytes:
         return None
-    possible = counts(step.operand, step.result)
+    possible = possible_counts(step.operand, step.result)
     enough = [number for number in possible if count <= number <= 4 * count]
     suited: dict[int, int] = {}
     for number in (*enough, *reversed([number for number in possible if count // 4 <= number < count])):
@@ -145,7 +145,9 @@ def _cut_finer_after_slice(step: Step, following: Step, move: StepSpec, most: in
         return move
     if 4 * step.result.tile_bytes > step.operand.tile_bytes or keeps_one_range(step.operand, step.result):
         return move
-    able = [number for number in counts(following.operand, following.result) if move.mode.parts < number <= most]
+    able = [
+        number for number in possible_counts(following.operand, following.result) if move.mode.parts < number <= most
+    ]
     parts = next((number for number in reversed(able) if can_share_loop(step, following, number)), move.mode.parts)
     return move._replace(mode=StepMode(parts=parts))
 
@@ -162,7 +164,7 @@ def _count_parts(step: Step, count: int, lanes: bool) -> int:
     An all-to-all whose blocks would then no longer have full lanes is cut into fewer parts, at least half of `count`.
     With `lanes`, blocks that a TPU pads to twice their bytes travel in twice as many parts.
     """
-    possible = counts(step.operand, step.result)
+    possible = possible_counts(step.operand, step.result)
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
     suited = _list_aligned_parts(step, preferred, count)
@@ -191,7 +193,7 @@ def _list_aligned_parts(step: Step, preferred: Sequence[int], count: int) -> dic
 def count_overlapping_parts(step: Step, count: int) -> int | None:
     """The number of parts that overlap, from `count` to twice that, aligned ones if there are such; None if a step has
     no such number."""
-    enough = [number for number in counts(step.operand, step.result) if count <= number <= 2 * count]
+    enough = [number for number in possible_counts(step.operand, step.result) if count <= number <= 2 * count]
     parts = {number: split_step(step.operand, step.result, number) for number in enough}
     aligned = [number for number, part in parts.items() if part is not None and part.aligned]
     return next(iter((*aligned, *enough)), None)

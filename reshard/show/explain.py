@@ -13,7 +13,7 @@ from reshard.plans.idle import describe_idle_axes
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.plans.rules.cost import PLAIN
-from reshard.plans.rules.view import aliases
+from reshard.plans.rules.view import keeps_memory
 from reshard.synth import plan as make_plan
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.move import Move
@@ -179,7 +179,7 @@ def _explain_view(step: Step) -> str:
                 f"{counted(step.launches, 'round')}, and no device receives more than it needs and lacks."
             )
         case _:
-            same = aliases(step.kind, step.operand, step.result, step.mode)
+            same = keeps_memory(step.kind, step.operand, step.result, step.mode)
             cost = "the tile's memory stays as it is" if same else "the tile is transposed into a new one"
             return f"{view}: every element stays on its device under another index, and {cost}. Nothing is sent."
 

@@ -20,7 +20,7 @@ from reshard.geometry.refine import refine
 from reshard.plans.plan import Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import counts
+from reshard.plans.rules.parts import possible_counts
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.types.layout import Layout
@@ -71,7 +71,7 @@ def _cut_step(step: Step, budget: int) -> StepSpec | None:
     fitting: list[tuple[int, StepSpec]] = []
     if step.kind != "exchange":
         # A collective goes in the fewest parts whose scratch fits.
-        for count in counts(step.operand, step.result):
+        for count in possible_counts(step.operand, step.result):
             mode = StepMode(parts=count)
             cut = check_step(step.kind, step.operand, step.result, mode)
             if cut.scratch <= spare:
@@ -103,7 +103,7 @@ def _smallest_peak(plan: Plan) -> int:
             scratch = 0  # An exchange in chunks: at the limit, of no bytes.
         else:
             # A reduction in its smallest parts.
-            modes = (StepMode(parts=count) for count in counts(step.operand, step.result))
+            modes = (StepMode(parts=count) for count in possible_counts(step.operand, step.result))
             cut = (check_step(step.kind, step.operand, step.result, mode).scratch for mode in modes)
             scratch = min([scratch, *cut])
         most = max(most, step.live_bytes - step.cost.scratch + scratch)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from reshard.errors import BudgetError, PlanError, StepError
-from reshard.geometry.view_layouts import Stages, fused, inverse, stages
+from reshard.geometry.view_layouts import Stages, fuse_atoms, invert_view, view_stages
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import StepMode
@@ -34,13 +34,13 @@ Between = Callable[[Layout, Layout, "int | None"], Plan]
 Specs = list[StepSpec]
 
 
-def plans(move: Move, between: Between, options: PlanOptions) -> list[Plan]:
+def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[Plan]:
     """All candidates, within the budget if there is one.
 
     Raises `PlanError` for a move that no steps make, and `BudgetError` with the least peak among the candidates.
     """
     budget, made = options.budget, list[Plan]()
-    for specs in _routes(move, between, budget):
+    for specs in _routes_with_cast(move, between, budget):
         with suppress(StepError):  # A transposition does not fit every place.
             made.append(chain(move.source, move.target, specs, options.donate, None, move.view))
     if not made:
@@ -59,9 +59,9 @@ def plans(move: Move, between: Between, options: PlanOptions) -> list[Plan]:
     )
 
 
-def _routes(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
+def _routes_with_cast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
     """Every route, with its cast: before all steps if that makes fewer bytes, else as late as necessary."""
-    for specs in _uncast(_in_dtype(move), between, budget):
+    for specs in _routes_without_cast(_in_dtype(move), between, budget):
         yield _with_cast(move, specs) if move.casts else specs
 
 
@@ -95,36 +95,36 @@ def _with_cast(move: Move, specs: Specs) -> Specs:
     return [*specs[:at], cast, *rest]
 
 
-def _uncast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
+def _routes_without_cast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
     """The routes of a move that keeps its dtype."""
     if move.plain:
-        for inner in _between(move.source, move.target, between, budget):
+        for inner in _plan_between(move.source, move.target, between, budget):
             same = View.identity(move.source.shape)
-            steps = [_view(inner.source, same), *_specs(inner), _view(move.target, same)]
-            yield _needed(move.source, steps)
+            steps = [_view_step(inner.source, same), *_specs_of(inner), _view_step(move.target, same)]
+            yield _drop_idle(move.source, steps)
         return
-    parts = stages(move.source, move.target, move.view)
-    at_once = StepSpec("view", move.target, StepMode(view=fused(move.view)))
-    if parts is not None and _derives(move.source, at_once):
+    parts = view_stages(move.source, move.target, move.view)
+    at_once = StepSpec("view", move.target, StepMode(view=fuse_atoms(move.view)))
+    if parts is not None and _is_derivable(move.source, at_once):
         yield [at_once]
         return
     if parts is not None:
-        for inner in _between(parts.middle.source, parts.middle.target, between, budget):
-            yield from _around(move, parts, inner)
+        for inner in _plan_between(parts.middle.source, parts.middle.target, between, budget):
+            yield from _routes_around(move, parts, inner)
     if parts is None or budget is not None:
         yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
     if budget is not None and move.source.partial_as(move.target):
-        for chunk in dict.fromkeys((_chunk(move, budget), 1)):
+        for chunk in dict.fromkeys((_largest_chunk(move, budget), 1)):
             yield [StepSpec("exchange", move.target, StepMode(chunk, view=move.view))]
 
 
-def _chunk(move: Move, budget: int) -> int:
+def _largest_chunk(move: Move, budget: int) -> int:
     """The elements of the largest message that fits twice beside both tiles."""
     spare = budget - move.source.tile_bytes - move.target.tile_bytes
     return max(1, spare // max(1, 2 * move.source.nbytes(1)))
 
 
-def _between(source: Layout, target: Layout, between: Between, budget: int | None) -> Iterator[Plan]:
+def _plan_between(source: Layout, target: Layout, between: Between, budget: int | None) -> Iterator[Plan]:
     """Plans between two layouts: the best, and under a budget the best within it and that of least memory.
 
     They may spell the two on another mesh.
@@ -140,44 +140,44 @@ def _between(source: Layout, target: Layout, between: Between, budget: int | Non
         yield between(source, target, error.smallest)
 
 
-def _around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
+def _routes_around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
     """The steps of the middle between those of the two sides, with the transposition at every place."""
-    middle, inner = parts.middle, _specs(plan)
+    middle, inner = parts.middle, _specs_of(plan)
     before: Specs = []
     after: Specs = []
     if parts.before is not None:
         opened = parts.before
-        before = [_view(opened.whole, opened.opening), StepSpec("take", opened.part, StepMode(view=opened.taking))]
+        before = [_view_step(opened.whole, opened.opening), StepSpec("take", opened.part, StepMode(view=opened.taking))]
     if parts.after is not None:
         opened = parts.after
-        put = StepSpec("put", opened.whole, StepMode(view=inverse(opened.taking)))
-        after = [put, _view(move.target, inverse(opened.opening))]
+        put = StepSpec("put", opened.whole, StepMode(view=invert_view(opened.taking)))
+        after = [put, _view_step(move.target, invert_view(opened.opening))]
     start, end = plan.source, move.target if parts.after is None else parts.after.part
     straight = middle.order == tuple(range(len(middle.order)))
     for at in range(1 if straight else len(inner) + 1):
         turned = [spec._replace(result=middle.turned(spec.result)) for spec in inner[at:]]
         if at == 0:
-            steps = [_view(middle.turned(start), middle.first(True)), *turned, _view(end, middle.last(True))]
+            steps = [_view_step(middle.turned(start), middle.first(True)), *turned, _view_step(end, middle.last(True))]
         elif at == len(inner):
-            steps = [_view(start, middle.first(False)), *inner, _view(end, middle.last(False))]
+            steps = [_view_step(start, middle.first(False)), *inner, _view_step(end, middle.last(False))]
         else:
             here = inner[at - 1].result
-            transposition = _view(middle.turned(here), _turning(here, middle.order))
-            head = [_view(start, middle.first(False)), *inner[:at], transposition]
-            steps = [*head, *turned, _view(end, middle.last(True))]
-        yield _needed(move.source, [*before, *steps, *after])
+            transposition = _view_step(middle.turned(here), _transposing_view(here, middle.order))
+            head = [_view_step(start, middle.first(False)), *inner[:at], transposition]
+            steps = [*head, *turned, _view_step(end, middle.last(True))]
+        yield _drop_idle(move.source, [*before, *steps, *after])
 
 
-def _view(result: Layout, view: View) -> StepSpec:
+def _view_step(result: Layout, view: View) -> StepSpec:
     return StepSpec("view", result, StepMode(view=view))
 
 
-def _turning(layout: Layout, order: Sequence[int]) -> View:
+def _transposing_view(layout: Layout, order: Sequence[int]) -> View:
     atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(layout.shape))
     return View(atoms, tuple((at,) for at in range(len(atoms))), tuple((at,) for at in order))
 
 
-def _needed(source: Layout, specs: Specs) -> Specs:
+def _drop_idle(source: Layout, specs: Specs) -> Specs:
     """The steps without views that change nothing."""
     needed: Specs = []
     at = source
@@ -188,12 +188,12 @@ def _needed(source: Layout, specs: Specs) -> Specs:
     return needed
 
 
-def _derives(operand: Layout, spec: StepSpec) -> bool:
+def _is_derivable(operand: Layout, spec: StepSpec) -> bool:
     with suppress(StepError):
         check_step(spec.kind, operand, spec.result, spec.mode)
         return True
     return False
 
 
-def _specs(plan: Plan) -> Specs:
+def _specs_of(plan: Plan) -> Specs:
     return [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]

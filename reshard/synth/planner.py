@@ -100,7 +100,7 @@ def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
     def between(source: Layout, target: Layout, limit: int | None) -> Plan:
         return _plan_layouts(source, target, options._replace(budget=limit))
 
-    made, network = moves.plans(move, between, options), options.network
+    made, network = moves.plan_candidates(move, between, options), options.network
     if not one_set(move.source.mesh, move.target.mesh):
         return _choose_plan([cost.time_crossing(plan, network) for plan in made], options.slack)
     if network is None:

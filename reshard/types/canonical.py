@@ -37,7 +37,7 @@ def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
     size = dim.size
     if size == 0:  # No device holds an element, whatever the digits are.
         return Dim((Digit(0, None),), 0)
-    digits = _merged(dim.digits)
+    digits = _merge_local(dim.digits)
     one_round = dim.digits[:1] == ((1, None),)
     if digits and digits[0].axis is None and any(d.radix == 1 and d.axis is not None for d in dim.digits):
         one_round = _trim_rounds(digits, size)
@@ -162,7 +162,7 @@ def _check_dim(dim: object, at: int) -> None:
             )
 
 
-def _merged(digits: Iterable[Digit]) -> list[Digit]:
+def _merge_local(digits: Iterable[Digit]) -> list[Digit]:
     """The digits without those of radix 1, neighbours that are one digit merged."""
     merged: list[Digit] = []
     for digit in digits:

@@ -46,10 +46,10 @@ def checked_ids(device_ids: object, size: int, mesh: str) -> tuple[int, ...]:
     if (count or len(listed)) != size:
         number = count if count is not None else f"{len(listed)} or more"
         raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {number}; list one id per device")
-    return _distinct(listed, size, mesh)
+    return _check_distinct(listed, size, mesh)
 
 
-def _distinct(listed: list[object], size: int, mesh: str) -> tuple[int, ...]:
+def _check_distinct(listed: list[object], size: int, mesh: str) -> tuple[int, ...]:
     bad = [each for each in listed if whole(each) is None and whole(each, -MOST, -1) is None]
     if bad:
         like = ", such as the id of a jax device" if hasattr(bad[0], "id") else ""

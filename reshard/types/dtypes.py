@@ -83,25 +83,26 @@ def canonical(dtype: object) -> str:
         return _ALIASES[name if code is None else code]
     except KeyError:
         raise LayoutError(
-            f"unknown dtype {quoted(name)}: {_candidates(name)}use a numpy name (float32), an HLO name (f32) or an "
-            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4){_likely(name)}"
+            f"unknown dtype {quoted(name)}: {_candidate_names(name)}use a numpy name (float32), an HLO name (f32) or "
+            f"an "
+            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4){_likely_names(name)}"
         ) from None
 
 
-def _likely(name: str) -> str:
+def _likely_names(name: str) -> str:
     """The end of a message about an unknown name: the known one that is most like it, or nothing.
 
-    >>> _likely("BF16"), _likely("flaot32"), _likely("zz")
+    >>> _likely("BF16"), _likely("flaot32"), _likely_names("zz")
     ("; did you mean 'bf16'?", "; did you mean 'float32'?", '')
     """
     same = name.strip().lower()
     return did_you_mean(same, [same] if same in _ALIASES else _SHORT)
 
 
-def _candidates(name: str) -> str:
+def _candidate_names(name: str) -> str:
     """What a name may stand for that numpy's codes and HLO's names both begin with.
 
-    >>> _candidates("f4")
+    >>> _candidate_names("f4")
     "numpy's code for float32 ('<f4'), or one of HLO's 4 bits (f4e2m1fn); "
     """
     if name not in _NUMPY:

@@ -55,14 +55,14 @@ class Fields:
             data = json.loads(cast("str", text))
         except (TypeError, ValueError, RecursionError) as error:
             # ValueError: not JSON, not UTF-8, or a number too long to read. RecursionError: brackets nested too deep.
-            raise _error(what, f"{type(error).__name__}: {shortened(str(error))}", cure) from None
+            raise _field_error(what, f"{type(error).__name__}: {shortened(str(error))}", cure) from None
         return cls.of(data, what, cure=cure)
 
     @classmethod
     def of(cls, data: object, what: str, place: str = "", cure: str = _CURE) -> Fields:
         """The same for data that were read before."""
         if not isinstance(data, dict):
-            raise _error(what, f"{place or 'it'} is {quoted(data)}, not an object", cure)
+            raise _field_error(what, f"{place or 'it'} is {quoted(data)}, not an object", cure)
         return cls(cast("dict[str, Any]", data), what, place, cure)
 
     def get(self, name: str, *kinds: type[T], default: T = _REQUIRED) -> T:
@@ -94,7 +94,7 @@ class Fields:
 
     def error(self, why: str) -> PlanError:
         """The error that says where this object stands, and why it cannot be read."""
-        return _error(self.what, f"{self._inside}{why}", self.cure)
+        return _field_error(self.what, f"{self._inside}{why}", self.cure)
 
     @property
     def _inside(self) -> str:
@@ -119,5 +119,5 @@ def same(given: object, made: object) -> bool:
     return True
 
 
-def _error(what: str, why: str, cure: str) -> PlanError:
+def _field_error(what: str, why: str, cure: str) -> PlanError:
     return PlanError(f"this is not {what} in JSON ({why}); {cure}")

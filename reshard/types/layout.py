@@ -64,7 +64,7 @@ class Layout:
         checked_mesh(self.mesh)
         for name in ("dims", "partial"):
             if not isinstance(getattr(self, name), tuple):
-                put(self, name, _listed(getattr(self, name), name))
+                put(self, name, _listed_axes(getattr(self, name), name))
         put(self, "dtype", dtypes.canonical(self.dtype))
         put(self, "dims", tuple(canonical_dim(dim, self.mesh, at) for at, dim in enumerate(self.dims)))
         put(self, "partial", canonical_partial(self.partial, self.mesh))
@@ -114,7 +114,7 @@ class Layout:
         """
         checked_mesh(mesh)
         sizes = checked_shape(shape)
-        each = [_listed(held, "axes of a dim") for held in _listed(axes, "axes")]
+        each = [_listed_axes(held, "axes of a dim") for held in _listed_axes(axes, "axes")]
         if len(each) != len(sizes):
             raise LayoutError(
                 f"{len(each)} dims of axes for global shape {quoted(sizes)} of rank {len(sizes)}; "
@@ -125,7 +125,7 @@ class Layout:
             digits = [Digit(mesh.checked(sub).size, sub) for sub in held]
             pieces = math.prod(d.radix for d in digits)
             dims.append(Dim((*digits, Digit(-(-size // pieces), None)), size))
-        held_partial = _listed(partial, "partial axes", any_order=True)
+        held_partial = _listed_axes(partial, "partial axes", any_order=True)
         op = ("sum" if reduction is None else reduction) if held_partial else None
         return cls(mesh, tuple(dims), dtypes.canonical(dtype), op, held_partial)
 
@@ -154,8 +154,8 @@ class Layout:
             if isinstance(s, str)
             else ()
             if s is None
-            else _listed(s, "spec of a dim", "an axis, several, or None")
-            for s in _listed(spec, "spec", f"a list such as ['x', None], of at most {MOST_LISTED} items")
+            else _listed_axes(s, "spec of a dim", "an axis, several, or None")
+            for s in _listed_axes(spec, "spec", f"a list such as ['x', None], of at most {MOST_LISTED} items")
         ]
         if len(names) > len(sizes):
             raise LayoutError(
@@ -164,7 +164,7 @@ class Layout:
             )
         names += [()] * (len(sizes) - len(names))
         axes = [[mesh.sub_axis(name) for name in dim] for dim in names]
-        partial = [mesh.sub_axis(name) for name in _listed(unreduced, "unreduced", any_order=True)]
+        partial = [mesh.sub_axis(name) for name in _listed_axes(unreduced, "unreduced", any_order=True)]
         return cls.tiled(mesh, sizes, dtype, axes, partial, reduction)
 
     @classmethod
@@ -363,7 +363,7 @@ class Layout:
 
     @cached_property
     def _text(self) -> str:
-        dims = ", ".join(_dim_text(dim, self.mesh) for dim in self.dims)
+        dims = ", ".join(_spell_dim(dim, self.mesh) for dim in self.dims)
         axes = "".join(f"{{{self.mesh.spell(a)}}}" for a in self.partial)
         return f"{dtypes.short(self.dtype)}[{dims}]" + (f" + {self.reduction}{axes}" if axes else "")
 
@@ -385,7 +385,7 @@ def checked_mesh(mesh: object) -> Mesh:
 _LIST = f"a list of at most {MOST_LISTED} items"
 
 
-def _listed(given: Any, what: str, wanted: str = _LIST, any_order: bool = False) -> tuple[Any, ...]:
+def _listed_axes(given: Any, what: str, wanted: str = _LIST, any_order: bool = False) -> tuple[Any, ...]:
     """What a list holds, or a set if the order does not matter; raises `LayoutError` for anything else."""
     items = listed(given, any_order)
     if items is None:
@@ -393,6 +393,6 @@ def _listed(given: Any, what: str, wanted: str = _LIST, any_order: bool = False)
     return items
 
 
-def _dim_text(dim: Dim, mesh: Mesh) -> str:
+def _spell_dim(dim: Dim, mesh: Mesh) -> str:
     digits = "".join(str(d.radix) if d.axis is None else f"{{{mesh.spell(d.axis)}}}" for d in dim.digits)
     return (digits or "1") if dim.padded == dim.size else f"{digits}/{dim.size}"

@@ -21,10 +21,10 @@ def meaning(layout: Layout, device: int) -> tuple[tuple[int, ...], ...]:
     ((2, 3, 10, 11), (2, 3))
     """
     position = layout.mesh.position(device)
-    return tuple(_indices(dim, layout.mesh, position) for dim in layout.dims)
+    return tuple(_dim_indices(dim, layout.mesh, position) for dim in layout.dims)
 
 
-def _indices(dim: Dim, mesh: Mesh, position: int) -> tuple[int, ...]:
+def _dim_indices(dim: Dim, mesh: Mesh, position: int) -> tuple[int, ...]:
     """Appends digit by digit: a held digit is the device's coordinate, a local one takes all its values."""
     indices = [0]
     for radix, axis in dim.digits:

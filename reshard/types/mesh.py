@@ -59,7 +59,7 @@ class Mesh:
     ) -> None:
         if hasattr(axes, "axis_names"):
             axes, device_ids = of_jax(axes, device_ids)
-        pairs = [_checked_axis(*pair) for pair in (*_pairs(axes), *named.items())]
+        pairs = [_checked_axis(*pair) for pair in (*_axis_pairs(axes), *named.items())]
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
             raise MeshError(f"mesh {quoted(pairs)}: an axis name occurs twice; give every axis its own name")
@@ -330,7 +330,7 @@ def prime_places(mesh: Mesh, axis: SubAxis) -> Iterator[tuple[int, int]]:
     return places(mesh.stride(axis), axis.size)
 
 
-def _pairs(axes: object) -> list[tuple[object, object]]:
+def _axis_pairs(axes: object) -> list[tuple[object, object]]:
     """The axes as (name, size) pairs, neither of them checked."""
     if isinstance(axes, str | bytes):
         raise MeshError(f"mesh {quoted(axes)} is text; read it with Mesh.parse, or give the axes as name=size")

@@ -59,13 +59,13 @@ class Move:
         **sizes: int,
     ) -> None:
         put = object.__setattr__
-        put(self, "source", _layout("source", source))
-        put(self, "target", _layout("target", target))
+        put(self, "source", _checked_layout("source", source))
+        put(self, "target", _checked_layout("target", target))
         put(self, "cast", checked_flag(cast, "cast"))
         if isinstance(view, View):
             put(self, "view", _whole_view(view, take, into, sizes))
         else:
-            put(self, "view", _resolved(source, target, view, (take, into), sizes))
+            put(self, "view", _resolve_view(source, target, view, (take, into), sizes))
         self._check()
 
     def _check(self) -> None:
@@ -137,7 +137,7 @@ class Move:
         return f"{self.source} -> {self.target} on {self.source.mesh}{view}{', cast' * self.casts}"
 
 
-def _layout(what: str, layout: object) -> Layout:
+def _checked_layout(what: str, layout: object) -> Layout:
     if isinstance(layout, Layout):
         return layout
     raise PlanError(
@@ -153,15 +153,15 @@ def _whole_view(view: View, take: object, into: object, sizes: Mapping[str, obje
     return view
 
 
-def _resolved(
+def _resolve_view(
     source: Layout, target: Layout, view: object, parts: tuple[object, object], sizes: Mapping[str, object]
 ) -> View:
-    take, into = (_mapping(what, part) for what, part in zip(("take", "into"), parts, strict=True))
+    take, into = (_checked_mapping(what, part) for what, part in zip(("take", "into"), parts, strict=True))
     if view is None:
         return _of_dims(source, target, take, into, sizes)
     if not isinstance(view, str):
         raise PlanError(f'view {quoted(view)}: give text such as "(a b) -> b a", or a View')
-    return einops.resolve(einops.parse(view), (source.shape, target.shape), sizes, _named(take), _named(into))
+    return einops.resolve(einops.parse(view), (source.shape, target.shape), sizes, _name_dims(take), _name_dims(into))
 
 
 def _of_dims(
@@ -193,7 +193,7 @@ def _of_dims(
     return einops.resolve(pattern, (source.shape, target.shape), {}, *renamed)
 
 
-def _mapping(what: str, given: object) -> Mapping[Any, Any]:
+def _checked_mapping(what: str, given: object) -> Mapping[Any, Any]:
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -201,7 +201,7 @@ def _mapping(what: str, given: object) -> Mapping[Any, Any]:
     raise PlanError(f'{what} {quoted(given)}: give a dict of atom to index or slice, such as {{"three": 0}}')
 
 
-def _named(parts: Mapping[Any, Any]) -> Mapping[str, Any]:
+def _name_dims(parts: Mapping[Any, Any]) -> Mapping[str, Any]:
     wrong = next((name for name in parts if not isinstance(name, str)), None)
     if wrong is not None:
         raise NotationError(f"part of {quoted(wrong)}: with a view, name the atom as the view does")

@@ -53,14 +53,14 @@ def identity(dtype: str, reduction: str) -> float | None:
         case "product":
             return 1
         case "max":
-            return _extremes(dtype)[0]
+            return _extreme_values(dtype)[0]
         case "min":
-            return _extremes(dtype)[1]
+            return _extreme_values(dtype)[1]
         case _:
             return None
 
 
-def _extremes(dtype: str) -> tuple[float, float]:
+def _extreme_values(dtype: str) -> tuple[float, float]:
     """The least and the greatest value of a real dtype."""
     bits = dtypes.bits(dtype)
     if dtype == "bool":

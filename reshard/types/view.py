@@ -123,8 +123,8 @@ class View:
     @cached_property
     def map(self) -> ViewMap:
         """The pairs of row-major indices that it relates, in the one form that equal views share."""
-        source = _strides(self.source, [atom.source_size for atom in self.atoms])
-        target = _strides(self.target, [atom.target_size for atom in self.atoms])
+        source = _atom_strides(self.source, [atom.source_size for atom in self.atoms])
+        target = _atom_strides(self.target, [atom.target_size for atom in self.atoms])
         start = sum(atom.taken.start * source.get(at, 0) for at, atom in enumerate(self.atoms) if atom.taken)
         end = sum(atom.into.start * target.get(at, 0) for at, atom in enumerate(self.atoms) if atom.into)
         digits = [(atom.size, source.get(at, 0), target.get(at, 0)) for at, atom in enumerate(self.atoms)]
@@ -156,9 +156,11 @@ class View:
         try:
             atoms = [
                 Atom(name, size, *(None if w is None else Window(*w) for w in (taken, into)))
-                for name, size, taken, into in _list(data["atoms"])
+                for name, size, taken, into in _checked_list(data["atoms"])
             ]
-            source, target = (tuple(tuple(_list(d)) for d in _list(data[side])) for side in ("source", "target"))
+            source, target = (
+                tuple(tuple(_checked_list(d)) for d in _checked_list(data[side])) for side in ("source", "target")
+            )
             if not all(whole(at, 0, len(atoms) - 1) is not None for dim in (*source, *target) for at in dim):
                 raise PlanError(f"the dims of a view in JSON name its atoms by number, below {len(atoms)}")
             return cls(tuple(atoms), source, target)
@@ -168,27 +170,31 @@ class View:
             raise PlanError(f"{quoted(data)} is not a view in JSON; use the output of to_json()") from None
 
     def __str__(self) -> str:
-        arrow = " -> ".join(" ".join(_dim_text(dim, self.atoms) for dim in side) for side in (self.source, self.target))
-        parts = [f"{a.name}={_part(a.size, w)} of the {side}'s {w.size}" for a, side, w in _windows(self.atoms)]
+        arrow = " -> ".join(
+            " ".join(_atoms_text(dim, self.atoms) for dim in side) for side in (self.source, self.target)
+        )
+        parts = [
+            f"{a.name}={_part_text(a.size, w)} of the {side}'s {w.size}" for a, side, w in _list_windows(self.atoms)
+        ]
         return ", ".join([arrow.strip() if arrow.strip() != "->" else "->", *parts])
 
 
-def _list(value: object) -> Sequence[Any]:
+def _checked_list(value: object) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise TypeError("an object or a text is no list, though it can be iterated over")
     return cast("Sequence[Any]", value)
 
 
-def _windows(atoms: Sequence[Atom]) -> list[tuple[Atom, str, Window]]:
+def _list_windows(atoms: Sequence[Atom]) -> list[tuple[Atom, str, Window]]:
     both = [(atom, side, w) for atom in atoms for side, w in (("source", atom.taken), ("target", atom.into))]
     return [(atom, side, w) for atom, side, w in both if w is not None]
 
 
-def _part(size: int, window: Window) -> str:
+def _part_text(size: int, window: Window) -> str:
     return str(window.start) if size == 1 else f"{window.start}:{window.start + size}"
 
 
-def _dim_text(dim: Sequence[int], atoms: Sequence[Atom]) -> str:
+def _atoms_text(dim: Sequence[int], atoms: Sequence[Atom]) -> str:
     names = " ".join(atoms[at].name for at in dim)
     return names if len(dim) == 1 else f"({names})" if dim else "1"
 
@@ -206,7 +212,7 @@ def _check_atom(atom: object) -> None:
             )
 
 
-def _strides(groups: Groups, sizes: Sequence[int]) -> dict[int, int]:
+def _atom_strides(groups: Groups, sizes: Sequence[int]) -> dict[int, int]:
     """What one value of each atom is worth in the row-major index of a side's array."""
     place, strides = 1, dict[int, int]()
     for at in (at for dim in reversed(groups) for at in reversed(dim)):
@@ -265,25 +271,25 @@ def after(first: ViewMap, second: ViewMap) -> ViewMap | None:
     """
     if ((0, 0, 0),) in (first.digits, second.digits):
         return canonical_map([(0, 0, 0)])
-    forward = _after_all(first, second)
+    forward = _compose_from_all(first, second)
     if forward is not None:
         return forward
-    backward = _after_all(_inverse(second), _inverse(first))
-    return None if backward is None else _inverse(backward)
+    backward = _compose_from_all(_invert_map(second), _invert_map(first))
+    return None if backward is None else _invert_map(backward)
 
 
-def _inverse(view: ViewMap) -> ViewMap:
+def _invert_map(view: ViewMap) -> ViewMap:
     return canonical_map(((count, target, source) for count, source, target in view.digits), view.end, view.start)
 
 
-def _after_all(first: ViewMap, second: ViewMap) -> ViewMap | None:
+def _compose_from_all(first: ViewMap, second: ViewMap) -> ViewMap | None:
     """The map of both, where `first` has all indices in the middle that `second` starts from."""
     indices = math.prod(count for count, _, _ in first.digits)
-    if first.end or indices < _extent(first) or indices < _extent(_inverse(second)):
+    if first.end or indices < _map_extent(first) or indices < _map_extent(_invert_map(second)):
         return None
     digits: list[MapDigit] = []
     for count, middle, target in second.digits:
-        parts = _through(first.digits, count, middle, target, second.start)
+        parts = _map_digit(first.digits, count, middle, target, second.start)
         if parts is None:
             return None
         digits += parts
@@ -291,12 +297,12 @@ def _after_all(first: ViewMap, second: ViewMap) -> ViewMap | None:
     return canonical_map(digits, start, second.end)
 
 
-def _extent(view: ViewMap) -> int:
+def _map_extent(view: ViewMap) -> int:
     """The target's indices up to the largest that the map reaches."""
     return view.end + 1 + sum((count - 1) * target for count, _, target in view.digits)
 
 
-def _through(first: Sequence[MapDigit], count: int, middle: int, target: int, start: int) -> list[MapDigit] | None:
+def _map_digit(first: Sequence[MapDigit], count: int, middle: int, target: int, start: int) -> list[MapDigit] | None:
     """A digit of the second map as digits of the source; None if its values carry from one digit to the next."""
     parts: list[MapDigit] = []
     for radix, source, place in reversed(first):

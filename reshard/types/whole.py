@@ -179,26 +179,26 @@ def _factors(size: int) -> tuple[int, ...]:
             small.append(prime)
             size //= prime
         prime += 1
-    return (*small, *sorted(_large(size)))
+    return (*small, *sorted(_large_primes(size)))
 
 
-def _large(size: int) -> list[int]:
+def _large_primes(size: int) -> list[int]:
     """The prime factors of a number that no prime below `_SMALL` divides, unless the number is one itself."""
     if size <= 1:
         return []
     if size < _SMALL * _SMALL or _is_prime(size):
         return [size]
-    divisor = _divisor(size)
-    return [*_large(divisor), *_large(size // divisor)]
+    divisor = _find_divisor(size)
+    return [*_large_primes(divisor), *_large_primes(size // divisor)]
 
 
 def _is_prime(size: int) -> bool:
     """Miller and Rabin's test of an odd number that none of the bases divides."""
     twos = ((size - 1) & (1 - size)).bit_length() - 1
-    return all(_passes(pow(base, (size - 1) >> twos, size), size, twos) for base in _BASES)
+    return all(_passes_test(pow(base, (size - 1) >> twos, size), size, twos) for base in _BASES)
 
 
-def _passes(power: int, size: int, twos: int) -> bool:
+def _passes_test(power: int, size: int, twos: int) -> bool:
     if power in (1, size - 1):
         return True
     for _ in range(twos - 1):
@@ -208,7 +208,7 @@ def _passes(power: int, size: int, twos: int) -> bool:
     return False
 
 
-def _divisor(size: int) -> int:
+def _find_divisor(size: int) -> int:
     """A divisor of an odd composite number, neither 1 nor the number: Pollard's rho.
 
     A try fails if it meets all prime factors at once; the next one walks another sequence.

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from reshard.geometry import dealing
-from reshard.geometry.dealing import Queue, dealt, tile_queues
-from reshard.geometry.holders import TileHolders, home
-from reshard.geometry.message import requests, shared_dims
+from reshard.geometry.dealing import Queue, assign_requests, tile_queues
+from reshard.geometry.holders import TileHolders, home_tile
+from reshard.geometry.message import list_requests, shared_dims
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 from reshard.types.mesh import SubAxis
@@ -19,10 +19,10 @@ from tests.layouts import pairs, random_crossing
 
 
 def test_requests_stay_whole_where_that_loads_nobody_more():
-    assert [tuple(s) for s in dealt([6, 6, 6], 4, limit=6)] == [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
-    shares = list(dealt([6, 6, 6], 4, limit=5))
+    assert [tuple(s) for s in assign_requests([6, 6, 6], 4, limit=6)] == [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
+    shares = list(assign_requests([6, 6, 6], 4, limit=5))
     assert [sum(s.high - s.low for s in shares if s.holder == h) for h in range(4)] == [5, 5, 5, 3]
-    assert list(dealt([], 3, limit=0)) == []
+    assert list(assign_requests([], 3, limit=0)) == []
 
 
 def random_requests(choose: random.Random) -> list[tuple[int, int]]:
@@ -43,7 +43,7 @@ def test_a_queue_knows_what_its_shares_are(seed: int, monkeypatch: pytest.Monkey
         queue = Queue.of(asked).without(gone)
         assert [*zip(queue.listed().positions, queue.sizes(), strict=True)] == rest
         assert [queue.first(number) for number in range(queue.requests + 1)] == list(queue.listed().ends)
-        shares = list(dealt([size for _, size in rest], holders, limit))
+        shares = list(assign_requests([size for _, size in rest], holders, limit))
         sends, parts, sent = Counter(s.holder for s in shares), Counter(s.request for s in shares), Counter()
         for share in shares:
             sent[share.holder] += share.high - share.low
@@ -65,7 +65,7 @@ def test_the_requests_of_some_positions_only():
 @pytest.mark.parametrize("seed", range(60))
 def test_a_queue_has_the_requests_for_a_tile(seed: int):
     source, target = random_crossing(random.Random(seed))
-    listed = requests(source, target, target.mesh.devices, shared_dims(source, target))
+    listed = list_requests(source, target, target.mesh.devices, shared_dims(source, target))
     queues = tile_queues(source, target)
     for tile, wanted in listed.items():
         queue = queues.of(tile)
@@ -81,7 +81,7 @@ def test_tiles_that_are_asked_for_alike_share_a_queue():
 
 def assert_listed(layout: Layout) -> None:
     rank, found = len(layout.dims), TileHolders(layout)
-    homes = [home(layout, at) for at in range(layout.mesh.size)]
+    homes = [home_tile(layout, at) for at in range(layout.mesh.size)]
     for tile in dict.fromkeys(homes):
         assert found.of(tile) == tuple(at for at, other in enumerate(homes) if other == tile)
         alike = tuple(at for at, other in enumerate(homes) if other[:rank] == tile[:rank])

@@ -14,19 +14,19 @@ from reshard.geometry import crossing, device_loads, exchange_stats
 from reshard.geometry.exchange_stats import (
     ByDevice,
     contiguous_stats,
+    count_rounds,
     dim_groups,
     fewest_received,
     kept,
-    lacking,
+    lacked_by_device,
     largest_message,
     overlaps,
-    rounds,
     shortest_run,
     sizes,
 )
 from reshard.geometry.figures import most_sent, sent_by_device
 from reshard.geometry.messages import exchange_messages
-from reshard.geometry.overlap import fullest, shared_elements
+from reshard.geometry.overlap import fullest_piece, shared_elements
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.endpoint_lp import classes, forwarded, pulled, sent
@@ -46,7 +46,7 @@ def test_figures_of_random_pairs(seed: int):
         source, target = random_pair(choose, most_rank=2)
         uneven += not (source.even and target.even)
         assert fewest_received(source, target) == brute.fewest_received(source, target), f"{source} -> {target}"
-        assert rounds(source, target) == brute.rounds(source, target), f"{source} -> {target}"
+        assert count_rounds(source, target) == brute.rounds(source, target), f"{source} -> {target}"
         assert largest_message(source, target) >= brute.largest_message(source, target), f"{source} -> {target}"
     assert uneven > 30
 
@@ -62,7 +62,7 @@ def test_figures_of_partial_arrays_that_stay_partial():
         target = Layout.from_spec(source.mesh, source.shape, "f32", [free])
         target = Layout(source.mesh, target.dims, "f32", source.reduction, source.partial)
         partial += 1
-        assert rounds(source, target) == brute.rounds(source, target), f"{source} -> {target}"
+        assert count_rounds(source, target) == brute.rounds(source, target), f"{source} -> {target}"
         assert fewest_received(source, target) == brute.fewest_received(source, target), f"{source} -> {target}"
     assert partial > 50
 
@@ -95,7 +95,7 @@ def test_the_largest_message_of_one_group_is_exact():
 def test_by_hand(source: str, target: str, mesh: Mesh, received: int, messages: int, largest: int, run: int):
     layouts = pair(source, target, mesh)
     assert fewest_received(*layouts) == received
-    assert rounds(*layouts) == messages
+    assert count_rounds(*layouts) == messages
     assert largest_message(*layouts) == largest
     assert shortest_run(*layouts) == run
 
@@ -113,7 +113,7 @@ def test_one_group_of_all_devices_otherwise(source: str, target: str, mesh: Mesh
     (group,) = dim_groups(before, after)
     assert group.factors is None
     assert group.size == mesh.size
-    assert rounds(before, after) == brute.rounds(before, after)
+    assert count_rounds(before, after) == brute.rounds(before, after)
 
 
 def test_many_devices_cost_their_coordinates_only():
@@ -121,9 +121,9 @@ def test_many_devices_cost_their_coordinates_only():
     mesh = Mesh(x=1 << 10, y=1 << 10)
     source, target = pair("f32[{x}7/7001, {y}3/3071]", "f32[7001, {y}3/3071]", mesh)
     assert sum(group.size for group in dim_groups(source, target)) == 1 << 11
-    assert rounds(source, target) == 1023  # each piece goes to all others along x
+    assert count_rounds(source, target) == 1023  # each piece goes to all others along x
     assert fewest_received(source, target) == prod((7001, 3))
-    assert fullest(target.dims[1]) == 3
+    assert fullest_piece(target.dims[1]) == 3
 
 
 def test_a_dim_that_is_whole_at_one_end_has_a_closed_form():
@@ -131,22 +131,22 @@ def test_a_dim_that_is_whole_at_one_end_has_a_closed_form():
     choose, closed = random.Random(5), 0
     for _ in range(200):
         for group in dim_groups(*random_pair(choose, most_rank=2)):
-            stats = exchange_stats._one_sided(group)
+            stats = exchange_stats._one_sided_stats(group)
             closed += stats is not None
-            assert stats is None or stats == exchange_stats._counted(group), group
+            assert stats is None or stats == exchange_stats._counted_stats(group), group
     assert closed > 60
     mesh = Mesh(x=1_000_003, y=2)
     source, target = pair("f32[{x}2/2000005, 6]", "f32[2000005, {y}3]", mesh)
     assert fewest_received(source, target) == 3 * (2_000_005 - 1)  # The last device along x has one row.
-    assert rounds(source, target) == 1_000_002
+    assert count_rounds(source, target) == 1_000_002
 
 
 def test_figures_are_cached_by_layout():
     source, target = pair("f32[{x}3/11]", "f32[11]", Mesh(x=4))
-    exchange_stats.rounds(source, target)
-    before = exchange_stats.rounds.cache_info().hits
-    exchange_stats.rounds(*pair("f32[{x}3/11]", "f32[11]", Mesh(x=4)))
-    assert exchange_stats.rounds.cache_info().hits == before + 1
+    exchange_stats.count_rounds(source, target)
+    before = exchange_stats.count_rounds.cache_info().hits
+    exchange_stats.count_rounds(*pair("f32[{x}3/11]", "f32[11]", Mesh(x=4)))
+    assert exchange_stats.count_rounds.cache_info().hits == before + 1
 
 
 # ---- contiguous pieces, against a count over all devices -----------------------------------------------
@@ -164,7 +164,7 @@ def tiled(size: int, order: tuple[str, ...], mesh: Mesh = BOTH) -> Layout:
 def test_all_orders_of_axes(size: int):
     for one, other in product(AXIS_ORDERS, AXIS_ORDERS):
         (group,) = dim_groups(tiled(size, one), tiled(size, other))
-        assert contiguous_stats(group) == exchange_stats._counted(group), f"{one} -> {other}"
+        assert contiguous_stats(group) == exchange_stats._counted_stats(group), f"{one} -> {other}"
 
 
 def test_sub_axes_that_cut_each_other():
@@ -178,7 +178,7 @@ def test_sub_axes_that_cut_each_other():
     )
     for source, target in product(texts, texts):
         (group,) = dim_groups(Layout.parse(source, mesh), Layout.parse(target, mesh))
-        assert contiguous_stats(group) == exchange_stats._counted(group), f"{source} -> {target}"
+        assert contiguous_stats(group) == exchange_stats._counted_stats(group), f"{source} -> {target}"
 
 
 def test_too_many_devices_that_hold_what_they_need_are_counted_instead(monkeypatch: pytest.MonkeyPatch):
@@ -193,7 +193,7 @@ def test_a_transpose_of_a_million_devices():
     """Device (x, y) holds piece 1000 x + y and needs piece 1000 y + x: those with x = y keep theirs."""
     mesh, size = Mesh(x=1000, y=1000), 3_999_989
     source, target = tiled(size, ("x", "y"), mesh), tiled(size, ("y", "x"), mesh)
-    assert exchange_stats.rounds(source, target) == 1
+    assert exchange_stats.count_rounds(source, target) == 1
     assert exchange_stats.fewest_received(source, target) == exchange_stats.largest_message(source, target) == 4
     (group,) = dim_groups(source, target)
     stats = contiguous_stats(group)
@@ -232,7 +232,7 @@ SEEDS = range(150)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_figures_are_those_of_the_messages_and_the_best_there_are(seed: int):
     source, target = random_crossing(random.Random(seed))
-    figures = crossing.crossing(source, target)
+    figures = crossing.crossing_figures(source, target)
     sent, received, sends, receives = Counter(), Counter(), Counter(), Counter()
     crossing_messages = [m for m in exchange_messages(source, target) if m.sender != m.receiver]
     for message in crossing_messages:
@@ -242,7 +242,7 @@ def test_figures_are_those_of_the_messages_and_the_best_there_are(seed: int):
         receives[message.receiver] += 1
     assert len({(m.sender, m.receiver) for m in crossing_messages}) == len(crossing_messages)
     assert figures.sent == max(sent.values(), default=0)
-    assert figures.received == max(received.values(), default=0) == crossing.fewest_received(source, target)
+    assert figures.received == max(received.values(), default=0) == crossing.least_received_across(source, target)
     assert figures.rounds == max((*sends.values(), *receives.values()), default=0)
     assert figures.message == max((m.elements for m in crossing_messages), default=0)
     assert {d: n for d, n in (sent_by_device(source, target).listed or {}).items() if n} == sent
@@ -284,7 +284,7 @@ def test_queues_give_the_figures_of_the_messages_one_by_one(name: str, first: in
     sent, sends, receives = Counter(), Counter(m.sender for m in listed), Counter(m.receiver for m in listed)
     for message in listed:
         sent[message.sender] += message.elements
-    figures = crossing.crossing(source, target)
+    figures = crossing.crossing_figures(source, target)
     assert (figures.sent, figures.message) == (max(sent.values()), max(m.elements for m in listed))
     assert figures.rounds == max(*sends.values(), *receives.values())
     assert {device: count for device, count in (sent_by_device(source, target).listed or {}).items() if count} == sent
@@ -294,7 +294,7 @@ def test_large_meshes_have_their_figures_at_once():
     """A pull from 1,024 devices to 512 that replicate 64 times: half a million messages, none of them listed."""
     source = Layout.parse("f32[{fsdp}8, 1024]", Mesh(fsdp=1024))
     target = Layout.parse("f32[8192, {tp}128]", Mesh.parse("tp=8,rep=64@1024"))
-    figures = crossing.crossing(source, target)
+    figures = crossing.crossing_figures(source, target)
     assert (figures.rounds, figures.received, figures.sent) == (1024, 8192 * 128, 512 * 8 * 128)
 
 
@@ -302,7 +302,7 @@ def test_large_meshes_that_overlap_have_their_figures_at_once():
     """Eight copies on 4,096 devices, to columns on 2,048 of these, where some hold part of what they need."""
     source = Layout.parse("f32[{x}8/4091, 4093]", Mesh(x=512, r=8))
     target = Layout.parse("f32[4091, {y}2/4093]", Mesh(y=2048))
-    figures = crossing.crossing(source, target)
+    figures = crossing.crossing_figures(source, target)
     assert (figures.rounds, figures.received, figures.sent) == (511, 2 * (4091 - 8), 8 * 4093 // 8 + 3)
 
 
@@ -329,7 +329,7 @@ def test_loads_are_those_of_the_messages(seed: int):
             sent[message.sender] += message.elements
         if number % 3:
             assert most_sent(source, target) == max(sent.values(), default=0)
-            assert device_loads.sent_by_device(source, target) == {
+            assert device_loads.count_sent_among(source, target) == {
                 device: sent[device] for device in source.mesh.devices
             }
 
@@ -383,7 +383,7 @@ def test_overlaps_are_those_of_the_pieces(seed: int):
 @settings(max_examples=80, deadline=None)
 def test_it_is_a_count_of_elements(ends: tuple[Layout, Layout]):
     source, target = ends
-    held, wanted, lacks = tiles_of(source), tiles_of(target), lacking(source, target)
+    held, wanted, lacks = tiles_of(source), tiles_of(target), lacked_by_device(source, target)
     for device in target.mesh.devices:
         count = len({*wanted[device].flat} - {*held[device].flat} - {PADDING})
         assert count == (lacks.each if lacks.listed is None else lacks.listed[device])
@@ -392,6 +392,6 @@ def test_it_is_a_count_of_elements(ends: tuple[Layout, Layout]):
 def test_meshes_too_large_to_list_have_the_worst_devices_figure():
     mesh = Mesh(x=1 << 15, y=2)
     source, target = (Layout.parse(text, mesh) for text in ("f32[{x}{y}2]", "f32[{y}{x}2]"))
-    assert lacking(source, target) == ByDevice(2)
+    assert lacked_by_device(source, target) == ByDevice(2)
     uneven = Layout.parse(f"f32[{{x}}4/{(1 << 17) - 1}]", mesh)
-    assert lacking(uneven, Layout.parse(f"f32[{{y}}{1 << 16}/{(1 << 17) - 1}]", mesh)) == ByDevice(1 << 16)
+    assert lacked_by_device(uneven, Layout.parse(f"f32[{{y}}{1 << 16}/{(1 << 17) - 1}]", mesh)) == ByDevice(1 << 16)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.figures import exchange_figures, received_by_device
-from reshard.geometry.message import Message, Runs, cut, elements, tile_of, tile_sizes, tiles
+from reshard.geometry.message import Message, Runs, cut_product, elements, tile_of, tile_sizes, tiles
 from reshard.geometry.messages import exchange_messages, messages_of
 from reshard.geometry.view_boxes import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
@@ -141,7 +141,7 @@ def test_a_cut_has_the_elements_between_two_numbers_in_order(product: Runs):
     assert elements(product) == len(every)
     ends = range(0, len(every) + 1, max(1, len(every) // 25))
     for low, high in itertools.combinations_with_replacement(ends, 2):
-        message = Message(0, 1, cut(product, low, high))
+        message = Message(0, 1, cut_product(product, low, high))
         assert _listed(message.products) == every[low:high]
         assert message.elements == sum(block.elements for block in message.blocks) == high - low
         assert sum(prod(extents) * times for extents, times in message.shape) == high - low
@@ -151,7 +151,7 @@ def test_a_cut_has_the_elements_between_two_numbers_in_order(product: Runs):
 def test_a_cut_needs_few_products():
     """Of rank r, at most 2 r - 1 of them: a start, a middle and an end in each factor."""
     product = (PLANES, PLANES, PLANES)
-    assert max(len(cut(product, low, high)) for low in range(27) for high in range(low, 28)) == 5
+    assert max(len(cut_product(product, low, high)) for low in range(27) for high in range(low, 28)) == 5
 
 
 @pytest.mark.parametrize("part", range(2))

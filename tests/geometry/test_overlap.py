@@ -15,7 +15,7 @@ from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.overlap import (
     Run,
     append_block,
-    fullest,
+    fullest_piece,
     list_runs,
     piece,
     piece_sizes,
@@ -133,7 +133,7 @@ def test_the_sizes_of_pieces(layout: Layout):
     for at, dim in enumerate(layout.dims):
         held = [sum(index < dim.size for index in indices) for indices in by_piece(layout, at).values()]
         assert piece_sizes(dim) == Counter(held)
-        assert fullest(dim) == max(held)
+        assert fullest_piece(dim) == max(held)
 
 
 def test_the_sizes_of_a_million_pieces():

@@ -10,7 +10,7 @@ import pytest
 
 from reshard.geometry.crossing import fewest_through
 from reshard.geometry.exchange_stats import count_lacked
-from reshard.geometry.relay import relay, relay_figures
+from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
@@ -23,7 +23,7 @@ from tests.layouts import random_crossing, random_layout
 @pytest.mark.parametrize("seed", range(80))
 def test_every_device_receives_what_it_lacks_once(seed: int):
     source, target = random_crossing(random.Random(seed))
-    turns = [[m for m in turn if m.sender != m.receiver] for turn in relay(source, target)]
+    turns = [[m for m in turn if m.sender != m.receiver] for turn in relay_messages(source, target)]
     received, sent, after_first = Counter(), Counter(), Counter()
     for number, turn in enumerate(turns):
         for message in turn:
@@ -67,7 +67,7 @@ def test_a_holder_of_much_passes_on_little():
     """Device 0 sends 12 elements of its own; of what others send it, it passes on less than they do."""
     source, target = Layout.parse("f32[{x}12]", Mesh(x=2)), Layout.parse("f32[24]", Mesh(d=6))
     passed = Counter()
-    for message in relay(source, target).second:
+    for message in relay_messages(source, target).second:
         passed[message.sender] += message.elements
     assert passed[0] < passed[5]
 

@@ -8,7 +8,7 @@ from math import ceil
 
 import pytest
 
-from reshard.geometry.relay import Demand, levelled, passed_on, sends
+from reshard.geometry.relay import Demand, balance_shares, level_sums, sends
 from tests.endpoint_lp import sent
 
 
@@ -36,7 +36,7 @@ def test_the_busiest_sender_is_near_the_linear_program(seed: int):
     for demand in demands:
         sizes[frozenset(demand.holders), frozenset(demand.lacking)] += demand.size
     optimum = ceil(sent(sizes, forwarding=True) - 1e-6)
-    counts = passed_on(demands, optimum)
+    counts = balance_shares(demands, optimum)
     for demand, some in zip(demands, counts, strict=True):
         assert all(count >= 0 for count in some) and sum(some) <= demand.size
     assert _busiest(demands, counts) <= 1.01 * optimum
@@ -50,7 +50,7 @@ def _busiest(demands: list[Demand], counts: list[tuple[int, ...]]) -> int:
         rest = demand.size * len(demand.lacking) - sum(some) * demand.further
         by_holders[tuple(demand.holders)] += rest
     for holders, amount in by_holders.items():
-        more = levelled([loads[device] for device in holders], amount)
+        more = level_sums([loads[device] for device in holders], amount)
         loads.update(dict(zip(holders, more, strict=True)))
     return max(loads.values(), default=0)
 
@@ -58,13 +58,13 @@ def _busiest(demands: list[Demand], counts: list[tuple[int, ...]]) -> int:
 def test_holders_send_what_nobody_has_room_to_pass_on():
     """Devices 1 and 2 send 100 elements of their own each, so device 0 sends its ten to both."""
     demands = [Demand(10, [0], [1, 2]), Demand(100, [1], [3]), Demand(100, [2], [4])]
-    assert passed_on(demands, enough=100)[0] == (0, 0)
+    assert balance_shares(demands, enough=100)[0] == (0, 0)
 
 
 def test_an_early_class_leaves_room_for_a_later_one():
     """Device 1 sends 100 elements of its own, so the two others pass on what device 0 sends."""
     demands = [Demand(60, [0], [1, 2, 3]), Demand(100, [1], [4])]
-    counts = passed_on(demands, enough=100)
+    counts = balance_shares(demands, enough=100)
     assert counts[0][0] == 0 and _busiest(demands, counts) == 100
 
 
@@ -72,7 +72,7 @@ def test_an_early_class_leaves_room_for_a_later_one():
 def test_levels_are_as_even_as_whole_numbers_can_be(seed: int):
     choose = random.Random(seed)
     bases, amount = [choose.randint(0, 9) for _ in range(choose.randint(1, 6))], choose.randint(0, 30)
-    added, one_by_one = levelled(bases, amount), list(bases)
+    added, one_by_one = level_sums(bases, amount), list(bases)
     for _ in range(amount):
         one_by_one[one_by_one.index(min(one_by_one))] += 1
     assert sum(added) == amount and min(added) >= 0

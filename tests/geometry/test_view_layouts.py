@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.geometry.view_layouts import fused, inverse, merge_dims, middle, over, split_dim
+from reshard.geometry.view_layouts import fuse_atoms, invert_view, layout_over, merge_dims, middle, split_dim
 from reshard.types.layout import Dim, Layout
 from reshard.types.meaning import meaning
 from reshard.types.view import Atom, View
@@ -66,15 +66,15 @@ def test_only_the_major_part_may_be_padded():
     assert merge_dims([dim("2"), dim("{x}3/10")]) is None
     assert merge_dims([dim("{x}3/10"), dim("2")]).size == 20
     assert merge_dims([dim("0"), dim("3")]).size == 0
-    assert over(Layout.parse("f32[{x}2]", MESH), [dim("{x}2"), dim("{x}2")]) is None
+    assert layout_over(Layout.parse("f32[{x}2]", MESH), [dim("{x}2"), dim("{x}2")]) is None
 
 
 def test_fusing_keeps_the_map():
     for seed in range(300):
         view = random_case(random.Random(seed)).move.view
-        assert fused(view).map == view.map
-        assert inverse(inverse(view)) == view
-        assert (fused(view).source_shape, fused(view).target_shape) == (view.source_shape, view.target_shape)
+        assert fuse_atoms(view).map == view.map
+        assert invert_view(invert_view(view)) == view
+        assert (fuse_atoms(view).source_shape, fuse_atoms(view).target_shape) == (view.source_shape, view.target_shape)
 
 
 def test_dims_that_share_atoms_and_do_not_split_have_no_units():

@@ -1,7 +1,7 @@
 """Stages: parts of local dims are taken before and put after; parts of spread dims have none."""
 
 import reshard as rs
-from reshard.geometry.view_layouts import stages
+from reshard.geometry.view_layouts import view_stages
 
 MESH = rs.Mesh(x=4)
 
@@ -12,7 +12,7 @@ def move(source: str, target: str, **options) -> rs.Move:
 
 
 def parts_of(move: rs.Move):
-    return stages(move.source, move.target, move.view)
+    return view_stages(move.source, move.target, move.view)
 
 
 def test_a_part_of_a_local_atom():

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.lower.colouring import Edge, colouring
+from reshard.lower.colouring import Edge, colour_edges
 
 
 def assert_coloured(edges: list[Edge]) -> None:
-    turns = colouring(edges)
+    turns = colour_edges(edges)
     for turn in turns:
         assert len({edges[at][0] for at in turn}) == len({edges[at][1] for at in turn}) == len(turn) > 0
     assert sorted(at for turn in turns for at in turn) == list(range(len(edges)))

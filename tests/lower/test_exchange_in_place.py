@@ -9,7 +9,7 @@ import pytest
 
 from reshard.errors import PlanError
 from reshard.geometry.refine import refine
-from reshard.lower.exchange_in_place import ExchangeInPlace, in_place, offsets
+from reshard.lower.exchange_in_place import ExchangeInPlace, in_place, place_offsets
 from reshard.plans.plan import Step
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.tile_view import TileView
@@ -26,7 +26,7 @@ def packed(step: ExchangeInPlace, tiles: dict[int, np.ndarray]) -> Slots:
     slots = {device: np.full((step.slots, step.slot), EMPTY) for device in tiles}
     for device, tile in tiles.items():
         for slot, place in step.pack[device]:
-            slots[device][slot] = tile.reshape(-1)[list(offsets(step.send, place))]
+            slots[device][slot] = tile.reshape(-1)[list(place_offsets(step.send, place))]
     return slots
 
 
@@ -48,7 +48,7 @@ def unpacked(step: ExchangeInPlace, slots: Slots) -> dict[int, np.ndarray]:
     for device, rows in slots.items():
         tiles[device] = np.full(step.receive.elements, EMPTY)
         for slot, place in step.unpack[device]:
-            tiles[device][list(offsets(step.receive, place))] = rows[slot]
+            tiles[device][list(place_offsets(step.receive, place))] = rows[slot]
     return tiles
 
 
@@ -166,6 +166,6 @@ def test_uneven_layouts_are_refused():
 
 def test_offsets_are_in_row_major_order():
     view = TileView((2, 6), (2, 6), (2, 2, 3), (0, 1, 1), ())
-    assert list(offsets(view, (None, 1, None))) == [3, 4, 5, 9, 10, 11]
-    assert list(offsets(view, (1, None, 2))) == [8, 11]
-    assert list(offsets(view, (0, 0, 0))) == [0]
+    assert list(place_offsets(view, (None, 1, None))) == [3, 4, 5, 9, 10, 11]
+    assert list(place_offsets(view, (1, None, 2))) == [8, 11]
+    assert list(place_offsets(view, (0, 0, 0))) == [0]

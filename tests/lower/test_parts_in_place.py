@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reshard.lower.exchange_in_place import transposing
+from reshard.lower.exchange_in_place import transposing_stops
 
 
 def carried(slots: np.ndarray, stops: Sequence[int]) -> np.ndarray:
@@ -21,12 +21,12 @@ def test_every_small_matrix_is_transposed():
     for rows in range(1, 10):
         for columns in range(1, 10):
             matrix = np.arange(rows * columns)
-            moved = carried(matrix, transposing(rows, columns))
+            moved = carried(matrix, transposing_stops(rows, columns))
             assert np.array_equal(moved, matrix.reshape(rows, columns).T.reshape(-1)), (rows, columns)
 
 
 def test_what_lies_right_is_not_touched():
     for rows, columns in ((1, 7), (7, 1)):
-        assert not transposing(rows, columns)
-    assert 0 not in transposing(4, 6) and 23 not in transposing(4, 6)
-    assert len(transposing(8, 8)) == 28 * 3  # pairs that change places, each with a stop to come back to
+        assert not transposing_stops(rows, columns)
+    assert 0 not in transposing_stops(4, 6) and 23 not in transposing_stops(4, 6)
+    assert len(transposing_stops(8, 8)) == 28 * 3  # pairs that change places, each with a stop to come back to

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from reshard.errors import PlanError
-from reshard.lower.program import permutation
+from reshard.lower.program import permute_pairs
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 
@@ -17,7 +17,7 @@ M42 = Mesh(x=4, y=2)
 
 def right(source: Layout, target: Layout) -> tuple[tuple[int, int], ...]:
     """The pairs, checked by meaning."""
-    pairs = permutation(source, target)
+    pairs = permute_pairs(source, target)
     devices = sorted(source.mesh.devices)
     assert sorted(sender for sender, _ in pairs) == sorted(receiver for _, receiver in pairs) == devices
     for sender, receiver in pairs:
@@ -72,4 +72,4 @@ def test_a_device_keeps_its_own_tile_where_it_can():
 
 def test_no_permutation():
     with pytest.raises(PlanError, match="no device is left that holds what device"):
-        permutation(Layout.parse("f32[{x}3/10]", Mesh(x=4)), Layout.parse("f32[{x:(1)2}5]", Mesh(x=4)))
+        permute_pairs(Layout.parse("f32[{x}3/10]", Mesh(x=4)), Layout.parse("f32[{x:(1)2}5]", Mesh(x=4)))

@@ -8,7 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.lower import lower_plan
-from reshard.lower.traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, traffic
+from reshard.lower.traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, program_traffic
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.runtime import Account, run
@@ -41,7 +41,7 @@ def planned(mesh, source, target, options) -> Plan:
 
 
 def traffic_of(plan: Plan) -> TrafficMatrix:
-    return traffic(lower_plan(plan))
+    return program_traffic(lower_plan(plan))
 
 
 def received(plan: Plan) -> Counter:

@@ -3,8 +3,8 @@
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Exchange
-from reshard.lower.traffic import traffic
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, aliases, fills
+from reshard.lower.traffic import program_traffic
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, aliases, is_filling
 
 MESH = rs.Mesh(x=4)
 
@@ -19,7 +19,7 @@ def test_instructions():
     assert took.instructions[2].spans == ((1, 1), (0, 2), (0, 5))
     assert [aliases(each) for each in took.instructions] == [False, True, False, True]
     put = program("f32[{x}2, 5]", "f32[3{x}2, 5]", view="h d -> (t h) d", into={"t": 1}, t=3)
-    assert [fills(each) for each in put.instructions] == [False, True, False]
+    assert [is_filling(each) for each in put.instructions] == [False, True, False]
     assert isinstance(put.instructions[1], PutPart)
 
 
@@ -40,4 +40,4 @@ def test_an_exchange_of_one_device_has_the_rounds_of_all():
 def test_traffic_is_counted_in_the_narrower_dtype():
     for source, target in (("f32[{x}4]", "bf16[16]"), ("bf16[{x}4]", "f32[16]"), ("f32[16] + sum{x}", "bf16[16]")):
         plan = rs.plan(rs.Move(*(rs.Layout.parse(text, MESH) for text in (source, target)), cast=True))
-        assert max(traffic(lower_plan(plan)).received.values()) == plan.received_bytes
+        assert max(program_traffic(lower_plan(plan)).received.values()) == plan.received_bytes

@@ -21,9 +21,9 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
-from reshard.geometry.crossing import sent_by_device
+from reshard.geometry.crossing import count_sent_across
 from reshard.geometry.exchange_stats import count_lacked
-from reshard.geometry.relay import relay
+from reshard.geometry.relay import relay_messages
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import Team, team_of
@@ -197,8 +197,8 @@ def _check_accounts(
 def _sent(plan: rs.Plan) -> Mapping[int, int]:
     """The elements that each rank sends in a plan of one exchange."""
     if not plan.steps[0].mode.relay:
-        return sent_by_device(plan.source, plan.target)
-    turns = relay(plan.source, plan.target)
+        return count_sent_across(plan.source, plan.target)
+    turns = relay_messages(plan.source, plan.target)
     sent = Counter[int]()
     for message in (*turns.first, *turns.second):
         sent[message.sender] += message.elements * (message.sender != message.receiver)

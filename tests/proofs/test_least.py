@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.plans.rules.bounds import lower_bound
-from reshard.proofs.least import Floor, floor
+from reshard.proofs.least import Floor, least_steps_bytes
 from reshard.proofs.symbolic.form import form_of
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -17,7 +17,7 @@ from tests.layouts import random_pair
 
 
 def bound(source: Layout, target: Layout) -> Floor:
-    return floor(source, target, form_of([source, target], (), ()))
+    return least_steps_bytes(source, target, form_of([source, target], (), ()))
 
 
 def elements(layout: Layout, device: int) -> set[tuple[int, ...]]:

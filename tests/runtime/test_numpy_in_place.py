@@ -15,7 +15,7 @@ from reshard.lower import lower_plan
 from reshard.lower.program import InParts
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import counts, regions
+from reshard.plans.rules.parts import part_regions, possible_counts
 from reshard.runtime import numpy_in_place
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
@@ -28,7 +28,7 @@ def in_place(plan: rs.Plan, number: int) -> rs.Plan | None:
     """The plan with all its steps in place, in parts whose counts are chosen by `number`; None if one cannot be."""
     specs: list[StepSpec] = []
     for step in plan.steps:
-        possible = counts(step.operand, step.result)
+        possible = possible_counts(step.operand, step.result)
         if not possible:
             return None
         mode = StepMode(parts=possible[number % len(possible)], in_place=True)
@@ -47,13 +47,13 @@ def test_swaps_in_every_number_of_parts(mesh: Mesh):
     ends = [Layout.parse(f"f32[{', '.join(dims)}]", mesh) for dims in rows]
     seen = Counter[tuple[bool, bool]]()
     for source, target in itertools.permutations(ends, 2):
-        for number in range(len(counts(source, target))):
+        for number in range(len(possible_counts(source, target))):
             plan = in_place(rs.plan(source, target, donate=True), number)
             assert plan is not None
             check(plan)
             (step,) = lower_plan(plan).instructions
             assert isinstance(step, InParts)
-            where = regions(source.tile_shape, step.take, target.tile_shape, step.put)
+            where = part_regions(source.tile_shape, step.take, target.tile_shape, step.put)
             seen[where.before > 1, where.after > 1] += 1
     assert len(seen) >= 3
 
@@ -80,8 +80,8 @@ def test_slots_that_stay_behind_are_seen(fault: object, monkeypatch: pytest.Monk
     source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[16, 3, {x}1]", "f32[{x}4, 3, 4]"))
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=4, in_place=True))], donate=True)
     check(plan)
-    stops = numpy_in_place.transposing
-    monkeypatch.setattr(numpy_in_place, "transposing", lambda *slots: fault(stops(*slots)))  # pyright: ignore
+    stops = numpy_in_place.transposing_stops
+    monkeypatch.setattr(numpy_in_place, "transposing_stops", lambda *slots: fault(stops(*slots)))  # pyright: ignore
     with pytest.raises(AssertionError):
         check(plan)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from reshard.runtime import oracle
-from reshard.runtime.oracle import combine, combined, cut_tiles, first_mismatch, summand, summands
+from reshard.runtime.oracle import combine, combine_summands, cut_tiles, first_mismatch, summand, summands
 from reshard.types import Layout, Mesh
 from tests.layouts import layouts
 from tests.oracle import PADDING, finished, tiles_of
@@ -41,7 +41,7 @@ def test_summands_combine_to_what_the_other_oracle_combines(layout: Layout):
     rng = np.random.default_rng(0)
     arrays = {at: rng.integers(1, 4, layout.shape).astype(float) for at in summands(layout)}
     target = Layout(layout.mesh, layout.dims, layout.dtype)
-    wanted = cut(target, combined(layout, target, arrays))
+    wanted = cut(target, combine_summands(layout, target, arrays))
     for device, tile in finished(layout, cut(layout, arrays)).items():
         real = tiles_of(layout)[device] != PADDING
         assert np.allclose(tile[real], wanted[device][real], rtol=1e-12)
@@ -68,7 +68,7 @@ def test_a_target_that_stays_partial_combines_in_part():
     mesh = Mesh(x=2, y=3)
     source, target = Layout.parse("f32[1] + sum{x}{y}", mesh), Layout.parse("f32[1] + sum{x}", mesh)
     arrays = {(x, y): np.array([10.0 * x + y]) for x in range(2) for y in range(3)}
-    assert {at: array.tolist() for at, array in combined(source, target, arrays).items()} == {
+    assert {at: array.tolist() for at, array in combine_summands(source, target, arrays).items()} == {
         (0,): [0 + 1 + 2],
         (1,): [10 + 11 + 12],
     }

@@ -22,7 +22,7 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.message import Message
 from reshard.geometry.messages import messages_of
 from reshard.geometry.refine import refine
-from reshard.geometry.relay import relay
+from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.blocks import Block, blocks_of_products, unravel_block
 from reshard.lower.to_mpi.direct import messages_across
@@ -59,7 +59,9 @@ def own_boxes(step: Step, device: int) -> OwnBoxes:
     before, after, chunk = step.operand, step.result, step.mode.chunk
     if step.mode.relay:
         # The plan has listed the messages of all devices.
-        first, second = ([message for message in turn if device in message[:2]] for turn in relay(before, after))
+        first, second = (
+            [message for message in turn if device in message[:2]] for turn in relay_messages(before, after)
+        )
     else:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []

@@ -20,9 +20,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.crossing import pull_limit
-from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, dealt
-from reshard.geometry.holders import holders, home
-from reshard.geometry.message import Message, Runs, Tile, cut, elements, scale_blocks, tile_of
+from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
+from reshard.geometry.holders import holders, home_tile
+from reshard.geometry.message import Message, Runs, Tile, cut_product, elements, scale_blocks, tile_of
 from reshard.geometry.overlap import shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.blocks import Block, blocks_of_dim, blocks_of_runs, multiply_dims
@@ -54,7 +54,7 @@ def list_fetches(source: Layout, target: Layout, rank: int, near: Near, number: 
     >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in list_fetches(rows, columns, 1, lambda one, other: True)]
     [(1, (2, 2)), (0, (2, 2))]
     """
-    wanted = home(target, target.mesh.position(devices_by_id(target.mesh)[rank if number is None else number]))
+    wanted = home_tile(target, target.mesh.position(devices_by_id(target.mesh)[rank if number is None else number]))
     mesh = source.mesh
     summand = mesh.coordinates(mesh.position(devices_by_id(mesh)[rank]), source.partial) if source.partial else ()
     dims = [
@@ -84,7 +84,7 @@ def list_served(source: Layout, target: Layout, rank: int, near: Near) -> list[F
     [(1, (0, 2)), (0, (0, 0))]
     """
     devices, seat = devices_by_id(source.mesh), _seats_of_positions(source.mesh)
-    mine = home(source, source.mesh.position(devices[rank]))
+    mine = home_tile(source, source.mesh.position(devices[rank]))
     summand = mine[len(source.dims) :]
     candidates = seat(holders(source).of(mine))
     dims = [
@@ -231,7 +231,7 @@ def _list_taken(
             continue
         queue = queues.of(tile, held_by, close)
         for share in queue.shares(target.mesh.position(device), len(close), pull_limit(source, target)):
-            yield close[share.holder], cut(runs, share.low, share.high)
+            yield close[share.holder], cut_product(runs, share.low, share.high)
 
 
 def _close_holders(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[int, ...]:
@@ -316,10 +316,10 @@ def _list_given(
     for close, queue in asking.items():
         sizes = [elements(runs) for _, runs in queue]
         limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
-        for share in dealt(sizes, len(close), limit):
+        for share in assign_requests(sizes, len(close), limit):
             taker, runs = queue[share.request]
             if close[share.holder] == device:
-                yield taker, cut(runs, share.low, share.high)
+                yield taker, cut_product(runs, share.low, share.high)
 
 
 def _list_demand(source: Layout, target: Layout, tile: Tile) -> Demand:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from reshard.geometry.message import Message
 from reshard.geometry.messages import exchange_messages
-from reshard.geometry.relay import relay
+from reshard.geometry.relay import relay_messages
 from reshard.lower.to_mpi.blocks import Block, blocks_of_products
 from reshard.lower.to_mpi.direct import Fetch
 from reshard.lower.to_mpi.schedule import strided_block
@@ -70,7 +70,7 @@ def _list_messages(source: Layout, target: Layout, form: Form) -> Iterator[_List
             yield _ListedMessage(viewed.sender, viewed.receiver, _Boxes(viewed))
         return
     shapes = tile_shapes(source, target, form)
-    for message in relay(source, target)[form - FIRST]:
+    for message in relay_messages(source, target)[form - FIRST]:
         check_deadline()
         yield _ListedMessage(message.sender, message.receiver, _Runs(message, *shapes))
 

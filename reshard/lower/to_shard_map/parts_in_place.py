@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.exchange_in_place import transposing
+from reshard.lower.exchange_in_place import transposing_stops
 from reshard.lower.program import InParts
 from reshard.lower.to_shard_map.block_writes import Run, shape_of_part
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import fix_layout, make_unfilled
 from reshard.lower.to_shard_map.tpu_layout import LANES, SUBLANES, choose_memory_order
-from reshard.plans.rules.parts import Cut, Regions, regions
+from reshard.plans.rules.parts import Cut, Regions, part_regions
 
 Array = jax.Array
 Shape = Sequence[int]
@@ -95,7 +95,7 @@ class LyingTiles:
         """Where the parts lie in tiles of these shapes."""
         take = take._replace(axis=self.operand.order.index(take.axis))
         put = put._replace(axis=self.result.order.index(put.axis))
-        return regions(self.operand.extents(operand), take, self.result.extents(result), put)
+        return part_regions(self.operand.extents(operand), take, self.result.extents(result), put)
 
 
 _WIDTHS = ("float32", "bfloat16", "int8")
@@ -166,7 +166,7 @@ def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, 
 
 def _transpose_slots(slots: Array, rows: int) -> Array:
     """The slots along axis 1, `rows` rows of them, transposed in place, with one slot in hand."""
-    stops = transposing(rows, slots.shape[1] // rows)
+    stops = transposing_stops(rows, slots.shape[1] // rows)
     if not stops:
         return slots
     table = jnp.asarray(np.asarray(stops, np.int32))

@@ -37,7 +37,7 @@ from reshard.lower.to_shard_map.parts import group_instructions, run_part_loop
 from reshard.lower.to_shard_map.parts_in_place import run_parts_in_place
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import join_blocks, number_blocks
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, fills
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, is_filling
 from reshard.types import dtypes
 
 Array = jax.Array
@@ -126,7 +126,7 @@ def batch_function(program: AnyProgram, axes: Mapping[str, int]) -> Callable[...
 def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shapes: Shapes, beside: Beside) -> Array:
     """The tile of one array after an instruction, or after several in parts that share a loop."""
     step, shape = steps[0], tuple(shapes[0])
-    if fills(step) and beside.into is None:
+    if is_filling(step) and beside.into is None:
         raise PlanError("the move fills part of its target: give the target's array")
     match step:
         case InParts(in_place=True):

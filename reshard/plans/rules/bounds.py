@@ -26,12 +26,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from reshard.geometry import crossing, exchange_stats
-from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, lacking
+from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, lacked_by_device
 from reshard.geometry.figures import received_by_device
-from reshard.geometry.overlap import fullest
-from reshard.geometry.refine import PartialChange, Refinement, partial_change, refine, released
+from reshard.geometry.overlap import fullest_piece
+from reshard.geometry.refine import PartialChange, Refinement, partial_change, refine, release_digits
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.geometry.view_layouts import stages
+from reshard.geometry.view_layouts import view_stages
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, merged_spans
@@ -54,7 +54,7 @@ def lower_bound(source: Layout, target: Layout, view: View | None = None) -> int
     ends = plain_ends(source, target, view)
     if ends is None:
         return _view_receipts(source, target, view).most
-    return ends[0].nbytes(_elements(*ends))
+    return ends[0].nbytes(_bound_elements(*ends))
 
 
 @lru_cache(maxsize=4096)
@@ -98,53 +98,53 @@ def receivers_bound(source: Layout, target: Layout) -> bool:
     return one_set(source.mesh, target.mesh) and source.even and target.even
 
 
-def _elements(source: Layout, target: Layout) -> int:
+def _bound_elements(source: Layout, target: Layout) -> int:
     """The bound in elements."""
     if not one_set(source.mesh, target.mesh):
-        return _crossing(source, target)
+        return _bound_across(source, target)
     if not sums_stay(source, target):
         change = partial_change(source, target) if source.mesh == target.mesh else None
         if change is not None and not change.reduced:
-            return _started(source, target, change)
-        return _reduction(source, target, change)
+            return _bound_of_started(source, target, change)
+        return _bound_of_reduction(source, target, change)
     refinement = refine(source, target)
     if refinement is None or not refinement.exact:
         return exchange_stats.fewest_received(source, target)
-    return _even(refinement)
+    return _bound_of_even(refinement)
 
 
-def _crossing(source: Layout, target: Layout) -> int:
+def _bound_across(source: Layout, target: Layout) -> int:
     """The bound between two sets of devices.
 
     No device has a finished element of a sum before it receives something; the summands of a tile can be shared among
     the devices that have them.
     """
     if not source.partial and not target.partial:
-        return crossing.fewest_received(source, target)
-    tile = math.prod(fullest(dim) for dim in target.dims)
+        return crossing.least_received_across(source, target)
+    tile = math.prod(fullest_piece(dim) for dim in target.dims)
     if source.partial or disjoint(source.mesh, target.mesh):
         return -(-tile // math.prod(axis.size for axis in target.partial))
     return 0
 
 
-def _started(source: Layout, target: Layout, change: PartialChange) -> int:
+def _bound_of_started(source: Layout, target: Layout, change: PartialChange) -> int:
     """The bound where sub-axes become partial, and none is reduced.
 
     Along these, the devices of a group have the parts of one tile. They must receive what the whole group lacks of it,
     so that one of them receives an equal share at least.
     """
     group = math.prod(size for _, size in change.started)
-    have = released(source, change.started)
-    return -(-_elements(have, replace(target, partial=have.partial, reduction=have.reduction)) // group)
+    have = release_digits(source, change.started)
+    return -(-_bound_elements(have, replace(target, partial=have.partial, reduction=have.reduction)) // group)
 
 
-def _even(refinement: Refinement) -> int:
+def _bound_of_even(refinement: Refinement) -> int:
     """The bound in elements for layouts without padding."""
     shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
     return refinement.common * shares
 
 
-def _reduction(source: Layout, target: Layout, change: PartialChange | None) -> int:
+def _bound_of_reduction(source: Layout, target: Layout, change: PartialChange | None) -> int:
     """The bound for a reduction over f devices, in elements: the larger of an average and a maximum.
 
     Without a change, all partial sub-axes of the source are reduced and all of the target's are started.
@@ -173,9 +173,9 @@ def _reduction(source: Layout, target: Layout, change: PartialChange | None) -> 
     holders = devices // math.prod(s.size for s in target.held) // group
     receipts = (partial // kept - 1) + (holders - 1)
     average = -(-math.prod(source.shape) * receipts // devices)
-    tile = math.prod(fullest(dim) for dim in target.dims)
+    tile = math.prod(fullest_piece(dim) for dim in target.dims)
     if not source.partial:  # On another mesh: its tiles may be among those of the group.
-        return max(0, -(-(tile - group * math.prod(fullest(dim) for dim in source.dims)) // group))
+        return max(0, -(-(tile - group * math.prod(fullest_piece(dim) for dim in source.dims)) // group))
     return max(average, -(-tile // group))
 
 
@@ -206,8 +206,8 @@ def joint_lower_bound(moves: Iterable[Ends]) -> int:
     """
     counts = Counter(moves)
     alone = max((lower_bound(*ends) for ends in counts), default=0)
-    per_device = busiest((ends[1].mesh, _must_receive(*ends), n) for ends, n in counts.items())
-    return max(alone, per_device, _average(counts))
+    per_device = busiest_bytes((ends[1].mesh, _must_receive(*ends), n) for ends, n in counts.items())
+    return max(alone, per_device, _average_bound(counts))
 
 
 def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
@@ -230,11 +230,11 @@ def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
     return max([alone, *(-(-nbytes // len(holders)) for holders, nbytes in groups.items())])
 
 
-def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
+def busiest_bytes(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
     """The most bytes on one device, given the figures of several arrays on their meshes, and how often each occurs.
 
     >>> mesh = Mesh(x=2)
-    >>> busiest([(mesh, ByDevice(8), 2), (mesh, ByDevice(0, {0: 4, 1: 0}), 3)])
+    >>> busiest_bytes([(mesh, ByDevice(8), 2), (mesh, ByDevice(0, {0: 4, 1: 0}), 3)])
     28
     """
     given = list(loads)
@@ -250,7 +250,7 @@ def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
     return everywhere + max(by_device.values(), default=0)
 
 
-def _average(counts: Counter[Ends]) -> int:
+def _average_bound(counts: Counter[Ends]) -> int:
     """The bound for the average device: of a reduction, it is known where the busiest one's share is not."""
     plain: Counter[tuple[Layout, Layout]] = Counter()
     for move, count in counts.items():
@@ -283,8 +283,8 @@ def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice
         even = not target.partial and _reduces_evenly(source, target)
         return ByDevice(target.tile_bytes if even else 0)
     if target.mesh.size > MOST_DEVICES:
-        return lacking(source, target).scaled(target) if _alike(source, target) else ByDevice(0)
-    return lacking(source, target).scaled(target)
+        return lacked_by_device(source, target).scaled(target) if _lack_alike(source, target) else ByDevice(0)
+    return lacked_by_device(source, target).scaled(target)
 
 
 @lru_cache(maxsize=4096)
@@ -299,12 +299,12 @@ def _must_leave(source: Layout, target: Layout, view: View | None) -> Mapping[fr
     if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:
         return {}
     leaving: Counter[frozenset[int]] = Counter()
-    for holders, elements in crossing.leaving(source, target):
+    for holders, elements in crossing.list_leaving(source, target):
         leaving[frozenset(holders)] += source.nbytes(elements)
     return leaving
 
 
-def _alike(source: Layout, target: Layout) -> bool:
+def _lack_alike(source: Layout, target: Layout) -> bool:
     """Whether all devices lack the same, in closed form."""
     r = refine(source, target)
     return r is not None and r.exact and not r.swapped
@@ -338,11 +338,11 @@ def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tupl
     bf16[{x}4] bf16[16]
     """
     if source.dtype != target.dtype:
-        dtype = _narrower(source, target).dtype
+        dtype = _narrower_layout(source, target).dtype
         source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)
     if view is None:
         return source, target
-    parts = stages(source, target, view)
+    parts = view_stages(source, target, view)
     return None if parts is None else (parts.middle.source, parts.middle.target)
 
 
@@ -350,8 +350,8 @@ def _view_receipts(source: Layout, target: Layout, view: View | None) -> ByDevic
     """The bytes that each device lacks, counted through a view without common units; nothing of a reduction."""
     if view is None or not source.partial_as(target):
         return ByDevice(0)
-    return received_by_device(source, target, view).scaled(_narrower(source, target))
+    return received_by_device(source, target, view).scaled(_narrower_layout(source, target))
 
 
-def _narrower(source: Layout, target: Layout) -> Layout:
+def _narrower_layout(source: Layout, target: Layout) -> Layout:
     return min(source, target, key=lambda layout: dtypes.bits(layout.dtype))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from reshard.errors import StepError, quoted
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
-from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refusal, require_refinement, require_same_partial
+from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refuse_step, require_refinement, require_same_partial
 from reshard.plans.rules.exchange import check_exchange
 from reshard.plans.rules.parts import split_step
 from reshard.plans.rules.tile_view import scatter_order
@@ -48,9 +48,9 @@ def check_split_sum(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     moved = {d.src for d in r.digits if d.src != d.dst and d.src is not None}
     if not started or r.reduced or not moved <= started:
         why = "sub-axes must become partial, and only digits that they held, or local ones, may change"
-        raise refusal("split_sum", operand, result, why)
+        raise refuse_step("split_sum", operand, result, why)
     if identity(result.dtype, str(result.reduction)) is None:
-        raise refusal(
+        raise refuse_step(
             "split_sum",
             operand,
             result,
@@ -75,7 +75,7 @@ def check_slice(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Local digits become held by sub-axes that are not in use."""
     r = require_refinement("slice", operand, result)
     if r.gathered or r.swapped or set(scatter_order(r)) & r.used_before:
-        raise refusal("slice", operand, result, "only local digits may change, and only to sub-axes not in use")
+        raise refuse_step("slice", operand, result, "only local digits may change, and only to sub-axes not in use")
     require_same_partial("slice", operand, result)
     return FREE
 
@@ -100,7 +100,7 @@ def check_reduce_scatter(operand: Layout, result: Layout, mode: StepMode) -> Cos
     order = tile_view.scatter_order(r)
     scattered = set(order) == {factor.stride for factor in r.reduced}
     if r.gathered or r.swapped or r.started or not order or not scattered:
-        raise refusal(
+        raise refuse_step(
             "reduce_scatter", operand, result, "partial sub-axes must come to hold local digits, and nothing else"
         )
     sent = tile_view.before(operand, r, order)
@@ -112,7 +112,7 @@ def check_all_reduce(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Partial sub-axes become replicated."""
     r = require_refinement("all_reduce", operand, result)
     if r.sliced or r.gathered or r.swapped or r.started or not r.reduced:
-        raise refusal("all_reduce", operand, result, "partial sub-axes must become replicated, and nothing else")
+        raise refuse_step("all_reduce", operand, result, "partial sub-axes must become replicated, and nothing else")
     members = math.prod(factor.size for factor in r.reduced)
     elements = math.prod(operand.tile_shape)
     return Cost(operand.nbytes(all_reduce_elements(elements, members)), 1, 0)
@@ -135,7 +135,7 @@ def check_all_reduce(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 def check_permute(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """The tiles stay the same; the busiest device receives one."""
     if _local_places(operand) != _local_places(result) or not operand.partial_as(result):
-        raise refusal("permute", operand, result, "the tiles must be the same ones, only on other devices")
+        raise refuse_step("permute", operand, result, "the tiles must be the same ones, only on other devices")
     if not one_set(operand.mesh, result.mesh):
         _check_crossing(operand, result)
     return Cost(operand.tile_bytes, 1, 0)
@@ -145,9 +145,9 @@ def _check_crossing(operand: Layout, result: Layout) -> None:
     """Every device of one set must have a partner in the other."""
     if operand.mesh.size != result.mesh.size:
         sizes = f"{operand.mesh.size} devices to {result.mesh.size}"
-        raise refusal("permute", operand, result, f"from {sizes}: use an exchange between sets of different sizes")
+        raise refuse_step("permute", operand, result, f"from {sizes}: use an exchange between sets of different sizes")
     if operand.partial:
-        raise refusal("permute", operand, result, "a sum cannot stay partial on other devices; finish it first")
+        raise refuse_step("permute", operand, result, "a sum cannot stay partial on other devices; finish it first")
 
 
 def _local_places(layout: Layout) -> list[tuple[int, list[tuple[int, int]]]]:
@@ -182,7 +182,7 @@ def check_all_to_all(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     r = require_refinement("all_to_all", operand, result)
     order = tile_view.scatter_order(r)
     if r.swapped or set(order) != {digit.src for digit in r.gathered}:
-        raise refusal(
+        raise refuse_step(
             "all_to_all", operand, result, "the sub-axes that release digits must be those that take local ones"
         )
     require_same_partial("all_to_all", operand, result)
@@ -190,11 +190,11 @@ def check_all_to_all(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     block = sent.elements // sent.count
     packed = 0 if sent.in_place else sent.elements
     unpacked = 0 if received.in_place else received.elements
-    scratch = _scratch(operand.nbytes(packed), operand.nbytes(unpacked), result.tile_bytes)
+    scratch = _packing_scratch(operand.nbytes(packed), operand.nbytes(unpacked), result.tile_bytes)
     return Cost(operand.nbytes(sent.elements - block), 1, scratch)
 
 
-def _scratch(packed: int, unpacked: int, result: int) -> int:
+def _packing_scratch(packed: int, unpacked: int, result: int) -> int:
     """Bytes beside operand and result while a tile is packed, sent, received and unpacked.
 
     Without unpacking, blocks arrive in the result itself, and only the packed operand is extra. With unpacking, the
@@ -220,7 +220,7 @@ def check_all_gather(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Held digits become local: with f devices in a group, each receives f - 1 tiles."""
     r = require_refinement("all_gather", operand, result)
     if r.sliced or r.swapped:
-        raise refusal("all_gather", operand, result, "only held digits may change, and only to local")
+        raise refuse_step("all_gather", operand, result, "only held digits may change, and only to local")
     require_same_partial("all_gather", operand, result)
     tile = tile_view.before(operand, r).elements
     received = tile_view.after(result, r, tile_view.gather_order(r))
@@ -270,43 +270,43 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     """
     check_deadline()
     if isinstance(kind, str) and kind in VIEW_RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
-        return _viewed(kind, operand, result, mode)
+        return _check_viewed(kind, operand, result, mode)
     rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if rule is None:
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
     if kind != "exchange" or mode.view is None:  # Through a view, shapes differ.
-        _check_array(kind, operand, result)
+        _check_one_array(kind, operand, result)
     if mode == PLAIN:
         return rule(operand, result, mode)
     if mode.parts != 1 or mode.overlap:
-        return _in_parts(kind, operand, result, mode)
+        return _check_in_parts(kind, operand, result, mode)
     if kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
         why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, relayed, or through a view"
-        raise refusal(kind, operand, result, why)
+        raise refuse_step(kind, operand, result, why)
     return rule(operand, result, mode)
 
 
-def _check_array(kind: str, operand: Layout, result: Layout) -> None:
+def _check_one_array(kind: str, operand: Layout, result: Layout) -> None:
     """Refuses a step between different arrays, devices or reductions."""
     if operand.shape != result.shape or operand.dtype != result.dtype:
-        raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
+        raise refuse_step(kind, operand, result, "a step keeps the global shape and the dtype")
     _check_devices(kind, operand, result)
     if operand.partial and result.partial and operand.reduction != result.reduction:
-        raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
+        raise refuse_step(kind, operand, result, "a step keeps the reduction of what stays partial")
 
 
 def _check_devices(kind: str, operand: Layout, result: Layout) -> None:
     if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
-        raise refusal(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
+        raise refuse_step(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
 
 
-def _viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
+def _check_viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """A step that changes the shape or the dtype."""
     _check_devices(kind, operand, result)
     return VIEW_RULES[kind](operand, result, mode)
 
 
-def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
+def _check_in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Each part is a step on a smaller array, copied out of the operand before and into the result after.
 
     If parts overlap, there are two at a time; parts in place of each other do not.
@@ -317,7 +317,7 @@ def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cos
     if part is None:
         why = "it does not split so; parts.counts() lists the possible numbers of parts"
         in_place = "; in place, tiles are even and equally large, on the same devices" if mode.in_place else ""
-        raise refusal(kind, operand, result, f"{mode}: {why}{in_place}")
+        raise refuse_step(kind, operand, result, f"{mode}: {why}{in_place}")
     one = check_step(kind, part.operand, part.result)
     copies = part.operand.tile_bytes + part.result.tile_bytes
     return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies * (1 + mode.overlap))

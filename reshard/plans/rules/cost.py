@@ -46,7 +46,7 @@ FREE = Cost(0, 0, 0)
 PLAIN = StepMode()
 
 
-def refusal(kind: str, operand: Layout, result: Layout, why: str) -> StepError:
+def refuse_step(kind: str, operand: Layout, result: Layout, why: str) -> StepError:
     """The error for a step that is not well typed, with global and local shapes and the meshes."""
     meshes = str(operand.mesh) if operand.mesh == result.mesh else f"{operand.mesh} to {result.mesh}"
     return StepError(
@@ -59,11 +59,11 @@ def require_refinement(kind: str, operand: Layout, result: Layout) -> Refinement
     """The common refinement of the two layouts; without one, only an exchange leads from one to the other."""
     refinement = refine(operand, result)
     if refinement is None:
-        raise refusal(kind, operand, result, "the two have no common refinement; use an exchange")
+        raise refuse_step(kind, operand, result, "the two have no common refinement; use an exchange")
     return refinement
 
 
 def require_same_partial(kind: str, operand: Layout, result: Layout) -> None:
     """Refuses a step that would finish or start a reduction but is not a reduction."""
     if not operand.partial_as(result):
-        raise refusal(kind, operand, result, "this step reduces nothing; partial sub-axes must stay")
+        raise refuse_step(kind, operand, result, "this step reduces nothing; partial sub-axes must stay")

@@ -33,7 +33,7 @@ from reshard.geometry.figures import even_rounds, exchange_figures, received_by_
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.rules.bounds import lower_bound
-from reshard.plans.rules.cost import Cost, StepMode, refusal
+from reshard.plans.rules.cost import Cost, StepMode, refuse_step
 from reshard.plans.rules.view import view_of
 from reshard.types.layout import Layout
 
@@ -44,18 +44,18 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     if view is not None:
         view_of("exchange", operand, result, StepMode(view=view))
         if operand.dtype != result.dtype:
-            raise refusal("exchange", operand, result, "an exchange keeps the dtype")
+            raise refuse_step("exchange", operand, result, "an exchange keeps the dtype")
     if not operand.partial_as(result):
-        raise refusal("exchange", operand, result, "an exchange moves data and reduces nothing")
+        raise refuse_step("exchange", operand, result, "an exchange moves data and reduces nothing")
     if operand.partial and (across or (view is not None and operand.mesh != result.mesh)):
-        raise refusal("exchange", operand, result, "a sum cannot stay partial on other devices; finish it first")
+        raise refuse_step("exchange", operand, result, "a sum cannot stay partial on other devices; finish it first")
     if mode.in_place:
         if across or view is not None:
             why = "only an exchange among the same devices, without a view, goes in place"
-            raise refusal("exchange", operand, result, why)
-        return _in_place(operand, result, mode.chunk)
+            raise refuse_step("exchange", operand, result, why)
+        return _check_in_place(operand, result, mode.chunk)
     if mode.relay and (view is not None or not across):
-        raise refusal("exchange", operand, result, "only an exchange to other devices, without a view, is relayed")
+        raise refuse_step("exchange", operand, result, "only an exchange to other devices, without a view, is relayed")
     figures = exchange_figures(operand, result, view, relayed=mode.relay)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
@@ -68,11 +68,11 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     return Cost(operand.nbytes(received_by_device(operand, result, view).most), rounds, scratch)
 
 
-def _in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _check_in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
     """Each message arrives where the last one left; a single element needs no buffer."""
     r = refine(operand, result)
     if r is None or not r.exact:
-        raise refusal("exchange", operand, result, "only even layouts with a common refinement go in place")
+        raise refuse_step("exchange", operand, result, "only even layouts with a common refinement go in place")
     rounds = even_rounds(r)
     chunks, largest = in_place_cut(r.common, chunk)
     scratch = 2 * operand.nbytes(largest) if rounds and largest > 1 else 0

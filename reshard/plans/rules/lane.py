@@ -41,12 +41,12 @@ class Lane(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Lane | None:
+def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Lane | None:
     """The lane of a step; None for one that shares its launches with no other.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
-    >>> w, b = (lane("all_gather", *(Layout.parse(end, mesh) for end in ends))
+    >>> w, b = (step_lane("all_gather", *(Layout.parse(end, mesh) for end in ends))
     ...         for ends in (("f32[{x}4, 8]", "f32[16, 8]"), ("f32[{x}2]", "f32[8]")))
     >>> w.key == b.key, w.packed, b.packed, b.arrived
     (True, 32, 2, 8)
@@ -59,9 +59,9 @@ def lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> 
         return Lane(where, 0, 0)
     refinement = refine(operand, result)
     if kind == "permute":
-        return _permute(where, operand, result, refinement)
+        return _permute_lane(where, operand, result, refinement)
     if kind == "exchange":
-        return _exchange(where, operand, result, refinement)
+        return _exchange_lane(where, operand, result, refinement)
     form = _FORMS.get(kind)
     if form is None or refinement is None:
         return None
@@ -73,37 +73,37 @@ _Form = tuple[Hashable, TileView, TileView]
 """The order of a group's members, and both tiles as the collective sees them."""
 
 
-def _factors(r: Refinement, order: tuple[int, ...]) -> Hashable:
+def _lane_factors(r: Refinement, order: tuple[int, ...]) -> Hashable:
     radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
     return tuple((stride, radix[stride]) for stride in order)
 
 
-def _all_gather(operand: Layout, result: Layout, r: Refinement) -> _Form:
+def _form_of_gather(operand: Layout, result: Layout, r: Refinement) -> _Form:
     order = tile_view.gather_order(r)
-    return _factors(r, order), tile_view.before(operand, r), tile_view.after(result, r, order)
+    return _lane_factors(r, order), tile_view.before(operand, r), tile_view.after(result, r, order)
 
 
-def _all_to_all(operand: Layout, result: Layout, r: Refinement) -> _Form:
+def _form_of_all_to_all(operand: Layout, result: Layout, r: Refinement) -> _Form:
     order = tile_view.scatter_order(r)
-    return _factors(r, order), tile_view.before(operand, r, order), tile_view.after(result, r, order)
+    return _lane_factors(r, order), tile_view.before(operand, r, order), tile_view.after(result, r, order)
 
 
-def _reduce_scatter(operand: Layout, result: Layout, r: Refinement) -> _Form:
+def _form_of_scatter(operand: Layout, result: Layout, r: Refinement) -> _Form:
     order = tile_view.scatter_order(r)
-    form = (_factors(r, order), operand.reduction)
+    form = (_lane_factors(r, order), operand.reduction)
     return form, tile_view.before(operand, r, order), tile_view.after(result, r)
 
 
-def _all_reduce(operand: Layout, result: Layout, r: Refinement) -> _Form:
+def _form_of_all_reduce(operand: Layout, result: Layout, r: Refinement) -> _Form:
     whole = tile_view.before(operand, r)
     return (r.reduced, operand.reduction), whole, whole
 
 
 _FORMS: dict[str, Callable[[Layout, Layout, Refinement], _Form]] = {
-    "all_gather": _all_gather,
-    "all_to_all": _all_to_all,
-    "reduce_scatter": _reduce_scatter,
-    "all_reduce": _all_reduce,
+    "all_gather": _form_of_gather,
+    "all_to_all": _form_of_all_to_all,
+    "reduce_scatter": _form_of_scatter,
+    "all_reduce": _form_of_all_reduce,
 }
 
 
@@ -111,7 +111,7 @@ _MOST_LISTED = 1 << 10
 """Pairs of devices: between more, only equal exchanges share a launch."""
 
 
-def _permute(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
+def _permute_lane(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
     elements = math.prod(operand.tile_shape)
     if not one_set(operand.mesh, result.mesh):
         numbers: dict[Tile, int] = {}  # Who sends to whom depends on which tiles are the same, and on nothing else.
@@ -119,19 +119,19 @@ def _permute(where: Hashable, operand: Layout, result: Layout, r: Refinement | N
         return Lane((where, result.mesh.devices, tuple(held)), elements, elements)
     if r is None or not operand.partial_as(result):
         return Lane((where, operand, result), elements, elements)
-    return Lane((where, frozenset(_held(r))), elements, elements)
+    return Lane((where, frozenset(_changed_digits(r))), elements, elements)
 
 
-def _exchange(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
+def _exchange_lane(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
     both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
     if not one_set(operand.mesh, result.mesh) and operand.mesh.size * result.mesh.size <= _MOST_LISTED:
         ends = tuple((m.sender, m.receiver) for m in exchange_messages(operand, result) if m.sender != m.receiver)
         return Lane((where, result.mesh.devices, ends), *both)
     if r is None or not r.exact:
         return Lane((where, operand, result), *both)
-    return Lane((where, tuple(_held(r))), *both)
+    return Lane((where, tuple(_changed_digits(r))), *both)
 
 
-def _held(r: Refinement) -> list[tuple[int, int | None, int | None]]:
+def _changed_digits(r: Refinement) -> list[tuple[int, int | None, int | None]]:
     """The refined digits that change holders, in order: they alone decide who sends to whom."""
     return [(d.radix, d.src, d.dst) for d in r.digits if d.src != d.dst]

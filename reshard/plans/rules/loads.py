@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, moves
+from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, needs_other_digit
 from reshard.geometry.figures import most_sent, received_by_device, sent_by_device
 from reshard.geometry.refine import refine
 from reshard.plans.rules.collectives import check_step
@@ -27,12 +27,12 @@ class Loads(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Loads:
+def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Loads:
     """What each device receives and sends in a well-typed step.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2, y=2)
-    >>> loads("permute", Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).received.listed
+    >>> step_loads("permute", Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).received.listed
     {0: 0, 1: 8, 2: 8, 3: 0}
     """
     if kind == "exchange" and not mode.relay:
@@ -45,5 +45,5 @@ def loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) ->
         r, tile = refine(operand, result), received.each
         if r is not None:
             devices = enumerate(operand.mesh.devices)
-            received = ByDevice(0, {device: tile * moves(operand.mesh, r, at) for at, device in devices})
+            received = ByDevice(0, {device: tile * needs_other_digit(operand.mesh, r, at) for at, device in devices})
     return Loads(received, received)

@@ -75,10 +75,10 @@ class Regions(NamedTuple):
         return (self.before > 1) + (self.after > 1)
 
 
-def regions(operand: Sequence[int], take: Cut, result: Sequence[int], put: Cut) -> Regions:
+def part_regions(operand: Sequence[int], take: Cut, result: Sequence[int], put: Cut) -> Regions:
     """The regions of tiles of these shapes.
 
-    >>> regions((4, 16), Cut(0, 1, 2, 2), (16, 4), Cut(0, 4, 2, 2))
+    >>> part_regions((4, 16), Cut(0, 1, 2, 2), (16, 4), Cut(0, 4, 2, 2))
     Regions(outer=1, before=1, parts=2, after=4)
     """
     before, after = math.prod(operand[: take.axis]) * take.outer, math.prod(result[: put.axis]) * put.outer
@@ -103,11 +103,11 @@ def split_step(operand: Layout, result: Layout, count: int, *, in_place: bool = 
     r = refine(operand, result)
     if r is None or (in_place and not _equally_large(operand, result)):
         return None
-    able = [at for at, digit in enumerate(r.digits) if _splits(digit, r, operand) and digit.radix % count == 0]
-    parts = [_part(operand, result, r, at, count) for at in able]
+    able = [at for at, digit in enumerate(r.digits) if _split_digits(digit, r, operand) and digit.radix % count == 0]
+    parts = [_part_of_step(operand, result, r, at, count) for at in able]
     if in_place:
-        return min(parts, key=lambda part: _rearranged(part, operand, result), default=None)
-    return min(parts, key=_disturbance, default=None)
+        return min(parts, key=lambda part: _is_rearranged(part, operand, result), default=None)
+    return min(parts, key=_count_disturbance, default=None)
 
 
 def _equally_large(operand: Layout, result: Layout) -> bool:
@@ -117,12 +117,12 @@ def _equally_large(operand: Layout, result: Layout) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def counts(operand: Layout, result: Layout) -> tuple[int, ...]:
+def possible_counts(operand: Layout, result: Layout) -> tuple[int, ...]:
     """The numbers of parts, 2 and more, into which a step between these layouts can be split.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
-    >>> counts(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
+    >>> possible_counts(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
     (2, 4)
     """
     r = refine(operand, result)
@@ -130,7 +130,7 @@ def counts(operand: Layout, result: Layout) -> tuple[int, ...]:
         return ()
     numbers: set[int] = set()
     for digit in r.digits:
-        if _splits(digit, r, operand):
+        if _split_digits(digit, r, operand):
             numbers.update(k for k in range(2, digit.radix + 1) if digit.radix % k == 0)
     return tuple(sorted(numbers))
 
@@ -149,15 +149,15 @@ def split_layouts(layouts: Sequence[Layout], count: int) -> tuple[tuple[Layout, 
     if not all(layout.even for layout in layouts):
         return None
     able = [
-        tuple((_smaller(layout, dim, place, count), _tile_cut(layout, dim, place, count)) for layout in layouts)
+        tuple((_smaller_layout(layout, dim, place, count), _tile_cut(layout, dim, place, count)) for layout in layouts)
         for dim, size in enumerate(layouts[0].shape)
         for place in range(size // count, 0, -1)
         if size % (place * count) == 0 and all(_is_local(layout, dim, place, count) for layout in layouts)
     ]
-    return min(able, key=_scattered, default=None)
+    return min(able, key=_count_scattered, default=None)
 
 
-def _scattered(cuts: Sequence[tuple[Layout, Cut]]) -> tuple[bool, int]:
+def _count_scattered(cuts: Sequence[tuple[Layout, Cut]]) -> tuple[bool, int]:
     """Sorts first the cuts into aligned parts, contiguous in as many tiles as can be."""
     unaligned = any(cut.inner % _ALIGNED.get(cut.axis - len(part.shape), 1) for part, cut in cuts)
     return unaligned, sum(cut.outer * math.prod(part.tile_shape[: cut.axis]) > 1 for part, cut in cuts)
@@ -167,19 +167,19 @@ def _is_local(layout: Layout, dim: int, place: int, count: int) -> bool:
     """Whether a factor `count` at a place value of a dim is part of one local digit."""
     return any(
         axis is None and place % low == 0 and low * radix % (place * count) == 0
-        for low, radix, axis in _places(layout.dims[dim])
+        for low, radix, axis in _cut_places(layout.dims[dim])
     )
 
 
 def _tile_cut(layout: Layout, dim: int, place: int, count: int) -> Cut:
     """The cut of a tile along the factor `count` at a place value of a dim, which is local."""
-    local = [(low, radix) for low, radix, axis in _places(layout.dims[dim]) if axis is None]
+    local = [(low, radix) for low, radix, axis in _cut_places(layout.dims[dim]) if axis is None]
     inner = math.prod(radix for low, radix in local if low * radix <= place)
     inner *= next(place // low for low, radix in local if low <= place < low * radix)
     return Cut(dim, layout.tile_shape[dim] // (inner * count), count, inner)
 
 
-def _places(dim: Dim) -> list[tuple[int, int, SubAxis | None]]:
+def _cut_places(dim: Dim) -> list[tuple[int, int, SubAxis | None]]:
     """The digits of a dim with the place value of each, the last one first."""
     placed: list[tuple[int, int, SubAxis | None]] = []
     low = 1
@@ -189,29 +189,29 @@ def _places(dim: Dim) -> list[tuple[int, int, SubAxis | None]]:
     return placed
 
 
-def _disturbance(part: Part) -> tuple[bool, bool, bool, bool]:
+def _count_disturbance(part: Part) -> tuple[bool, bool, bool, bool]:
     """Sorts first the parts that are aligned, keep full lanes, are not along the two minor dims, and are contiguous in
     both tiles."""
     minor = max(part.take.axis, part.put.axis) >= len(part.operand.shape) - len(_ALIGNED)
-    narrow = _narrows(part.operand, part.take) or _narrows(part.result, part.put)
+    narrow = _is_narrowed(part.operand, part.take) or _is_narrowed(part.result, part.put)
     return not part.aligned, narrow, minor, part.take.outer * part.put.outer > 1
 
 
-def _rearranged(part: Part, operand: Layout, result: Layout) -> tuple[bool, bool, int, bool]:
+def _is_rearranged(part: Part, operand: Layout, result: Layout) -> tuple[bool, bool, int, bool]:
     """Sorts first the parts that are aligned, keep full lanes, and need the fewest transpositions."""
-    unaligned, narrow, minor, _ = _disturbance(part)
-    slots = regions(operand.tile_shape, part.take, result.tile_shape, part.put)
+    unaligned, narrow, minor, _ = _count_disturbance(part)
+    slots = part_regions(operand.tile_shape, part.take, result.tile_shape, part.put)
     return unaligned, narrow, slots.transpositions, minor
 
 
-def _narrows(part: Layout, cut: Cut) -> bool:
+def _is_narrowed(part: Layout, cut: Cut) -> bool:
     """Whether parts of a tile lose its full lanes: a TPU has the last dim that is a multiple of 128 minor in memory."""
     tile = [size * (cut.parts if dim == cut.axis else 1) for dim, size in enumerate(part.tile_shape)]
     minor = next((dim for dim in reversed(range(len(tile))) if tile[dim] % _ALIGNED[-1] == 0), None)
     return cut.axis == minor and cut.inner % _ALIGNED[-1] != 0
 
 
-def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Part:
+def _part_of_step(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Part:
     """The parts along one refined digit."""
     dim = r.digits[at].dim
     place = math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == dim)
@@ -219,21 +219,21 @@ def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -
     after = [d.dst is None for d in r.digits]
     block = [extent // (count if of == dim else 1) for of, extent in enumerate(r.box)]
     return Part(
-        _smaller(operand, dim, place, count),
-        _smaller(result, dim, place, count),
-        _cut(r, at, before, count),
-        _cut(r, at, after, count),
+        _smaller_layout(operand, dim, place, count),
+        _smaller_layout(result, dim, place, count),
+        _cut_of_digit(r, at, before, count),
+        _cut_of_digit(r, at, after, count),
         tuple(block),
     )
 
 
-def _splits(digit: RefinedDigit, r: Refinement, operand: Layout) -> bool:
+def _split_digits(digit: RefinedDigit, r: Refinement, operand: Layout) -> bool:
     """Whether a step can be split along a digit: one local on both sides, in a dim without padding."""
     even = r.padded[digit.dim] == operand.shape[digit.dim]
     return even and digit.radix > 1 and digit.src is None and digit.dst is None
 
 
-def _smaller(layout: Layout, dim: int, place: int, count: int) -> Layout:
+def _smaller_layout(layout: Layout, dim: int, place: int, count: int) -> Layout:
     """The layout of one part: the local digit at a place value of a dim is divided by `count`."""
     digits: list[Digit] = []
     low = 1
@@ -246,7 +246,7 @@ def _smaller(layout: Layout, dim: int, place: int, count: int) -> Layout:
     return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
 
 
-def _cut(r: Refinement, at: int, local: list[bool], count: int) -> Cut:
+def _cut_of_digit(r: Refinement, at: int, local: list[bool], count: int) -> Cut:
     dim = r.digits[at].dim
     same = [(n, d.radix) for n, d in enumerate(r.digits) if d.dim == dim and local[n]]
     outer = math.prod(radix for n, radix in same if n < at)

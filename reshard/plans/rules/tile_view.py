@@ -71,16 +71,16 @@ class TileView:
 def before(operand: Layout, refinement: Refinement, order: Sequence[int] = ()) -> TileView:
     """The operand's tile; its blocks are the digits that the strides in `order` come to hold."""
     local = [d for d in refinement.digits if d.src is None]
-    return _view(operand, local, {d.dst: axis for axis, d in enumerate(local) if d.dst is not None}, order)
+    return _tile_view(operand, local, {d.dst: axis for axis, d in enumerate(local) if d.dst is not None}, order)
 
 
 def after(result: Layout, refinement: Refinement, order: Sequence[int] = ()) -> TileView:
     """The result's tile; its blocks are the digits that the strides in `order` held."""
     local = [d for d in refinement.digits if d.dst is None]
-    return _view(result, local, {d.src: axis for axis, d in enumerate(local) if d.src is not None}, order)
+    return _tile_view(result, local, {d.src: axis for axis, d in enumerate(local) if d.src is not None}, order)
 
 
-def _view(layout: Layout, local: list[RefinedDigit], axes: dict[int, int], order: Sequence[int]) -> TileView:
+def _tile_view(layout: Layout, local: list[RefinedDigit], axes: dict[int, int], order: Sequence[int]) -> TileView:
     padded = [1] * len(layout.shape)
     for digit in local:
         padded[digit.dim] *= digit.radix

@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from reshard.errors import StepError
 from reshard.geometry.remesh import remesh
-from reshard.geometry.view_layouts import is_local, over, over_atoms
-from reshard.plans.rules.cost import FREE, Cost, StepMode, refusal
+from reshard.geometry.view_layouts import is_local, layout_over, split_over_atoms
+from reshard.plans.rules.cost import FREE, Cost, StepMode, refuse_step
 from reshard.types.layout import Dim, Layout
 from reshard.types.view import Groups, View
 
@@ -63,31 +63,31 @@ def tile_order(operand: Layout, result: Layout, view: View) -> TileOrder:
     TileOrder(digits=(3, 2), order=(1, 0))
     """
     if view.taken or view.into:
-        raise refusal("view", operand, result, f"{view}: a view step moves all elements; take and put choose some")
-    spelled = _on_one_mesh(operand, result)
+        raise refuse_step("view", operand, result, f"{view}: a view step moves all elements; take and put choose some")
+    spelled = _spell_on_one_mesh(operand, result)
     if spelled is None or operand.dtype != result.dtype or not spelled[0].partial_as(spelled[1]):
-        raise refusal("view", operand, result, f"{view}: devices, dtype and reduction must stay")
-    before, after = _on_atoms(spelled[0], view.source, view), _on_atoms(spelled[1], view.target, view)
+        raise refuse_step("view", operand, result, f"{view}: devices, dtype and reduction must stay")
+    before, after = _dims_on_atoms(spelled[0], view.source, view), _dims_on_atoms(spelled[1], view.target, view)
     if before is None or after is None:
-        raise refusal("view", operand, result, f"{view}: a digit lies across two atoms")
-    if _layout(spelled[0], before) != _layout(spelled[0], after):
-        raise refusal("view", operand, result, f"{view}: the two are different layouts of its atoms")
+        raise refuse_step("view", operand, result, f"{view}: a digit lies across two atoms")
+    if _atom_layout(spelled[0], before) != _atom_layout(spelled[0], after):
+        raise refuse_step("view", operand, result, f"{view}: the two are different layouts of its atoms")
     both = before.keys() & after.keys()
     digits, order = ([at for at in itertools.chain(*groups) if at in both] for groups in (view.source, view.target))
     return TileOrder(tuple(before[at].tile for at in digits), tuple(digits.index(at) for at in order))
 
 
-def _on_one_mesh(operand: Layout, result: Layout) -> tuple[Layout, Layout] | None:
+def _spell_on_one_mesh(operand: Layout, result: Layout) -> tuple[Layout, Layout] | None:
     """Both layouts spelled on the mesh of one of them; None if neither mesh can spell the other's."""
     here, there = remesh(result, operand.mesh), remesh(operand, result.mesh)
     return (operand, here) if here is not None else None if there is None else (there, result)
 
 
-def _on_atoms(layout: Layout, groups: Groups, view: View) -> dict[int, Dim] | None:
-    return over_atoms(layout, groups, lambda at: view.atoms[at].size)
+def _dims_on_atoms(layout: Layout, groups: Groups, view: View) -> dict[int, Dim] | None:
+    return split_over_atoms(layout, groups, lambda at: view.atoms[at].size)
 
 
-def _layout(like: Layout, atoms: Mapping[int, Dim]) -> Layout:
+def _atom_layout(like: Layout, atoms: Mapping[int, Dim]) -> Layout:
     """The atoms by number as an array; those of one element, which may be on one side only, are left out."""
     dims = tuple(atoms[at] for at in sorted(atoms) if atoms[at].padded != 1)
     return Layout(like.mesh, dims, like.dtype, like.reduction, like.partial)
@@ -96,25 +96,29 @@ def _layout(like: Layout, atoms: Mapping[int, Dim]) -> Layout:
 def check_take(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """The dims that `take` cuts are local; all others stay as they are."""
     view = view_of("take", operand, result, mode)
-    if view.into or not _part_of(operand, result, view):
-        raise refusal("take", operand, result, f"{view}: part of a dim is taken where each tile has all of it")
+    if view.into or not _is_part_of(operand, result, view):
+        raise refuse_step("take", operand, result, f"{view}: part of a dim is taken where each tile has all of it")
     return FREE
 
 
 def check_put(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """The dims that `put` fills in part are local; all others stay as they are."""
     view = view_of("put", operand, result, mode)
-    if view.taken or not _part_of(result, operand, view):
-        raise refusal("put", operand, result, f"{view}: part of a dim is filled where each tile has all of it")
+    if view.taken or not _is_part_of(result, operand, view):
+        raise refuse_step("put", operand, result, f"{view}: part of a dim is filled where each tile has all of it")
     return FREE
 
 
 def check_cast(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """The same digits, and nothing left to reduce: the sum of rounded values is not the rounded sum."""
-    if mode != StepMode() or operand.dtype == result.dtype or over(operand, operand.dims, result.dtype) != result:
-        raise refusal("cast", operand, result, "a cast changes the dtype, and nothing else")
+    if (
+        mode != StepMode()
+        or operand.dtype == result.dtype
+        or layout_over(operand, operand.dims, result.dtype) != result
+    ):
+        raise refuse_step("cast", operand, result, "a cast changes the dtype, and nothing else")
     if operand.partial:
-        raise refusal("cast", operand, result, "a sum is finished before it is cast")
+        raise refuse_step("cast", operand, result, "a sum is finished before it is cast")
     return FREE
 
 
@@ -122,13 +126,15 @@ def view_of(kind: str, operand: Layout, result: Layout, mode: StepMode) -> View:
     """The view of a step; refuses a step without one, or between arrays of other shapes."""
     view = mode.view
     if view is None or mode != StepMode(view=view):
-        raise refusal(kind, operand, result, f"{mode}: this step needs a view, and no other options")
+        raise refuse_step(kind, operand, result, f"{mode}: this step needs a view, and no other options")
     if (view.source_shape, view.target_shape) != (operand.shape, result.shape):
-        raise refusal(kind, operand, result, f"the view {view} is of arrays {view.source_shape} -> {view.target_shape}")
+        raise refuse_step(
+            kind, operand, result, f"the view {view} is of arrays {view.source_shape} -> {view.target_shape}"
+        )
     return view
 
 
-def _part_of(full: Layout, part: Layout, view: View) -> bool:
+def _is_part_of(full: Layout, part: Layout, view: View) -> bool:
     """Whether a layout is another one with some local dims made smaller, dim by dim."""
     each = tuple((at,) for at in range(len(view.atoms)))
     if (view.source, view.target) != (each, each) or full.dtype != part.dtype:
@@ -138,15 +144,15 @@ def _part_of(full: Layout, part: Layout, view: View) -> bool:
         return False
     dims = [a if same else b for same, a, b in zip(whole, full.dims, part.dims, strict=True)]
     local = all(same or is_local(b) for same, b in zip(whole, part.dims, strict=True))
-    return local and over(full, dims) == part
+    return local and layout_over(full, dims) == part
 
 
-def aliases(kind: str, operand: Layout, result: Layout, mode: StepMode) -> bool:
+def keeps_memory(kind: str, operand: Layout, result: Layout, mode: StepMode) -> bool:
     """Whether a step leaves every tile's memory as it is: a view that keeps the order of the local digits.
 
     >>> from reshard.types import Mesh
     >>> layout = Layout.parse("f32[4, {x}2]", Mesh(x=2))
-    >>> aliases("view", layout, layout, StepMode(view=View.identity(layout.shape)))
+    >>> keeps_memory("view", layout, layout, StepMode(view=View.identity(layout.shape)))
     True
     """
     if kind != "view" or mode.view is None or math.prod(operand.tile_shape) != math.prod(result.tile_shape):

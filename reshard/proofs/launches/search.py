@@ -197,7 +197,7 @@ def cheapest(
 def _ways(kind: str, operand: Layout, result: Layout, most: int, donate: bool) -> Iterator[tuple[str, StepMode]]:
     """A step as a whole and in parts; an exchange also in chunks of all sizes; and in place, which a slice can be."""
     yield kind, PLAIN
-    for count in parts.counts(operand, result):
+    for count in parts.possible_counts(operand, result):
         if count <= most:
             yield from ((kind, StepMode(parts=count, in_place=in_place)) for in_place in {False, donate})
     if kind == "slice" and donate:

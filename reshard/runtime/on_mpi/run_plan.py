@@ -36,7 +36,7 @@ from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages, messages_of_step
 from reshard.runtime.on_mpi.wire.reduction import reduce_step
-from reshard.runtime.on_numpy import scaled
+from reshard.runtime.on_numpy import scale_tile
 from reshard.types import dtypes
 
 RunnableStep = Messages | RelayMessages | Reduce | NewSummand | Overwrite | CastTiles
@@ -154,7 +154,7 @@ def run_step(
         if ready is not None:
             ready()
         if before.size:
-            after[...] = scaled(before, np.dtype(after.dtype), scale, narrows)
+            after[...] = scale_tile(before, np.dtype(after.dtype), scale, narrows)
         return
     if not step.fills:
         call.memory.take(call.device, after.size)

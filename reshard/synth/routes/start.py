@@ -31,7 +31,7 @@ from reshard.geometry.refine import (
     partial_change,
     prime_digits,
     refine,
-    released,
+    release_digits,
     same_devices,
 )
 from reshard.geometry.remesh import remesh
@@ -168,6 +168,6 @@ def _split_first(pair: Pair, change: PartialChange) -> Layout | None:
     if change.reduced or source.mesh != target.mesh:
         return None
     with contextlib.suppress(LayoutError):
-        first = replace(released(source, change.started), partial=target.partial, reduction=target.reduction)
+        first = replace(release_digits(source, change.started), partial=target.partial, reduction=target.reduction)
         return first if refine(source, first) is not None else None
     return None

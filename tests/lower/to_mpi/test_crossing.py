@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from reshard.geometry.crossing import sent_by_device
+from reshard.geometry.crossing import count_sent_across
 from reshard.geometry.exchange_stats import count_lacked
 from reshard.lower.to_mpi import Fetch, fetched_across, served_across
 from reshard.types import Layout, Mesh
@@ -54,7 +54,7 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
         lacking = sum(elements(fetch) for fetch in fetched if fetch.rank != device)
         assert lacking == count_lacked(source, target)[device]
     if nodes is ONE_NODE:
-        assert +sent == +Counter(sent_by_device(source, target)), "the shares are those of the plan"
+        assert +sent == +Counter(count_sent_across(source, target)), "the shares are those of the plan"
 
 
 @pytest.mark.fast(20)

@@ -23,7 +23,7 @@ from reshard.lower.to_shard_map.parts_in_place import find_regions_on_tpu, find_
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import Cut, regions
+from reshard.plans.rules.parts import Cut, part_regions
 from reshard.plans.rules.tile_view import TileView
 from reshard.types import Layout, Mesh
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked
@@ -182,7 +182,7 @@ def test_the_loops_in_place_carry_one_tile():
     program = lower_plan(plan)
     (step,) = program.instructions
     assert isinstance(step, InParts) and step.in_place
-    assert regions(plan.source.tile_shape, step.take, plan.target.tile_shape, step.put).transpositions
+    assert part_regions(plan.source.tile_shape, step.take, plan.target.tile_shape, step.put).transpositions
     f, sharding = stacked(program, plan.source.mesh.axes)
     given = jax.ShapeDtypeStruct((8, *plan.source.tile_shape), "float32", sharding=sharding)
     text = f.lower(given).compile().as_text()

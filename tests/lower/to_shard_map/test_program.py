@@ -18,7 +18,7 @@ from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import Beside, batch_function, exchange, scales, tile_function
 from reshard.plans.plan import Batch, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import counts
+from reshard.plans.rules.parts import possible_counts
 from reshard.runtime.on_jax import apply_batch
 from reshard.types import Layout, Mesh
 from tests.jax.oracle import mesh_of, on
@@ -50,7 +50,7 @@ def test_the_corpus_in_parts(number: int):
     for pick in (max, min):
         moves = []
         for step in plan.steps:
-            possible = counts(step.operand, step.result) if step.mode == StepMode() else ()
+            possible = possible_counts(step.operand, step.result) if step.mode == StepMode() else ()
             moves.append(StepSpec(step.kind, step.result, StepMode(parts=pick(possible)) if possible else step.mode))
         in_part = chain(plan.source, plan.target, moves, plan.donate)
         check(in_part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reshard.errors import StepError
-from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refusal, require_refinement, require_same_partial
+from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refuse_step, require_refinement, require_same_partial
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -15,7 +15,7 @@ def pair(source: str, target: str, mesh: Mesh, other: Mesh | None = None) -> tup
 
 
 def test_a_refusal_names_the_step_and_its_shapes():
-    error = refusal("permute", *pair("f32[{x}3/10, 7]", "f32[10, 7]", Mesh(x=4)), "because")
+    error = refuse_step("permute", *pair("f32[{x}3/10, 7]", "f32[10, 7]", Mesh(x=4)), "because")
     assert isinstance(error, StepError)
     assert str(error) == (
         "permute: f32[{x}3/10, 7] -> f32[10, 7] (global (10, 7), tile (3, 7) -> (10, 7), mesh <x=4>): because"
@@ -23,7 +23,7 @@ def test_a_refusal_names_the_step_and_its_shapes():
 
 
 def test_a_refusal_names_both_meshes_if_they_differ():
-    error = refusal("permute", *pair("f32[{x}3]", "f32[{a}{b}2]", Mesh(x=4), Mesh(a=3, b=2)), "because")
+    error = refuse_step("permute", *pair("f32[{x}3]", "f32[{a}{b}2]", Mesh(x=4), Mesh(a=3, b=2)), "because")
     assert "mesh <x=4> to <a=3, b=2>): because" in str(error)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter
-from reshard.plans.rules.lane import lane
+from reshard.plans.rules.lane import step_lane
 from tests.layouts import pairs
 
 MESH = rs.Mesh(x=4, y=2)
@@ -21,7 +21,7 @@ def test_steps_of_one_lane_have_the_same_devices(ends: list[tuple[rs.Layout, rs.
     for source, target in ends:
         plan = rs.plan(source, target)
         for step, instruction in zip(plan.steps, lower_plan(plan).instructions, strict=True):
-            one = lane(step.kind, step.operand, step.result, step.mode)
+            one = step_lane(step.kind, step.operand, step.result, step.mode)
             if one is not None and step.launches:
                 assert between.setdefault(one.key, _devices(instruction)) == _devices(instruction)
 
@@ -42,7 +42,7 @@ def _devices(step: object) -> object:
 
 def test_the_shape_of_the_array_does_not_matter():
     ends = [("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"), ("f32[{y}2, 16, 3, {x}2]", "f32[4, {x}{y}2, 3, 8]")]
-    one, other = (lane("all_to_all", *(rs.Layout.parse(text, MESH) for text in pair)) for pair in ends)
+    one, other = (step_lane("all_to_all", *(rs.Layout.parse(text, MESH) for text in pair)) for pair in ends)
     assert one is not None and other is not None
     assert one.key == other.key
     assert (one.packed, other.packed) == (512, 192)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 
 import reshard as rs
 from reshard.lower import lower_plan
-from reshard.lower.traffic import traffic
-from reshard.plans.rules.loads import loads
+from reshard.lower.traffic import program_traffic
+from reshard.plans.rules.loads import step_loads
 from reshard.runtime import Account
 from tests.layouts import pairs
 from tests.oracle import source_tiles
@@ -23,9 +23,9 @@ def test_each_device_receives_and_sends_what_runs(ends: tuple[rs.Layout, rs.Layo
         one = rs.Plan(
             step.operand, step.result, (rs.Step(step.kind, step.operand, step.result, step.mode),), plan.donate
         )
-        account, matrix = Account(step.operand.dtype), traffic(lower_plan(one))
+        account, matrix = Account(step.operand.dtype), program_traffic(lower_plan(one))
         rs.simulate(one, source_tiles(one), account)
-        received, sent = loads(step.kind, step.operand, step.result, step.mode)
+        received, sent = step_loads(step.kind, step.operand, step.result, step.mode)
         for device in step.operand.mesh.devices:
             assert account.received[device] == (received.each if received.listed is None else received.listed[device])
             if step.kind not in ("all_reduce",):

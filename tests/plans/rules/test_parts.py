@@ -21,7 +21,7 @@ from reshard.lower.program import InParts
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import RULES, check_step
 from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import Cut, counts, split_layouts, split_step
+from reshard.plans.rules.parts import Cut, possible_counts, split_layouts, split_step
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs, random_crossing, random_layout
 from tests.oracle import PADDING, check, tiles_of
@@ -101,7 +101,7 @@ def test_a_part(source: str, target: str, count: int, operand: str, result: str,
     ],
 )
 def test_counts(source: str, target: str, able: tuple[int, ...]):
-    assert counts(*layouts(source, target)) == able
+    assert possible_counts(*layouts(source, target)) == able
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_the_dim_that_costs_the_copies_least(source: str, target: str, axis: int
 
 def test_a_padded_dim_is_not_cut_but_another_one_is():
     before, after = layouts("f32[{x}3/10, 6]", "f32[10, 6]")
-    assert counts(before, after) == (2, 3, 6)
+    assert possible_counts(before, after) == (2, 3, 6)
     check(chain(before, after, [StepSpec("all_gather", after, StepMode(parts=3))]))
 
 
 def test_numerals_without_a_common_refinement():
     before, after = layouts("f32[{x}3, 6]", "f32[{y}2, 6]", Mesh(x=2, y=3))
-    assert counts(before, after) == () and split_step(before, after, 2) is None
+    assert possible_counts(before, after) == () and split_step(before, after, 2) is None
 
 
 # ---- parts together are the step -------------------------------------------------------------------
@@ -142,8 +142,8 @@ def cut_out(cut: Cut, tile: np.ndarray, number: int) -> np.ndarray:
 def test_parts_are_disjoint_and_together_the_step(kind: str, source: str, target: str):
     """In each part, operand and result hold the same elements, and the tiles have the shape of the part's layouts."""
     before, after = layouts(source, target)
-    assert counts(before, after)
-    for count in counts(before, after):
+    assert possible_counts(before, after)
+    for count in possible_counts(before, after):
         step = split_step(before, after, count)
         assert step is not None
         taken = [held(before, step.take, number) for number in range(count)]
@@ -167,7 +167,7 @@ def held(layout: Layout, cut: Cut, number: int) -> set[int]:
 def test_a_step_in_parts_keeps_its_promises(kind: str, source: str, target: str):
     """The result is right, with exactly the memory, the bytes and the launches of the plan."""
     whole = Step(kind, *layouts(source, target))
-    for count in counts(*layouts(source, target)):
+    for count in possible_counts(*layouts(source, target)):
         for donate in (False, True):
             plan = one_step(kind, source, target, count, donate)
             check(plan)
@@ -196,7 +196,7 @@ def test_random_reductions_in_random_parts(pair: tuple[Layout, Layout], choose: 
 
 def in_random_parts(plan: Plan, choose: random.Random) -> Plan:
     def mode(step: Step) -> StepMode:
-        able = counts(step.operand, step.result) if step.mode == StepMode() else ()
+        able = possible_counts(step.operand, step.result) if step.mode == StepMode() else ()
         return StepMode(parts=choose.choice(able)) if able else step.mode
 
     return chain(plan.source, plan.target, [StepSpec(s.kind, s.result, mode(s)) for s in plan.steps], plan.donate)
@@ -300,7 +300,7 @@ def test_planted_faults_are_found():
         before, after = layouts(source, target)
         if len(before.shape) != 2:
             continue
-        for count in counts(before, after):
+        for count in possible_counts(before, after):
             plan = one_step(kind, source, target, count)
             program = lower_plan(plan)
             (right,) = program.instructions

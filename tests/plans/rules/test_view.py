@@ -6,7 +6,7 @@ import reshard as rs
 from reshard.errors import StepError
 from reshard.plans.rules.collectives import VIEW_RULES, check_step
 from reshard.plans.rules.cost import FREE, StepMode
-from reshard.plans.rules.view import aliases, tile_order
+from reshard.plans.rules.view import keeps_memory, tile_order
 from reshard.types.view import Atom, View, Window
 
 MESH = rs.Mesh(x=4, y=2)
@@ -85,11 +85,11 @@ def test_other_devices_and_options_are_refused():
 
 
 def test_memory_stays_where_the_order_does():
-    assert aliases("view", layout("f32[3{x}2]"), layout("f32[3, {x}2]"), StepMode(view=OPEN))
-    assert not aliases("view", layout("f32[3{x}2]"), layout("f32[{x}2, 3]"), StepMode(view=TURN))
+    assert keeps_memory("view", layout("f32[3{x}2]"), layout("f32[3, {x}2]"), StepMode(view=OPEN))
+    assert not keeps_memory("view", layout("f32[3{x}2]"), layout("f32[{x}2, 3]"), StepMode(view=TURN))
     held = View((Atom("h", 4), Atom("t", 3)), ((0,), (1,)), ((1,), (0,)))
-    assert aliases("view", layout("f32[{x}, 3]"), layout("f32[3, {x}]"), StepMode(view=held))
-    assert not aliases("take", layout("f32[3, {x}2]"), layout("f32[1, {x}2]"), StepMode(view=PART))
+    assert keeps_memory("view", layout("f32[{x}, 3]"), layout("f32[3, {x}]"), StepMode(view=held))
+    assert not keeps_memory("take", layout("f32[3, {x}2]"), layout("f32[1, {x}2]"), StepMode(view=PART))
     assert tile_order(layout("f32[3{x}2]"), layout("f32[{x}2, 3]"), TURN) == ((3, 2), (1, 0))
 
 

@@ -200,7 +200,7 @@ def edges(mesh: Mesh, shape: tuple[int, ...], donate: bool) -> dict[Layout, list
 def steps(one: Layout, other: Layout, donate: bool) -> Iterator[Step]:
     caps = [None, *range(1, math.prod(other.tile_shape))]
     chunks = [StepMode(cap, in_place) for cap in caps for in_place in ((False, True) if donate else (False,))]
-    ways = [PLAIN, *(StepMode(parts=n) for n in parts.counts(one, other))]
+    ways = [PLAIN, *(StepMode(parts=n) for n in parts.possible_counts(one, other))]
     for kind in ("slice", "all_gather", "all_to_all", "permute", "exchange"):
         for mode in [*ways, *(chunks if kind == "exchange" else [])]:
             try:
