@@ -242,6 +242,14 @@ class JaxlibReader:
         return _import_hlo().HloModule.from_serialized_hlo_module_proto(module).to_string(options)
 
 
+def check_parses(module: bytes) -> None:
+    """Raises `SpliceError` if XLA's own parser refuses a serialized module: handed back, it would fail the compile."""
+    try:
+        _import_hlo().HloModule.from_serialized_hlo_module_proto(module)
+    except (RuntimeError, ValueError) as error:
+        raise SpliceError(f"XLA does not read the rewritten module: {error}") from None
+
+
 def parameter_shardings(module: bytes) -> tuple[str, ...]:
     """The shardings of the parameters of a serialized module's entry, in HLO's notation; empty if it does not say."""
     shardings = _import_hlo().HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings

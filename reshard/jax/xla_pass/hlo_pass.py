@@ -47,6 +47,7 @@ from reshard.jax.xla_pass.fragments import (
     OpFragmentKey,
     OutputKey,
     ShiftKey,
+    check_parses,
     parameter_shardings,
 )
 from reshard.jax.xla_pass.program_peaks import Peaks
@@ -233,6 +234,7 @@ class _Round:
             # Computations that are as before are those of the old module, and are not read again.
             rewritten = ModuleProto.decode(data, like=self.proto)
             integrity.check_splices(self.proto, rewritten, changes)
+            check_parses(data)
             after = Traced(replace(read_proto(rewritten), num_partitions=self.devices), self.devices, spliced=True)
             failures: list[_Failure] = []
             replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))

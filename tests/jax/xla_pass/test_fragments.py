@@ -195,6 +195,18 @@ def test_planted_faults_are_refused(monkeypatch, name, fault):
     assert not any(place.outcome.permutes for place in places if place.replaced), str(log)
 
 
+def test_without_faults_they_replace_the_shift():
+    """What the planted faults are compared with."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
+    _, _, log = both(edges, P("y", "x"), (16, 16), mesh)
+    assert any(place.outcome.permutes for report in log.reports for place in report.places if place.replaced), str(log)
+
+
+def test_a_module_that_xla_does_not_read_is_refused():
+    with pytest.raises(SpliceError, match="XLA does not read the rewritten module"):
+        fragments.check_parses(b"no module")
+
+
 def edges(a):
     """Parts of neighbours' tiles along both dims; at the edges of the array it is the array's own."""
     wide = jnp.pad(a, [(2, 1), (2, 1)], mode="wrap")
