@@ -285,7 +285,7 @@ def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
 
 def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
-    from reshard.runtime.on_mpi.copies.strided_copy import raw
+    from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
     from reshard.runtime.on_mpi.direct import node_packing, pack_for_node
 
     comm, tile = bench.comm, np.asarray(bench.tile, order=order)
@@ -302,7 +302,7 @@ def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     ways = {
         "numpy": lambda: each(np.copyto),
         "blocks": lambda: each(in_blocks),
-        "reshard": lambda: pack_for_node(plan, raw(tile), raw(packed)),
+        "reshard": lambda: pack_for_node(plan, view_as_words(tile), view_as_words(packed)),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):

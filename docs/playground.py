@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from reshard.draw.plan_page import STYLE as PICTURES
-from reshard.show.html import document
+from reshard.show.html import write_document
 from reshard.synth.network import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -213,7 +213,7 @@ leaves it. <a href="../language/">The language</a> and <a href="../glossary/">th
 <noscript><p>The playground needs JavaScript: it runs Python in the browser.</p></noscript>
 """
     examples = json.dumps(EXAMPLES).replace("</", "<\\/")
-    return document("reshard: the playground", body, PICTURES + STYLE, SCRIPT % examples)
+    return write_document("reshard: the playground", body, PICTURES + STYLE, SCRIPT % examples)
 
 
 def build(folder: Path, pyodide: Path) -> None:

@@ -169,15 +169,15 @@ def _show_rows(summary: str, heads: Sequence[str], rows: Sequence[Sequence[str]]
     """Prints a line, and below it a numbered table if there are any rows."""
     from reshard.show import terminal
 
-    out = terminal.console()
-    terminal.paragraph(out, summary, style=terminal.NAME)
+    out = terminal.open_console()
+    terminal.print_paragraph(out, summary, style=terminal.NAME)
     if not rows:
         return
     out.print()
-    table = terminal.table("", *heads, right=["", "received"])
+    table = terminal.make_table("", *heads, right=["", "received"])
     for number, row in enumerate(rows, 1):
         table.add_row(str(number), *row)
-    terminal.show(out, table, indent=2)
+    terminal.print_table(out, table, indent=2)
 
 
 def warn_of_left(report: PassReport) -> None:

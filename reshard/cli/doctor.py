@@ -86,7 +86,7 @@ def run_doctor(options: DoctorOptions) -> int:
     if options.json:
         print(report.to_json(indent=2, every=options.all))
     elif options.html is None:
-        show_report(terminal.console(), report, options.all, options.frames == "all")
+        show_report(terminal.open_console(), report, options.all, options.frames == "all")
     return int(options.fail_on_rebuild and bool(report.rebuilt))
 
 
@@ -101,7 +101,7 @@ def _report_log(log: str, options: DoctorOptions) -> int:
     if options.json:
         print(report.to_json(indent=2))
     else:
-        show_log(terminal.console(), report)
+        show_log(terminal.open_console(), report)
     return int(options.fail_on_rebuild)
 
 

@@ -76,9 +76,9 @@ def run_plan(options: PlanCommand) -> int:
     request = plan_for_options(options)
     if options.html is not None:
         from reshard.cli.programs import write_output
-        from reshard.draw.plan_page import page
+        from reshard.draw.plan_page import write_page
 
-        write_output(options.html, page(request.plan, options.network))
+        write_output(options.html, write_page(request.plan, options.network))
     if options.json:
         print(request.plan.to_json(indent=2))
     if options.json or options.html is not None:
@@ -90,7 +90,7 @@ def run_plan(options: PlanCommand) -> int:
     from reshard.show.explain import show_reasons
     from reshard.show.plan_table import show_heading, show_steps, show_totals
 
-    out = terminal.console()
+    out = terminal.open_console()
     show_heading(out, request.source, request.target)
     show_steps(out, request.plan)
     show_totals(out, request.plan, options.network)

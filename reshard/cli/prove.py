@@ -60,7 +60,7 @@ def run_prove(options: ProveOptions) -> int:
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1
-    print(proof.explain(min(WIDTH, terminal.console().width)))
+    print(proof.explain(min(WIDTH, terminal.open_console().width)))
     if options.output is not None:
         write_output(options.output, proof.to_smt2())
     return 0

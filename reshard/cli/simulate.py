@@ -52,7 +52,7 @@ def run_simulate(options: SimulateOptions) -> int:
     faults = trial.faults(simulate(plan, trial.source_tiles(), account, **fills))
     measured = list_promises(plan, account)
     kept = all(promise.kept for promise in measured)
-    out = terminal.console()
+    out = terminal.open_console()
     show_heading(out, source, target)
     show_steps(out, plan)
     show_promises(out, measured)

@@ -209,11 +209,11 @@ def list_promises(plan: Plan, account: Account) -> list[Promise]:
 
 def show_promises(out: Console, rows: Sequence[Promise]) -> None:
     """Prints what was measured beside what the plan promised."""
-    table = terminal.table("a device, at worst", "measured", "promised", "", right=["measured", "promised"])
+    table = terminal.make_table("a device, at worst", "measured", "promised", "", right=["measured", "promised"])
     for row in rows:
         mark = Text("kept", terminal.GOOD) if row.kept else Text("BROKEN", terminal.BAD)
         table.add_row(Text(row.name), Text(row.text(row.measured)), Text(row.text(row.promised)), mark)
-    terminal.show(out, table, indent=2)
+    terminal.print_table(out, table, indent=2)
     out.print()
 
 
@@ -223,10 +223,10 @@ def show_verdict(out: Console, plan: Plan, faults: Sequence[Fault], kept: bool) 
     if not faults:
         exact = "" if plan.source.partial_as(plan.target) else ", within rounding"
         line = f"right: each of the {devices} holds what the target says{exact}"
-        terminal.paragraph(out, line, style=terminal.GOOD if kept else terminal.BAD)
+        terminal.print_paragraph(out, line, style=terminal.GOOD if kept else terminal.BAD)
         return
     wrong = sum(fault.count for fault in faults)
     line = f"WRONG: {counted(wrong, 'element')} on {len(faults)} of {devices}"
-    terminal.paragraph(out, line, style=terminal.BAD)
+    terminal.print_paragraph(out, line, style=terminal.BAD)
     for fault in faults[:_MOST_FAULTS]:
-        terminal.paragraph(out, str(fault), "  ")
+        terminal.print_paragraph(out, str(fault), "  ")

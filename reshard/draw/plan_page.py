@@ -12,7 +12,7 @@ from reshard.draw.pictures import draw_scene
 from reshard.errors import ReshardError
 from reshard.plans.plan import AnyPlan, Plan, TreePlan
 from reshard.show.explain import assess_plan, explain_step
-from reshard.show.html import cards, document, table
+from reshard.show.html import write_cards, write_document, write_table
 from reshard.show.plan_table import build_timeline, meshes_text, size_text, tabulate_plan
 from reshard.types.units import bytes_text, counted, seconds_text
 
@@ -32,7 +32,7 @@ _FOOTER = (
 )
 
 
-def page(plan: Plan, network: str | None = None) -> str:
+def write_page(plan: Plan, network: str | None = None) -> str:
     """A plan as a page of HTML; `network` is the name of the network that its seconds are predicted for."""
     source, target = plan.source, plan.target
     title = f"{source} to {target}"
@@ -47,7 +47,7 @@ def page(plan: Plan, network: str | None = None) -> str:
         f"<h2>Live bytes on a device</h2><figure>{picture_of('memory', plan)}</figure>",
         _FOOTER,
     ]
-    return document(f"reshard plan: {title}", "".join(parts), STYLE)
+    return write_document(f"reshard plan: {title}", "".join(parts), STYLE)
 
 
 def sums_of(plan: Plan, network: str | None) -> str:
@@ -65,7 +65,7 @@ def sums_of(plan: Plan, network: str | None) -> str:
     ]
     if plan.seconds is not None:
         sums.append((seconds_text(plan.seconds), f"predicted on {escape(network)}" if network else "predicted", ""))
-    return cards(sums)
+    return write_cards(sums)
 
 
 def steps_of(plan: Plan, network: str | None) -> str:
@@ -81,7 +81,7 @@ def steps_of(plan: Plan, network: str | None) -> str:
     )
     good = "".join(f"<li>{escape(words)}</li>" for words in assess_plan(plan, network))
     return (
-        f"{table(heads, rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
+        f"{write_table(heads, rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
         f"<h2>How good they are</h2><ul>{good}</ul>"
     )
 

@@ -168,7 +168,7 @@ def compile_plan(
         return _over_two_meshes(plan, request, reordered_program(plan, source, target), weak)
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        there = on_jax.apply(plan, source.mesh, x, into, scale)
+        there = on_jax.apply_plan(plan, source.mesh, x, into, scale)
         return weaken(there) if weak and request.plain else there
 
     # XLA can reuse a donated source's buffer for the result if both have one size.
@@ -187,7 +187,7 @@ def compile_plan(
 def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax.Array], weak: bool) -> EagerProgram:
     """A program whose result is on another mesh; a cast takes its scale on the devices where it is made."""
     source, target = request.ends
-    near = crossing.casts_before(plan) if request.crosses else bool(plan.steps) and on_jax.narrows(plan.steps)
+    near = crossing.casts_before(plan) if request.crosses else bool(plan.steps) and on_jax.narrows_first(plan.steps)
     weaken = weaken_on(target) if weak and request.plain else None
 
     def start(x: jax.Array, *beside: jax.Array | None) -> jax.Array:
@@ -316,15 +316,15 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
     mesh = source.mesh
     if not isinstance(mesh, JaxMesh):
         raise MeshError(f"the source's mesh {dict(mesh.shape)} has no devices; give a NamedSharding on a mesh of them")
-    run = on_jax.to_stack(whole.source, whole.steps, mesh)
-    first = bool(whole.steps) and on_jax.narrows(whole.steps)
+    run = on_jax.compile_to_stack(whole.source, whole.steps, mesh)
+    first = bool(whole.steps) and on_jax.narrows_first(whole.steps)
     goal = whole.target
     scalar = not goal.shape
 
     def stack_of(x: jax.Array, tile: tuple[int, ...]) -> jax.Array:
         """The shards of an array on the target's mesh as a stack on the source's."""
         shape = (goal.mesh.size * tile[0], *tile[1:]) if tile else ()
-        sharding = NamedSharding(mesh, on_jax.stack_spec(mesh, goal))
+        sharding = NamedSharding(mesh, on_jax.spell_stack_spec(mesh, goal))
         return jax.make_array_from_single_device_arrays(shape, sharding, _shards_of_array(x), dtype=x.dtype)
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:

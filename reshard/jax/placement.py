@@ -249,7 +249,7 @@ def layout_of(
     """
     if ids:
         return Layout.from_jax(sharding, shape, dtype)
-    mesh = on_jax.free_axes(sharding.mesh)
+    mesh = on_jax.list_free_axes(sharding.mesh)
     if numbers is not None:
         mesh = Mesh(mesh.axes, device_ids=numbers)
     with about_sharding(f"{sharding.spec} on {mesh}", shape):

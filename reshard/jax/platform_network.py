@@ -14,7 +14,7 @@ from typing import Any
 from reshard.jax import placement
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
-from reshard.runtime.platform_network import named
+from reshard.runtime.platform_network import choose_network
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
 from reshard.synth.options import PlanOptions, read_network
@@ -51,7 +51,7 @@ def platform_network(kind: str) -> Network | None:
     >>> str(platform_network("TPU v5 lite")), str(platform_network("NVIDIA H100 80GB HBM3")), platform_network("cpu")
     ('tpu-v5e', 'h100', None)
     """
-    chosen = named(None)
+    chosen = choose_network(None)
     if chosen is not None:
         return read_network(chosen)
     return next((PRESETS[name] for pattern, name in _KINDS if re.search(pattern, kind)), None)

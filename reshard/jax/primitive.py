@@ -63,7 +63,7 @@ def _trace_move(request: ReshardRequest, x: jax.Array) -> jax.Array:
         if request.source is None:
             return pin_sharding(move_by_partitioner(x, request), request.target)
         plan = plan_request(request, x.shape, x.dtype.name)
-        return pin_sharding(on_jax.apply(plan, placement.manual_mesh() or request.source.mesh, x), request.target)
+        return pin_sharding(on_jax.apply_plan(plan, placement.manual_mesh() or request.source.mesh, x), request.target)
 
 
 @redistribute_p.def_impl
@@ -226,7 +226,7 @@ def _tile_move(request: ReshardRequest, operand: Any, target: NamedSharding) -> 
         source = NamedSharding(target.mesh, source.spec)
         plan = plan_request(replace(request, source=source, target=target), operand.shape, operand.dtype.name)
         if plan.source.even and plan.target.even:
-            return tile_function(lower_plan(plan), on_jax.free_axes(target.mesh).axes), source
+            return tile_function(lower_plan(plan), on_jax.list_free_axes(target.mesh).axes), source
     return _keep_tile, target
 
 

@@ -156,7 +156,7 @@ def _best_on_one_set(request: ReshardRequest, move: Move) -> Plan:
     mesh = request.target.mesh
     best = best_plan_on(mesh, move, request.options)
     # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
-    return best if on_jax.overwrites(best) else best_plan_on(mesh, move, request.options._replace(donate=False))
+    return best if on_jax.overwrites_source(best) else best_plan_on(mesh, move, request.options._replace(donate=False))
 
 
 @lru_cache(maxsize=4096)

@@ -95,7 +95,7 @@ def _move_traced(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> j
     out = _place_out(given.out, after)
     scale = None if given.scale is None else jnp.asarray(given.scale)
     with placement.without_context_mesh():
-        return pin_sharding(on_jax.apply(made, placement.manual_mesh() or before.mesh, x, out, scale), after)
+        return pin_sharding(on_jax.apply_plan(made, placement.manual_mesh() or before.mesh, x, out, scale), after)
 
 
 def place_beside(given: ViewOptions, program: EagerProgram) -> tuple[jax.Array | None, jax.Array | None]:

@@ -78,7 +78,7 @@ def insert_plan(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) 
     made = ir.Operation.create(_COMPUTATION, [result], [operand], attributes, regions=1)
     function.regions[0].blocks[0].append_to(made.regions[0])
     _return_with("sdy.return", made.regions[0].blocks[0])
-    for op in walk(made):
+    for op in list_operations(made):
         if CHANNEL in op.attributes:
             text = f"#stablehlo.channel_handle<handle = {next(channels)}, type = 1>"
             op.attributes[CHANNEL] = ir.Attribute.parse(text)
@@ -144,12 +144,12 @@ def _trace_as_function(plan: Plan) -> str:
     with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh` and its trace belong to its own thread.
         module = fresh.submit(trace).result()
     with module.context, ir.Location.unknown():
-        (computation,) = (op for op in walk(module.operation) if op.name == _COMPUTATION)
+        (computation,) = (op for op in list_operations(module.operation) if op.name == _COMPUTATION)
         function = _move_to_function(computation, module)
-        while calls := [op for op in walk(function) if op.name == "func.call"]:
+        while calls := [op for op in list_operations(function) if op.name == "func.call"]:
             for call in calls:
                 _inline_call(call, module)
-        for op in walk(function):
+        for op in list_operations(function):
             _list_groups(op, mesh)
         run_passes(module, "canonicalize,cse,symbol-dce")
         return function.get_asm()
@@ -244,7 +244,7 @@ def spell_sharding(layout: Layout, mesh: str) -> str:
     return f"<@{mesh}, [{', '.join(dims)}]{partial}>"
 
 
-def walk(op: Operation) -> list[Operation]:
+def list_operations(op: Operation) -> list[Operation]:
     """All operations nested in one, in order, as a list: the operation may be changed while one iterates."""
     operations: list[Operation] = []
 

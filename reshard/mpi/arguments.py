@@ -40,7 +40,7 @@ from reshard.plans.plan_data import MOST_DEPTH, spell_key
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together
-from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.prepare import (
@@ -308,7 +308,7 @@ class MoveArguments(NamedTuple):
             if not plan.steps and name in given.outs:  # It stays where it is, and is copied for the caller.
                 out = moved[name] = given.outs[name]
                 memory.take(team.rank, out.tile.nbytes, "uint8")
-                copy(raw(out.tile), raw(given.tiles[name].tile))
+                copy_view(view_as_words(out.tile), view_as_words(given.tiles[name].tile))
         launches = prepared.apart if team.into else prepared.launches
         moved |= run_launches(team, watch, launches, given, memory)
         # Inside a node, others write into this rank's results until they are done.

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from reshard.errors import LayoutError, quoted, shortened
 from reshard.lower.to_mpi import Fetch, list_fetches
 from reshard.mpi.tiles import RAW, element_dtype
-from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import scatter_tiles
 from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call
@@ -129,7 +129,7 @@ def read_tile(path: Folder, layout: Layout, seat: int, tile: NDArray[Any]) -> No
         stored = np.load(_path_of_tile(path, fetch.rank, name), mmap_mode="r", allow_pickle=False)
         for block in fetch.blocks:
             for source, where in pairs_of_block(block, saved.tile_shape, layout.tile_shape):
-                copy(where.of(raw(tile)), source.of(raw(stored)))
+                copy_view(where.of(view_as_words(tile)), source.of(view_as_words(stored)))
 
 
 @lru_cache(maxsize=16)

@@ -40,7 +40,7 @@ from reshard.types.notation import jax_sharding
 AnyMesh = JaxMesh | AbstractMesh
 
 
-def apply(
+def apply_plan(
     plan: Plan, mesh: AnyMesh, array: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None
 ) -> jax.Array:
     """Moves an array by a plan; may be traced inside `jax.jit`. `into` is a target of which the plan fills a part, and
@@ -52,7 +52,7 @@ def apply(
 
     >>> import jax.numpy as jnp, reshard as rs
     >>> rows = rs.Layout.parse("f32[{x}4, 4]", rs.Mesh(x=1))
-    >>> apply(rs.plan(rows, rows), jax.make_mesh((1,), ("x",)), jnp.ones((4, 4))).shape
+    >>> apply_plan(rs.plan(rows, rows), jax.make_mesh((1,), ("x",)), jnp.ones((4, 4))).shape
     (4, 4)
     """
     if not plan.steps:
@@ -61,7 +61,7 @@ def apply(
 
 
 def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Moves the arrays of a batch, all on this mesh, in one launch a step; may be traced, as `apply`.
+    """Moves the arrays of a batch, all on this mesh, in one launch a step; may be traced, as `apply_plan`.
 
     >>> import jax.numpy as jnp, reshard as rs
     >>> rows = rs.Layout.parse("f32[{x}4, 4]", rs.Mesh(x=1))
@@ -83,9 +83,9 @@ def _move_arrays(
     scale: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Moves arrays by the program of their plans, in one `shard_map`; uneven ones are padded before and cut after."""
-    mesh = cut(mesh, [end for plan in dict.fromkeys(plans) for end in (plan.source, plan.target)])
-    axes = free_axes(mesh)
-    before, after = [spec(plan.source, axes) for plan in plans], [spec(plan.target, axes) for plan in plans]
+    mesh = cut_mesh(mesh, [end for plan in dict.fromkeys(plans) for end in (plan.source, plan.target)])
+    axes = list_free_axes(mesh)
+    before, after = [spell_spec(plan.source, axes) for plan in plans], [spell_spec(plan.target, axes) for plan in plans]
     given = [
         _pad_array(_drop_reduced_axes(array), plan.source, NamedSharding(mesh, held))
         for plan, array, held in zip(plans, arrays, before, strict=True)
@@ -96,7 +96,7 @@ def _move_arrays(
         more["into"] = _pad_array(into, plans[0].target, NamedSharding(mesh, after[0]))
         specs.append(after[0])
     if scale is not None:
-        first = narrows(plans[0].steps)
+        first = narrows_first(plans[0].steps)
         wide, held = (plans[0].source, before[0]) if first else (plans[0].target, after[0])
         more["scale"], spelled = scales.spread_scale(scale, wide, held)
         specs.append(spelled)
@@ -116,21 +116,23 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
             f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
             f"mesh only; redistribute to an even sharding on the source's mesh first"
         )
-    stacked = to_stack(plan.source, plan.steps, mesh)(array) if array.ndim else array  # Every device has a scalar.
+    stacked = (
+        compile_to_stack(plan.source, plan.steps, mesh)(array) if array.ndim else array
+    )  # Every device has a scalar.
     return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
 
 
 @lru_cache(maxsize=1024)
-def to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable[..., jax.Array]:
+def compile_to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable[..., jax.Array]:
     """The compiled move to a stack: the tiles after some steps, padding included, along dim 0 in the order of devices.
 
     If the first step casts, a scale may be given beside the array. `tiles` are stacks of what else the steps read by
     the tiles of the result: `into`, of which they fill a part, and `scale`, if a later step casts.
     """
-    mesh = cut(mesh, (source,))  # An array with explicit axes keeps their names: only the source is spelled.
-    axes = free_axes(mesh)
-    before, result = spec(source, axes), steps[-1].result if steps else source
-    stack = stack_spec(mesh, result)
+    mesh = cut_mesh(mesh, (source,))  # An array with explicit axes keeps their names: only the source is spelled.
+    axes = list_free_axes(mesh)
+    before, result = spell_spec(source, axes), steps[-1].result if steps else source
+    stack = spell_stack_spec(mesh, result)
     program = lower_steps(source, steps)
 
     def moved(
@@ -146,7 +148,7 @@ def to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable
 
 
 @lru_cache(maxsize=1024)
-def from_stack(
+def compile_from_stack(
     source: Layout, steps: tuple[Step, ...], mesh: AnyMesh, target: NamedSharding
 ) -> tuple[Callable[..., jax.Array], NamedSharding]:
     """The compiled move from a stack of the source's tiles, which it may overwrite, and the stack's sharding.
@@ -154,10 +156,10 @@ def from_stack(
     Beside the stack it takes the array of which a step fills a part, and the scale of a cast. The target must be even.
     """
     result = steps[-1].result
-    mesh = cut(mesh, (source, result))
-    axes = free_axes(mesh)
-    stack = NamedSharding(mesh, stack_spec(mesh, source))
-    after = spec(result, axes)
+    mesh = cut_mesh(mesh, (source, result))
+    axes = list_free_axes(mesh)
+    stack = NamedSharding(mesh, spell_stack_spec(mesh, source))
+    after = spell_spec(result, axes)
     program = lower_steps(source, steps, donate=True)
 
     def moved(tiles: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
@@ -172,7 +174,7 @@ def from_stack(
     return jax.jit(moved, out_shardings=target, donate_argnums=donated), stack
 
 
-def stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
+def spell_stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
     """The spec of an array of which each device's shard is a tile of the layout; a scalar's tiles are not stacked."""
     return PartitionSpec(tuple(mesh.axis_names)) if layout.shape else PartitionSpec()
 
@@ -201,30 +203,30 @@ def _map_tiles(
     )
 
 
-def free_axes(mesh: AnyMesh) -> Mesh:
+def list_free_axes(mesh: AnyMesh) -> Mesh:
     """The axes of a jax mesh that are not manual, with its devices by position."""
     kinds = zip(mesh.shape.items(), mesh.axis_types, strict=True)
     return Mesh({str(name): size for (name, size), kind in kinds if kind != AxisType.Manual})
 
 
-def spec(layout: Layout, axes: Mesh) -> PartitionSpec:
+def spell_spec(layout: Layout, axes: Mesh) -> PartitionSpec:
     """The layout's `PartitionSpec` on axes with the same devices by position."""
     held = [[d.axis for d in dim.digits if d.axis is not None] for dim in layout.dims]
     return jax_sharding.partition_spec(layout.mesh, held, layout.partial, layout.reduction, axes)
 
 
-def narrows(steps: Sequence[Step]) -> bool:
+def narrows_first(steps: Sequence[Step]) -> bool:
     """Whether the first step casts to a narrower dtype: its scale is on the indices of the source, else the target's.
 
     >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
-    >>> narrows([Step("cast", *layouts)]), narrows([Step("cast", *reversed(layouts))])
+    >>> narrows_first([Step("cast", *layouts)]), narrows_first([Step("cast", *reversed(layouts))])
     (True, False)
     """
     step = steps[0]
     return step.kind == "cast" and dtypes.bits(step.result.dtype) < dtypes.bits(step.operand.dtype)
 
 
-def overwrites(plan: Plan) -> bool:
+def overwrites_source(plan: Plan) -> bool:
     """Whether XLA can run the plan's exchanges in place; it would copy a tile whose shares must be rearranged first."""
     return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower_plan(plan))
 
@@ -252,16 +254,16 @@ def _trim_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> ja
     return lax.with_sharding_constraint(lax.slice(array, [0] * array.ndim, layout.shape), sharding)
 
 
-def cut(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
+def cut_mesh(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
     """The mesh itself if the layouts use whole axes of it, else one whose axes are cut where the layouts cut them.
 
     Raises `MeshError` if axes must be cut but one is manual, or if the cuts do not divide each other.
 
     >>> halves = Layout.parse("f32[{x:(1)2}8]", Mesh(x=4, y=2))
-    >>> dict(cut(AbstractMesh((4, 2), ("x", "y")), [halves]).shape)
+    >>> dict(cut_mesh(AbstractMesh((4, 2), ("x", "y")), [halves]).shape)
     {'axis0': 2, 'axis1': 2, 'axis2': 2}
     """
-    own = free_axes(mesh)
+    own = list_free_axes(mesh)
     spans = [_find_axis_strides(own, axis) for axis in map(own.sub_axis, own.axes)]
     used = [(layout.mesh, axis) for layout in layouts for axis in (*layout.held, *layout.partial)]
     ends = sorted({1, own.size}.union(*spans, *(_find_axis_strides(*each) for each in used)))

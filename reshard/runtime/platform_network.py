@@ -14,46 +14,46 @@ VARIABLE = "RESHARD_NETWORK"
 """The environment variable: a preset, a file as `reshard calibrate` writes it, or "none"."""
 
 
-def named(given: Network | str | None) -> Network | str | None:
+def choose_network(given: Network | str | None) -> Network | str | None:
     """What a caller gives, else what the environment names, not loaded yet; None if neither does.
 
-    >>> named("h100")
+    >>> choose_network("h100")
     'h100'
     """
     return os.environ.get(VARIABLE) or None if given is None else given
 
 
-def network_text(given: Network | str | None) -> str:
+def spell_network(given: Network | str | None) -> str:
     """A network as ranks compare it: the name of a preset, else all figures, those of a file included.
 
     So two networks with the same name differ if their figures do. Anything else is quoted.
 
-    >>> network_text("h100") == network_text(Network.preset("h100")) == "h100"
+    >>> spell_network("h100") == spell_network(Network.preset("h100")) == "h100"
     True
-    >>> one, other = (network_text(Network.of({"x": (1e-6, bandwidth)}, "lab")) for bandwidth in (9e10, 8e10))
+    >>> one, other = (spell_network(Network.of({"x": (1e-6, bandwidth)}, "lab")) for bandwidth in (9e10, 8e10))
     >>> one == other
     False
     """
     try:
         if not isinstance(given, str) or given == "none" or given in PRESETS:
-            return _text(given)
-        return _text_of_file(given, *_version(given))
+            return _spell_named(given)
+        return _spell_file(given, *_stat_file(given))
     except (ReshardError, OSError, ValueError):  # The call says what is wrong, on all ranks.
         return quoted(given)
 
 
-def _text(given: Network | str | None) -> str:
+def _spell_named(given: Network | str | None) -> str:
     network = read_network(given)
     return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)
 
 
 @lru_cache(maxsize=64)
-def _text_of_file(path: str, modified: int, size: int) -> str:
+def _spell_file(path: str, modified: int, size: int) -> str:
     """The text of a file's network: reading it takes longer than a small move."""
-    return _text(path)
+    return _spell_named(path)
 
 
-def _version(path: str) -> tuple[int, int]:
+def _stat_file(path: str) -> tuple[int, int]:
     """What changes with a file: the time of its last change, and its size."""
     status = os.stat(path)
     return status.st_mtime_ns, status.st_size

@@ -32,16 +32,16 @@ def show_reasons(out: Console, plan: Plan, network: str | None) -> None:
     """Prints a paragraph per step, then one each on bytes, memory and time (for a plan made for `network`)."""
     from reshard.show import terminal  # It needs rich, and the sentences alone do not.
 
-    terminal.paragraph(out, "why these steps", style=terminal.NAME)
+    terminal.print_paragraph(out, "why these steps", style=terminal.NAME)
     for number, step in enumerate(plan.steps, 1):
-        terminal.paragraph(out, f"{step.kind}: {explain_step(step, number == len(plan.steps))}", f"  {number}  ")
+        terminal.print_paragraph(out, f"{step.kind}: {explain_step(step, number == len(plan.steps))}", f"  {number}  ")
     if not plan.steps:
-        terminal.paragraph(out, "Source and target have one meaning, so no step is needed.", "  ")
+        terminal.print_paragraph(out, "Source and target have one meaning, so no step is needed.", "  ")
         return
     out.print()
-    terminal.paragraph(out, "how good it is", style=terminal.NAME)
+    terminal.print_paragraph(out, "how good it is", style=terminal.NAME)
     for words in assess_plan(plan, network):
-        terminal.paragraph(out, words, "  -  ")
+        terminal.print_paragraph(out, words, "  -  ")
 
 
 def explain_step(step: Step, last: bool = True) -> str:

@@ -78,10 +78,10 @@ Without it, the table stays as it is.
 """
 
 
-def document(title: str, body: str, style: str = "", script: str = "") -> str:
+def write_document(title: str, body: str, style: str = "", script: str = "") -> str:
     """A whole page; `style` is CSS to add to the common sheet, `script` runs when the page is there.
 
-    >>> print(document("plan", "<p>nothing to do</p>")[-48:-1])
+    >>> print(write_document("plan", "<p>nothing to do</p>")[-48:-1])
     <main><p>nothing to do</p></main></body></html>
     """
     return (
@@ -92,17 +92,17 @@ def document(title: str, body: str, style: str = "", script: str = "") -> str:
     )
 
 
-def cards(sums: Iterable[tuple[str, str, str]]) -> str:
+def write_cards(sums: Iterable[tuple[str, str, str]]) -> str:
     """A row of cards: each a figure, what it is, and "good", "bad" or "" for its colour; figures and words are HTML.
 
-    >>> print(cards([("1792 B", "received, the lower bound", "good")]))
+    >>> print(write_cards([("1792 B", "received, the lower bound", "good")]))
     <div class="sums"><div class="sum"><b class="good">1792 B</b><span>received, the lower bound</span></div></div>
     """
     shown = (f'<div class="sum"><b class="{css}">{value}</b><span>{what}</span></div>' for value, what, css in sums)
     return f'<div class="sums">{"".join(shown)}</div>'
 
 
-def bar(share: float, colour: str) -> str:
+def write_bar(share: float, colour: str) -> str:
     """A bar as wide as `share` of its place, in one of the sheet's colours: "good", "bad", "mark"."""
     return (
         '<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
@@ -110,16 +110,16 @@ def bar(share: float, colour: str) -> str:
     )
 
 
-def number(value: int, text: str) -> str:
+def write_number(value: int, text: str) -> str:
     """A number with its text, for a cell that is sorted by the number.
 
-    >>> number(2048, "2 KiB")
+    >>> write_number(2048, "2 KiB")
     '<data value="2048">2 KiB</data>'
     """
     return f'<data value="{value}">{text}</data>'
 
 
-def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], sortable: bool = False) -> str:
+def write_table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], sortable: bool = False) -> str:
     """A table; on a narrow screen, a block for each row. A head is a name and whether its column holds numbers.
 
     Cells are HTML. Where the page has the script `SORT`, a `sortable` table is sorted by a click on a head.

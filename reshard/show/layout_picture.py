@@ -44,9 +44,9 @@ COLOURS = ("8dd3c7", "ffffb3", "bebada", "fb8072", "80b1d3", "fdb462", "b3de69",
 
 def show_layout(layout: Layout, limit: int) -> None:
     """Prints a layout, its sizes, and its picture on stdout; `limit` as for `show_picture`."""
-    out = terminal.console()
-    terminal.paragraph(out, str(layout), style=terminal.NAME)
-    terminal.facts(out, list_facts(layout))
+    out = terminal.open_console()
+    terminal.print_paragraph(out, str(layout), style=terminal.NAME)
+    terminal.print_facts(out, list_facts(layout))
     out.print()
     show_picture(out, layout, limit)
 
@@ -57,7 +57,7 @@ def show_picture(out: Console, layout: Layout, limit: int) -> None:
     `limit` bounds the lines, roughly; what is left out is named below the picture.
     """
     if 0 in layout.shape:
-        terminal.paragraph(out, "the array is empty: there is nothing to draw")
+        terminal.print_paragraph(out, "the array is empty: there is nothing to draw")
         return
     split = [at for at, dim in enumerate(layout.dims) if any(digit.axis is not None for digit in dim.digits)]
     drawn = list(range(len(layout.dims))) if len(layout.dims) <= 2 else split
@@ -69,7 +69,7 @@ def show_picture(out: Console, layout: Layout, limit: int) -> None:
         # A scalar, or an array of more than two dims that is not split
         grid = _make_grid([])
         grid.add_row(_colour_cell(f" {label_piece(layout, [])} ", 0))
-        terminal.show(out, grid)
+        terminal.print_table(out, grid)
     if len(layout.dims) > 2:
         out.print()
         _show_devices(out, layout, limit)
@@ -86,13 +86,13 @@ def _show_strips(out: Console, layout: Layout, at: int, limit: int) -> None:
     columns = -(-len(cells) // -(-len(cells) // fit))
     starts = range(0, len(cells), columns)[:strips]
     if len(layout.dims) > 1:
-        terminal.paragraph(out, f"dim {at} across; the other dims are whole")
+        terminal.print_paragraph(out, f"dim {at} across; the other dims are whole")
     for start in starts:
         strip = slice(start, start + columns)
         grid = _make_grid([_piece_text(cell).center(width) for cell in cells[strip]])
         pairs = zip(labels[strip], cells[strip], strict=True)
         grid.add_row(*(_colour_cell(word.center(width), cell.number) for word, cell in pairs))
-        terminal.show(out, grid)
+        terminal.print_table(out, grid)
     _show_rest(out, at, dim, min(len(cells), len(starts) * columns))
 
 
@@ -105,14 +105,14 @@ def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int)
     width = 2 + max(len(word) for word in [*itertools.chain(*labels), *map(_piece_text, columns)])
     columns = columns[: max(1, (min(out.width, WIDE) - side - 4) // (width + 1))]
     others = "; the other dims are whole" if len(layout.dims) > 2 else ""
-    terminal.paragraph(out, f"dim {down} down, dim {across} across{others}")
+    terminal.print_paragraph(out, f"dim {down} down, dim {across} across{others}")
     grid = _make_grid(["", *(_piece_text(column).center(width) for column in columns)])
     for row, words in zip(rows, labels, strict=True):
         pairs = zip(words, columns, strict=False)
         # Neighbours differ in colour along both dims.
         cells = [_colour_cell(word.center(width), 4 * row.number + column.number) for word, column in pairs]
         grid.add_row(Text(f" {_piece_text(row).rjust(side)} ", style=terminal.FAINT), *cells)
-    terminal.show(out, grid)
+    terminal.print_table(out, grid)
     _show_rest(out, down, layout.dims[down], len(rows))
     _show_rest(out, across, layout.dims[across], len(columns))
 
@@ -143,21 +143,23 @@ def _show_rest(out: Console, at: int, dim: Dim, shown: int) -> None:
     rest = count_pieces(dim) - shown
     if rest > 0:
         line = f"... and {counted(rest, 'more piece')} of dim {at}, up to {dim.size}"
-        terminal.paragraph(out, line, style=terminal.FAINT)
+        terminal.print_paragraph(out, line, style=terminal.FAINT)
 
 
 def _show_devices(out: Console, layout: Layout, limit: int) -> None:
     """Prints a row per device: its coordinates, and its index ranges in each dim."""
     mesh = layout.mesh
-    table = terminal.table("device", *mesh.axes, *(f"dim {at}" for at in range(len(layout.dims))), right=["device"])
+    table = terminal.make_table(
+        "device", *mesh.axes, *(f"dim {at}" for at in range(len(layout.dims))), right=["device"]
+    )
     for position in range(min(mesh.size, limit)):
         coordinates = [str(mesh.coordinate(position, mesh.sub_axis(name))) for name in mesh.axes]
         held = [_ranges_text(dim, layout, position) for dim in layout.dims]
         table.add_row(*map(Text, [str(device_at(mesh, position)), *coordinates, *held]))
-    terminal.show(out, table)
+    terminal.print_table(out, table)
     if mesh.size > limit:
         line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"
-        terminal.paragraph(out, line, style=terminal.FAINT)
+        terminal.print_paragraph(out, line, style=terminal.FAINT)
 
 
 def _ranges_text(dim: Dim, layout: Layout, position: int) -> str:

@@ -71,37 +71,37 @@ def tabulate_plan(plan: AnyPlan) -> PlanTable:
 
 def show_heading(out: Console, source: Layout, target: Layout) -> None:
     """Prints the two layouts, the array's size, and the mesh."""
-    terminal.paragraph(out, str(source), style=terminal.NAME)
-    terminal.paragraph(out, str(target), "-> ", style=terminal.NAME)
-    terminal.paragraph(out, size_text(source, target), "   ", terminal.FAINT)
+    terminal.print_paragraph(out, str(source), style=terminal.NAME)
+    terminal.print_paragraph(out, str(target), "-> ", style=terminal.NAME)
+    terminal.print_paragraph(out, size_text(source, target), "   ", terminal.FAINT)
     out.print()
 
 
 def show_steps(out: Console, plan: Plan) -> None:
     """Prints the table of a plan; a terminal that is narrower than it gets a paragraph for each step."""
     if not plan.steps:
-        terminal.paragraph(out, "nothing to do: the two are the same layout", "  ")
+        terminal.print_paragraph(out, "nothing to do: the two are the same layout", "  ")
         out.print()
         return
     shown = tabulate_plan(plan)
-    table = terminal.table(*shown.heads, right=["", "step", *shown.numbers])
+    table = terminal.make_table(*shown.heads, right=["", "step", *shown.numbers])
     table.columns[1].justify = "left"
     for row in shown.rows:
         table.add_row(*(Text(cell, terminal.STEP if at == 1 else "") for at, cell in enumerate(row)))
-    if terminal.fits(out, table, indent=2):
-        terminal.show(out, table, indent=2)
+    if terminal.fits_width(out, table, indent=2):
+        terminal.print_table(out, table, indent=2)
     else:
         for number, kind, result, *figures in shown.rows:
-            terminal.paragraph(out, f"{kind} -> {result}", f"  {number}  ", terminal.STEP)
+            terminal.print_paragraph(out, f"{kind} -> {result}", f"  {number}  ", terminal.STEP)
             pairs = zip(shown.numbers, figures, strict=True)
-            terminal.paragraph(out, ", ".join(f"{name} {figure}" for name, figure in pairs), "     ")
+            terminal.print_paragraph(out, ", ".join(f"{name} {figure}" for name, figure in pairs), "     ")
     out.print()
 
 
 def show_totals(out: Console, plan: Plan, network: str | None) -> None:
     """Prints the totals; the received bytes are green where they equal the lower bound."""
     good = ["received"] if plan.received_bytes == plan.lower_bound_bytes else []
-    terminal.facts(out, list_totals(plan, network), good)
+    terminal.print_facts(out, list_totals(plan, network), good)
 
 
 def list_totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ class _Console(Console):
         raise
 
 
-def console() -> Console:
+def open_console() -> Console:
     """A console on stdout, with rich's markup off because layouts are full of brackets.
 
     Its width is COLUMNS if that is set, else the terminal's; in a pipe, lines are not wrapped. With NO_COLOR it writes
@@ -48,7 +48,7 @@ def _width() -> int | None:
     return None if sys.stdout.isatty() else PIPED
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
+def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
     """An empty table with light rules; the columns named in `right` hold numbers and are never wrapped."""
     ruled = Table(box=box.SIMPLE_HEAD, header_style=NAME, pad_edge=False, show_edge=False)
     numbers = set(right)
@@ -57,7 +57,7 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
     return ruled
 
 
-def fits(out: Console, rows: Table, indent: int = 0) -> bool:
+def fits_width(out: Console, rows: Table, indent: int = 0) -> bool:
     """Whether a terminal is as wide as a table needs to be, if only words are broken."""
     return _least(rows, indent) <= out.width
 
@@ -72,7 +72,7 @@ def _least(rows: Table, indent: int) -> int:
     return indent + sum(widths) + _BETWEEN * (len(widths) - 1)
 
 
-def show(out: Console, rows: Table, indent: int = 0) -> None:
+def print_table(out: Console, rows: Table, indent: int = 0) -> None:
     """Prints a table without the trailing spaces with which rich fills its lines."""
     width = out.width
     # A terminal that breaks long rows still shows every number; rich would drop the columns that do not fit.
@@ -84,14 +84,14 @@ def show(out: Console, rows: Table, indent: int = 0) -> None:
     out.file.write("".join(f"{line.rstrip()}\n" for line in lines))
 
 
-def facts(out: Console, rows: Sequence[tuple[str, str]], good: Container[str] = ()) -> None:
+def print_facts(out: Console, rows: Sequence[tuple[str, str]], good: Container[str] = ()) -> None:
     """Prints names and values, one pair per line; values whose name is in `good` are green."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        paragraph(out, value, f"  {name.ljust(width)}  ", GOOD if name in good else "")
+        print_paragraph(out, value, f"  {name.ljust(width)}  ", GOOD if name in good else "")
 
 
-def paragraph(out: Console, text: str, mark: str = "", style: str = "") -> None:
+def print_paragraph(out: Console, text: str, mark: str = "", style: str = "") -> None:
     """Prints a paragraph behind a mark, wrapped at a readable width and indented by the mark's length."""
     width = max(20, min(out.width, PROSE) - len(mark))
     glued = _QUANTITY.sub("\\1\u00a0\\2", text)  # Keeps a number and its unit on one line.

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import reshard as rs
-from reshard.draw.plan_page import page
+from reshard.draw.plan_page import write_page
 from reshard.types import Layout, Mesh
 from reshard.types.units import bytes_text
 from tests.draw.cases import CASES, planned
@@ -30,7 +30,7 @@ PAGES = [
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_html_that_needs_nothing_else(name):
     plan = planned(name)
-    html = page(plan)
+    html = write_page(plan)
     read = Read(html)
     assert html.startswith("<!doctype html>")
     check_self_contained(read)
@@ -52,20 +52,20 @@ def test_names_are_escaped(monkeypatch, tmp_path):
     network.write_text(rs.Network.load("tpu-v5p").to_json())
     plan = rs.plan(a_plan.source, a_plan.target, network=str(network))
     monkeypatch.setattr(Layout, "__str__", lambda layout: "<script>alert('&')</script>")
-    for html in (plan._repr_html_(), page(plan, str(network))):
+    for html in (plan._repr_html_(), write_page(plan, str(network))):
         assert "<script" not in html and "&lt;script&gt;" in html and "<b>network" not in html
         check_self_contained(Read(html))
 
 
 def test_lines_have_the_colours_of_the_page():
-    html = page(planned("uneven"))
+    html = write_page(planned("uneven"))
     assert "currentColor" in html and "<title>padding</title>" in html and "Hatched: padding." in html
 
 
 def test_a_page_for_too_many_devices_names_the_missing_pictures():
     mesh = Mesh(x=128, y=64)
     plan = rs.plan(Layout.parse("bf16[{x}8, {y}16]", mesh), Layout.parse("bf16[{y}16, {x}8]", mesh))
-    read = Read(page(plan))
+    read = Read(write_page(plan))
     assert "8192 devices" in read.text and "too many to draw" in read.text and "too many for a matrix" in read.text
     check_self_contained(read)
 

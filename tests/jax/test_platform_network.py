@@ -13,7 +13,7 @@ from reshard.errors import NetworkError
 from reshard.jax import placement, platform_network
 from reshard.jax.platform_network import options_on
 from reshard.jax.request import ReshardRequest, plan_request
-from reshard.runtime.platform_network import named
+from reshard.runtime.platform_network import choose_network
 from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.options import PlanOptions
@@ -52,7 +52,9 @@ def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.Monke
     for name, network in (("none", None), ("h100", PRESETS["h100"]), (str(file), Network.uniform(1e-6, 1e9))):
         monkeypatch.setenv("RESHARD_NETWORK", name)
         assert (
-            platform_network.platform_network("TPU v4") == network and named(None) == name and named("b200") == "b200"
+            platform_network.platform_network("TPU v4") == network
+            and choose_network(None) == name
+            and choose_network("b200") == "b200"
         )
     monkeypatch.setenv("RESHARD_NETWORK", "h1000")
     with pytest.raises(NetworkError, match="'h1000' is not a preset"):

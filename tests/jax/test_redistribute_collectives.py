@@ -103,7 +103,7 @@ def test_in_parts_every_collective_runs_once_a_part(number: int):
     pair = sample()[number]
     plan = on_jax.in_parts(rs.plan(*pair), least=0, count=4)
     source, target = shardings(pair)
-    f = jax.jit(lambda x: on_jax.apply(plan, source.mesh, x), in_shardings=source, out_shardings=target)
+    f = jax.jit(lambda x: on_jax.apply_plan(plan, source.mesh, x), in_shardings=source, out_shardings=target)
     values = filled(pair[0].shape)
     x = jax.device_put(values, source)
     assert_exact(f(x), target, values)
@@ -275,7 +275,7 @@ def test_a_planted_fault_is_seen(name: str, planted: bool, monkeypatch: pytest.M
     values = filled(source.shape)
 
     def run() -> None:
-        f = jax.jit(lambda x: on_jax.apply(plan, ends[0].mesh, x))
+        f = jax.jit(lambda x: on_jax.apply_plan(plan, ends[0].mesh, x))
         assert_exact(f(jax.device_put(values, ends[0])), ends[1], values)
 
     if not planted:

@@ -10,7 +10,7 @@ from jax.interpreters.mlir import make_ir_context
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower.to_stablehlo import insert_plan, ir, spell_sharding, walk
+from reshard.lower.to_stablehlo import insert_plan, ir, list_operations, spell_sharding
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.types import Layout, Mesh
 
@@ -34,7 +34,7 @@ def insert(plan: Plan, element: str = "f32", first: int = 1) -> str:
         with ir.InsertionPoint.at_block_begin(block):
             moved = insert_plan(plan, block.arguments[0], "other", itertools.count(first))
         assert str(moved.type) == tensor and module.operation.verify()
-        names = [op.name for op in walk(module.operation)]
+        names = [op.name for op in list_operations(module.operation)]
         assert names[:2] == ["sdy.mesh", "func.func"] and "func.call" not in names
         return str(module)
 

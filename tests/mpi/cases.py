@@ -129,7 +129,7 @@ def streamed(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def check(team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
         def steps(views: Sequence[tuple[Array, Array]]) -> list[Callable[[], object]] | None:
-            made = stream_copy.stream_steps(views, 0)
+            made = stream_copy.list_stream_steps(views, 0)
             used.append(made is not None)
             return made
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.lower.to_mpi import schedule_device
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.copies.strided_copy import raw
+from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
 from reshard.runtime.on_mpi.node.arena import share_segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
@@ -128,7 +128,7 @@ def _exchanged(comm: MPI.Intracomm, source: Layout, target: Layout, scratch: int
     def ready() -> None:
         untouched.append(bool((result == -5).all()))
 
-    MessageExchange(call, mine, raw(tile), raw(result)).run(ready if ahead else None)
+    MessageExchange(call, mine, view_as_words(tile), view_as_words(result)).run(ready if ahead else None)
     comm.Barrier()
     check_tile(target, comm.rank, result, comm)
     assert untouched == ([True] if ahead else [])

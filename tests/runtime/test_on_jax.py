@@ -60,9 +60,9 @@ def check_shards(layout: Layout, array: jax.Array, mesh: jax.sharding.Mesh) -> N
 def test_shards_are_the_targets_tiles(source: str, target: str):
     before, after = Layout.parse(source, M42), Layout.parse(target, M42)
     mesh, plan = jax_mesh({"x": 4, "y": 2}), rs.plan(before, after)
-    cut = on_jax.cut(mesh, (before, after))
-    sharding = NamedSharding(cut, on_jax.spec(after, on_jax.free_axes(cut)))
-    moved = jax.jit(lambda x: on_jax.apply(plan, mesh, x), out_shardings=sharding)(indices(before))
+    cut = on_jax.cut_mesh(mesh, (before, after))
+    sharding = NamedSharding(cut, on_jax.spell_spec(after, on_jax.list_free_axes(cut)))
+    moved = jax.jit(lambda x: on_jax.apply_plan(plan, mesh, x), out_shardings=sharding)(indices(before))
     assert np.array_equal(moved, indices(before))
     if after.even:
         check_shards(after, moved, mesh)
@@ -76,7 +76,7 @@ def test_a_move_onto_another_mesh_of_the_same_devices(target: str):
     before = Layout.parse("f32[{x}2, 6]", Mesh(x=4))
     after = Layout.parse(target, Mesh({"z": 2, "w": 2}, device_ids=order))
     array = jax.device_put(indices(before), NamedSharding(source_mesh, P("x")))
-    sharding = NamedSharding(target_mesh, on_jax.spec(after, Mesh(z=2, w=2)))
+    sharding = NamedSharding(target_mesh, on_jax.spell_spec(after, Mesh(z=2, w=2)))
     moved = on_jax.apply_across(rs.plan(before, after), source_mesh, array, sharding)
     assert np.array_equal(moved, indices(before))
     assert moved.sharding == sharding
@@ -93,7 +93,7 @@ def test_uneven_arrays_move_on_one_mesh_only():
 def test_a_reduction_that_jax_cannot_express_is_refused():
     before, after = Layout.parse("f32[16] + mean{x}", Mesh(x=4)), Layout.parse("f32[16]", Mesh(x=4))
     with pytest.raises(LayoutError, match="no unreduced arrays of kind mean; finish the reduction first"):
-        on_jax.apply(rs.plan(before, after), jax_mesh({"x": 4}), jax.numpy.zeros(16))
+        on_jax.apply_plan(rs.plan(before, after), jax_mesh({"x": 4}), jax.numpy.zeros(16))
 
 
 # ---- meshes ----------------------------------------------------------------------------------------
@@ -111,14 +111,14 @@ def test_a_reduction_that_jax_cannot_express_is_refused():
 def test_axes_are_cut_where_layouts_cut_them(layouts: list[str], sizes: dict[str, int]):
     parsed = [Layout.parse(text, M42) for text in layouts]
     for mesh in (AbstractMesh((4, 2), ("x", "y")), jax_mesh({"x": 4, "y": 2})):
-        cut = on_jax.cut(mesh, parsed)
+        cut = on_jax.cut_mesh(mesh, parsed)
         assert dict(cut.shape) == sizes
         if isinstance(cut, jax.sharding.Mesh):
             assert list(cut.devices.flat) == list(mesh.devices.flat)
 
 
 def test_axes_of_a_cut_mesh_are_major_to_minor():
-    cut = on_jax.cut(AbstractMesh((12, 5), ("x", "y")), [Layout.parse("f32[{x:(1)3}4]", Mesh(x=12, y=5))])
+    cut = on_jax.cut_mesh(AbstractMesh((12, 5), ("x", "y")), [Layout.parse("f32[{x:(1)3}4]", Mesh(x=12, y=5))])
     assert tuple(cut.shape.values()) == (3, 4, 5)
 
 
@@ -126,16 +126,16 @@ def test_cuts_that_do_not_divide_each_other_are_refused():
     mesh = Mesh(x=12)
     halves, thirds = (Layout.parse(text, mesh) for text in ("f32[{x:(1)2}6]", "f32[{x:(1)3}4]"))
     with pytest.raises(MeshError, match=r"would have to be cut at \[1, 4, 6, 12\], which do not divide each other"):
-        on_jax.cut(AbstractMesh((12,), ("x",)), (halves, thirds))
+        on_jax.cut_mesh(AbstractMesh((12,), ("x",)), (halves, thirds))
 
 
 def test_no_axis_is_cut_beside_a_manual_one():
     mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto, AxisType.Manual))
-    assert on_jax.free_axes(mesh) == Mesh(x=4)
+    assert on_jax.list_free_axes(mesh) == Mesh(x=4)
     whole, half = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[{x:(1)2}8]"))
-    assert on_jax.cut(mesh, [whole]) is mesh
+    assert on_jax.cut_mesh(mesh, [whole]) is mesh
     with pytest.raises(MeshError, match="manual over other axes; use layouts of whole axes there"):
-        on_jax.cut(mesh, [half])
+        on_jax.cut_mesh(mesh, [half])
 
 
 @pytest.mark.parametrize(
@@ -148,5 +148,5 @@ def test_no_axis_is_cut_beside_a_manual_one():
 def test_what_xla_can_overwrite(source: str, target: str, overwrites: bool):
     before, after = Layout.parse(source, M42), Layout.parse(target, M42)
     plan = chain(before, after, [StepSpec("exchange", after, StepMode(None, in_place=True))], donate=True)
-    assert on_jax.overwrites(plan) is overwrites
-    assert on_jax.overwrites(rs.plan(before, after))
+    assert on_jax.overwrites_source(plan) is overwrites
+    assert on_jax.overwrites_source(rs.plan(before, after))

@@ -82,13 +82,13 @@ class LogReport:
 def show_log(out: Console, report: LogReport) -> None:
     """Prints the report in a terminal: a row for each move, then its origin and layouts, or why these are not known."""
     title = f"{counted(len(report.moves), 'array')} that XLA rebuilds whole on every device"
-    terminal.paragraph(out, title, style=terminal.NAME)
+    terminal.print_paragraph(out, title, style=terminal.NAME)
     facts = [("received", f"{bytes_text(report.received_bytes)} a device")]
     facts += [("not needed", bytes_text(report.saved_bytes))] if report.saved_bytes else []
-    terminal.facts(out, facts)
+    terminal.print_facts(out, facts)
     out.print()
     columns = [name for name in _LOG_COLUMNS if out.width >= _WHOLE or name not in _DETAILS]
-    table = terminal.table(*columns, right=["", "times", "array", "received", "receive", "saves"])
+    table = terminal.make_table(*columns, right=["", "times", "array", "received", "receive", "saves"])
     table.columns[1].no_wrap = True
     for at, move in enumerate(report.moves, 1):
         figures = (move.whole_bytes, move.received_bytes, move.planned_bytes, move.saved_bytes)
@@ -104,16 +104,16 @@ def show_log(out: Console, report: LogReport) -> None:
             "saves": Text(saved, terminal.GOOD),
         }
         table.add_row(*(cells[name] for name in columns))
-    terminal.show(out, table, indent=2)
+    terminal.print_table(out, table, indent=2)
     for at, move in enumerate(report.moves, 1):
         out.print()
         mark = f"  {at}  "
-        terminal.paragraph(out, format_origin(move.where), mark)
+        terminal.print_paragraph(out, format_origin(move.where), mark)
         mark = " " * len(mark)
         if move.source is None or move.target is None:
-            terminal.paragraph(out, f"not planned: {move.problem}", mark, terminal.FAINT)
+            terminal.print_paragraph(out, f"not planned: {move.problem}", mark, terminal.FAINT)
             continue
         meshes = f" on {move.source.mesh}"
         if move.target.mesh != move.source.mesh:
             meshes += f" and {move.target.mesh}"
-        terminal.paragraph(out, f"{move.source} -> {move.target}{meshes}", mark, terminal.NAME)
+        terminal.print_paragraph(out, f"{move.source} -> {move.target}{meshes}", mark, terminal.NAME)

@@ -11,7 +11,7 @@ from reshard.doctor.memory import InstructionMemory, ProgramMemory
 from reshard.doctor.places import RESHARD, Place, format_array
 from reshard.doctor.report.findings import OTHER_BRANCH, Finding, Findings, LineSum, format_origin, format_short_line
 from reshard.hlo import Source
-from reshard.show.html import SORT, bar, cards, document, number, table
+from reshard.show.html import SORT, write_bar, write_cards, write_document, write_number, write_table
 from reshard.types.units import bytes_text, counted
 
 _BUFFERS = 20  # more than anyone reads
@@ -48,17 +48,17 @@ def write_report_page(report: Findings) -> str:
         rows = (
             [
                 f"<code>{escape(one.where)}</code> {_write_tags(one)}",
-                number(one.place.total_bytes, one.received),
+                write_number(one.place.total_bytes, one.received),
                 escape(one.does),
                 "<br>".join(f"<code>{_write_move(move)}</code>" for move in one.moves),
             ]
             for one in good
         )
-        body += f"<h2>Resharded with nothing to save</h2>{table(heads, rows, sortable=True)}"
+        body += f"<h2>Resharded with nothing to save</h2>{write_table(heads, rows, sortable=True)}"
     if rest:
         body += f"<h2>Other collectives, summed by line</h2>{_write_sums(rest)}"
     body += _write_memory(report.memory)
-    return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE + STYLE, SORT)
+    return write_document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE + STYLE, SORT)
 
 
 _FOOTER = "<footer>Bytes are those of one device. A click on the head of a column, or Enter, sorts its table.</footer>"
@@ -88,7 +88,7 @@ def _write_totals(report: Findings) -> str:
     if report.compiled is not None:
         memory = report.compiled
         totals.append((bytes_text(memory.peak_bytes), f"memory, {bytes_text(memory.temp_bytes)} temporary", ""))
-    return cards(totals)
+    return write_cards(totals)
 
 
 def _write_memory(memory: ProgramMemory) -> str:
@@ -104,7 +104,7 @@ def _write_memory(memory: ProgramMemory) -> str:
     )
     rows = (
         [
-            number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
+            write_number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
             f"<code>{escape(format_short_line(buffer.where))}</code>",
             f"<span class='{'bad' if buffer.moved else ''}'>{escape(buffer.does)}</span>",
             f"<code>{format_array(buffer.array)}</code>",
@@ -115,7 +115,7 @@ def _write_memory(memory: ProgramMemory) -> str:
         f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
         f"moves{saved}</h2><figure>{draw_live_bytes(memory.timeline)}<figcaption>Live bytes at each instruction, in "
         f"the order of the compiled program; <span class='bad'>red</span> where a move between devices runs."
-        f"</figcaption></figure><h2>Live at the peak</h2>{table(heads, rows, sortable=True)}{more}"
+        f"</figcaption></figure><h2>Live at the peak</h2>{write_table(heads, rows, sortable=True)}{more}"
     )
 
 
@@ -167,7 +167,7 @@ def _write_bars(place: Place, longest: int) -> str:
         rows.append(("reshard", place.planned_bytes, "good", ""))
     rows.append(("needed", place.needed_bytes, "faint", "" if place.exact else "&le; "))
     lines = (
-        f"<span>{name}</span>{bar(place.runs * count / max(1, longest), colour)}"
+        f"<span>{name}</span>{write_bar(place.runs * count / max(1, longest), colour)}"
         f"<span class='end'>{mark}{bytes_text(place.runs * count)}</span>"
         for name, count, colour, mark in rows
     )
@@ -188,7 +188,7 @@ def _write_collectives(place: Place) -> str:
         )
     return (
         f"<details><summary>{counted(len(place.collectives), 'collective')} in {escape(place.computation)}</summary>"
-        f"{table(heads, rows)}</details>"
+        f"{write_table(heads, rows)}</details>"
     )
 
 
@@ -197,14 +197,14 @@ def _write_sums(lines: Sequence[LineSum]) -> str:
     rows = (
         [
             f"<code>{escape(format_short_line(line.where))}</code>",
-            number(line.received_bytes, bytes_text(line.received_bytes)),
+            write_number(line.received_bytes, bytes_text(line.received_bytes)),
             str(line.launches),
             escape(line.does),
             line.why,
         ]
         for line in lines
     )
-    return table(heads, rows, sortable=True)
+    return write_table(heads, rows, sortable=True)
 
 
 # The lines of the user's program around the origin of a place, if its file is on this machine.

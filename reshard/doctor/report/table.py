@@ -49,10 +49,10 @@ def show_report(out: Console, report: Findings, every: bool = False, frames: boo
     With `frames`, every place has a remark with its whole stack, lines of frameworks included.
     """
     if not report.places:
-        terminal.paragraph(out, f"{report.title}: no data moves between devices", style=terminal.NAME)
+        terminal.print_paragraph(out, f"{report.title}: no data moves between devices", style=terminal.NAME)
         return
-    terminal.paragraph(out, report.title, style=terminal.NAME)
-    terminal.facts(out, report.facts)
+    terminal.print_paragraph(out, report.title, style=terminal.NAME)
+    terminal.print_facts(out, report.facts)
     found = report.shown(every)
     found, more = (found, []) if every else (found[:_ROWS], found[_ROWS:])
     if found:
@@ -65,7 +65,7 @@ def show_report(out: Console, report: Findings, every: bool = False, frames: boo
     if more:
         out.print()
         bytes_left = bytes_text(sum(one.alike * one.place.total_bytes for one in more))
-        terminal.paragraph(out, f"not shown: {len(more)} more rows, {bytes_left} received", style=terminal.FAINT)
+        terminal.print_paragraph(out, f"not shown: {len(more)} more rows, {bytes_left} received", style=terminal.FAINT)
     summed = report.accounts(every)
     if lines := sorted((*summed.reductions, *summed.others), key=lambda line: -line.received_bytes):
         out.print()
@@ -79,7 +79,7 @@ def _show_findings(out: Console, found: Sequence[Finding]) -> None:
     """Prints a row for each place; in a narrow terminal, only the columns that matter most."""
     alike = ["places"] if any(one.alike > 1 for one in found) else []
     columns = [name for name in ("", "where", *alike, *_COLUMNS) if name not in _list_hidden_columns(out.width)]
-    table = terminal.table(*columns, right=["", *alike, *_NUMBERS])
+    table = terminal.make_table(*columns, right=["", *alike, *_NUMBERS])
     table.columns[1].no_wrap = True
     for at, one in enumerate(found, 1):
         cells = {
@@ -94,7 +94,7 @@ def _show_findings(out: Console, found: Sequence[Finding]) -> None:
             "saves": Text(one.saved, terminal.GOOD),
         }
         table.add_row(*(cells[name] for name in columns))
-    terminal.show(out, table, indent=2)
+    terminal.print_table(out, table, indent=2)
 
 
 def _list_hidden_columns(width: int) -> tuple[str, ...]:
@@ -109,29 +109,29 @@ def _list_hidden_columns(width: int) -> tuple[str, ...]:
 def _show_remark(out: Console, at: int, one: Finding, frames: bool) -> None:
     """Prints what a place moves, and what would be better."""
     place, mark = one.place, f"  {at}  "
-    terminal.paragraph(out, format_origin(place.where), mark)
+    terminal.print_paragraph(out, format_origin(place.where), mark)
     mark = " " * len(mark)
     for frame in place.where.frames if frames else ():
         line = ", ".join(filter(None, (f"{shorten_path(frame.file)}:{frame.line}", frame.function)))
-        terminal.paragraph(out, line, mark, "" if frame.users else terminal.FAINT)
+        terminal.print_paragraph(out, line, mark, "" if frame.users else terminal.FAINT)
     for (before, after), move in zip(one.moves, place.moves, strict=True):
         mesh = "" if move.source is None else f" on {move.source.mesh}"
-        terminal.paragraph(out, f"{before} -> {after}{mesh}", mark, terminal.NAME)
+        terminal.print_paragraph(out, f"{before} -> {after}{mesh}", mark, terminal.NAME)
     if not place.counted:
-        terminal.paragraph(out, OTHER_BRANCH, mark, terminal.FAINT)
+        terminal.print_paragraph(out, OTHER_BRANCH, mark, terminal.FAINT)
     if one.rebuilt:
-        terminal.paragraph(out, one.rebuilt, mark, terminal.BAD if place.rebuilds_whole else "")
+        terminal.print_paragraph(out, one.rebuilt, mark, terminal.BAD if place.rebuilds_whole else "")
     if one.plan:
-        terminal.paragraph(out, f"reshard: {one.plan}", mark, terminal.GOOD)
+        terminal.print_paragraph(out, f"reshard: {one.plan}", mark, terminal.GOOD)
     if one.left:
-        terminal.paragraph(out, one.left, mark, terminal.FAINT)
+        terminal.print_paragraph(out, one.left, mark, terminal.FAINT)
 
 
 def _show_sums(out: Console, lines: Sequence[LineSum]) -> None:
     """Prints the places that are not shown one by one, summed by line and kind, and the last of them in one row."""
     names = ("summed by line", "XLA does", "launches", "received", "why")
     columns = names if out.width >= _MIDDLE else (names[0], *names[2:4])
-    table = terminal.table(*columns, right=["launches", "received"])
+    table = terminal.make_table(*columns, right=["launches", "received"])
     rows = [
         (format_short_line(line.where), line.does, str(line.launches), bytes_text(line.received_bytes), line.why)
         for line in lines[:_LINES]
@@ -142,7 +142,7 @@ def _show_sums(out: Console, lines: Sequence[LineSum]) -> None:
     for row in rows:
         cells = dict(zip(names, row, strict=True))
         table.add_row(*(cells[name] for name in columns))
-    terminal.show(out, table, indent=2)
+    terminal.print_table(out, table, indent=2)
 
 
 def _show_buffers(out: Console, memory: ProgramMemory) -> None:
@@ -151,7 +151,7 @@ def _show_buffers(out: Console, memory: ProgramMemory) -> None:
     columns = [
         name for name in ("live at peak", "array", "made by", "where") if name not in _list_hidden_columns(out.width)
     ]
-    table = terminal.table(*columns, right=["live at peak"])
+    table = terminal.make_table(*columns, right=["live at peak"])
     for buffer in large:
         cells = {
             "live at peak": bytes_text(buffer.array.nbytes),
@@ -162,4 +162,4 @@ def _show_buffers(out: Console, memory: ProgramMemory) -> None:
         table.add_row(*(cells[name] for name in columns))
     if rest := memory.buffers[len(large) :]:
         table.add_row(bytes_text(sum(one.array.nbytes for one in rest)), counted(len(rest), "more array"))
-    terminal.show(out, table, indent=2)
+    terminal.print_table(out, table, indent=2)

@@ -269,7 +269,7 @@ def _compile_before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
     """The steps on the source's devices, to tiles of which each is a shard."""
     if not leg.steps:
         return _as_it_is
-    run = on_jax.to_stack(leg.source, leg.steps, source.mesh)
+    run = on_jax.compile_to_stack(leg.source, leg.steps, source.mesh)
 
     def before(x: jax.Array, scale: jax.Array | None) -> jax.Array:
         near = start_program(run, x, scale) if leg.casts and scale is not None else start_program(run, x)
@@ -295,7 +295,7 @@ def _compile_after(leg: Leg, target: NamedSharding) -> Moving:
     """The steps on the target's devices, from this process's tiles; none if there are none."""
     if not leg.steps or not target.addressable_devices:
         return partial(_join_tiles, leg.target, target)
-    run, sharding = on_jax.from_stack(leg.source, leg.steps, target.mesh, target)
+    run, sharding = on_jax.compile_from_stack(leg.source, leg.steps, target.mesh, target)
     fills = any(step.mode.view is not None and step.mode.view.into for step in leg.steps)
 
     def finish(shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
@@ -342,7 +342,7 @@ def run_pipeline(
     if not isinstance(step, Exchange):
         raise LayoutError(f"{each.source} -> {result} does not go in messages; report this")
     crossing = compile_stages(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
-    gather, sharding = on_jax.from_stack(far, after, target.mesh, target)
+    gather, sharding = on_jax.compile_from_stack(far, after, target.mesh, target)
     take, put = _compile_take(pipeline, meshes[0]), _compile_put(pipeline, meshes[1])
     stack = NamedSharding(meshes[1], stack_spec_of(whole.target))
     start = jax.jit(lambda: jnp.zeros(stack_shape(whole.target), dtype), out_shardings=stack)

@@ -24,7 +24,7 @@ from reshard.hlo import Frame
 from reshard.jax.stablehlo_pass import handover, shardings
 from reshard.jax.stablehlo_pass.shardings import SHARDING
 from reshard.jax.stablehlo_pass.shardy_ops import spell_out
-from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, run_passes, walk
+from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations, run_passes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -83,7 +83,7 @@ def make_explicit(module: Module) -> None:
     handover.mark_given(module)
     run_passes(module, PROPAGATE)
     unit = ir.UnitAttr.get(module.context)
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         if op.name == RESHARD:
             # One that only leads to the start of a sum is the first part of what the user wrote there.
             if not {user.name for user in users_of(op.results[0])} <= set(_STARTS):
@@ -91,7 +91,7 @@ def make_explicit(module: Module) -> None:
         elif len(op.results):
             op.attributes[BEFORE] = op.attributes.get(SHARDING, unit)
     run_passes(module, INSERT)
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         if op.name in _MOVES:
             op = _as_reshard(op)
         if op.name == "sdy.all_reduce":  # XLA derives its own from the operation before it.
@@ -105,7 +105,7 @@ def make_explicit(module: Module) -> None:
 def reshard_ops(module: Module) -> list[ReshardOp]:
     """The reshards of a module after `make_explicit`, in order."""
     meshes = shardings.read_meshes(module)
-    return [_reshard_op(op, meshes) for op in walk(module.operation) if op.name == RESHARD]
+    return [_reshard_op(op, meshes) for op in list_operations(module.operation) if op.name == RESHARD]
 
 
 def is_changed(op: Operation) -> bool:
@@ -115,7 +115,7 @@ def is_changed(op: Operation) -> bool:
 
 def remove_marks(module: Module) -> None:
     """Removes the marks from all operations."""
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         for mark in (BEFORE, BY_USER):
             if mark in op.attributes:
                 del op.attributes[mark]
@@ -162,7 +162,7 @@ def _join_chain(op: Operation) -> None:
 def _share_equal(module: Module) -> None:
     """Keeps only the first of several reshards of one value to one sharding in a block, as XLA's partitioner does."""
     firsts: dict[tuple[Value, Attribute], list[Operation]] = {}
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         if op.name != RESHARD:
             continue
         same = firsts.setdefault((op.operands[0], op.attributes["sharding"]), [])

@@ -21,7 +21,7 @@ from collections.abc import Collection
 from typing import Any
 
 from reshard.jax.stablehlo_pass.shardings import SHARDING, sdy
-from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, walk
+from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations
 
 CONSTRAINT = "sdy.sharding_constraint"
 GIVEN = "reshard.given"
@@ -33,14 +33,14 @@ _NEVER = ("stablehlo.while",)
 
 def mark_given(module: Module) -> None:
     """Marks the operations that have shardings already; `make_importable` removes the marks."""
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         if SHARDING in op.attributes and op.name not in _NEVER:
             op.attributes[GIVEN] = op.attributes[SHARDING]
 
 
 def make_importable(module: Module, kept: Collection[Operation]) -> None:
     """Goes back to the shardings of before propagation, except for the operations in `kept`, and except in `main`."""
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         if op.name == _FUNCTION:
             _without_shardings(op)
             continue

@@ -19,7 +19,7 @@ from enum import Enum
 from reshard.jax.stablehlo_pass import handover
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, is_changed, remove_marks
 from reshard.jax.stablehlo_pass.shardings import MANUAL, read_meshes
-from reshard.lower.to_stablehlo import CHANNEL, Module, Operation, Value, insert_plan, ir, walk
+from reshard.lower.to_stablehlo import CHANNEL, Module, Operation, Value, insert_plan, ir, list_operations
 from reshard.plans.plan import Plan
 from reshard.types.mesh import Mesh
 
@@ -61,7 +61,7 @@ def replace_reshards(
     """Replaces every reshard, and whatever else XLA does not accept, in place. Returns the outcome of each reshard."""
     decided = decide_outcomes(reshards, plans)
     kept = _operations_around(plans)
-    used = (str(op.attributes[CHANNEL]) for op in walk(module.operation) if CHANNEL in op.attributes)
+    used = (str(op.attributes[CHANNEL]) for op in list_operations(module.operation) if CHANNEL in op.attributes)
     channels = itertools.count(1 + max((int(match[1]) for text in used if (match := _HANDLE.search(text))), default=0))
     # A plan's mesh is that of one of its ends, so the module has it.
     symbols = {mesh: symbol for symbol, mesh in read_meshes(module).items()}

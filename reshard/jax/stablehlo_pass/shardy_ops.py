@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reshard.jax.stablehlo_pass.shardings import sdy
-from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, walk
+from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations
 
 _COLLECTIVES = ("all_gather", "all_slice", "all_to_all", "collective_permute", "all_reduce", "reduce_scatter")
 _MOVES = ("sdy.reshard", *(f"sdy.{name}" for name in _COLLECTIVES))
@@ -50,7 +50,7 @@ def make_compilable(module: Module) -> None:
 
 def _inner_first(module: Module, *names: str) -> Iterator[Operation]:
     """The operations of these names; those inside one come before it."""
-    yield from reversed([op for op in walk(module.operation) if op.name in names])
+    yield from reversed([op for op in list_operations(module.operation) if op.name in names])
 
 
 def _own_sharding(op: Operation) -> Attribute:

@@ -31,8 +31,8 @@ from reshard.lower.to_mpi import (
     tile_shapes,
 )
 from reshard.plans.plan import Plan
-from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, copy_order, copy_steps
-from reshard.runtime.on_mpi.copies.strided_copy import Array, raw
+from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, list_copy_steps, order_copies
+from reshard.runtime.on_mpi.copies.strided_copy import Array, view_as_words
 from reshard.runtime.on_mpi.node_price import NodeLoad
 from reshard.runtime.on_mpi.wire.chunks import Region, pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
@@ -138,7 +138,7 @@ def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ..
             regions = [region for region, _ in given.get(to, ())]
             at += sum(math.prod(region.extents) for region in regions)
             packed += regions
-    return NodePacking(tuple(packed), starts, copy_order(packed, source.tile_shape, itemsize, True))
+    return NodePacking(tuple(packed), starts, order_copies(packed, source.tile_shape, itemsize, True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ def list_pushes(
     given = _pairs_given(source, target, rank, nodes, form)
     pairs = tuple((to, given.get(to, ())) for to in _ranks_of_node(rank, nodes))
     regions = [region for _, each in pairs for region, _ in each]
-    return Pushes(pairs, copy_order(regions, tile_shapes(source, target, form)[0], itemsize, True))
+    return Pushes(pairs, order_copies(regions, tile_shapes(source, target, form)[0], itemsize, True))
 
 
 def _ranks_of_node(rank: int, nodes: tuple[int, ...]) -> list[int]:
@@ -281,7 +281,7 @@ def plan_direct(
     messages = messages_between(sent, received, (), before, after, itemsize, staging // itemsize, held)
     own = pulls.pop(rank, ())
     filled = [region for pairs in (own, *pulls.values()) for _, region in pairs]
-    return Direct(own, tuple(pulls.items()), copy_order(filled, after, itemsize), messages)
+    return Direct(own, tuple(pulls.items()), order_copies(filled, after, itemsize), messages)
 
 
 def passes_on(plan: Plan) -> bool:
@@ -303,8 +303,8 @@ def move_directly(
 
     `ready` is called before the target is written to, after as many messages have been received as there is room for.
     """
-    exchange = MessageExchange(call, move.messages, raw(tile), raw(target))
-    steps = fill(call, move, raw(tile), raw(target))
+    exchange = MessageExchange(call, move.messages, view_as_words(tile), view_as_words(target))
+    steps = fill(call, move, view_as_words(tile), view_as_words(target))
     if ready is not None:
         exchange.ahead(ready)
     exchange.start()
@@ -321,9 +321,9 @@ def pull_from(tiles: Mapping[int, Array]) -> Fill:
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         views = [(into.of(target), source.of(tile)) for source, into in move.own]
         for rank, pairs in move.pulls:
-            peer = raw(tiles[rank])
+            peer = view_as_words(tiles[rank])
             views += [(into.of(target), source.of(peer)) for source, into in pairs]
-        return copy_steps(views, move.order)
+        return list_copy_steps(views, move.order)
 
     return fill
 
@@ -334,9 +334,9 @@ def push_into(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         views: list[tuple[Array, Array]] = []
         for rank, pairs in mine.pairs:
-            result = raw(targets[rank]) if rank in targets else target
+            result = view_as_words(targets[rank]) if rank in targets else target
             views += [(into.of(result), source.of(tile)) for source, into in pairs]
-        return copy_steps(views, mine.order, tile)
+        return list_copy_steps(views, mine.order, tile)
 
     return fill
 
@@ -347,9 +347,9 @@ def unpack_from(packed: Mapping[int, Array]) -> Fill:
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         views = [(into.of(target), source.of(tile)) for source, into in move.own]
         for rank, pairs in move.pulls:
-            parts = _view_packed([source for source, _ in pairs], raw(packed[rank]))
+            parts = _view_packed([source for source, _ in pairs], view_as_words(packed[rank]))
             views += zip([into.of(target) for _, into in pairs], parts, strict=True)
-        return copy_steps(views, move.order)
+        return list_copy_steps(views, move.order)
 
     return fill
 
@@ -358,7 +358,7 @@ def pack_for_node(packing: NodePacking, tile: Array, packed: Array) -> None:
     """Copies the regions of a raw tile that the others of the node need, one after another."""
     into = _view_packed(packing.regions, packed)
     views = zip(into, [region.of(tile) for region in packing.regions], strict=True)
-    for step in copy_steps(list(views), packing.order, tile):
+    for step in list_copy_steps(list(views), packing.order, tile):
         step()
 
 

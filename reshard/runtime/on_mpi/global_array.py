@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from reshard.geometry.overlap import piece
 from reshard.lower.to_mpi import Block, Fetch, devices_by_id, list_fetches, ranks_of_seats, seat_of
-from reshard.runtime.on_mpi.copies.strided_copy import Array, raw
+from reshard.runtime.on_mpi.copies.strided_copy import Array, view_as_words
 from reshard.runtime.on_mpi.direct import STAGING
 from reshard.runtime.on_mpi.indices import global_indices, padding_indices
 from reshard.runtime.on_mpi.team import Team, Watch
@@ -36,13 +36,13 @@ def scatter_tiles(call: Call, layout: Layout, array: Array, root: int | None, ti
     The array of any other rank is ignored, so it may be empty.
     """
     mine = _messages_of_scatter(layout, call.team.rank, call.team.size, root, tile.itemsize)
-    MessageExchange(call, mine, raw(array), raw(tile)).run()
+    MessageExchange(call, mine, view_as_words(array), view_as_words(tile)).run()
 
 
 def gather_tiles(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
     """Fills the array of `root` from the tiles, each part from one of the ranks that hold it."""
     mine = _messages_of_gather(layout, call.team.rank, call.team.size, root, tile.itemsize)
-    MessageExchange(call, mine, raw(tile), raw(array)).run()
+    MessageExchange(call, mine, view_as_words(tile), view_as_words(array)).run()
 
 
 @lru_cache(maxsize=64)

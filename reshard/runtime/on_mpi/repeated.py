@@ -37,7 +37,7 @@ from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import digest_of, raise_disagreement
-from reshard.runtime.on_mpi.copies.strided_copy import Array, raw, words
+from reshard.runtime.on_mpi.copies.strided_copy import Array, find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.fused_copies import find_strides, list_tile_copies, widen_block
 from reshard.runtime.on_mpi.node.node_sync import STATES
@@ -226,7 +226,7 @@ class PreparedMove(AgreedCall):
     def _viewed(self, copy: Block, memory: Array) -> _Copy:
         """A copy with its views of the shared memory."""
         wide, width = widen_block(copy, self._dtype.itemsize)
-        dtype, before = words(width), [axis.src for axis in wide.axes]
+        dtype, before = find_word_dtype(width), [axis.src for axis in wide.axes]
         halves = (np.ndarray(wide.extents, dtype, memory, wide.src + half * STAGED, before) for half in (0, 1))
         return _Copy((next(halves), next(halves)), wide.extents, dtype, wide.dst, tuple(axis.dst for axis in wide.axes))
 
@@ -339,7 +339,7 @@ class PreparedMove(AgreedCall):
         if self._like_result is not None:
             result[...] = self._like_result[half]
             return result
-        into = result if self._buffers else raw(result)
+        into = result if self._buffers else view_as_words(result)
         for sources, extents, dtype, start, strides in self._copies:
             _ndarray(extents, dtype, into, start, strides)[...] = sources[half]
         return result

@@ -25,7 +25,7 @@ import numpy as np
 from reshard.lower.to_mpi import FIRST, SECOND, seat_of
 from reshard.runtime.account import Account, InBytes
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw, words
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.direct import plan_direct, push_into
 from reshard.runtime.on_mpi.fused_copies import list_tile_copies, widen_block
 from reshard.runtime.on_mpi.indices import clear_padding
@@ -95,7 +95,7 @@ def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
     size = sum(tile.size for tile in tiles)
     call.memory.take(call.device, size)
     made = call.pool.take(size * dtype.itemsize).view(dtype).reshape(len(tiles), *tiles[0].shape)
-    np.stack([raw(tile) for tile in tiles], out=raw(made))
+    np.stack([view_as_words(tile) for tile in tiles], out=view_as_words(made))
     return made
 
 
@@ -173,7 +173,7 @@ def _run_bundle(
             pushed, move = part.pushes[at], part.moves[at]
             if pushed is None:
                 copies: list[Callable[[], object]] = [
-                    partial(copy, into.of(after[at]), source.of(before[at])) for source, into in move.own
+                    partial(copy_view, into.of(after[at]), source.of(before[at])) for source, into in move.own
                 ]
             else:
                 call.memory.receive(call.device, move.pulled)
@@ -203,7 +203,7 @@ def _place_hop(call: Call, hop: Hop, tile: WindowTile, out: WindowTile | None) -
 
 def _as_moved(hop: Hop, tile: Array) -> Array:
     """A tile as the blocks of a hop see it: flat for a view."""
-    return raw(tile).reshape(-1) if isinstance(hop.form, View) else raw(tile)
+    return view_as_words(tile).reshape(-1) if isinstance(hop.form, View) else view_as_words(tile)
 
 
 def _node_results(team: Team, hop: Hop, result: WindowTile) -> dict[int, Array]:
@@ -239,8 +239,8 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
     if gives:
         call.memory.take(call.device, len(names) * size)
         shape = len(names), *source.tile_shape
-        into = np.ndarray(shape, words(itemsize), memory, starts[team.node_sync.me])
-        np.stack([raw(given.tiles[name].tile) for name in names], out=into)
+        into = np.ndarray(shape, find_word_dtype(itemsize), memory, starts[team.node_sync.me])
+        np.stack([view_as_words(given.tiles[name].tile) for name in names], out=into)
     if takes:
         call.memory.take(call.device, len(names) * math.prod(target.tile_shape))
     team.gather(call.watch)  # From here on, only copies are left.
@@ -252,11 +252,11 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
         move = plan_direct(source, target, team.rank, team.nodes, itemsize, 0)
         for each in list_tile_copies(move, source, target, team.rank, itemsize, starts):
             (at, to, axes), width = widen_block(each, itemsize)
-            dtype, extents = words(width), [axis.extent for axis in axes]
+            dtype, extents = find_word_dtype(width), [axis.extent for axis in axes]
             before, after = [axis.src for axis in axes], [axis.dst for axis in axes]
             for number, out in enumerate(outs):  # Their tiles lie one after another.
                 shared = array(extents, dtype, memory, at + number * size * itemsize, before)
-                array(extents, dtype, raw(out), to, after)[...] = shared
+                array(extents, dtype, view_as_words(out), to, after)[...] = shared
         call.memory.receive(call.device, len(names) * move.pulled)
     if gives:
         team.arena.release(place)  # Used again once all ranks have posted that.

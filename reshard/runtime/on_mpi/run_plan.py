@@ -30,7 +30,7 @@ from reshard.lower.to_mpi import (
 from reshard.lower.views import CastTiles
 from reshard.plans.plan import Plan
 from reshard.runtime.numpy_dtypes import identities, numpy_dtype
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
@@ -114,7 +114,7 @@ def run_plan(
     if result is not None:
         call.memory.take(call.device, result.tile.size, plan.steps[-1].dtype if filled else None)
     if result is not None and not plan.steps:
-        copy(raw(result.tile), raw(tile).reshape(result.tile.shape))
+        copy_view(view_as_words(result.tile), view_as_words(tile).reshape(result.tile.shape))
         return result
     before = tile
     for step in plan.steps:
@@ -170,9 +170,9 @@ def run_step(
             ):
                 target.of(after)[...] = source.of(before)
         case Messages():
-            MessageExchange(call, step.run, raw(before), raw(after)).run(ready)
+            MessageExchange(call, step.run, view_as_words(before), view_as_words(after)).run(ready)
         case RelayMessages(first=first, second=second):
-            MessageExchange(call, first, raw(before), raw(after)).run(ready)
-            MessageExchange(call, second, raw(after), raw(after)).run()
+            MessageExchange(call, first, view_as_words(before), view_as_words(after)).run(ready)
+            MessageExchange(call, second, view_as_words(after), view_as_words(after)).run()
         case Overwrite():
             raise PlanError("an exchange in place writes its result over its operand; plan without donate=True")

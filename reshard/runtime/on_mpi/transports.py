@@ -32,7 +32,7 @@ import numpy as np
 
 from reshard.lower.to_mpi import Overwrite, is_unreplicated, seat_of
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
 from reshard.runtime.on_mpi.direct import (
     Direct,
     Fill,
@@ -46,7 +46,7 @@ from reshard.runtime.on_mpi.direct import (
     unpack_from,
 )
 from reshard.runtime.on_mpi.indices import clear_padding
-from reshard.runtime.on_mpi.node.cma_read import cma_read
+from reshard.runtime.on_mpi.node.cma_read import read_remote_tiles
 from reshard.runtime.on_mpi.node.node_sync import WORDS
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, Transport, prepare_tile
 from reshard.runtime.on_mpi.run_plan import run_plan
@@ -170,7 +170,7 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
     match transport:
         case "node-aggregated":
             result, allotment = transfer.placed(), cast(Allotment, transfer.allotment)
-            mine, ends = cast(Direct, ready.by_node), (raw(held.tile), raw(result.tile))
+            mine, ends = cast(Direct, ready.by_node), (view_as_words(held.tile), view_as_words(result.tile))
             exchange_aggregated(call, mine.messages, mine.own, allotment, *ends, settle)
             return result
         case "pull":
@@ -188,7 +188,7 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
         case "read":
             result = transfer.placed()
             addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
-            return transfer.filled(result, cma_read(addresses, request.source.tile_shape, ready.buffered))
+            return transfer.filled(result, read_remote_tiles(addresses, request.source.tile_shape, ready.buffered))
         case "stage":
             return _move_by_stage(transfer)
         case "pack":
@@ -213,7 +213,7 @@ def _move_by_stage(transfer: TileTransfer) -> WindowTile:
     call.memory.take(call.device, tile.size)
     tiles = _tiles_at(transfer, dict.fromkeys(transfer.with_tiles(source), transfer.staging), source)
     if call.team.rank in tiles:
-        copy(raw(tiles[call.team.rank]), raw(tile))
+        copy_view(view_as_words(tiles[call.team.rank]), view_as_words(tile))
     call.team.gather(call.watch)
     transfer.filled(result, pull_from(tiles))
     _release_staging(transfer)
@@ -225,14 +225,14 @@ def _move_by_pack(transfer: TileTransfer) -> WindowTile:
 
     The target is not replicated, so no element is packed twice, and memory of the tile's size is large enough.
     """
-    result, call, request, tile = transfer.placed(), transfer.call, transfer.request, raw(transfer.held.tile)
+    result, call, request, tile = transfer.placed(), transfer.call, transfer.request, view_as_words(transfer.held.tile)
     team, me = call.team, call.team.node_sync.me
     call.memory.take(call.device, tile.size)
     packing = node_packing(request.source, request.target, team.rank, team.facts.nodes, tile.itemsize)
     staged = _tiles_at(transfer, dict.fromkeys(transfer.with_tiles(request.source), transfer.staging), request.source)
     packed = {rank: each.reshape(-1) for rank, each in staged.items()}
     if team.rank in packed:
-        pack_for_node(packing, tile, raw(packed[team.rank]))
+        pack_for_node(packing, tile, view_as_words(packed[team.rank]))
     starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
     member = {rank: number for number, rank in enumerate(team.members)}
     parts = {rank: packed[rank][starts[member[rank]][me] :] for rank, _ in cast(Direct, transfer.ready.direct).pulls}
@@ -298,5 +298,5 @@ def _keep_tile(call: Call, held: WindowTile, out: WindowTile | None) -> WindowTi
         return held
     result = WindowTile(np.empty(held.tile.shape, held.tile.dtype)) if out is None else out
     call.memory.take(call.device, result.tile.size)
-    copy(raw(result.tile), raw(held.tile))
+    copy_view(view_as_words(result.tile), view_as_words(held.tile))
     return result

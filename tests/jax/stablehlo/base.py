@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from reshard.lower.to_stablehlo import walk
+from reshard.lower.to_stablehlo import list_operations
 
 SHAPE = (16, 16)
 ABORTS = "the process ends"
@@ -85,7 +85,7 @@ def _lower(ctx: Any, *operands: Any, body: str, results: Any) -> Any:
     *operations, last = (op.operation for op in block.operations)
     for op in operations:
         copy = op.clone(ir.InsertionPoint.current)
-        for inner in (copy, *walk(copy)):  # A region may use what is outside of it.
+        for inner in (copy, *list_operations(copy)):  # A region may use what is outside of it.
             for at, operand in enumerate(inner.operands):
                 inner.operands[at] = values.get(operand, operand)
         values.update(zip(op.results, copy.results, strict=True))

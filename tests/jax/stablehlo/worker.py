@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import ProgramError
 from reshard.jax.stablehlo_pass.shardings import SHARDING
-from reshard.lower.to_stablehlo import walk
+from reshard.lower.to_stablehlo import list_operations
 from tests.jax.moving import lowered_twice
 from tests.jax.programs.base import assert_same
 from tests.jax.stablehlo import BY_TITLE
@@ -80,7 +80,7 @@ class Trial:
         """Compiles the program without the pass; `lacks` are operations that it should have and has not."""
         lowered = jax.jit(self.f).lower(self.given)
         module = lowered.compiler_ir("stablehlo")
-        names = {op.name for op in walk(module.operation)}
+        names = {op.name for op in list_operations(module.operation)}
         self.forms = sharding_forms(module)
         self.expected = self._result(lowered.compile())
         on_host = self.cases if self.runs else ()  # Callbacks are sends and receives for TPUs.
@@ -107,7 +107,7 @@ class Trial:
 def sharding_forms(module: Any) -> set[str]:
     """The operations of Shardy in a module, and where it has shardings as attributes."""
     forms: set[str] = set()
-    for op in walk(module.operation):
+    for op in list_operations(module.operation):
         if op.name.startswith("sdy.") or SHARDING in op.attributes:
             forms.add(op.name)
         if op.name == "func.func" and SHARDING in str([op.attributes.get(name) for name in ("arg_attrs", "res_attrs")]):

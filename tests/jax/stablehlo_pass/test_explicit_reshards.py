@@ -8,7 +8,7 @@ from jax.interpreters.mlir import make_ir_context
 from reshard.jax.stablehlo_pass import explicit_reshards
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, is_changed, make_explicit, remove_marks, reshard_ops
 from reshard.jax.stablehlo_pass.module_pass import transform
-from reshard.lower.to_stablehlo import Module, ir, walk
+from reshard.lower.to_stablehlo import Module, ir, list_operations
 from tests.jax.modules import COLUMNS, ROWS, SWAPPED, TYPE, constraint, count, layouts, module
 
 
@@ -74,22 +74,22 @@ def test_a_constraint_on_a_stop_that_is_the_target_counts_as_the_users() -> None
 def test_an_operation_whose_sharding_changes() -> None:
     """Propagation puts the sine's result where its user wants it; insertion computes it where its operand is."""
     transformed, _ = explicit(module(f"%b = stablehlo.sine %a : {TYPE}\n{constraint(COLUMNS, '%b')}"))
-    (sine,) = (op for op in walk(transformed.operation) if op.name == "stablehlo.sine")
+    (sine,) = (op for op in list_operations(transformed.operation) if op.name == "stablehlo.sine")
     assert is_changed(sine) and '<@mesh, [{"x"}, {"y"}]>' in str(sine.attributes["sdy.sharding"])
 
 
 def test_an_operation_whose_sharding_stays_is_not_changed() -> None:
     transformed, _ = explicit(module(ADDITION))
-    (addition,) = (op for op in walk(transformed.operation) if op.name == "stablehlo.add")
+    (addition,) = (op for op in list_operations(transformed.operation) if op.name == "stablehlo.add")
     assert not is_changed(addition)
 
 
 def test_marks_are_removed() -> None:
     transformed, ops = explicit(module(ADDITION))
     marks = (explicit_reshards.BEFORE, explicit_reshards.BY_USER)
-    assert any(mark in op.attributes for op in walk(transformed.operation) for mark in marks) and ops
+    assert any(mark in op.attributes for op in list_operations(transformed.operation) for mark in marks) and ops
     remove_marks(transformed)
-    assert not any(mark in op.attributes for op in walk(transformed.operation) for mark in marks)
+    assert not any(mark in op.attributes for op in list_operations(transformed.operation) for mark in marks)
 
 
 def test_a_layout_that_the_notation_does_not_have_is_said() -> None:
@@ -119,7 +119,7 @@ def test_a_sum_that_starts_is_one_reshard_of_the_users(before: str, after: str, 
     body = f"%b = sdy.sharding_constraint %a {before} : {TYPE}\n%r = sdy.sharding_constraint %b {after} : {TYPE}"
     result = f"({TYPE} {{sdy.sharding = #sdy.sharding{after}}})"
     transformed, ops = explicit(module(body).replace(f"-> {TYPE} {{", f"-> {result} {{"))
-    assert not [op.name for op in walk(transformed.operation) if "unreduced" in op.name]
+    assert not [op.name for op in list_operations(transformed.operation) if "unreduced" in op.name]
     (start,) = (op for op in ops if op.target is not None and op.target.partial)
     assert (str(start.source), str(start.target), start.by_user) == (source, target, True)
 
@@ -132,5 +132,5 @@ def test_a_sum_that_is_started_and_finished_at_once_is_a_gather() -> None:
         for at, to, sharding in zip("abc", "bcr", constraints, strict=True)
     )
     transformed, ops = explicit(module(body))
-    assert not [op.name for op in walk(transformed.operation) if op.name == "sdy.all_gather"]
+    assert not [op.name for op in list_operations(transformed.operation) if op.name == "sdy.all_gather"]
     assert ("f32[{x}4, 16]", "f32[16, 16]") in {(str(op.source), str(op.target)) for op in ops}

@@ -15,7 +15,7 @@ from reshard.jax.stablehlo_pass import handover, module_pass
 from reshard.jax.stablehlo_pass.explicit_reshards import is_changed, make_explicit
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.jax.stablehlo_pass.rewrite import inside_manual
-from reshard.lower.to_stablehlo import Module, Operation, ir, walk
+from reshard.lower.to_stablehlo import Module, Operation, ir, list_operations
 from tests.jax.modules import COLUMNS, ROWS, SPLIT, TYPE, constraint, count, module, uneven
 from tests.jax.programs import BY_NAME
 from tests.jax.stablehlo.worker import USUAL, sharding_forms
@@ -37,7 +37,7 @@ def parsed(text: str) -> Module:
 
 
 def named(transformed: Module, name: str) -> list[Operation]:
-    return [op for op in walk(transformed.operation) if op.name == name]
+    return [op for op in list_operations(transformed.operation) if op.name == name]
 
 
 def test_private_functions_get_no_shardings() -> None:

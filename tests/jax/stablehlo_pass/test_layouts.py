@@ -15,7 +15,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
-from reshard.runtime.on_jax import spec
+from reshard.runtime.on_jax import spell_spec
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.jax.moving import lowered_twice
@@ -31,7 +31,7 @@ OTHER_MESHES = [((2, 3), (12, 6)), ((2, 2, 2), (8, 8, 8)), ((6,), (6, 36))]
 
 
 def specs(pair: Pair) -> tuple[PartitionSpec, PartitionSpec]:
-    return spec(pair[0], pair[0].mesh), spec(pair[1], pair[1].mesh)
+    return spell_spec(pair[0], pair[0].mesh), spell_spec(pair[1], pair[1].mesh)
 
 
 def numbered(shape: tuple[int, ...]) -> np.ndarray:

@@ -11,7 +11,7 @@ import reshard as rs
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, make_explicit, reshard_ops
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.jax.stablehlo_pass.rewrite import ReshardOutcome, decide_outcomes, inside_manual, replace_reshards
-from reshard.lower.to_stablehlo import Module, ir, walk
+from reshard.lower.to_stablehlo import Module, ir, list_operations
 from tests.jax.modules import COLUMNS, MESH, SWAPPED, TYPE, constraint, count, module, uneven
 
 
@@ -70,7 +70,7 @@ def test_inside_a_manual_computation() -> None:
         sdy.return %s : tensor<4x16xf32>
       }} : ({TYPE}) -> {TYPE}"""
     parsed = ir.Module.parse(module(body), make_ir_context())
-    inside = [op.name for op in walk(parsed.operation) if inside_manual(op)]
+    inside = [op.name for op in list_operations(parsed.operation) if inside_manual(op)]
     assert inside == ["stablehlo.sine", "sdy.return"]
 
 
@@ -138,5 +138,5 @@ def test_a_loop_has_no_sharding_of_its_own() -> None:
       {constraint(COLUMNS, "%w#0")}"""
     transformed, ops = explicit(module(body, mesh=MESH))
     replace_reshards(transformed, ops, {})
-    (loop,) = (op for op in walk(transformed.operation) if op.name == "stablehlo.while")
+    (loop,) = (op for op in list_operations(transformed.operation) if op.name == "stablehlo.while")
     assert "sdy.sharding" not in loop.attributes

@@ -7,7 +7,7 @@ from jax.interpreters.mlir import make_ir_context
 
 from reshard.errors import LayoutError
 from reshard.jax.stablehlo_pass import shardings
-from reshard.lower.to_stablehlo import Module, Value, ir, walk
+from reshard.lower.to_stablehlo import Module, Value, ir, list_operations
 from reshard.types.mesh import Mesh
 
 TEXT = """
@@ -31,7 +31,7 @@ def module() -> Module:
 
 def values(module: Module) -> dict[str, Value]:
     """The arguments by name, the results by their operations' names."""
-    (main,) = (op for op in walk(module.operation) if op.name == "func.func")
+    (main,) = (op for op in list_operations(module.operation) if op.name == "func.func")
     block = main.regions[0].blocks[0]
     return {"a": block.arguments[0], "b": block.arguments[1]} | {
         op.operation.name: op.operation.results[0] for op in block.operations if len(op.operation.results)
@@ -84,7 +84,7 @@ def test_loop_carried_values_have_the_loops_sharding() -> None:
         return %w#0 : tensor<8xf32>
       }"""
     module = ir.Module.parse(text, make_ir_context())
-    (loop,) = (op for op in walk(module.operation) if op.name == "stablehlo.while")
+    (loop,) = (op for op in list_operations(module.operation) if op.name == "stablehlo.while")
     carried = loop.regions[1].blocks[0].arguments[0]
     layout = shardings.read_layout(carried, shardings.value_sharding(carried), shardings.read_meshes(module), Mesh(x=4))
     assert str(layout) == "f32[{x}2]"

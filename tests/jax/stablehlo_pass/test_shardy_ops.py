@@ -17,7 +17,7 @@ import reshard as rs
 from reshard.jax import transform
 from reshard.jax.doctor import compile_options, report_program
 from reshard.jax.stablehlo_pass.shardy_ops import make_compilable
-from reshard.lower.to_stablehlo import ir, walk
+from reshard.lower.to_stablehlo import ir, list_operations
 from reshard.types.meaning import meaning
 from tests.sampling import sampled
 
@@ -173,5 +173,5 @@ def test_nothing_is_left_that_xla_does_not_import() -> None:
         module = ir.Module.parse(text, make_ir_context())
         make_compilable(module)
         allowed = {"mesh", "sharding_constraint", "manual_computation", "return", "propagation_barrier", "constant"}
-        names = {op.name.removeprefix("sdy.") for op in walk(module.operation) if op.name.startswith("sdy.")}
+        names = {op.name.removeprefix("sdy.") for op in list_operations(module.operation) if op.name.startswith("sdy.")}
         assert names <= {*allowed, "sharding_group"}

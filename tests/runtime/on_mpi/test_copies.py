@@ -18,12 +18,19 @@ from reshard.runtime.on_mpi.copies import copy_order, stream_copy, strided_copy
 from reshard.runtime.on_mpi.copies.stream_copy import (
     LARGE,
     SWITCH,
-    copy_all,
+    copy_views,
     describe_copies,
     find_kernel,
-    stream_steps,
+    list_stream_steps,
 )
-from reshard.runtime.on_mpi.copies.strided_copy import Array, blocked, copy, raw, view, widened
+from reshard.runtime.on_mpi.copies.strided_copy import (
+    Array,
+    copy_view,
+    make_view,
+    needs_blocks,
+    view_as_words,
+    widen_views,
+)
 from reshard.runtime.on_mpi.fused_copies import find_strides, fuse_copies
 from reshard.runtime.on_mpi.wire.chunks import Region
 
@@ -33,7 +40,7 @@ def test_raw_words_have_the_bytes_of_the_elements(dtype: str):
     array = np.frombuffer(bytes(range(120)), np.uint8).copy().view(np.uint8)
     array = array[: 120 // np.dtype(dtype).itemsize * np.dtype(dtype).itemsize] % 2
     elements = array.view(dtype)
-    words = raw(elements)
+    words = view_as_words(elements)
     assert words.dtype.itemsize == elements.dtype.itemsize
     assert words.tobytes() == elements.tobytes()
     assert np.shares_memory(words, elements)
@@ -43,7 +50,7 @@ def test_raw_words_have_the_bytes_of_the_elements(dtype: str):
 def test_a_view_has_the_elements_of_its_axes(order: str):
     array = np.arange(7 * 5 * 3).reshape(7, 5, 3)
     array = array[::-1] if order == "reversed" else np.array(array, order=order)
-    seen = view(array, (1, 0, 2), [(1, 2), (0, 3), (0, 1)], (2, 2, 3))
+    seen = make_view(array, (1, 0, 2), [(1, 2), (0, 3), (0, 1)], (2, 2, 3))
     wanted = [[[array[1 + 3 * i + j, 2 * c, 2] for j in range(3)] for i in range(2)] for c in range(2)]
     assert np.array_equal(seen, wanted)
     seen[...] = -1
@@ -70,7 +77,7 @@ def test_a_copy_copies_every_element_whatever_the_orders(small_blocks: None, sha
     for before, after in itertools.product(itertools.permutations(range(len(shape))), repeat=2):
         source = np.array(content.transpose(before), order="C").transpose(np.argsort(before))
         target = np.zeros([shape[d] for d in after], dtype).transpose(np.argsort(after))
-        copy(target, source)
+        copy_view(target, source)
         assert np.array_equal(target, content)
 
 
@@ -79,17 +86,17 @@ def test_a_blocking_is_measured_once_and_kept(small_blocks: None):
     target = np.zeros((30, 40, 2), "u4").transpose(1, 0, 2)
     for _ in range(2):
         target[...] = 0
-        copy(target, source[::1])
+        copy_view(target, source[::1])
         assert np.array_equal(target, source)
     assert len(strided_copy._best) == 1
 
 
 def test_only_large_copies_between_orders_are_blocked():
     large = np.zeros((1 << 9, 1 << 9), "u4")
-    assert blocked(large, large.T)
-    assert not blocked(large, large)
-    assert not blocked(large[:64, :64], large[:64, :64].T)
-    assert not blocked(large.view("V2048"), large.view("V2048"))
+    assert needs_blocks(large, large.T)
+    assert not needs_blocks(large, large)
+    assert not needs_blocks(large[:64, :64], large[:64, :64].T)
+    assert not needs_blocks(large.view("V2048"), large.view("V2048"))
 
 
 @pytest.mark.parametrize(("run", "wide"), [(2, "u8"), (4, "c16"), (5, "V20"), (128, None)])
@@ -97,7 +104,7 @@ def test_runs_that_are_one_in_both_views_are_one_element(run: int, wide: str | N
     one, other = (np.arange(20000, dtype="u4").reshape(-1, 200)[:, :run] for _ in range(2))
     one, other = np.tile(one, (64, 1)), np.ascontiguousarray(np.tile(other, (64, 1)))
     rows = np.zeros((6400, 300), "u4")[:, :run]
-    target, source = widened(rows, other)
+    target, source = widen_views(rows, other)
     assert target.dtype == (np.dtype(wide) if wide else rows.dtype)
     np.copyto(target, source)
     assert np.array_equal(rows, one)
@@ -182,7 +189,7 @@ def test_same_as_numpy(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_copy, "_PART", data.draw(st.sampled_from([256, 2048, 1 << 20])))
         patch.setattr(stream_copy, "_LEAST", 0)
-        steps = stream_steps(views, 0)
+        steps = list_stream_steps(views, 0)
     for step in steps or ():
         step()
     if steps is not None:
@@ -205,7 +212,7 @@ def matches(views: Sequence[tuple[Array, Array]]) -> bool:
 @pytest.mark.parametrize("run, gap", [(512, 0), (512, 512), (64, 128), (512, 100 * 64)])
 def test_rows_and_gaps(run: int, gap: int) -> None:
     views = pencils(run, gap)
-    steps = stream_steps(views, 0)
+    steps = list_stream_steps(views, 0)
     assert steps is not None
     for step in steps:
         step()
@@ -216,8 +223,8 @@ def test_rows_and_gaps(run: int, gap: int) -> None:
 @pytest.mark.parametrize("run, why", [(72, "runs are no multiple of 16 bytes"), (80, "short runs at no cache line")])
 def test_left_to_numpy(run: int, why: str) -> None:
     views = pencils(run)
-    assert stream_steps(views, 0) is None, why
-    copy_all(views)
+    assert list_stream_steps(views, 0) is None, why
+    copy_views(views)
     assert matches(views)
 
 
@@ -228,25 +235,25 @@ def test_a_tile_that_is_shifted_onto_itself_is_left_to_numpy() -> None:
     wanted = memory((1 << 20) - 64, 0)
     wanted[...] = tile[:-64]
     views = [(tile[64:], tile[:-64])]
-    assert stream_steps(views, 0) is None
-    assert stream_steps([(wanted, tile[:-64])], 0) is not None
-    copy_all(views)
+    assert list_stream_steps(views, 0) is None
+    assert list_stream_steps([(wanted, tile[:-64])], 0) is not None
+    copy_views(views)
     assert np.array_equal(tile[64:], wanted)
 
 
 @needs_kernel
 def test_large_only() -> None:
     """Of fewer bytes than `LARGE`, or of copies that are small each, numpy makes the copies."""
-    assert stream_steps(pencils(512, rows=LARGE // 2048 - 1)) is None
-    assert stream_steps(pencils(512, rows=LARGE // 2048)) is not None
+    assert list_stream_steps(pencils(512, rows=LARGE // 2048 - 1)) is None
+    assert list_stream_steps(pencils(512, rows=LARGE // 2048)) is not None
     blocks = memory(LARGE, 0).reshape(64, -1)
-    assert stream_steps([(np.empty_like(block), block) for block in blocks]) is None
+    assert list_stream_steps([(np.empty_like(block), block) for block in blocks]) is None
 
 
 @needs_kernel
 def test_steps_keep_their_arrays() -> None:
     target = memory(LARGE, 0)
-    steps = stream_steps([(target, np.full(LARGE, 7, np.uint8))])
+    steps = list_stream_steps([(target, np.full(LARGE, 7, np.uint8))])
     for step in steps or ():
         step()
     assert (target == 7).all()
@@ -259,8 +266,8 @@ def test_without_the_extension(why: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(SWITCH, "0") if SWITCH in why else monkeypatch.setattr(stream_copy, "_stream", None)
     assert describe_copies().startswith(f"numpy: {why}")
     views = pencils(512)
-    assert stream_steps(views, 0) is None
-    copy_all(views)
+    assert list_stream_steps(views, 0) is None
+    copy_views(views)
     assert matches(views)
 
 
@@ -277,8 +284,8 @@ HALVES = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]
 
 def test_long_runs_and_single_copies_are_not_cut():
     rows = [Region((at, 0), ((0, 2), (1, 1)), (4, 4096)) for at in (1, 0)]
-    assert [part.number for part in copy_order.copy_order(rows, (8, 4096), 8)] == [1, 0]
-    assert len(copy_order.copy_order(HALVES[:1], (4096, 64), 8)) == 1
+    assert [part.number for part in copy_order.order_copies(rows, (8, 4096), 8)] == [1, 0]
+    assert len(copy_order.order_copies(HALVES[:1], (4096, 64), 8)) == 1
 
 
 @pytest.mark.parametrize("part", [64, 300, 1 << 20])
@@ -287,7 +294,7 @@ def test_the_parts_of_a_copy_are_the_copy(part: int, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(copy_order, "_PART", part)
     tile = np.zeros((13, 30), "u4")
     regions = [Region((0, at), ((0, 1), (1, 3)), (13, 10)) for at in range(3)]
-    order = copy_order.copy_order(regions, tile.shape, tile.itemsize)
+    order = copy_order.order_copies(regions, tile.shape, tile.itemsize)
     starts = []
     for number, where, _ in order:
         view = regions[number].of(tile)[where]
@@ -300,28 +307,28 @@ def test_the_parts_of_a_copy_are_the_copy(part: int, monkeypatch: pytest.MonkeyP
 
 def test_short_runs_of_a_tile_are_read_ahead(monkeypatch: pytest.MonkeyPatch):
     """Every byte of the tile is read once, before the copies that take it; not long runs, nor a tile hardly used."""
-    monkeypatch.setattr(copy_order, "stream_steps", lambda views: None)  # Numpy's copies alone are read ahead.
+    monkeypatch.setattr(copy_order, "list_stream_steps", lambda views: None)  # Numpy's copies alone are read ahead.
     source, target = np.arange(1 << 19, dtype="u8").reshape(8192, 64), np.zeros((8192, 64), "u8")
     halves = [region._replace(extents=(8192, 32)) for region in HALVES]
-    order = copy_order.copy_order(halves, source.shape, 8, True)
+    order = copy_order.order_copies(halves, source.shape, 8, True)
     ahead = [part.ahead for part in order if part.ahead]
     assert ahead[0][0] == 0 and ahead[-1][1] == source.nbytes and len(ahead) > 1
     assert all(one[1] == other[0] for one, other in itertools.pairwise(ahead))
     assert order[0].ahead and not order[1].ahead
-    steps = copy_order.copy_steps([(region.of(target), region.of(source)) for region in halves], order, source)
+    steps = copy_order.list_copy_steps([(region.of(target), region.of(source)) for region in halves], order, source)
     assert len(steps) == len(order) + len(ahead)
     for step in steps:
         step()
     assert np.array_equal(target, source)
-    assert not any(part.ahead for part in copy_order.copy_order(halves, (8192, 128), 8, True))
+    assert not any(part.ahead for part in copy_order.order_copies(halves, (8192, 128), 8, True))
     wide = [region._replace(extents=(64, 2048)) for region in (HALVES[0], Region((0, 2048), *HALVES[0][1:]))]
-    assert not any(part.ahead for part in copy_order.copy_order(wide, (64, 4096), 8, True))
+    assert not any(part.ahead for part in copy_order.order_copies(wide, (64, 4096), 8, True))
 
 
 def test_transposing_copies_go_one_by_one():
     source, target = np.arange(512 * 512, dtype="u4").reshape(512, 512), np.zeros((512, 512), "u4")
     views = [(target[:256], source.T[:256]), (target[256:], source.T[256:])]
-    steps = copy_order.copy_steps(views, (copy_order.CopyPart(0, (...,)), copy_order.CopyPart(1, (...,))))
+    steps = copy_order.list_copy_steps(views, (copy_order.CopyPart(0, (...,)), copy_order.CopyPart(1, (...,))))
     assert len(steps) == 2
     for step in steps:
         step()

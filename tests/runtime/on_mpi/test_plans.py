@@ -19,7 +19,7 @@ from reshard.errors import BudgetError, PlanError, TileError
 from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, devices_by_id, is_unreplicated
 from reshard.lower.views import CastTiles
 from reshard.mpi import redistribute
-from reshard.runtime.on_mpi.copies.strided_copy import raw
+from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
 from reshard.runtime.on_mpi.direct import (
     list_pushes,
     node_packing,
@@ -381,7 +381,7 @@ def test_every_target_is_filled(pair: tuple[Layout, Layout], count: int, way: st
             fill = unpack_from({giver: packed[giver][rank] for giver, _ in move.pulls})
         else:
             fill = pull_from(dict(enumerate(before)))
-        for step in fill(NO_CALL, move, raw(before[rank]), raw(after[rank])):
+        for step in fill(NO_CALL, move, view_as_words(before[rank]), view_as_words(after[rank])):
             step()
     exchange(every, before, after)
     assert_filled(target, after)
@@ -391,7 +391,7 @@ def packed_of(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...],
     """What a rank packed, from the start of each receiver's part on; the whole is no larger than its tile."""
     packing = node_packing(source, target, rank, nodes, 8)
     packed = np.full(tile.size, PADDING)
-    pack_for_node(packing, raw(tile), raw(packed))
+    pack_for_node(packing, view_as_words(tile), view_as_words(packed))
     return {to: packed[start:] for to, start in packing.starts.items()}
 
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.lower.to_mpi import Axis, Block, Reduce, StepMessages, schedule_device
 from reshard.lower.to_mpi.blocks import whole_tile
-from reshard.runtime.on_mpi.copies.stream_copy import copy_all
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.direct import plan_direct
 from reshard.runtime.on_mpi.wire import datatypes
 from reshard.runtime.on_mpi.wire import messages as messages_module
@@ -230,7 +230,7 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
     for rank, mine in enumerate(together):
         for number, chunk in enumerate(mine.sends.chunks):
             buffer = np.zeros(chunk.elements, np.int64)
-            copy_all(list(mine.sends.packing(number, [of[rank] for of in before], buffer)))
+            copy_views(list(mine.sends.packing(number, [of[rank] for of in before], buffer)))
             wire.setdefault((rank, chunk.peer), []).append(buffer)
     for rank, mine in enumerate(together):
         for move, result, of in zip(each[rank], results[rank], before, strict=True):
@@ -239,7 +239,7 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
         for number, chunk in enumerate(mine.receives.chunks):
             buffer = wire[chunk.peer, rank].pop(0)
             assert buffer.size == chunk.elements <= message_cap(staging, 8)
-            copy_all(list(mine.receives.unpacking(number, results[rank], buffer)))
+            copy_views(list(mine.receives.unpacking(number, results[rank], buffer)))
     assert not any(wire.values())
     for rank, at in itertools.product(NODES, range(len(PAIRS))):
         wanted = after[at][rank]

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.geometry import pieces
-from reshard.runtime.on_mpi.copies.stream_copy import stream_steps
-from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, blocked, copy, widened
+from reshard.runtime.on_mpi.copies.stream_copy import list_stream_steps
+from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, copy_view, needs_blocks, widen_views
 from reshard.runtime.on_mpi.wire.chunks import Region
 
 _PART = 512 << 10  # Bytes of a part: with its gaps, about a core's cache; half of that takes 2% longer.
@@ -62,7 +62,7 @@ class _Placed(NamedTuple):
     elements: int
 
 
-def copy_order(regions: Sequence[Region], shape: Sequence[int], itemsize: int, reads: bool = False) -> Order:
+def order_copies(regions: Sequence[Region], shape: Sequence[int], itemsize: int, reads: bool = False) -> Order:
     """The order of copies to or from these regions of a C-ordered tile: by memory address, short runs in parts.
 
     If the copies read the tile (`reads`), they take short runs from caches: what several of them need is read before.
@@ -70,7 +70,7 @@ def copy_order(regions: Sequence[Region], shape: Sequence[int], itemsize: int, r
     Two halves of rows of 64 doubles, in runs of 256 bytes, take turns:
 
     >>> halves = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]
-    >>> [part.number for part in copy_order(halves, (4096, 64), 8)]
+    >>> [part.number for part in order_copies(halves, (4096, 64), 8)]
     [0, 1, 0, 1]
     """
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
@@ -123,19 +123,19 @@ def _read_ahead(parts: Sequence[_Placed], elements: int, itemsize: int) -> Itera
             yield CopyPart(part.number, part.where, None if at else ahead)
 
 
-def copy_steps(
+def list_copy_steps(
     views: Sequence[tuple[Array, Array]], order: Order, tile: Array | None = None
 ) -> list[Callable[[], object]]:
     """The copies of raw (target, source) views as functions, in this order; one by one if some copy transposes.
 
     `tile` is the one that they read, if the order is that of its memory.
     """
-    if any(blocked(*pair) for pair in views):
-        return [partial(copy, *pair) for pair in views]
-    streamed = stream_steps(views)
+    if any(needs_blocks(*pair) for pair in views):
+        return [partial(copy_view, *pair) for pair in views]
+    streamed = list_stream_steps(views)
     if streamed is not None:
         return streamed
-    wide = [widened(*pair) for pair in views]
+    wide = [widen_views(*pair) for pair in views]
     memory = None if tile is None or not tile.flags.c_contiguous else tile.reshape(-1).view(np.uint8)
     steps: list[Callable[[], object]] = []
     for number, where, ahead in order:

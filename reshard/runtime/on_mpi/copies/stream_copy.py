@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.geometry.blocks import Axis, Block, fuse_axes
-from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, copy
+from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, copy_view
 
 try:
     from . import _stream
@@ -79,7 +79,9 @@ class _Start(NamedTuple):
     target: int
 
 
-def stream_steps(views: Sequence[tuple[Array, Array]], least: int | None = None) -> list[Callable[[], object]] | None:
+def list_stream_steps(
+    views: Sequence[tuple[Array, Array]], least: int | None = None
+) -> list[Callable[[], object]] | None:
     """The copies of raw (target, source) views as functions; None if they are for numpy.
 
     `least` are the bytes of all copies together from which it is worth it, by default `LARGE`. The functions keep the
@@ -87,7 +89,7 @@ def stream_steps(views: Sequence[tuple[Array, Array]], least: int | None = None)
 
     >>> import numpy as np
     >>> one, other = np.arange(1 << 20), np.zeros(1 << 20, int)
-    >>> for step in stream_steps([(other, one)]) or [partial(np.copyto, other, one)]:
+    >>> for step in list_stream_steps([(other, one)]) or [partial(np.copyto, other, one)]:
     ...     step()
     >>> np.array_equal(one, other)
     True
@@ -117,12 +119,12 @@ def stream_steps(views: Sequence[tuple[Array, Array]], least: int | None = None)
     return steps
 
 
-def copy_all(views: Sequence[tuple[Array, Array]]) -> None:
+def copy_views(views: Sequence[tuple[Array, Array]]) -> None:
     """Makes the copies of raw (target, source) views."""
-    steps = stream_steps(views)
+    steps = list_stream_steps(views)
     if steps is None:
         for view in views:
-            copy(*view)
+            copy_view(*view)
         return
     for step in steps:
         step()

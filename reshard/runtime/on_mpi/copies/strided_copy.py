@@ -21,28 +21,28 @@ Array = NDArray[Any]
 _RAW = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16")}
 
 
-def raw(array: Array) -> Array:
+def view_as_words(array: Array) -> Array:
     """The same elements as plain words of their size, so that every dtype is copied at the speed of integers.
 
-    >>> raw(np.ones(2, "float32")).dtype
+    >>> view_as_words(np.ones(2, "float32")).dtype
     dtype('uint32')
     """
-    return array.view(words(array.dtype.itemsize))
+    return array.view(find_word_dtype(array.dtype.itemsize))
 
 
-def words(nbytes: int) -> np.dtype[Any]:
+def find_word_dtype(nbytes: int) -> np.dtype[Any]:
     """The raw dtype of elements of a size.
 
-    >>> words(4), words(3)
+    >>> find_word_dtype(4), find_word_dtype(3)
     (dtype('uint32'), dtype('V3'))
     """
     return _RAW.get(nbytes) or np.dtype((np.void, nbytes))
 
 
-def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], extents: Sequence[int]) -> Array:
+def make_view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], extents: Sequence[int]) -> Array:
     """A view of the elements from local index `start` on, along (dim, step) axes of these extents.
 
-    >>> view(np.arange(12).reshape(3, 4), (1, 0), [(1, 2), (0, 1)], (2, 2))
+    >>> make_view(np.arange(12).reshape(3, 4), (1, 0), [(1, 2), (0, 1)], (2, 2))
     array([[ 4,  8],
            [ 6, 10]])
     """
@@ -74,19 +74,19 @@ _THICK = 16  # Indices of a measured part along the axis that it is cut along: t
 _LONGEST = 2 * _THICK * len(_BLOCKINGS)
 
 
-def copy(target: Array, source: Array) -> None:
+def copy_view(target: Array, source: Array) -> None:
     """Copies one view into another of the same shape and raw dtype.
 
     Numpy writes in the target's order and jumps through the source's memory if its order differs. Block by block,
     the transpositions of 512^3 floats take 5 to 12 times a plain copy, instead of 8 to 110.
 
     >>> target, source = np.zeros((2, 3), "u4"), np.arange(6, dtype="u4").reshape(3, 2).T
-    >>> copy(target, source)
+    >>> copy_view(target, source)
     >>> np.array_equal(target, source)
     True
     """
-    target, source = widened(target, source)
-    if not blocked(target, source):
+    target, source = widen_views(target, source)
+    if not needs_blocks(target, source):
         np.copyto(target, source)
         return
     ends = _find_fastest(target), _find_fastest(source)
@@ -100,14 +100,14 @@ def copy(target: Array, source: Array) -> None:
     _copy_blocks(target, source, _choose_extents(target, ends, _best[key]))
 
 
-def blocked(target: Array, source: Array) -> bool:
+def needs_blocks(target: Array, source: Array) -> bool:
     """Whether a copy must go block by block, because the memory orders of the views differ."""
     if target.nbytes <= _LARGE or target.itemsize >= LINE:
         return False
     return _find_fastest(target) != _find_fastest(source)
 
 
-def widened(target: Array, source: Array) -> tuple[Array, Array]:
+def widen_views(target: Array, source: Array) -> tuple[Array, Array]:
     """The same views with each run of elements that is contiguous in both as one wider element.
 
     Numpy copies short rows element by element. Widened, runs of 8 bytes take 1.4 times a plain copy instead of 17,

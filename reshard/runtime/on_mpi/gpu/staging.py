@@ -21,7 +21,7 @@ from reshard.errors import TileError
 from reshard.geometry import pieces
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.collective import prepare_together
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.gpu.cuda import LANES, Cuda, Strided, cuda, strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, described, empty, of_host, of_its_memory, writable
@@ -186,7 +186,7 @@ class DeviceStage:
                 return
             for lane, buffer, part, place in self._parts(target, source):
                 self.gpu.wait(lane)
-                copy(raw(buffer), raw(part))
+                copy_view(view_as_words(buffer), view_as_words(part))
                 self.gpu.copy(place, strided(buffer), buffer.shape, buffer.itemsize, lane)
             for lane in range(LANES):
                 self.gpu.wait(lane)
@@ -209,7 +209,7 @@ class DeviceStage:
 
     def _land(self, lane: int, buffer: Array, part: Array) -> None:
         self.gpu.wait(lane)
-        copy(raw(part), raw(buffer))
+        copy_view(view_as_words(part), view_as_words(buffer))
 
     def _unpin(self) -> None:
         """Counts the pinned buffers as free; they are kept for the next call."""

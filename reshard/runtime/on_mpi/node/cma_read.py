@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.geometry import pieces
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view
 from reshard.runtime.on_mpi.direct import Copies, Direct, Fill
 from reshard.runtime.on_mpi.wire.chunks import Region
 from reshard.runtime.on_mpi.wire.exchange import Call
@@ -37,7 +37,7 @@ class _RemoteRuns(NamedTuple):
     into: Region
 
 
-def cma_read(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool) -> Fill:
+def read_remote_tiles(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool) -> Fill:
     """Reads the C-ordered source tiles of other ranks, all of this shape, at their addresses in their processes."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
@@ -49,7 +49,7 @@ def cma_read(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool)
             move.parts[key] = sorted(listed, key=lambda each: each[1].into.start) if buffered else listed
         parts: list[tuple[int, _RemoteRuns]] = move.parts[key]
         members = {rank: call.team.members.index(rank) for rank, _ in move.pulls}
-        own: list[Copies] = [partial(copy, into.of(target), source.of(tile)) for source, into in move.own]
+        own: list[Copies] = [partial(copy_view, into.of(target), source.of(tile)) for source, into in move.own]
         return own + [partial(_read_part, call, part, members[rank], addresses[rank], target) for rank, part in parts]
 
     return fill
@@ -65,7 +65,7 @@ def _read_part(call: Call, part: _RemoteRuns, member: int, address: int, target:
     call.memory.take(call.device, into.size)
     buffer = call.pool.take(into.size * into.itemsize)
     call.team.remote_memory.read(member, there, np.array([[buffer.ctypes.data, buffer.size]], np.uint64))
-    copy(into, buffer.view(into.dtype).reshape(into.shape))
+    copy_view(into, buffer.view(into.dtype).reshape(into.shape))
     call.pool.give(buffer)
     call.memory.free(call.device, into.size)
 

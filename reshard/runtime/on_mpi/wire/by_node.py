@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.lower.to_mpi import NodePlace, Stripes, lay_stripes, ranks_of_nodes
-from reshard.runtime.on_mpi.copies.stream_copy import copy_all
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
@@ -124,7 +124,7 @@ def exchange_aggregated(
     taken = -(-table_bytes(team.facts.nodes) // source.itemsize) + allotment.elements if allotment.counted else 0
     call.memory.take(call.device, taken)
     puts = _place_chunks(messages.sends.chunks, mine.puts)
-    copy_all([pair for chunk, place in puts for pair in chunk.packing(source, _part_of_node(memory, place, chunk))])
+    copy_views([pair for chunk, place in puts for pair in chunk.packing(source, _part_of_node(memory, place, chunk))])
 
     def part(start: int, elements: int) -> list[object]:
         return [carried[start * source.itemsize : (start + elements) * source.itemsize], MPI.BYTE]
@@ -140,14 +140,16 @@ def exchange_aggregated(
         ready()
         _copy_own(own, source, target)
     finds = list(_place_chunks(messages.receives.chunks, mine.finds))
-    copy_all([pair for chunk, place in finds for pair in chunk.unpacking(target, _part_of_node(memory, place, chunk))])
+    copy_views(
+        [pair for chunk, place in finds for pair in chunk.unpacking(target, _part_of_node(memory, place, chunk))]
+    )
     call.memory.receive(call.device, sum(chunk.elements for chunk, _ in finds))
     call.memory.free(call.device, taken)
     team.arena.release(allotment.place)  # Peers may still be reading it: it is used again once all have released it.
 
 
 def _copy_own(own: Pairs, source: Array, target: Array) -> None:
-    copy_all([(into.of(target), region.of(source)) for region, into in own])
+    copy_views([(into.of(target), region.of(source)) for region, into in own])
 
 
 def _part_of_node(memory: Sequence[Array], place: NodePlace, chunk: Chunk) -> Array:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from reshard.lower.exchange import Span
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut_tile_block, fits_tile, spans_inside
-from reshard.runtime.on_mpi.copies.stream_copy import copy_all
-from reshard.runtime.on_mpi.copies.strided_copy import Array, view
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
+from reshard.runtime.on_mpi.copies.strided_copy import Array, make_view
 from reshard.types.whole import check_deadline
 
 
@@ -39,7 +39,7 @@ class Region(NamedTuple):
 
     def of(self, tile: Array) -> Array:
         """The region as a view of a tile."""
-        return view(tile, self.start, self.steps, self.extents)
+        return make_view(tile, self.start, self.steps, self.extents)
 
     def part(self, spans: Sequence[Span]) -> Region:
         """The part of the region with these (start, extent) spans of its axes."""
@@ -102,11 +102,11 @@ class Chunk(NamedTuple):
 
     def pack(self, tile: Array, buffer: Array) -> None:
         """Copies the pieces out of the tile into the message's buffer."""
-        copy_all(list(self.packing(tile, buffer)))
+        copy_views(list(self.packing(tile, buffer)))
 
     def unpack(self, tile: Array, buffer: Array) -> None:
         """Copies the pieces out of the message's buffer into the tile."""
-        copy_all(list(self.unpacking(tile, buffer)))
+        copy_views(list(self.unpacking(tile, buffer)))
 
 
 def pack_chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:

@@ -16,8 +16,8 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.copies.stream_copy import copy_all
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view
 from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
@@ -113,13 +113,13 @@ class _Lane:
         """The next messages for which there is room, those that have buffers copied out of the tile into these."""
         flights = list(iter(self.next, None)) if self._has_room() else []
         staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
-        copy_all([pair for number, buffer in staged for pair in self._side.packing(number, self.tile, buffer)])
+        copy_views([pair for number, buffer in staged for pair in self._side.packing(number, self.tile, buffer)])
         return flights
 
     def unpack(self, flights: Collection[_PostedMessage]) -> None:
         """Copies messages out of their buffers, where they have one, into the tile, and releases what they used."""
         staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
-        copy_all([pair for number, buffer in staged for pair in self._side.unpacking(number, self.tile, buffer)])
+        copy_views([pair for number, buffer in staged for pair in self._side.unpacking(number, self.tile, buffer)])
         for flight in flights:
             self.done(flight)
 
@@ -158,7 +158,7 @@ class MessageExchange:
             self.ahead(ready)
         self.start()
         for source, target in self._messages.local:
-            copy(target.of(self._receives.tile), source.of(self._sends.tile))
+            copy_view(target.of(self._receives.tile), source.of(self._sends.tile))
             self.progress()
         self.finish()
 

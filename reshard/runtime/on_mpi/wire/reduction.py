@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from reshard.lower.to_mpi import Block, Reduce
 from reshard.lower.to_mpi.blocks import cut_tile_block
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
 from reshard.runtime.on_mpi.wire.chunks import pack_chunks
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.messages import DIRECT
@@ -58,7 +58,7 @@ def reduce_step(
         if source.flags.c_contiguous and source.size:
             _run_reduction(call, comm, step, source.reshape(-1), target.reshape(-1))
         elif source.size:  # MPI takes contiguous memory, which the target is.
-            copy(raw(target), raw(source))
+            copy_view(view_as_words(target), view_as_words(source))
             _run_reduction(call, comm, step, None, target.reshape(-1))
         if ready is not None:
             ready()
