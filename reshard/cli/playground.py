@@ -44,6 +44,11 @@ def _read_fields(given: Mapping[str, str | None]) -> MoveOptions:
 
 def _write_parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, str]:
     plan, budget = request.plan, given["budget"]
+    # The same request in a shell.
+    words = ["reshard plan"]
+    for name, value in given.items():
+        if value is not None and name not in ("source", "target"):
+            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {shlex.quote(value)}"))
     return {
         "sums": sums_of(plan, given["network"]),
         "steps": steps_of(plan, given["network"]),
@@ -51,14 +56,5 @@ def _write_parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[
         "traffic": picture_of("traffic", plan),
         "memory": picture_of("memory", plan, None if budget is None else parse_bytes(budget)),
         "size": size_text(request.source, request.target),
-        "command": _write_command(given),
+        "command": " ".join([*words, shlex.quote(given["source"] or ""), shlex.quote(given["target"] or "")]),
     }
-
-
-def _write_command(given: Mapping[str, str | None]) -> str:
-    """The same request in a shell."""
-    words = ["reshard plan"]
-    for name, value in given.items():
-        if value is not None and name not in ("source", "target"):
-            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {shlex.quote(value)}"))
-    return " ".join([*words, shlex.quote(given["source"] or ""), shlex.quote(given["target"] or "")])

@@ -46,7 +46,11 @@ def check_simulated_size(plan: Plan) -> None:
         raise ReshardError(
             f"{plan.launches} launches are too many to simulate (at most {MOST_ROUNDS}); give a larger --budget"
         )
-    needed = _count_needed_bytes(plan)
+    # The bytes of all tiles at the peak, and of the global arrays that they are cut from.
+    summands = math.prod(axis.size for axis in plan.source.partial)
+    whole = plan.source.nbytes(math.prod(plan.source.shape))
+    unpacked = max(1, 8 // dtypes.bits(plan.source.dtype))  # numpy stores an int4 in a byte.
+    needed = unpacked * (max(plan.source.mesh.size, plan.target.mesh.size) * plan.peak_bytes + summands * whole)
     if needed > MOST_BYTES:
         fewer = -(-needed // MOST_BYTES)
         raise ReshardError(
@@ -54,14 +58,6 @@ def check_simulated_size(plan: Plan) -> None:
             f"{counted(mesh.size, 'device')} of mesh {mesh}, and at most {bytes_text(MOST_BYTES)} are simulated; "
             f"give a shape with {fewer} times fewer elements, or use `reshard plan`, which takes any size"
         )
-
-
-def _count_needed_bytes(plan: Plan) -> int:
-    """The bytes of all tiles at the peak, and of the global arrays that they are cut from."""
-    summands = math.prod(axis.size for axis in plan.source.partial)
-    whole = plan.source.nbytes(math.prod(plan.source.shape))
-    unpacked = max(1, 8 // dtypes.bits(plan.source.dtype))  # numpy stores an int4 in a byte.
-    return unpacked * (max(plan.source.mesh.size, plan.target.mesh.size) * plan.peak_bytes + summands * whole)
 
 
 @dataclass(frozen=True)

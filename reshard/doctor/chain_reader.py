@@ -315,7 +315,9 @@ class ChainReader:
         if known is not None:
             pair, where = (known.source, known.target), _at_line(where, known.where)
             needed = lower_bound(*pair)
-        before, form = _tile_before(tracer, chain, dtype), _used_form(value, used)
+        # The tile before the move, None if several arrays are moved together.
+        tiles = list(tracer.tiles.values()) or [leaf.array for leaf in chain.leaves if leaf.array is not None]
+        before, form = (replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None), _used_form(value, used)
         after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
         if pair is None:
             most = min(received, after.nbytes)
@@ -434,12 +436,6 @@ def _dims_before(chain: Chain) -> set[Dims]:
         arrays[0].dims if len(arrays) == 1 else (sum(a.elements for a in arrays),) for arrays in operands if arrays
     }
     return leaves | whole
-
-
-def _tile_before(tracer: Tracer, chain: Chain, dtype: str) -> Array | None:
-    """The tile before the move, None if several arrays are moved together."""
-    tiles = list(tracer.tiles.values()) or [leaf.array for leaf in chain.leaves if leaf.array is not None]
-    return replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None
 
 
 def _at_line(where: Source, line: str) -> Source:

@@ -309,7 +309,15 @@ class Proposals:
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
         if self.options.platform == "tpu":
             for plan in one.outcome.plans:
-                _check_order_on_tpu(plan)
+                # A TPU's reduce-scatter among all devices has two levels, so a sum may be rounded in another way.
+                source = plan.source
+                among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
+                if (
+                    among_all
+                    and source.dtype[0] not in "su"
+                    and any(step.kind == "reduce_scatter" for step in plan.steps)
+                ):
+                    raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
         self._check_bytes(one, cost.received_bytes, received)
@@ -336,14 +344,6 @@ class Proposals:
         launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
-
-
-def _check_order_on_tpu(plan: Plan) -> None:
-    """Raises `Unfit` if a TPU rounds a sum differently: its reduce-scatter among all devices has two levels."""
-    source = plan.source
-    among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
-    if among_all and source.dtype[0] not in "su" and any(step.kind == "reduce_scatter" for step in plan.steps):
-        raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
 
 
 def explain_unmeasured(

@@ -169,7 +169,9 @@ class _Search:
         if not self.forms or sum(map(_count_elements, self.forms)) * self.devices > _EXACT:
             return None
         try:
-            return _join_held([self._held(form) for form in self.forms])
+            held = [self._held(form) for form in self.forms]
+            origins = (np.concatenate(parts) for parts in zip(*(each.origins for each in held), strict=True))
+            return HeldElements(np.concatenate([each.device for each in held]), Origins(*origins))
         except Untraceable:
             return None
 
@@ -257,11 +259,6 @@ def _list_extents(comparison: _Comparison, array: Array) -> Iterator[Rebuilt]:
     groups = [devices[comparison.groups == first] for first in np.unique(comparison.groups)]
     leaves = (leaf for group in groups if (leaf := comparison.leaf(group)) is not None)
     yield from (Rebuilt(GROUP, array, leaf) for leaf in islice(leaves, 1))
-
-
-def _join_held(held: Sequence[HeldElements]) -> HeldElements:
-    origins = (np.concatenate(parts) for parts in zip(*(each.origins for each in held), strict=True))
-    return HeldElements(np.concatenate([each.device for each in held]), Origins(*origins))
 
 
 def _count_elements(value: HloValue) -> int:

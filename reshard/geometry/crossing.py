@@ -149,14 +149,12 @@ def _refine_pairs(operand: Layout, result: Layout) -> Refinement | None:
     if size > MOST:
         return None
     axes = {
-        f"{name}{at}": n for name, mesh in _named_meshes(operand, result) for at, n in enumerate(mesh.axes.values())
+        f"{name}{at}": n
+        for name, mesh in (("s", operand.mesh), ("t", result.mesh))
+        for at, n in enumerate(mesh.axes.values())
     }
     pairs = Mesh(axes)
     return refine(_rename_axes(operand, pairs, "s"), _rename_axes(result, pairs, "t"))
-
-
-def _named_meshes(operand: Layout, result: Layout) -> tuple[tuple[str, Mesh], tuple[str, Mesh]]:
-    return ("s", operand.mesh), ("t", result.mesh)
 
 
 def _rename_axes(layout: Layout, mesh: Mesh, name: str) -> Layout:
@@ -171,7 +169,8 @@ def _rename_axes(layout: Layout, mesh: Mesh, name: str) -> Layout:
 
 def _even_figures(operand: Layout, result: Layout, r: Refinement) -> Crossing:
     """Every tile has as many holders and as many requests, all of one size."""
-    demand, received = _requests_a_tile(result, r), r.pieces * r.common
+    # How many devices ask for a part of each source tile, where all tiles are alike.
+    demand, received = (math.prod(digit.radix for digit in r.sliced) * _count_copies(result)), r.pieces * r.common
     queue = Queue(range(demand), range(0, (demand + 1) * r.common, r.common))
     holders = _count_copies(operand)
     shares = queue.figures(holders, max(received, -(-demand * r.common // holders)))
@@ -197,11 +196,6 @@ def _figures_of_single_holders(operand: Layout, result: Layout) -> Crossing:
     message = largest if copies > 1 else _largest_crossing_message(operand, result)
     sent = max(count_sent_across(operand, result).values())
     return Crossing(received, sent, max(*sends, *receives), message, False)
-
-
-def _requests_a_tile(result: Layout, r: Refinement) -> int:
-    """How many devices ask for a part of each source tile, where all tiles are alike."""
-    return math.prod(digit.radix for digit in r.sliced) * _count_copies(result)
 
 
 def _figures_of_shares(operand: Layout, result: Layout) -> Crossing:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from reshard.geometry.exchange_stats import kept, sizes
 from reshard.geometry.holders import holders, home_tile
-from reshard.geometry.message import Factor, Message, Shape, piece_columns, tiles
+from reshard.geometry.message import Message, Shape, piece_columns, tiles
 from reshard.geometry.messages import exchange_messages, spans_apart, typical_messages
 from reshard.geometry.overlap import shares
 from reshard.types.layout import Dim, Layout
@@ -152,7 +152,11 @@ def _loads_of_single_holders(operand: Layout, result: Layout) -> Iterator[Load]:
 
 def _dim_loads(source: Dim, target: Dim) -> _DimLoads:
     by_target = shares(source, target)
-    common = {(p, q): _lengths(runs) for q, by in enumerate(by_target) for p, runs in by.items()}
+    common = {
+        (p, q): tuple(sorted(Counter([block.extents for block in runs]).items()))
+        for q, by in enumerate(by_target)
+        for p, runs in by.items()
+    }
     given: list[Counter[Lengths]] = [Counter() for _ in range(math.prod(d.radix for d in source.digits if d.axis))]
     taken: list[Counter[Lengths]] = [Counter() for _ in by_target]
     for (p, q), lengths in common.items():
@@ -163,10 +167,6 @@ def _dim_loads(source: Dim, target: Dim) -> _DimLoads:
 
 def _sort_parts(of_pieces: Iterable[Counter[Lengths]]) -> list[Parts]:
     return [tuple(sorted(each.items())) for each in of_pieces]
-
-
-def _lengths(blocks: Factor) -> Lengths:
-    return tuple(sorted(Counter([block.extents for block in blocks]).items()))
 
 
 def _own_shares(operand: Layout, result: Layout, common: Sequence[Mapping[tuple[int, int], Lengths]]) -> dict[int, Own]:

@@ -332,7 +332,15 @@ def contiguous_stats(group: DimGroup) -> ExchangeStats | None:
     a, b = contiguous_extent(before), contiguous_extent(after)
     if a is None or b is None:
         return None
-    owned = _list_owned(_piece_weights(group, before, after), a, b, after.size)
+    # What each coordinate of the group adds to the numbers of a device's pieces: (size, in source, in target).
+    old, new = group.meshes
+    factors = group.factors or ()
+    owned = _list_owned(
+        [(size, _piece_weight(before, old, low), _piece_weight(after, new, low)) for low, size in factors],
+        a,
+        b,
+        after.size,
+    )
     if owned is None:
         return None
     source, target = _Blocks(after.size, a, b), _Blocks(after.size, b, a)
@@ -343,13 +351,6 @@ def contiguous_stats(group: DimGroup) -> ExchangeStats | None:
     # Devices that want one piece differ in what they hold: where there are several, each piece is sent to one of them.
     sent = largest if wants > 1 else _largest_shared(source, target, frozenset(owned))
     return ExchangeStats(_tile_kinds(source, target, targets, owned, wants), pieces, largest, sent)
-
-
-def _piece_weights(group: DimGroup, before: Dim, after: Dim) -> list[tuple[int, int, int]]:
-    """What each coordinate of the group adds to the numbers of a device's pieces: (size, in source, in target)."""
-    old, new = group.meshes
-    factors = group.factors or ()
-    return [(size, _piece_weight(before, old, low), _piece_weight(after, new, low)) for low, size in factors]
 
 
 def _piece_weight(dim: Dim, mesh: Mesh, at: int) -> int:

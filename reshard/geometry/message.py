@@ -193,7 +193,7 @@ def tiles(layout: Layout) -> dict[int, Tile]:
     >>> tiles(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
     {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
     """
-    rows = zip(*piece_columns(layout), *_summand_columns(layout), strict=True)
+    rows = zip(*piece_columns(layout), *[_numbers_of_axes(layout, [axis]) for axis in layout.partial], strict=True)
     mesh = layout.mesh
     alone = not layout.dims and not layout.partial
     return dict(zip(mesh.devices, itertools.repeat((), mesh.size) if alone else rows, strict=True))
@@ -208,10 +208,6 @@ def piece_columns(layout: Layout) -> list[list[int]]:
     """
     held = ([digit.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims)
     return [_numbers_of_axes(layout, axes) for axes in held]
-
-
-def _summand_columns(layout: Layout) -> list[list[int]]:
-    return [_numbers_of_axes(layout, [axis]) for axis in layout.partial]
 
 
 def _numbers_of_axes(layout: Layout, axes: Sequence[SubAxis]) -> list[int]:

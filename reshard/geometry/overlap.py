@@ -185,7 +185,9 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     >>> {p: [(each.src, each.dst, each.elements) for each in blocks] for p, blocks in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
-    by_target: tuple[Shares, ...] = tuple({} for _ in range(_pieces(target)))
+    by_target: tuple[Shares, ...] = tuple(
+        {} for _ in range(math.prod(radix for radix, axis in target.digits if axis is not None))
+    )
     for (p, q), runs in _walk_common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
@@ -425,10 +427,6 @@ def _split_range(
         low, value = end, value + 1
 
 
-def _pieces(dim: Dim) -> int:
-    return math.prod(radix for radix, axis in dim.digits if axis is not None)
-
-
 # How many indices of a dim two pieces share, counted without the runs that they share.
 #
 #     15{x}5{y}3/n against 16{y}7{x}2/n       blocks of 3 and of 2 indices
@@ -464,7 +462,7 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
             {p: sum([block.elements for block in blocks]) for p, blocks in by_source.items()}
             for by_source in shares(source, target)
         )
-    counts: list[dict[int, int]] = [{} for _ in range(_shared_pieces(other))]
+    counts: list[dict[int, int]] = [{} for _ in range(math.prod(level.radix for level in other if level.held))]
     _add_shared(one, other, period, source.size // period, counts)
     _add_shared(one, other, source.size % period, 1, counts)
     return tuple(counts)
@@ -526,10 +524,6 @@ class _Steps:
     def _split(self, s: int, t: int, size: int, at_source: bool) -> int:
         block = (self._source[s] if at_source else self._target[t]).block
         return -(-size // block) * self.down(s + at_source, t + (not at_source), min(size, block))
-
-
-def _shared_pieces(of: Sequence[Level]) -> int:
-    return math.prod(level.radix for level in of if level.held)
 
 
 # The shortest run of neighbouring indices that two pieces of a dim share, from the ends of blocks.

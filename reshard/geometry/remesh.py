@@ -89,14 +89,11 @@ def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> I
         return
     for prime in primes(size):
         size //= prime
-        yield from new.sub_axes(_position_weight(weights, stride * size), prime)
-
-
-def _position_weight(weights: dict[int, int], place: int) -> int:
-    """The new mesh's place value for an old one."""
-    if place not in weights:
-        raise MeshError(f"no digit of the device positions has place {place}")
-    return weights[place]
+        # The new mesh's place value for an old one.
+        place = stride * size
+        if place not in weights:
+            raise MeshError(f"no digit of the device positions has place {place}")
+        yield from new.sub_axes(weights[place], prime)
 
 
 def _position_weights(old: Mesh, new: Mesh) -> dict[int, int] | None:

@@ -458,7 +458,7 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
     executed = collectives(of) if isinstance(of, Module) else tuple(one for one in of if one.counted)
     by_kind: dict[str, Total] = {}
     for one in executed:
-        before, times = by_kind.get(one.kind, Total(0, 0)), _or_once(one.times)
+        before, times = by_kind.get(one.kind, Total(0, 0)), (1 if one.times is None else one.times)
         by_kind[one.kind] = Total(before.launches + times, before.received_bytes + times * one.received_bytes)
     return Traffic(
         sum(total.launches for total in by_kind.values()),
@@ -466,10 +466,6 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
         MappingProxyType(by_kind),
         all(one.times is not None for one in executed),
     )
-
-
-def _or_once(times: int | None) -> int:
-    return 1 if times is None else times
 
 
 class _Walk:

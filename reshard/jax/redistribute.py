@@ -213,7 +213,11 @@ def _prepare_plain(x: Any, sharding: Any, source: Any, options: PlanOptions) -> 
     """The move of one leaf that keeps its dims and dtype."""
     aval = x if isinstance(x, jax.Array) else _aval_of(x)
     if not placement.has_layout(sharding):
-        return _prepare_placing(x, sharding, options)
+        # The move of one leaf to a device, to a memory, or to wherever JAX likes.
+        device = placement.one_device(sharding)
+        if device is not None and placement.is_spread(x) and not placement.is_tracing():
+            return prepare_on_device(x, device, options)
+        return partial(put_by_jax, x, sharding, donate=options.donate)
     if placement.leaves_open(sharding):
         return partial(traced.constrain_open, x, sharding)
     target = placement.resolve_sharding(sharding, aval, "target")
@@ -222,19 +226,17 @@ def _prepare_plain(x: Any, sharding: Any, source: Any, options: PlanOptions) -> 
         place = partial(put_by_jax, donate=options.donate) if not placement.is_tracing() else traced.place_constant
         return partial(place, x, target)
     if placement.is_key_dtype(x.dtype):
-        return _prepare_keys(x, target, before, options)
+        # The move of random keys as the integers that they consist of; these add a last dim, which is never split.
+        impl = jax.random.key_impl(x)
+        move = _prepare_leaf(jax.random.key_data(x), target, before, options)
+        if isinstance(move, EagerMove) and move.wrapped is None:
+            return move._replace(wrapped=partial(jax.random.wrap_key_data, impl=impl))
+
+        return lambda: jax.random.wrap_key_data(run_pending(move), impl=impl)
     if isinstance(x, Tracer):
         moved = traced.move_traced(x, ReshardRequest(target, before or placement.sharding_of(x), options))
         return lambda: moved
     return prepare_move(x, ReshardRequest(target, before, options))
-
-
-def _prepare_placing(x: Any, target: Any, options: PlanOptions) -> Pending:
-    """The move of one leaf to a device, to a memory, or to wherever JAX likes."""
-    device = placement.one_device(target)
-    if device is not None and placement.is_spread(x) and not placement.is_tracing():
-        return prepare_on_device(x, device, options)
-    return partial(put_by_jax, x, target, donate=options.donate)
 
 
 def _aval_of(x: Any) -> Any:
@@ -246,16 +248,6 @@ def _aval_of(x: Any) -> Any:
             f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {error}; give arrays of numbers, bools "
             f"or random keys, or a tree of them"
         ) from None
-
-
-def _prepare_keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, options: PlanOptions) -> Pending:
-    """The move of random keys as the integers that they consist of; these add a last dim, which is never split."""
-    impl = jax.random.key_impl(x)
-    move = _prepare_leaf(jax.random.key_data(x), target, source, options)
-    if isinstance(move, EagerMove) and move.wrapped is None:
-        return move._replace(wrapped=partial(jax.random.wrap_key_data, impl=impl))
-
-    return lambda: jax.random.wrap_key_data(run_pending(move), impl=impl)
 
 
 _END = "\n"

@@ -123,7 +123,10 @@ def in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPl
     ids = operand.mesh.devices
     buffers = [_Buffer(slots) for _ in ids]
     turns = list(_bijections(r, len(ids))) if r.common else []
-    _pack_shares(turns, buffers)
+    # A slot for every share that is sent, or kept, on the device that has it, in the order of the rounds.
+    for share in itertools.chain(*turns):
+        if share.src not in buffers[share.sender].waiting:
+            buffers[share.sender].put(buffers[share.sender].waiting, share.src)
     pack = {device: _slots_of_places(buffer.waiting) for device, buffer in zip(ids, buffers, strict=True)}
     largest = in_place_cut(r.common, chunk)[1]
     rounds = [
@@ -135,13 +138,6 @@ def in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPl
     unpack = {device: _slots_of_places(buffer.arrived) for device, buffer in zip(ids, buffers, strict=True)}
     # A single element needs no staging buffer: it can be read and written at once.
     return ExchangeInPlace(send, receive, r.common, slots, pack, tuple(rounds), unpack, staged=largest > 1)
-
-
-def _pack_shares(turns: list[list[_Send]], buffers: list[_Buffer]) -> None:
-    """Gives every share that is sent, or kept, a slot on the device that has it, in the order of the turns."""
-    for share in itertools.chain(*turns):
-        if share.src not in buffers[share.sender].waiting:
-            buffers[share.sender].put(buffers[share.sender].waiting, share.src)
 
 
 def _slots_of_places(shares: dict[Place, int]) -> tuple[tuple[int, Place], ...]:

@@ -44,7 +44,10 @@ MOST_TRANSFERS = 1 << 21
 
 def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
     """Proves one plan; see `prove`, which takes trees too."""
-    _check_given(plan, program)
+    if not isinstance(plan, Plan):
+        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
+    if not (program is None or isinstance(program, Program)):
+        raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
     launches = checked_flag(launches, "launches")
     check_limit(limit)
     if plan.view is not None or any(map(_changes_indices, plan.steps)):
@@ -55,30 +58,19 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
     return replace(proof, launches=fewest(plan, limit)) if launches else proof
 
 
-def _check_given(plan: object, program: object) -> None:
-    if not isinstance(plan, Plan):
-        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
-    if not (program is None or isinstance(program, Program)):
-        raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
-
-
 def _proof_or_counterexample(plan: Plan, program: Program | Outline) -> Proof:
     """The proof that the program is right; raises `ProofError` where one that cannot be proved goes wrong on a run."""
     try:
         if 0 in plan.source.shape:
-            _check_runs(plan, program)
+            # No element of an empty array can be wrong, but its program must still run.
+            if not isinstance(program, Program) or refute(plan, program) is not None:
+                raise UndecidedError("the program of an empty array does not run as the plan says")
         return _proof(plan, program)
     except UndecidedError as undecided:
         counterexample = refute(plan, program) if isinstance(program, Program) and fits(plan) else None
         if counterexample is None:
             raise
         raise ProofError(f"{plan.source} -> {plan.target}: {counterexample}", counterexample) from undecided
-
-
-def _check_runs(plan: Plan, program: Program | Outline) -> None:
-    """Runs the program of an empty array: no element can be wrong, but the program must still run."""
-    if not isinstance(program, Program) or refute(plan, program) is not None:
-        raise UndecidedError("the program of an empty array does not run as the plan says")
 
 
 def _proof(plan: Plan, program: Program | Outline) -> Proof:
@@ -151,7 +143,11 @@ def _bounded(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
         fullest = max(([plan.source.nbytes(e) for e in buffers] for buffers in moments), key=sum)
         terms = " + ".join(_times(size, unit) for size in fullest)
         argument.append(f"step {number}, {step.kind}: at its fullest {terms} bytes")
-        claims.append(Fewer(f"step {number} as promised", *_scaled((sum(fullest), step.live_bytes), unit)))
+        # A buffer that does not grow with N has no figure for N = 1.
+        figures = (sum(fullest), step.live_bytes)
+        if any(figure % unit for figure in figures):
+            raise UndecidedError(f"{figures} bytes are not multiples of the sizes that vary ({unit})")
+        claims.append(Fewer(f"step {number} as promised", *(figures[0] // unit, figures[1] // unit)))
     peak = _times(plan.peak_bytes, unit)
     here = f" ({plan.peak_bytes} here)" if unit > 1 else ""
     return ProofPart(f"at most {peak} bytes live on a device{here}", tuple(argument), tuple(claims))
@@ -196,13 +192,6 @@ def _received(plan: Plan, elements: list[int]) -> int:
 def _unit(plan: Plan, form: Form) -> int:
     """The product of the sizes that vary; 1 for elements below a byte, whose buffers are rounded up one by one."""
     return form.unit if dtypes.bits(plan.source.dtype) >= 8 else 1
-
-
-def _scaled(figures: tuple[int, int], unit: int) -> tuple[int, int]:
-    """Figures for N = 1; raises `UndecidedError` for a buffer that does not grow with N, which has no such figure."""
-    if any(figure % unit for figure in figures):
-        raise UndecidedError(f"{figures} bytes are not multiples of the sizes that vary ({unit})")
-    return figures[0] // unit, figures[1] // unit
 
 
 def _times(figure: int, unit: int) -> str:

@@ -159,7 +159,9 @@ def _wrong(
     wrong = oracle.first_mismatch(target, device, tile, wanted, _same)
     if wrong is None:
         return None
-    origin = _origin(wrong.got, marks)
+    # The global index of the element that has this mark, if any has.
+    hits = (hit for array in marks.values() for hit in np.argwhere(array == wrong.got))
+    origin = next((tuple(int(i) for i in hit) for hit in hits), None)
     there = f"element {origin} of the array is there" if origin not in (None, wrong.element) else "it is not"
     what = (
         f"device {device} must hold element {wrong.element} at local index {wrong.local}, but {there} "
@@ -170,12 +172,6 @@ def _wrong(
 
 def _same(got: Array, wanted: Array) -> Array:
     return np.isclose(got, wanted, rtol=1e-9) if got.dtype.kind == "f" else np.equal(got, wanted)
-
-
-def _origin(mark: Any, marks: oracle.Arrays) -> tuple[int, ...] | None:
-    """The global index of the element that has this mark, if any has."""
-    hits = (hit for array in marks.values() for hit in np.argwhere(array == mark))
-    return next((tuple(int(i) for i in hit) for hit in hits), None)
 
 
 def _exchanges(program: Program) -> list[Exchange | ExchangeInPlace]:

@@ -73,22 +73,6 @@ NO_EXTRAS = Extras()
 # The steps of a move with a view on numpy: tiles reordered, parts taken and put, casts, exchanges of strided boxes.
 
 
-def check_extras(plan: Plan, into: object, scale: object) -> Extras:
-    """The extras of a run, checked; raises `TileError` for those that are missing, unknown or do not fit.
-
-    >>> from reshard.synth import plan
-    >>> from reshard.types import Layout, Mesh
-    >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
-    >>> check_extras(plan(layout, layout), None, None)
-    Extras(into={}, scale={}, casts=True)
-    """
-    wanted = plan.view is not None and plan.view.into
-    if wanted != (into is not None):
-        need = "fills part of the target: give the target's tiles with into=" if wanted else "fills all of the target"
-        raise TileError(f"the move {plan.source} -> {plan.target} {need}; got into={quoted(into)}")
-    return Extras(_existing_tiles(plan, into) if wanted else {}, _scales_by_device(plan, scale))
-
-
 def _existing_tiles(plan: Plan, into: object) -> Tiles:
     target = plan.target
     shapes = {device: (target.tile_shape, target.tile_shape_of(device)) for device in target.mesh.devices}
@@ -616,7 +600,19 @@ def simulate(
     padded = checked_flag(padded, "padded")
     if isinstance(plan, Plan):
         program, given = lower_plan(plan), _source_tiles(plan.source, tiles)
-        moved = run(program, given, memory, check_extras(plan, into, scale))
+        # A plan that fills part of its target needs the target's tiles, and no other may be given any.
+        wanted = plan.view is not None and plan.view.into
+        if wanted != (into is not None):
+            need = (
+                "fills part of the target: give the target's tiles with into=" if wanted else "fills all of the target"
+            )
+            raise TileError(f"the move {plan.source} -> {plan.target} {need}; got into={quoted(into)}")
+        moved = run(
+            program,
+            given,
+            memory,
+            Extras(_existing_tiles(plan, into) if wanted else {}, _scales_by_device(plan, scale)),
+        )
         return moved if padded else _trim_padding(plan, moved)
     if into is not None or scale is not None:
         raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")

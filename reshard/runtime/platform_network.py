@@ -37,7 +37,9 @@ def spell_network(given: Network | str | None) -> str:
     try:
         if not isinstance(given, str) or given == "none" or given in PRESETS:
             return _spell_named(given)
-        return _spell_file(given, *_stat_file(given))
+        # What changes with a file: the time of its last change, and its size.
+        status = os.stat(given)
+        return _spell_file(given, *(status.st_mtime_ns, status.st_size))
     except (ReshardError, OSError, ValueError):  # The call says what is wrong, on all ranks.
         return quoted(given)
 
@@ -51,9 +53,3 @@ def _spell_named(given: Network | str | None) -> str:
 def _spell_file(path: str, modified: int, size: int) -> str:
     """The text of a file's network: reading it takes longer than a small move."""
     return _spell_named(path)
-
-
-def _stat_file(path: str) -> tuple[int, int]:
-    """What changes with a file: the time of its last change, and its size."""
-    status = os.stat(path)
-    return status.st_mtime_ns, status.st_size

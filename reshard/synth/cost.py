@@ -75,7 +75,12 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
             )
         case _:
             try:
-                return _predict_exchange(step, operand, refinement, cost, wires)
+                # An even exchange, or a permute, which is one of a single round.
+                in_turn, crossed = _exchange_peers(refinement)
+                rounds = refinement.pieces
+                per_round = cost.launches // max(1, rounds if crossed else rounds - 1)
+                block = operand.tile_bytes if step.kind == "permute" else operand.nbytes(refinement.common)
+                return _predict_blocks(in_turn, block / per_round, operand.mesh, wires, crossed, per_round)
             except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
                 return _predict_boxes(cost, operand, result, wires)
 
@@ -147,15 +152,6 @@ def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) ->
 
 def _gathered_factors(refinement: Refinement) -> _Factors:
     return [(d.src, d.radix) for d in refinement.gathered if d.src is not None]
-
-
-def _predict_exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cost, links: Wires) -> float:
-    """An even exchange, or a permute, which is one of a single round."""
-    in_turn, crossed = _exchange_peers(refinement)
-    rounds = refinement.pieces
-    per_round = cost.launches // max(1, rounds if crossed else rounds - 1)
-    block = operand.tile_bytes if step.kind == "permute" else operand.nbytes(refinement.common)
-    return _predict_blocks(in_turn, block / per_round, operand.mesh, links, crossed, per_round)
 
 
 def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors]:

@@ -114,14 +114,10 @@ def _routes_without_cast(move: Move, between: Between, budget: int | None) -> It
     if parts is None or budget is not None:
         yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
     if budget is not None and move.source.partial_as(move.target):
-        for chunk in dict.fromkeys((_largest_chunk(move, budget), 1)):
+        # The elements of the largest message that fits twice beside both tiles.
+        spare = budget - move.source.tile_bytes - move.target.tile_bytes
+        for chunk in dict.fromkeys((max(1, spare // max(1, 2 * move.source.nbytes(1))), 1)):
             yield [StepSpec("exchange", move.target, StepMode(chunk, view=move.view))]
-
-
-def _largest_chunk(move: Move, budget: int) -> int:
-    """The elements of the largest message that fits twice beside both tiles."""
-    spare = budget - move.source.tile_bytes - move.target.tile_bytes
-    return max(1, spare // max(1, 2 * move.source.nbytes(1)))
 
 
 def _plan_between(source: Layout, target: Layout, between: Between, budget: int | None) -> Iterator[Plan]:

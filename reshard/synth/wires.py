@@ -63,7 +63,11 @@ class Span(NamedTuple):
     @property
     def swap(self) -> float:
         """Seconds of an all-to-all for each byte of a device's tile."""
-        load = sum(hop * _swap_on_ring(size) * (1 if self._closes(hop, size) else 2) for hop, size in self.runs)
+        # The time of an all-to-all on a ring of `size` devices, in tiles over the bandwidth of a device's wires.
+        load = sum(
+            hop * ((size * size - size % 2) / (4 * size)) * (1 if self._closes(hop, size) else 2)
+            for hop, size in self.runs
+        )
         return load * (2 if self.rough else 1) / self.axis.link.bandwidth
 
     @property
@@ -206,15 +210,6 @@ class Wires(Mapping[str, Link]):
         joined = _join_runs(runs)
         size = math.prod(size for _, size in joined)
         return Span(axis, ((1, axis.size),), size * rough, rough=True) if rough else Span(axis, joined, size)
-
-
-def _swap_on_ring(size: int) -> float:
-    """The time of an all-to-all on a ring of `size` devices, in tiles over the bandwidth of a device's wires.
-
-    >>> _swap_on_ring(4), _swap_on_ring(3), _swap_on_ring(1)
-    (1.0, 0.6666666666666666, 0.0)
-    """
-    return (size * size - size % 2) / (4 * size)
 
 
 def _join_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -99,7 +99,13 @@ class Mesh:
                 raise NotationError(
                     f"mesh {quoted(text)}: cannot read {quoted(part)}; write axes as name=size, e.g. x=4,y=2"
                 )
-            pairs.append((match[1], _axis_size(match[1], match[2])))
+            # The size of an axis that text gives, with its sign.
+            size = written(match[2].removeprefix("-"))
+            if size is None:
+                raise MeshError(
+                    f"axis {quoted(match[1])} has a size of {len(match[2])} digits; at most {MOST} devices have numbers"
+                )
+            pairs.append((match[1], (-size if match[2].startswith("-") else size)))
         return cls(pairs, device_ids=device_ids)
 
     def to_dict(self) -> dict[str, Any]:
@@ -350,11 +356,3 @@ def _checked_axis(name: object, size: object) -> tuple[str, int]:
     if checked is None:
         raise MeshError(f"axis {quoted(name)} has size {quoted(size)}: a size is a whole number of at least 1")
     return name, checked
-
-
-def _axis_size(name: str, digits: str) -> int:
-    """The size of an axis that text gives, with its sign."""
-    size = written(digits.removeprefix("-"))
-    if size is None:
-        raise MeshError(f"axis {quoted(name)} has a size of {len(digits)} digits; at most {MOST} devices have numbers")
-    return -size if digits.startswith("-") else size

@@ -174,7 +174,8 @@ class View:
             " ".join(_atoms_text(dim, self.atoms) for dim in side) for side in (self.source, self.target)
         )
         parts = [
-            f"{a.name}={_part_text(a.size, w)} of the {side}'s {w.size}" for a, side, w in _list_windows(self.atoms)
+            f"{a.name}={(str(w.start) if a.size == 1 else f'{w.start}:{w.start + a.size}')} of the {side}'s {w.size}"
+            for a, side, w in _list_windows(self.atoms)
         ]
         return ", ".join([arrow.strip() if arrow.strip() != "->" else "->", *parts])
 
@@ -188,10 +189,6 @@ def _checked_list(value: object) -> Sequence[Any]:
 def _list_windows(atoms: Sequence[Atom]) -> list[tuple[Atom, str, Window]]:
     both = [(atom, side, w) for atom in atoms for side, w in (("source", atom.taken), ("target", atom.into))]
     return [(atom, side, w) for atom, side, w in both if w is not None]
-
-
-def _part_text(size: int, window: Window) -> str:
-    return str(window.start) if size == 1 else f"{window.start}:{window.start + size}"
 
 
 def _atoms_text(dim: Sequence[int], atoms: Sequence[Atom]) -> str:

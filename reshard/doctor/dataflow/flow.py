@@ -201,7 +201,10 @@ class Flow:
             case "tuple" if path and path[0] < len(instruction.operands):
                 return HloValue(scope, instruction.operands[path[0]], path[1:])
             case "parameter" if scope.opened and scope.caller is not None:
-                arguments = _list_arguments(scope.caller)
+                # The operands of a call; an offloaded call gets its operands from its -update.
+                users = scope.caller.scope.computation.users.get(scope.caller.instruction.name, ())
+                update = next((user for user in users if user.opcode == "call-update"), None)
+                arguments = scope.caller.instruction.operands + (() if update is None else update.operands[1:])
                 number = parameter_number(instruction)
                 return HloValue(scope.caller.scope, arguments[number], path) if number < len(arguments) else None
             case opcode if opcode in _OPENED and (inner := self.inner(scope, instruction)):
@@ -240,13 +243,6 @@ def _list_enclosing(scope: Scope) -> Iterator[Scope]:
 def parameter_number(instruction: Instruction) -> int:
     """The number of the operand that a parameter stands for."""
     return int(instruction.literal) if instruction.literal.isdigit() else 0
-
-
-def _list_arguments(caller: Site) -> tuple[str, ...]:
-    """The operands of a call; an offloaded call gets its operands from its -update."""
-    users = caller.scope.computation.users.get(caller.instruction.name, ())
-    update = next((user for user in users if user.opcode == "call-update"), None)
-    return caller.instruction.operands + (() if update is None else update.operands[1:])
 
 
 def _behind_async(value: HloValue) -> HloValue | None:

@@ -110,7 +110,7 @@ def reshard_ops(module: Module) -> list[ReshardOp]:
 
 def is_changed(op: Operation) -> bool:
     """Whether inserting the reshards changed the sharding of an operation's results."""
-    return BEFORE in op.attributes and op.attributes[BEFORE] != _sharding_mark(op)
+    return BEFORE in op.attributes and op.attributes[BEFORE] != op.attributes.get(SHARDING, ir.UnitAttr.get(op.context))
 
 
 def remove_marks(module: Module) -> None:
@@ -124,10 +124,6 @@ def remove_marks(module: Module) -> None:
 def users_of(value: Value) -> list[Operation]:
     """The operations that use a value."""
     return [use.owner.operation for use in value.uses]
-
-
-def _sharding_mark(op: Operation) -> Attribute:
-    return op.attributes.get(SHARDING, ir.UnitAttr.get(op.context))
 
 
 def _as_reshard(op: Operation) -> Operation:

@@ -29,7 +29,7 @@ from reshard.geometry import crossing, exchange_stats
 from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, lacked_by_device
 from reshard.geometry.figures import received_by_device
 from reshard.geometry.overlap import fullest_piece
-from reshard.geometry.refine import PartialChange, Refinement, partial_change, refine, release_digits
+from reshard.geometry.refine import PartialChange, partial_change, refine, release_digits
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_layouts import view_stages
 from reshard.types import dtypes
@@ -105,12 +105,17 @@ def _bound_elements(source: Layout, target: Layout) -> int:
     if not sums_stay(source, target):
         change = partial_change(source, target) if source.mesh == target.mesh else None
         if change is not None and not change.reduced:
-            return _bound_of_started(source, target, change)
+            # The bound where sub-axes become partial, and none is reduced.
+            group = math.prod(size for _, size in change.started)
+            have = release_digits(source, change.started)
+            return -(-_bound_elements(have, replace(target, partial=have.partial, reduction=have.reduction)) // group)
         return _bound_of_reduction(source, target, change)
     refinement = refine(source, target)
     if refinement is None or not refinement.exact:
         return exchange_stats.fewest_received(source, target)
-    return _bound_of_even(refinement)
+    # The bound in elements for layouts without padding.
+    shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
+    return refinement.common * shares
 
 
 def _bound_across(source: Layout, target: Layout) -> int:
@@ -125,23 +130,6 @@ def _bound_across(source: Layout, target: Layout) -> int:
     if source.partial or disjoint(source.mesh, target.mesh):
         return -(-tile // math.prod(axis.size for axis in target.partial))
     return 0
-
-
-def _bound_of_started(source: Layout, target: Layout, change: PartialChange) -> int:
-    """The bound where sub-axes become partial, and none is reduced.
-
-    Along these, the devices of a group have the parts of one tile. They must receive what the whole group lacks of it,
-    so that one of them receives an equal share at least.
-    """
-    group = math.prod(size for _, size in change.started)
-    have = release_digits(source, change.started)
-    return -(-_bound_elements(have, replace(target, partial=have.partial, reduction=have.reduction)) // group)
-
-
-def _bound_of_even(refinement: Refinement) -> int:
-    """The bound in elements for layouts without padding."""
-    shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
-    return refinement.common * shares
 
 
 def _bound_of_reduction(source: Layout, target: Layout, change: PartialChange | None) -> int:

@@ -137,17 +137,15 @@ def check_permute(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     if _local_places(operand) != _local_places(result) or not operand.partial_as(result):
         raise refuse_step("permute", operand, result, "the tiles must be the same ones, only on other devices")
     if not one_set(operand.mesh, result.mesh):
-        _check_crossing(operand, result)
+        # Every device of one set must have a partner in the other.
+        if operand.mesh.size != result.mesh.size:
+            sizes = f"{operand.mesh.size} devices to {result.mesh.size}"
+            raise refuse_step(
+                "permute", operand, result, f"from {sizes}: use an exchange between sets of different sizes"
+            )
+        if operand.partial:
+            raise refuse_step("permute", operand, result, "a sum cannot stay partial on other devices; finish it first")
     return Cost(operand.tile_bytes, 1, 0)
-
-
-def _check_crossing(operand: Layout, result: Layout) -> None:
-    """Every device of one set must have a partner in the other."""
-    if operand.mesh.size != result.mesh.size:
-        sizes = f"{operand.mesh.size} devices to {result.mesh.size}"
-        raise refuse_step("permute", operand, result, f"from {sizes}: use an exchange between sets of different sizes")
-    if operand.partial:
-        raise refuse_step("permute", operand, result, "a sum cannot stay partial on other devices; finish it first")
 
 
 def _local_places(layout: Layout) -> list[tuple[int, list[tuple[int, int]]]]:
@@ -270,12 +268,18 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     """
     check_deadline()
     if isinstance(kind, str) and kind in VIEW_RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
-        return _check_viewed(kind, operand, result, mode)
+        # A step that changes the shape or the dtype.
+        _check_devices(kind, operand, result)
+        return VIEW_RULES[kind](operand, result, mode)
     rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if rule is None:
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
     if kind != "exchange" or mode.view is None:  # Through a view, shapes differ.
-        _check_one_array(kind, operand, result)
+        if operand.shape != result.shape or operand.dtype != result.dtype:
+            raise refuse_step(kind, operand, result, "a step keeps the global shape and the dtype")
+        _check_devices(kind, operand, result)
+        if operand.partial and result.partial and operand.reduction != result.reduction:
+            raise refuse_step(kind, operand, result, "a step keeps the reduction of what stays partial")
     if mode == PLAIN:
         return rule(operand, result, mode)
     if mode.parts != 1 or mode.overlap:
@@ -286,24 +290,9 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     return rule(operand, result, mode)
 
 
-def _check_one_array(kind: str, operand: Layout, result: Layout) -> None:
-    """Refuses a step between different arrays, devices or reductions."""
-    if operand.shape != result.shape or operand.dtype != result.dtype:
-        raise refuse_step(kind, operand, result, "a step keeps the global shape and the dtype")
-    _check_devices(kind, operand, result)
-    if operand.partial and result.partial and operand.reduction != result.reduction:
-        raise refuse_step(kind, operand, result, "a step keeps the reduction of what stays partial")
-
-
 def _check_devices(kind: str, operand: Layout, result: Layout) -> None:
     if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
         raise refuse_step(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
-
-
-def _check_viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
-    """A step that changes the shape or the dtype."""
-    _check_devices(kind, operand, result)
-    return VIEW_RULES[kind](operand, result, mode)
 
 
 def _check_in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:

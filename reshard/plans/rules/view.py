@@ -64,7 +64,9 @@ def tile_order(operand: Layout, result: Layout, view: View) -> TileOrder:
     """
     if view.taken or view.into:
         raise refuse_step("view", operand, result, f"{view}: a view step moves all elements; take and put choose some")
-    spelled = _spell_on_one_mesh(operand, result)
+    # Both layouts spelled on the mesh of one of them; None if neither mesh can spell the other's.
+    here, there = remesh(result, operand.mesh), remesh(operand, result.mesh)
+    spelled = (operand, here) if here is not None else None if there is None else (there, result)
     if spelled is None or operand.dtype != result.dtype or not spelled[0].partial_as(spelled[1]):
         raise refuse_step("view", operand, result, f"{view}: devices, dtype and reduction must stay")
     before, after = _dims_on_atoms(spelled[0], view.source, view), _dims_on_atoms(spelled[1], view.target, view)
@@ -75,12 +77,6 @@ def tile_order(operand: Layout, result: Layout, view: View) -> TileOrder:
     both = before.keys() & after.keys()
     digits, order = ([at for at in itertools.chain(*groups) if at in both] for groups in (view.source, view.target))
     return TileOrder(tuple(before[at].tile for at in digits), tuple(digits.index(at) for at in order))
-
-
-def _spell_on_one_mesh(operand: Layout, result: Layout) -> tuple[Layout, Layout] | None:
-    """Both layouts spelled on the mesh of one of them; None if neither mesh can spell the other's."""
-    here, there = remesh(result, operand.mesh), remesh(operand, result.mesh)
-    return (operand, here) if here is not None else None if there is None else (there, result)
 
 
 def _dims_on_atoms(layout: Layout, groups: Groups, view: View) -> dict[int, Dim] | None:

@@ -116,7 +116,11 @@ def divided(name: str, whole: Any, flags: Sequence[Any], space: Space) -> tuple[
 @lru_cache(maxsize=16)
 def clashes(space: Space) -> list[tuple[tuple[int, Hold], tuple[int, Hold]]]:
     """Pairs of digits that do not overlap but cannot be in one numeral, such as places 2 to 4 and 6 to 12."""
-    return [(a, b) for a, b in _pairs(space) if not _overlap(space, a, b) and not nest(space.span(*a), space.span(*b))]
+    return [
+        (a, b)
+        for a, b in _pairs(space)
+        if not bool(set(space.covered(*a)) & set(space.covered(*b))) and not nest(space.span(*a), space.span(*b))
+    ]
 
 
 @lru_cache(maxsize=16)
@@ -134,10 +138,6 @@ def nest(one: PlaceSpan, other: PlaceSpan) -> bool:
 def _pairs(space: Space) -> Iterator[tuple[tuple[int, Hold], tuple[int, Hold]]]:
     every = [(at, hold) for at, holds in enumerate(space.holds) for hold in holds]
     return itertools.product(every, every)
-
-
-def _overlap(space: Space, a: tuple[int, Hold], b: tuple[int, Hold]) -> bool:
-    return bool(set(space.covered(*a)) & set(space.covered(*b)))
 
 
 class Between:

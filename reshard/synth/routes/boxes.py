@@ -77,20 +77,16 @@ def _sliced_and_gathered(source: Layout, target: Layout) -> Iterator[Route]:
         pair = Pair(_only_dim(source, at), _only_dim(target, at))
         if pair.refinement is not None:
             chains = Chains(pair, pair.refinement)
-            before[at] = _slice_dim(chains, used_before)
+            # The source's dim, sliced by the target's strides that no dim of the source uses.
+            free = {d.dst for d in chains.refinement.digits if not _overlaps_any(d.dst, d.radix, used_before)}
+            state = tuple(d if s is None and d in free else s for s, d in zip(chains.start, chains.end, strict=True))
+            before[at] = chains.layout(state).dims[0]
             after[at] = _ungather_dim(chains, used_after)
     first, last = _with_dims(source, before), _with_dims(target, after)
     if first != source or last != target:
         path = [source, first, last, target]
         kinds = ("slice", "exchange", "all_gather")
         yield tuple(StepSpec(k, to) for k, (at, to) in zip(kinds, pairwise(path), strict=True) if at != to)
-
-
-def _slice_dim(chains: Chains, used: _Spans) -> Dim:
-    """The source's dim, sliced by the target's strides that no dim of the source uses."""
-    free = {d.dst for d in chains.refinement.digits if not _overlaps_any(d.dst, d.radix, used)}
-    state = tuple(d if s is None and d in free else s for s, d in zip(chains.start, chains.end, strict=True))
-    return chains.layout(state).dims[0]
 
 
 def _ungather_dim(chains: Chains, used: _Spans) -> Dim:

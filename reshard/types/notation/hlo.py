@@ -111,19 +111,20 @@ def placed(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> 
     if whole(num_devices, 1) is None:
         raise MeshError(f"num_devices is of size {quoted(num_devices)}: a size is a whole number of at least 1")
     if isinstance(raw, Untiled):
-        return _untiled(raw, rank, num_devices)
-    sharding = _tiled(raw, rank) if isinstance(raw, Tiling) else _with_mesh(raw, rank)
+        mesh = Mesh() if num_devices == 1 else Mesh(d0=num_devices)
+        axes = tuple(mesh.sub_axis(name) for name in mesh.axes)
+        if raw.kind == "unreduced" and not axes:
+            raise MeshError(
+                "it is unreduced over an unknown number of devices; say how many, 2 or more, with num_devices"
+            )
+        return Placed(mesh, ((),) * rank, axes if raw.kind == "unreduced" else ())
+    sharding = _tiled(raw, rank) if isinstance(raw, Tiling) else place(raw if raw.dims else raw.padded(rank), None)
     if num_devices not in (1, sharding.mesh.size):
         raise MeshError(
             f"it is over {sharding.mesh.size} devices, but {num_devices} are given (as num_devices, or as the size of "
             f"a mesh); leave that out or make it {sharding.mesh.size}"
         )
     return sharding
-
-
-def _with_mesh(raw: RawSharding, rank: int) -> Placed:
-    # XLA writes [] for an array of any rank that has no split dim.
-    return place(raw if raw.dims else raw.padded(rank), None)
 
 
 def _body(reader: Reader) -> Tiling | Untiled | RawSharding:
@@ -299,14 +300,6 @@ def _device_ids(reader: Reader, count: int) -> tuple[int, ...] | None:
     runs, ids = _numbers(reader, count)
     reader.need(")", "close the device ids with )")
     return _listed(runs or ()) if ids is None else ids
-
-
-def _untiled(raw: Untiled, rank: int, num_devices: int) -> Placed:
-    mesh = Mesh() if num_devices == 1 else Mesh(d0=num_devices)
-    axes = tuple(mesh.sub_axis(name) for name in mesh.axes)
-    if raw.kind == "unreduced" and not axes:
-        raise MeshError("it is unreduced over an unknown number of devices; say how many, 2 or more, with num_devices")
-    return Placed(mesh, ((),) * rank, axes if raw.kind == "unreduced" else ())
 
 
 def _tiled(raw: Tiling, rank: int) -> Placed:
