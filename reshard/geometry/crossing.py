@@ -27,7 +27,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.dealing import Queue, tile_queues
-from reshard.geometry.exchange_stats import count_lacked, dim_shares, kept, largest_sent, overlaps, sizes
+from reshard.geometry.exchange_stats import (
+    count_kept,
+    count_lacked,
+    count_overlaps,
+    dim_shares,
+    largest_sent,
+    tile_elements,
+)
 from reshard.geometry.message import Tile, piece_columns, tile_of, tile_sizes, tiles
 from reshard.geometry.overlap import fullest_piece
 from reshard.geometry.refine import Refinement, refine
@@ -106,7 +113,7 @@ def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int]
     """
     stays = _count_staying(source, target)
     if _count_copies(source) == 1:
-        for device, size in zip(source.mesh.devices, sizes(source), strict=True):
+        for device, size in zip(source.mesh.devices, tile_elements(source), strict=True):
             yield (device,), size - stays.get(device, 0)
         return
     size_of = tile_sizes(source)
@@ -116,7 +123,7 @@ def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int]
 
 def _count_staying(source: Layout, target: Layout) -> Mapping[int, int]:
     """By a holder of a source tile, elements of it that no device lacks: all that need them hold that tile."""
-    own = kept(source, target)
+    own = count_kept(source, target)
     if _count_copies(target) == 1:
         return own
     alike: dict[int, int] = {}
@@ -135,8 +142,8 @@ def count_sent_across(operand: Layout, result: Layout) -> Mapping[int, int]:
     """
     if _count_copies(operand) > 1:
         return _share_out(operand, result).sent
-    own, copies = kept(operand, result), _count_copies(result)
-    each = zip(operand.mesh.devices, sizes(operand), strict=True)
+    own, copies = count_kept(operand, result), _count_copies(result)
+    each = zip(operand.mesh.devices, tile_elements(operand), strict=True)
     return {device: copies * size - own.get(device, 0) for device, size in each}
 
 
@@ -180,14 +187,14 @@ def _even_figures(operand: Layout, result: Layout, r: Refinement) -> Crossing:
 
 def _figures_of_single_holders(operand: Layout, result: Layout) -> Crossing:
     """Each tile has one holder, who sends all that is wanted but what it needs itself."""
-    dims = [overlaps(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    dims = [count_overlaps(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
     copies, received = _count_copies(result), least_received_across(operand, result)
     largest = math.prod(dim.largest for dim in dims)
     if disjoint(operand.mesh, result.mesh):
         sends = copies * math.prod(max(dim.of_source) for dim in dims)
         rounds = max(sends, math.prod(max(dim.of_target) for dim in dims))
         return Crossing(received, copies * _fullest_tile(operand), rounds, largest, False)
-    own = kept(operand, result)
+    own = count_kept(operand, result)
     sends = [copies * count for count in _multiply_by_piece(operand, [dim.of_source for dim in dims])]
     receives = _multiply_by_piece(result, [dim.of_target for dim in dims])
     for counts, mesh in (sends, operand.mesh), (receives, result.mesh):
@@ -200,9 +207,9 @@ def _figures_of_single_holders(operand: Layout, result: Layout) -> Crossing:
 
 def _figures_of_shares(operand: Layout, result: Layout) -> Crossing:
     """Holders share the requests for each tile."""
-    shares, own = _share_out(operand, result), kept(operand, result)
+    shares, own = _share_out(operand, result), count_kept(operand, result)
     dims = zip(operand.dims, result.dims, strict=True)
-    receives = _multiply_by_piece(result, [overlaps(s, t).of_target for s, t in dims])
+    receives = _multiply_by_piece(result, [count_overlaps(s, t).of_target for s, t in dims])
     for at, device in enumerate(result.mesh.devices):
         receives[at] += shares.extra[at] - (device in own)
     received, sent = least_received_across(operand, result), max(shares.sent.values())
@@ -223,7 +230,7 @@ class _SharedOut(NamedTuple):
 def _share_out(operand: Layout, result: Layout) -> _SharedOut:
     """What the holders of all tiles send, queue by queue."""
     queues, limit = tile_queues(operand, result), pull_limit(operand, result)
-    own, place = kept(operand, result), result.mesh.position
+    own, place = count_kept(operand, result), result.mesh.position
     sent, extra, sends, message = dict[int, int](), Counter[int](), 0, 0
     for tile, devices in holders_of(operand).items():
         check_deadline()
@@ -265,7 +272,7 @@ def pull_limit(operand: Layout, result: Layout) -> int:
     copies, holders, received = _count_copies(result), _count_copies(operand), least_received_across(operand, result)
     if disjoint(operand.mesh, result.mesh):
         return max(received, -(-copies * _fullest_tile(operand) // holders))
-    own, size_of = kept(operand, result), tile_sizes(operand)
+    own, size_of = count_kept(operand, result), tile_sizes(operand)
     wanted = (
         copies * size_of(tile) - sum(own.get(device, 0) for device in devices)
         for tile, devices in holders_of(operand).items()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.exchange_stats import kept, sizes
+from reshard.geometry.exchange_stats import count_kept, tile_elements
 from reshard.geometry.holders import holders, home_tile
 from reshard.geometry.message import Message, Shape, piece_columns, tiles
 from reshard.geometry.messages import exchange_messages, spans_apart, typical_messages
@@ -93,8 +93,8 @@ def count_sent_among(operand: Layout, result: Layout) -> Mapping[int, int]:
     {0: 4, 1: 4, 2: 2}
     """
     if _has_single_holders(operand, result):
-        own, copies = kept(operand, result), _count_near(operand, result, result)
-        each = zip(operand.mesh.devices, sizes(operand), strict=True)
+        own, copies = count_kept(operand, result), _count_near(operand, result, result)
+        each = zip(operand.mesh.devices, tile_elements(operand), strict=True)
         return {device: copies * size - own.get(device, 0) for device, size in each}
     sent = dict.fromkeys(operand.mesh.devices, 0)
     for message in exchange_messages(operand, result):

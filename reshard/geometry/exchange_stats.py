@@ -566,11 +566,11 @@ def _spans_overlap(a: list[Span], b: list[Span]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def sizes(layout: Layout) -> Sequence[int]:
+def tile_elements(layout: Layout) -> Sequence[int]:
     """The elements of the tile at each position, without padding.
 
     >>> from reshard.types.mesh import Mesh
-    >>> sizes(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    >>> tile_elements(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
     [6, 6, 4, 4]
     """
     extents = ((piece_extents(dim), column) for dim, column in zip(layout.dims, piece_columns(layout), strict=True))
@@ -578,11 +578,11 @@ def sizes(layout: Layout) -> Sequence[int]:
 
 
 @lru_cache(maxsize=64)
-def kept(source: Layout, target: Layout) -> Mapping[int, int]:
+def count_kept(source: Layout, target: Layout) -> Mapping[int, int]:
     """The elements of its target tile that each device holds already; only devices that hold some are listed.
 
     >>> from reshard.types.mesh import Mesh
-    >>> dict(kept(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[{d}1]", Mesh(d=4))))
+    >>> dict(count_kept(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[{d}1]", Mesh(d=4))))
     {0: 1}
     """
     if disjoint(source.mesh, target.mesh):
@@ -606,8 +606,8 @@ def count_lacked(source: Layout, target: Layout) -> dict[int, int]:
     >>> count_lacked(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
     {0: 8, 1: 8, 2: 16}
     """
-    own = kept(source, target)
-    each = zip(target.mesh.devices, sizes(target), strict=True)
+    own = count_kept(source, target)
+    each = zip(target.mesh.devices, tile_elements(target), strict=True)
     return {device: size - own.get(device, 0) for device, size in each}
 
 
@@ -620,12 +620,12 @@ class Overlaps(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def overlaps(source: Dim, target: Dim) -> Overlaps:
+def count_overlaps(source: Dim, target: Dim) -> Overlaps:
     """Which pieces of a dim share elements, counted.
 
     >>> from reshard.types.mesh import Mesh
     >>> (one,), (other,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3/5]", "f32[{y}2/5]"))
-    >>> overlaps(one, other)
+    >>> count_overlaps(one, other)
     Overlaps(of_source=[2, 2], of_target=[1, 2, 1], largest=2)
     """
     a, b = contiguous_extent(source), contiguous_extent(target)

@@ -30,7 +30,7 @@ from reshard.types.whole import check_deadline
 Factor = tuple[Block, ...]
 """What two pieces of some dims share: blocks without common elements."""
 
-Runs = tuple[Factor, ...]
+Product = tuple[Factor, ...]
 """A block of each factor, in every combination."""
 
 Shape = tuple[tuple[tuple[int, ...], int], ...]
@@ -45,12 +45,12 @@ class Message(NamedTuple):
 
     sender: int
     receiver: int
-    products: tuple[Runs, ...]
+    products: tuple[Product, ...]
 
     @property
     def elements(self) -> int:
         """True elements in the message, without padding."""
-        return sum(map(elements, self.products))
+        return sum(map(count_elements, self.products))
 
     @property
     def blocks(self) -> Iterator[Block]:
@@ -73,17 +73,18 @@ class Message(NamedTuple):
         return tuple(sorted(shapes.items()))
 
 
-def elements(product: Runs) -> int:
+def count_elements(product: Product) -> int:
     """The elements of a product of factors.
 
     >>> from reshard.geometry.blocks import Axis
-    >>> elements(((Block(0, 0, (Axis(3, 4, 1),)),), (Block(0, 0, (Axis(2, 1, 1),)), Block(5, 2, (Axis(1, 1, 1),)))))
+    >>> rows, columns = Block(0, 0, (Axis(3, 4, 1),)), [Block(0, 0, (Axis(2, 1, 1),)), Block(5, 2, (Axis(1, 1, 1),))]
+    >>> count_elements(((rows,), tuple(columns)))
     9
     """
     return math.prod([sum([block.elements for block in factor]) for factor in product])
 
 
-def cut_product(product: Runs, low: int, high: int) -> tuple[Runs, ...]:
+def cut_product(product: Product, low: int, high: int) -> tuple[Product, ...]:
     """The elements number `low` to `high` of a product of factors, in row-major order, as products.
 
     Elements 3 to 8 of 3 x 4 are the last of row 0 and the whole of row 1:
@@ -96,17 +97,17 @@ def cut_product(product: Runs, low: int, high: int) -> tuple[Runs, ...]:
     return tuple(_cut_product(product, low, high))
 
 
-def _cut_product(product: Runs, low: int, high: int) -> Iterator[Runs]:
+def _cut_product(product: Product, low: int, high: int) -> Iterator[Product]:
     if low >= high:
         return
-    if (low, high) == (0, elements(product)):
+    if (low, high) == (0, count_elements(product)):
         yield product
         return
     first_factor, rest = product[0], product[1:]
-    row = elements(rest)
+    row = count_elements(rest)
     first, last = -(-low // row), high // row
 
-    def in_row(number: int, low: int, high: int) -> Iterator[Runs]:
+    def in_row(number: int, low: int, high: int) -> Iterator[Product]:
         if low < high:
             index = _cut_factor(first_factor, number, number + 1)
             yield from ((index, *part) for part in _cut_product(rest, low, high))
@@ -229,25 +230,25 @@ def tile_sizes(layout: Layout) -> Callable[[Tile], int]:
 
 def list_requests(
     operand: Layout, result: Layout, receivers: Sequence[int], shared: Sequence[SharedDims]
-) -> dict[Tile, list[tuple[int, Runs]]]:
+) -> dict[Tile, list[tuple[int, Product]]]:
     """For each source tile, the receivers that need part of it, with what they need.
 
     Of a partial array, a device needs the summand that it has, and no other.
     """
-    listed: dict[Tile, list[tuple[int, Runs]]] = {}
+    listed: dict[Tile, list[tuple[int, Product]]] = {}
     whole = tiles(result) if len(receivers) == result.mesh.size else {d: tile_of(result, d) for d in receivers}
     homes = tiles(operand) if operand.partial else {}
     rank = len(operand.dims)
     dims = [dim for each in shared for dim in each.source]
     in_order = None if dims == list(range(rank)) else [dims.index(dim) for dim in range(rank)]
     # Many devices want the same tile: what it is made of is worked out once.
-    made_of: dict[Tile, list[tuple[Tile, Runs]]] = {}
+    made_of: dict[Tile, list[tuple[Tile, Product]]] = {}
     for device in receivers:
         tile = whole[device]
         if tile not in made_of:
             check_deadline()
             wanted = [each.wanted(tuple([tile[at] for at in each.target])).items() for each in shared]
-            parts: list[tuple[Tile, Runs]] = []
+            parts: list[tuple[Tile, Product]] = []
             made_of[tile] = parts
             for owners in itertools.product(*wanted):
                 numbers = tuple([number for pieces, _ in owners for number in pieces])

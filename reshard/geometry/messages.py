@@ -29,10 +29,10 @@ from reshard.geometry.dealing import assign_requests
 from reshard.geometry.holders import holders, home_tile
 from reshard.geometry.message import Message as Message
 from reshard.geometry.message import (
-    Runs,
+    Product,
     SharedDims,
     Tile,
-    elements,
+    count_elements,
     list_requests,
     scale_blocks,
     shared_dims,
@@ -120,7 +120,7 @@ def _assign_messages(
             for at, (device, product) in enumerate(queue):
                 yield Message(givers[at * len(givers) // len(queue)], device, (product,))
             continue
-        for share in assign_requests([elements(product) for _, product in queue], len(givers), limit):
+        for share in assign_requests([count_elements(product) for _, product in queue], len(givers), limit):
             device, product = queue[share.request]
             yield Message(givers[share.holder], device, cut_product(product, share.low, share.high))
 
@@ -229,7 +229,7 @@ class _Exchange:
                 product = tuple([of[q] for of, q in zip(given, pieces, strict=True)])
                 yield self._message(self._me, receiver, product)
 
-    def _message(self, sender: int, receiver: int, product: Runs) -> Message:
+    def _message(self, sender: int, receiver: int, product: Product) -> Message:
         ids = self._operand.mesh.devices
         return Message(ids[sender], ids[receiver], (product,))
 

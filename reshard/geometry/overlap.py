@@ -220,7 +220,7 @@ def shares_from(source: Dim, target: Dim, number: int) -> Shares:
 def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
     """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
     common: _Common = {}
-    _NumeralWalk(levels(source), levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
+    _NumeralWalk(dim_levels(source), dim_levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
     return common
 
 
@@ -231,8 +231,8 @@ def contiguous_extent(dim: Dim) -> int | None:
     >>> [contiguous_extent(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
     [3, None]
     """
-    above = levels(dim)[:-1]
-    return None if any(not level.held for level in above) else levels(dim)[-1].radix
+    above = dim_levels(dim)[:-1]
+    return None if any(not level.held for level in above) else dim_levels(dim)[-1].radix
 
 
 def fullest_piece(dim: Dim) -> int:
@@ -253,7 +253,7 @@ def piece_sizes(dim: Dim) -> Mapping[int, int]:
     >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
     {3: 999996, 2: 1, 0: 3}
     """
-    return _count_sizes(levels(dim), dim.size)
+    return _count_sizes(dim_levels(dim), dim.size)
 
 
 def _count_sizes(levels: Sequence[Level], left: int) -> Counter[int]:
@@ -286,7 +286,7 @@ def piece_extents(dim: Dim) -> Sequence[int]:
     >>> piece_extents(Layout.parse("f32[2{x}3/8]", Mesh(x=2)).dims[0])
     [5, 3]
     """
-    return _list_extents(levels(dim), dim.size)
+    return _list_extents(dim_levels(dim), dim.size)
 
 
 def _list_extents(levels: Sequence[Level], left: int) -> list[int]:
@@ -332,7 +332,7 @@ _Common = dict[tuple[int, int], list[Block]]
 """What a source and a target piece share, ascending."""
 
 
-def levels(dim: Dim) -> tuple[Level, ...]:
+def dim_levels(dim: Dim) -> tuple[Level, ...]:
     """The digits of a dim, major first; the last level is local and its values are single elements."""
     levels = [Level(1, False, 1, 1)]
     block, pieces, local = 1, 1, 1
@@ -454,7 +454,7 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     >>> shared_elements(before, after)
     ({0: 2}, {0: 1, 1: 1}, {1: 2})
     """
-    one, other = levels(source), levels(target)
+    one, other = dim_levels(source), dim_levels(target)
     period = _common_period(one, other, source.size)
     blocks = period // max(1, one[-1].radix) + period // max(1, other[-1].radix)
     if not source.size or _Steps(one, other).down(0, 0, source.size) * _FASTER < blocks:
@@ -548,7 +548,7 @@ def shortest_shared(source: Dim, target: Dim) -> int:
     """
     if not source.size:
         return 1
-    small, big = sorted((levels(source)[-1].radix, levels(target)[-1].radix))
+    small, big = sorted((dim_levels(source)[-1].radix, dim_levels(target)[-1].radix))
     last = max((source.size - 1) // small * small, (source.size - 1) // big * big)
     tail, inner = source.size - last, _least_gap(small, big, last)
     if contiguous_extent(source) is not None or contiguous_extent(target) is not None:

@@ -25,7 +25,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 from reshard.types.mesh import Mesh, is_chain, places
 
 
@@ -369,7 +369,7 @@ def release_digits(layout: Layout, factors: Iterable[Factor]) -> Layout:
     f32[10, {y}2]
     """
     spans = [(factor.stride, factor.stride * factor.size) for factor in factors]
-    dims = tuple(fitted(_digits_released(layout, dim.digits, spans), dim.size) for dim in layout.dims)
+    dims = tuple(fit_digits(_digits_released(layout, dim.digits, spans), dim.size) for dim in layout.dims)
     return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
 
 

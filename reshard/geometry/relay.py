@@ -28,7 +28,16 @@ from typing import NamedTuple
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.crossing import fewest_through, holders_of
 from reshard.geometry.dealing import Share, assign_by_quota, assign_whole
-from reshard.geometry.message import Message, Runs, Tile, cut_product, elements, list_requests, shared_dims, tile_of
+from reshard.geometry.message import (
+    Message,
+    Product,
+    Tile,
+    count_elements,
+    cut_product,
+    list_requests,
+    shared_dims,
+    tile_of,
+)
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
 
@@ -60,7 +69,7 @@ class _Class(NamedTuple):
     """Elements of a source tile that the same devices lack."""
 
     tile: Tile
-    runs: Runs
+    runs: Product
     lacking: tuple[int, ...]
 
 
@@ -77,9 +86,9 @@ class _Given(NamedTuple):
     @property
     def elements(self) -> int:
         """How many elements these are."""
-        return self.high - self.low + elements(self.of.runs) - self.direct
+        return self.high - self.low + count_elements(self.of.runs) - self.direct
 
-    def products(self, low: int, high: int) -> tuple[Runs, ...]:
+    def products(self, low: int, high: int) -> tuple[Product, ...]:
         """The elements number `low` to `high` of these."""
         middle = self.high - self.low
         passed = self.low + min(low, middle), self.low + min(high, middle)
@@ -98,10 +107,10 @@ def relay_messages(operand: Layout, result: Layout) -> Relay:
     """
     classes, local = _list_classes(operand, result)
     holders, bound = holders_of(operand), fewest_through(operand, result)
-    demands = [Demand(elements(each.runs), holders[each.tile], each.lacking) for each in classes]
+    demands = [Demand(count_elements(each.runs), holders[each.tile], each.lacking) for each in classes]
     counts = balance_shares(demands, bound)
     given = list(_list_given(classes, counts))
-    first = _first_turn(given, holders, sends(demands, counts), bound)
+    first = _first_turn(given, holders, count_passed_on(demands, counts), bound)
     return Relay((*local, *first), tuple(_second_turn(given)))
 
 
@@ -151,7 +160,7 @@ def _list_classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[M
     local: list[Message] = []
     for tile, wanted in list_requests(operand, result, result.mesh.devices, shared_dims(operand, result)).items():
         own = set(holders[tile])
-        lacking: dict[Tile, tuple[Runs, list[int]]] = {}
+        lacking: dict[Tile, tuple[Product, list[int]]] = {}
         for device, runs in wanted:
             if device in own:
                 local.append(Message(device, device, (runs,)))
@@ -205,7 +214,7 @@ def _assign_within(sizes: Sequence[int], quotas: Sequence[int], passed: Sequence
 
 def _second_turn(given: Sequence[_Given]) -> Iterator[Message]:
     """Each device passes its shares on, all that another one lacks of them in one message."""
-    passed: dict[tuple[int, int], list[Runs]] = {}
+    passed: dict[tuple[int, int], list[Product]] = {}
     for each in given:
         products = [_at_both_ends(runs) for runs in cut_product(each.of.runs, each.low, each.high)]
         for other in each.of.lacking if products else ():
@@ -215,7 +224,7 @@ def _second_turn(given: Sequence[_Given]) -> Iterator[Message]:
         yield Message(sender, receiver, tuple(products))
 
 
-def _at_both_ends(runs: Runs) -> Runs:
+def _at_both_ends(runs: Product) -> Product:
     """Runs read from a tile of the result: replicas have an element at the same place."""
     return tuple(tuple([_from_result(block) for block in factor]) for factor in runs)
 
@@ -327,7 +336,7 @@ def level_sums(bases: Sequence[int], amount: int) -> list[int]:
     return added
 
 
-def sends(demands: Sequence[Demand], counts: Sequence[Sequence[int]]) -> Counter[int]:
+def count_passed_on(demands: Sequence[Demand], counts: Sequence[Sequence[int]]) -> Counter[int]:
     """The elements that each device passes on."""
     sent: Counter[int] = Counter()
     for demand, some in zip(demands, counts, strict=True):

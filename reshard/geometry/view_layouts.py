@@ -151,13 +151,13 @@ class Middle(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def middle(source: Layout, target: Layout, view: View) -> Middle | None:
+def find_middle(source: Layout, target: Layout, view: View) -> Middle | None:
     """The move on units; None if the two sides have none in common, or if only part of an atom moves.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
     >>> view = View((Atom("three", 3), Atom("h", 8)), ((0, 1),), ((0,), (1,)))
-    >>> parts = middle(Layout.parse("f32[{x}6]", mesh), Layout.parse("f32[3, {x}2]", mesh), view)
+    >>> parts = find_middle(Layout.parse("f32[{x}6]", mesh), Layout.parse("f32[3, {x}2]", mesh), view)
     >>> str(parts.source), str(parts.target)
     ('f32[{x}6]', 'f32[3{x}2]')
     """
@@ -334,7 +334,7 @@ def view_stages(source: Layout, target: Layout, view: View) -> Stages | None:
     atoms = tuple(Atom(atom.name, atom.size) for atom in view.atoms)
     groups = [own if side is None else side.groups for own, side in ((view.source, before), (view.target, after))]
     ends = [own if side is None else side.part for own, side in ((source, before), (target, after))]
-    between = middle(ends[0], ends[1], View(atoms, *groups))
+    between = find_middle(ends[0], ends[1], View(atoms, *groups))
     return None if between is None else Stages(before, between, after)
 
 

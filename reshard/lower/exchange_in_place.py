@@ -8,7 +8,7 @@ in the last of them, and a share that arrives may fill it in the same turn.
 
 **Why the buffer is never larger than the larger tile.** Let a device send f different shares. After k of them have
 left, f - k wait and k g have arrived, so at most max(f, f g) slots are in use, and these are the sizes of the
-operand's and the result's tile in shares. `in_place` has an example.
+operand's and the result's tile in shares. `lower_in_place` has an example.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Buffer:
             self.free.append(slot)
 
 
-def in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPlace:
+def lower_in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPlace:
     """The rounds of an even exchange between slots, in messages of at most `chunk` elements.
 
     For example, f32[{x}{y}1, 2] -> f32[4, {x}1] on <x=2, y=2>: an array of 4 x 2, its elements numbered 0 to 7.
@@ -111,7 +111,7 @@ def in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPl
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2, y=2)
-    >>> step = in_place(Layout.parse("f32[{x}{y}1, 2]", mesh), Layout.parse("f32[4, {x}1]", mesh), None)
+    >>> step = lower_in_place(Layout.parse("f32[{x}{y}1, 2]", mesh), Layout.parse("f32[4, {x}1]", mesh), None)
     >>> [(t.sender, t.src_slot, t.receiver, t.dst_slot) for t in step.rounds[-1]]
     [(3, 1, 0, 1), (2, 1, 1, 1), (1, 1, 2, 1), (0, 1, 3, 1)]
     """

@@ -26,7 +26,7 @@ from reshard.geometry.refine import Refinement, refine
 from reshard.lower.colouring import EvenRounds
 from reshard.lower.exchange import Exchange as Exchange
 from reshard.lower.exchange import lower_exchange
-from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
+from reshard.lower.exchange_in_place import ExchangeInPlace, lower_in_place
 from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
 from reshard.lower.views import ViewInstruction, view_instruction
 from reshard.plans.plan import Batch, Plan, Step
@@ -111,7 +111,7 @@ class InParts:
     """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result.
 
     With `overlap`, a part may be written while the next one is on its way.
-    With `in_place` the operand's memory becomes the result's (`lower.parts_in_place`).
+    With `lower_in_place` the operand's memory becomes the result's (`lower.parts_in_place`).
     """
 
     each: Plain
@@ -204,7 +204,7 @@ def _lower_whole(step: Step, device: int | None) -> Plain:
     if step.kind == "permute":
         return Permute(permute_pairs(operand, result))
     if step.kind == "exchange":
-        return in_place(operand, result, step.mode.chunk) if step.mode.in_place else lower_exchange(step, device)
+        return lower_in_place(operand, result, step.mode.chunk) if step.mode.in_place else lower_exchange(step, device)
     refinement = refine(operand, result)
     if refinement is None:  # The typing rule of a checked step required one.
         raise PlanError(f"{step.kind}: {operand} and {result} have no common refinement; check the plan first")

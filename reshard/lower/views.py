@@ -71,7 +71,7 @@ def view_instruction(step: Step) -> ViewInstruction:
     return PutPart(_part_spans(step.result, view))
 
 
-def aliases(instruction: object) -> bool:
+def is_alias(instruction: object) -> bool:
     """Whether an instruction leaves every tile's memory as it is."""
     return isinstance(instruction, Reorder) and instruction.order.aliases
 

@@ -64,7 +64,7 @@ from reshard.plans.traffic import BusiestBytes, count_busiest_bytes
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
-from reshard.types.view import View, ViewMap, after
+from reshard.types.view import View, ViewMap, compose_maps
 from reshard.types.whole import checked_flag, listed, whole
 
 
@@ -158,7 +158,7 @@ class Plan(ShownPlan):
         wanted = View.identity(self.source.shape) if self.view is None else self.view
         made: ViewMap | None = View.identity(self.source.shape).map
         for view in views:
-            made = None if made is None else after(made, view.map)
+            made = None if made is None else compose_maps(made, view.map)
         if (wanted.source_shape, wanted.target_shape) != (self.source.shape, self.target.shape) or made != wanted.map:
             raise PlanError(
                 f"the views of the steps do not lead from {self.source} to {self.target} as {wanted} does; plan it "

@@ -61,10 +61,9 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
 def _proof_or_counterexample(plan: Plan, program: Program | Outline) -> Proof:
     """The proof that the program is right; raises `ProofError` where one that cannot be proved goes wrong on a run."""
     try:
-        if 0 in plan.source.shape:
-            # No element of an empty array can be wrong, but its program must still run.
-            if not isinstance(program, Program) or refute(plan, program) is not None:
-                raise UndecidedError("the program of an empty array does not run as the plan says")
+        # No element of an empty array can be wrong, but its program must still run.
+        if 0 in plan.source.shape and (not isinstance(program, Program) or refute(plan, program) is not None):
+            raise UndecidedError("the program of an empty array does not run as the plan says")
         return _proof(plan, program)
     except UndecidedError as undecided:
         counterexample = refute(plan, program) if isinstance(program, Program) and fits(plan) else None

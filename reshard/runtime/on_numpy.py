@@ -38,7 +38,7 @@ from reshard.lower.program import (
     SplitSum,
     lower_batch,
 )
-from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, aliases, last_dtype
+from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, is_alias, last_dtype
 from reshard.plans.plan import Plan, TreePlan
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
@@ -201,7 +201,7 @@ def _run_launches(
             each = zip(steps, before, shapes, strict=True)
             after = [run_instruction(step, tiles, shape, memory, more) for step, tiles, shape in each]
         for at, (one, step) in enumerate(zip(program.programs, steps, strict=True)):
-            if aliases(step):  # The same memory in another shape: it is still the source's if it was before.
+            if is_alias(step):  # The same memory in another shape: it is still the source's if it was before.
                 given[at] = after[at] if before[at] is given[at] else given[at]
             elif not overwrites_operand(step) and (before[at] is not given[at] or not one.keep_source):
                 for device, tile in before[at].items():

@@ -65,14 +65,14 @@ def true_extent(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
     return count + left
 
 
-def fitted(digits: Iterable[Digit], size: int) -> Dim:
+def fit_digits(digits: Iterable[Digit], size: int) -> Dim:
     """The dim that covers `size` in as many rounds of these digits as it takes.
 
     Leading local digits count rounds, and are replaced by the number needed. Digits that start with a held one are
     one round, which gets a leading digit in front.
 
     >>> axis = SubAxis("x", 1, 4)
-    >>> fitted([Digit(9, None), Digit(4, axis), Digit(2, None)], 20).digits[0]
+    >>> fit_digits([Digit(9, None), Digit(4, axis), Digit(2, None)], 20).digits[0]
     Digit(radix=3, axis=None)
     """
     kept = tuple(itertools.dropwhile(lambda d: d.axis is None, digits))

@@ -18,7 +18,7 @@ from reshard.types.canonical import canonical_dim, canonical_partial, check_one_
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
 from reshard.types.dims import checked_shape, true_extent
-from reshard.types.dims import fitted as fitted
+from reshard.types.dims import fit_digits as fit_digits
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
 from reshard.types.whole import MOST_LISTED, listed
@@ -273,7 +273,7 @@ class Layout:
 
         def dim(size: int, block: int, name: str) -> Dim:
             axis = SubAxis(name, 1, mesh.axes[name])
-            return fitted((Digit(axis.size, axis), Digit(block, None)), size)
+            return fit_digits((Digit(axis.size, axis), Digit(block, None)), size)
 
         return cls(mesh, tuple(dim(*each) for each in dims), dtypes.canonical(dtype))
 

@@ -257,13 +257,13 @@ def canonical_map(digits: Iterable[MapDigit], start: int = 0, end: int = 0) -> V
     return ViewMap(tuple(merged), start, end)
 
 
-def after(first: ViewMap, second: ViewMap) -> ViewMap | None:
+def compose_maps(first: ViewMap, second: ViewMap) -> ViewMap | None:
     """The map of `first` and then `second`, if the digits of one nest in those of the other; else None.
 
     One of the two has all indices of the array in the middle, so that they are numerals of its digits.
 
     >>> split, swap = canonical_map([(6, 1, 1)]), canonical_map([(2, 3, 1), (3, 1, 2)])
-    >>> after(split, swap) == swap, after(swap, canonical_map([(2, 3, 3), (3, 1, 1)])) == swap
+    >>> compose_maps(split, swap) == swap, compose_maps(swap, canonical_map([(2, 3, 3), (3, 1, 1)])) == swap
     (True, True)
     """
     if ((0, 0, 0),) in (first.digits, second.digits):

@@ -14,15 +14,15 @@ from reshard.geometry import crossing, device_loads, exchange_stats
 from reshard.geometry.exchange_stats import (
     ByDevice,
     contiguous_stats,
+    count_kept,
+    count_overlaps,
     count_rounds,
     dim_groups,
     fewest_received,
-    kept,
     lacked_by_device,
     largest_message,
-    overlaps,
     shortest_run,
-    sizes,
+    tile_elements,
 )
 from reshard.geometry.figures import most_sent, sent_by_device
 from reshard.geometry.messages import exchange_messages
@@ -363,9 +363,9 @@ def test_what_devices_keep(seed: int):
     source, target = random_crossing(random.Random(seed))
     wanted = {device: brute.elements(target, device) for device in target.mesh.devices}
     both = {device: brute.elements(source, device) for device in source.mesh.devices if device in wanted}
-    assert list(sizes(target)) == [len(elements) for elements in wanted.values()]
+    assert list(tile_elements(target)) == [len(elements) for elements in wanted.values()]
     counts = {device: len(elements & wanted[device]) for device, elements in both.items()}
-    assert dict(kept(source, target)) == {device: count for device, count in counts.items() if count}
+    assert dict(count_kept(source, target)) == {device: count for device, count in counts.items() if count}
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -373,7 +373,7 @@ def test_overlaps_are_those_of_the_pieces(seed: int):
     source, target = random_crossing(random.Random(seed))
     for one, other in zip(source.dims, target.dims, strict=True):
         shared = shared_elements(one, other)
-        of_source, of_target, largest = overlaps(one, other)
+        of_source, of_target, largest = count_overlaps(one, other)
         assert list(of_target) == [len(by) for by in shared]
         assert list(of_source) == [sum(p in by for by in shared) for p in range(len(of_source))]
         assert largest == max((count for by in shared for count in by.values()), default=0)

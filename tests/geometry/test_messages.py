@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.figures import exchange_figures, received_by_device
-from reshard.geometry.message import Message, Runs, cut_product, elements, tile_of, tile_sizes, tiles
+from reshard.geometry.message import Message, Product, count_elements, cut_product, tile_of, tile_sizes, tiles
 from reshard.geometry.messages import exchange_messages, messages_of
 from reshard.geometry.view_boxes import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
@@ -126,7 +126,7 @@ COLUMNS = (Block(1, 0, (Axis(2, 10, 20), Axis(2, 4, 4), Axis(2, 1, 1))),)
 PLANES = (Block(5, 5, (Axis(3, 1, 1),)),)
 
 
-def _listed(products: tuple[Runs, ...]) -> list[tuple[tuple[int, int], ...]]:
+def _listed(products: tuple[Product, ...]) -> list[tuple[tuple[int, int], ...]]:
     """The offsets of every element along each factor, in order."""
     listed = []
     for product in products:
@@ -136,9 +136,9 @@ def _listed(products: tuple[Runs, ...]) -> list[tuple[tuple[int, int], ...]]:
 
 
 @pytest.mark.parametrize("product", [(), (ROWS,), (COLUMNS,), (ROWS, PLANES), (ROWS, COLUMNS, PLANES)], ids=len)
-def test_a_cut_has_the_elements_between_two_numbers_in_order(product: Runs):
+def test_a_cut_has_the_elements_between_two_numbers_in_order(product: Product):
     every = _listed((product,))
-    assert elements(product) == len(every)
+    assert count_elements(product) == len(every)
     ends = range(0, len(every) + 1, max(1, len(every) // 25))
     for low, high in itertools.combinations_with_replacement(ends, 2):
         message = Message(0, 1, cut_product(product, low, high))

@@ -8,7 +8,7 @@ from math import ceil
 
 import pytest
 
-from reshard.geometry.relay import Demand, balance_shares, level_sums, sends
+from reshard.geometry.relay import Demand, balance_shares, count_passed_on, level_sums
 from tests.endpoint_lp import sent
 
 
@@ -44,7 +44,7 @@ def test_the_busiest_sender_is_near_the_linear_program(seed: int):
 
 def _busiest(demands: list[Demand], counts: list[tuple[int, ...]]) -> int:
     """What the busiest device sends if devices pass on so much, and holders send the rest as evenly as they can."""
-    loads = sends(demands, counts)
+    loads = count_passed_on(demands, counts)
     by_holders: Counter[tuple[int, ...]] = Counter()
     for demand, some in zip(demands, counts, strict=True):
         rest = demand.size * len(demand.lacking) - sum(some) * demand.further

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.geometry.view_layouts import fuse_atoms, invert_view, layout_over, merge_dims, middle, split_dim
+from reshard.geometry.view_layouts import find_middle, fuse_atoms, invert_view, layout_over, merge_dims, split_dim
 from reshard.types.layout import Dim, Layout
 from reshard.types.meaning import meaning
 from reshard.types.view import Atom, View
@@ -80,5 +80,5 @@ def test_fusing_keeps_the_map():
 def test_dims_that_share_atoms_and_do_not_split_have_no_units():
     view = View((Atom("a", 3), Atom("b", 8)), ((0, 1),), ((1, 0),))
     target = Layout.parse("f32[{x}{y}3]", MESH)
-    assert middle(Layout.parse("f32[{x}6]", MESH), target, view).target == Layout.parse("f32[3{x}{y}]", MESH)
-    assert middle(Layout.parse("f32[{x}{y}3]", MESH), Layout.parse("f32[3{y}{x}]", MESH), view) is None
+    assert find_middle(Layout.parse("f32[{x}6]", MESH), target, view).target == Layout.parse("f32[3{x}{y}]", MESH)
+    assert find_middle(Layout.parse("f32[{x}{y}3]", MESH), Layout.parse("f32[3{y}{x}]", MESH), view) is None

@@ -9,7 +9,7 @@ import pytest
 
 from reshard.errors import PlanError
 from reshard.geometry.refine import refine
-from reshard.lower.exchange_in_place import ExchangeInPlace, in_place, place_offsets
+from reshard.lower.exchange_in_place import ExchangeInPlace, lower_in_place, place_offsets
 from reshard.plans.plan import Step
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.tile_view import TileView
@@ -53,7 +53,7 @@ def unpacked(step: ExchangeInPlace, slots: Slots) -> dict[int, np.ndarray]:
 
 
 def sound(source: Layout, target: Layout, chunk: int | None = None) -> ExchangeInPlace:
-    step = in_place(source, target, chunk)
+    step = lower_in_place(source, target, chunk)
     slots = packed(step, tiles_of(source))
     end = [slots, *after_rounds(step, slots)][-1]
     wanted = tiles_of(target)
@@ -87,7 +87,7 @@ def test_the_table_of_the_docstring_is_what_happens():
     rows.append(row("unpack", list(unpacked(step, history[-1]).values())))
     assert len(rows) == 7
     for line in rows:
-        assert line in (in_place.__doc__ or ""), line
+        assert line in (lower_in_place.__doc__ or ""), line
 
 
 # ---- any pair ----------------------------------------------------------------------------------------
@@ -147,21 +147,21 @@ def test_random_pairs():
 )
 def test_messages_of_several_elements_are_staged(source: str, target: str, chunk: int | None, staged: bool):
     before, after = Layout.parse(source, Mesh(x=3)), Layout.parse(target, Mesh(x=3))
-    step = in_place(before, after, chunk)
+    step = lower_in_place(before, after, chunk)
     assert step.staged is staged
     assert step.staged == any(t.length > 1 for turn in step.rounds for t in turn)
     assert step.staged == (Step("exchange", before, after, StepMode(chunk, in_place=True)).cost.scratch > 0)
 
 
 def test_pieces_of_a_share_follow_each_other():
-    step = in_place(Layout.parse("f32[{x}5, 15]", Mesh(x=3)), Layout.parse("f32[15, {x}5]", Mesh(x=3)), 12)
+    step = lower_in_place(Layout.parse("f32[{x}5, 15]", Mesh(x=3)), Layout.parse("f32[15, {x}5]", Mesh(x=3)), 12)
     assert step.slot == 25
     assert [{(t.start, t.length) for t in turn} for turn in step.rounds] == [{(0, 9)}, {(9, 9)}, {(18, 7)}] * 2
 
 
 def test_uneven_layouts_are_refused():
     with pytest.raises(PlanError, match="cannot go in place; the layouts are not even"):
-        in_place(Layout.parse("f32[{x}4/10]", Mesh(x=3)), Layout.parse("f32[10]", Mesh(x=3)), None)
+        lower_in_place(Layout.parse("f32[{x}4/10]", Mesh(x=3)), Layout.parse("f32[10]", Mesh(x=3)), None)
 
 
 def test_offsets_are_in_row_major_order():

@@ -4,7 +4,7 @@ import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Exchange
 from reshard.lower.traffic import program_traffic
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, aliases, is_filling
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, is_alias, is_filling
 
 MESH = rs.Mesh(x=4)
 
@@ -17,7 +17,7 @@ def test_instructions():
     took = program("f32[3{x}2, 5]", "bf16[{x}2, 5]", view="(t h) d -> h d", take={"t": 1}, t=3, cast=True)
     assert [type(each) for each in took.instructions] == [CastTiles, Reorder, TakePart, Reorder]
     assert took.instructions[2].spans == ((1, 1), (0, 2), (0, 5))
-    assert [aliases(each) for each in took.instructions] == [False, True, False, True]
+    assert [is_alias(each) for each in took.instructions] == [False, True, False, True]
     put = program("f32[{x}2, 5]", "f32[3{x}2, 5]", view="h d -> (t h) d", into={"t": 1}, t=3)
     assert [is_filling(each) for each in put.instructions] == [False, True, False]
     assert isinstance(put.instructions[1], PutPart)

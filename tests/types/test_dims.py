@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from reshard.errors import LayoutError
-from reshard.types.dims import Digit, Dim, checked_size, fitted, true_extent
+from reshard.types.dims import Digit, Dim, checked_size, fit_digits, true_extent
 from reshard.types.mesh import SubAxis
 
 X3 = Digit(3, SubAxis("x", 1, 3))
@@ -22,19 +22,19 @@ def test_padded_size_and_tile():
 
 def test_fitted_takes_the_fewest_rounds():
     for rounds, block, size in product((1, 4, 9), (1, 2, 5), range(1, 60, 7)):
-        dim = fitted((Digit(rounds, None), X3, Digit(block, None)), size)
+        dim = fit_digits((Digit(rounds, None), X3, Digit(block, None)), size)
         assert dim.digits[1:] == (X3, Digit(block, None))
         assert dim.size == size
         assert dim.padded >= size > dim.padded - 3 * block
 
 
 def test_fitted_gives_a_round_to_digits_that_start_with_a_held_one():
-    assert fitted((X3, Digit(4, None)), 12) == Dim((Digit(1, None), X3, Digit(4, None)), 12)
-    assert fitted((X3, Digit(4, None)), 13).digits[0] == Digit(2, None)
+    assert fit_digits((X3, Digit(4, None)), 12) == Dim((Digit(1, None), X3, Digit(4, None)), 12)
+    assert fit_digits((X3, Digit(4, None)), 13).digits[0] == Digit(2, None)
 
 
 def test_fitted_without_held_digits_is_the_size():
-    assert fitted((Digit(2, None), Digit(3, None)), 7) == Dim((Digit(7, None),), 7)
+    assert fit_digits((Digit(2, None), Digit(3, None)), 7) == Dim((Digit(7, None),), 7)
 
 
 @pytest.mark.parametrize("order", ["2x3y2", "xy4", "4xy", "1x5y2", "x2y", "3x", "x", "6", ""])

@@ -4,7 +4,7 @@ import itertools
 import random
 from math import prod
 
-from reshard.types.view import ViewMap, after, canonical_map
+from reshard.types.view import ViewMap, canonical_map, compose_maps
 from tests.view_oracle import random_case
 
 
@@ -31,7 +31,7 @@ def test_a_map_after_another_has_the_pairs_of_both():
         one = random_case(random.Random(seed)).move.view
         for other in range(20):
             two = random_case(random.Random(seed * 20 + other)).move.view
-            both = after(one.map, two.map) if prod(one.target_shape) == prod(two.source_shape) else None
+            both = compose_maps(one.map, two.map) if prod(one.target_shape) == prod(two.source_shape) else None
             if both is not None:
                 first, second = pairs(one.map), pairs(two.map)
                 assert pairs(both) == {i: second[j] for i, j in first.items() if j in second}
@@ -41,8 +41,8 @@ def test_a_map_after_another_has_the_pairs_of_both():
 
 def test_a_view_and_its_inverse_make_the_identity():
     turn = canonical_map([(3, 4, 1), (4, 1, 3)])
-    assert after(turn, canonical_map([(4, 3, 1), (3, 1, 4)])) == canonical_map([(12, 1, 1)])
+    assert compose_maps(turn, canonical_map([(4, 3, 1), (3, 1, 4)])) == canonical_map([(12, 1, 1)])
 
 
 def test_digits_that_do_not_nest_have_no_map():
-    assert after(canonical_map([(2, 3, 1), (3, 1, 2)]), canonical_map([(2, 3, 1), (3, 1, 2)])) is None
+    assert compose_maps(canonical_map([(2, 3, 1), (3, 1, 2)]), canonical_map([(2, 3, 1), (3, 1, 2)])) is None

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from reshard.errors import PlanError
 from reshard.geometry import pieces
 from reshard.geometry.blocks import Block as FlatBlock
-from reshard.geometry.message import Runs
+from reshard.geometry.message import Product
 from reshard.lower.exchange import Span
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
@@ -137,7 +137,7 @@ def _pair_steps(before: _Steps, after: _Steps) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def blocks_of_products(products: Iterable[Runs], send: Sequence[int], receive: Sequence[int]) -> Iterator[Block]:
+def blocks_of_products(products: Iterable[Product], send: Sequence[int], receive: Sequence[int]) -> Iterator[Block]:
     """The blocks of a message between tiles of these shapes, from what it says of flat ones, dim by dim."""
     steps = [(math.prod(send[at + 1 :]), math.prod(receive[at + 1 :])) for at in range(len(send))]
     for product in products:

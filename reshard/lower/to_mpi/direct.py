@@ -22,7 +22,7 @@ from typing import NamedTuple
 from reshard.geometry.crossing import pull_limit
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import holders, home_tile
-from reshard.geometry.message import Message, Runs, Tile, cut_product, elements, scale_blocks, tile_of
+from reshard.geometry.message import Message, Product, Tile, count_elements, cut_product, scale_blocks, tile_of
 from reshard.geometry.overlap import shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.blocks import Block, blocks_of_dim, blocks_of_runs, multiply_dims
@@ -149,7 +149,7 @@ def is_unreplicated(layout: Layout) -> bool:
 Nodes = Sequence[int]
 """The node of every device."""
 
-Demand = list[tuple[int, Runs]]
+Demand = list[tuple[int, Product]]
 """Devices that need part of a source tile, each with what it needs."""
 
 
@@ -204,7 +204,7 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
                 yield Message(device, taker, _flatten_products(source, target, products))
 
 
-def _flatten_products(source: Layout, target: Layout, products: Sequence[Runs]) -> tuple[Runs, ...]:
+def _flatten_products(source: Layout, target: Layout, products: Sequence[Product]) -> tuple[Product, ...]:
     """Products of local indices of each dim as products of flat tiles."""
     steps = [
         (math.prod(source.tile_shape[at + 1 :]), math.prod(target.tile_shape[at + 1 :]))
@@ -217,7 +217,7 @@ def _flatten_products(source: Layout, target: Layout, products: Sequence[Runs]) 
 
 def _list_taken(
     source: Layout, target: Layout, device: int, nodes: Nodes | None
-) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+) -> Iterator[tuple[int, tuple[Product, ...]]]:
     """What a device takes from each giver. The requests of others matter only if there are several givers."""
     dims = zip(source.dims, target.dims, tile_of(target, device), strict=True)
     queues = _Queues(source, target, nodes)
@@ -296,14 +296,14 @@ def _order_fetches(blocks: dict[int, list[Block]], device: int) -> list[Fetch]:
     return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < device, peer))]
 
 
-def _blocks_taken(products: Sequence[Runs]) -> Iterator[Block]:
+def _blocks_taken(products: Sequence[Product]) -> Iterator[Block]:
     for runs in products:
         yield from blocks_of_runs(runs)
 
 
 def _list_given(
     source: Layout, target: Layout, device: int, nodes: Nodes | None
-) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+) -> Iterator[tuple[int, tuple[Product, ...]]]:
     """What a device gives of its tile to each taker, itself included."""
     tile = tile_of(source, device)
     held_by = _holders_of_tile(source, tile)
@@ -314,7 +314,7 @@ def _list_given(
         if taker not in held_by:
             asking.setdefault(_close_holders(held_by, taker, nodes), []).append((taker, runs))
     for close, queue in asking.items():
-        sizes = [elements(runs) for _, runs in queue]
+        sizes = [count_elements(runs) for _, runs in queue]
         limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
         for share in assign_requests(sizes, len(close), limit):
             taker, runs = queue[share.request]

@@ -42,7 +42,7 @@ from reshard.lower.program import (
 )
 from reshard.lower.to_mpi.blocks import Axis, Block, block_of_part, block_of_spans, fold_blocks, list_starts, whole_tile
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
-from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, aliases
+from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, is_alias
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
 from reshard.plans.rules.view import TileOrder
@@ -72,7 +72,7 @@ class StepMessages:
     """Local copies, then turns in an order common to all devices; up to `scratch` bytes may stage messages.
 
     With `flat`, the blocks are of flat tiles. The turns of `passed` follow those of `turns`, and send from the result's
-    tile what has arrived there. A step that `aliases` leaves every tile's memory as it is, so that nothing need be
+    tile what has arrived there. A step that `is_alias` leaves every tile's memory as it is, so that nothing need be
     copied; one that `fills` writes into a result's tile that is there already.
     """
 
@@ -199,7 +199,7 @@ def _lower_step(
             rounds = tuple(_name_peers(turn) for turn in turns)
             return StepMessages(local, rounds, scratch, flat=True, fills=instruction.fills)
         case Reorder() | TakePart() | PutPart():
-            kept, fills = aliases(instruction), isinstance(instruction, PutPart)
+            kept, fills = is_alias(instruction), isinstance(instruction, PutPart)
             return StepMessages(local_blocks(instruction, shape, after), (), 0, True, aliases=kept, fills=fills)
         case InParts(in_place=True):
             raise PlanError("parts that take each other's place run on JAX alone; for MPI, plan an exchange in place")

@@ -39,7 +39,7 @@ from reshard.mpi.numpy_protocol.tiled import (
 )
 from reshard.types import Digit, Dim, Layout, Mesh
 from reshard.types.canonical import canonical_dim
-from reshard.types.dims import fitted
+from reshard.types.dims import fit_digits
 from reshard.types.mesh import SubAxis
 
 _Span = tuple[int, int]
@@ -165,7 +165,7 @@ def _split_like(dim: Dim, size: int) -> Dim:
     held = [digit for digit in dim.digits if digit.axis is not None]
     # Block-cyclic dims keep their blocks, so that equal indices stay where they were.
     if dim.digits and dim.digits[0].axis is None and held:
-        return fitted(dim.digits, size)
+        return fit_digits(dim.digits, size)
     return Dim((*held, Digit(-(-size // math.prod(digit.radix for digit in held)), None)), size)
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from reshard.geometry.refine import RefinedDigit, Refinement, prime_digits
 from reshard.plans.plan import StepSpec
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Layout, fitted
+from reshard.types.layout import Digit, Layout, fit_digits
 
 State = tuple[int | None, ...]
 """The device stride that holds each digit, None for a local one."""
@@ -80,7 +80,7 @@ class Chains:
             else:
                 # A stride may span several axes of the mesh, of which each holds its part of the digit.
                 digits[digit.dim] += [Digit(s.size, s) for s in mesh.sub_axes(stride, digit.radix)]
-        dims = tuple(fitted(ds, dim.size) for ds, dim in zip(digits, self.source.dims, strict=True))
+        dims = tuple(fit_digits(ds, dim.size) for ds, dim in zip(digits, self.source.dims, strict=True))
         layout = Layout(mesh, dims, self.source.dtype, self.source.reduction, self.source.partial)
         self._layouts[state] = layout
         return layout

@@ -35,7 +35,7 @@ from reshard.synth.network import Network
 from reshard.synth.routes import permute_first, reduction
 from reshard.synth.routes import start as starting
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
 
 MOST_RELAYED = 1 << 14
@@ -153,7 +153,7 @@ def _divide_dim(dim: Dim, at: int | None, held: Sequence[Digit], rest: int) -> D
     """The dim with a local digit divided among held ones, of which each piece has `rest` elements."""
     if at is None or not held:
         return dim
-    return fitted((*dim.digits[:at], *held, Digit(rest, None), *dim.digits[at + 1 :]), dim.size)
+    return fit_digits((*dim.digits[:at], *held, Digit(rest, None), *dim.digits[at + 1 :]), dim.size)
 
 
 def _list_idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:

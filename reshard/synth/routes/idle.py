@@ -25,7 +25,7 @@ from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal, reduction
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis
 
 
@@ -110,6 +110,6 @@ def _with_digits(source: Layout, refinement: Refinement, held: list[list[Digit]]
         else:
             digits[dim] += [*new, Digit(radix if dst is not None else rest, None)]
     with contextlib.suppress(LayoutError):
-        dims: tuple[Dim, ...] = tuple(fitted(ds, dim.size) for ds, dim in zip(digits, source.dims, strict=True))
+        dims: tuple[Dim, ...] = tuple(fit_digits(ds, dim.size) for ds, dim in zip(digits, source.dims, strict=True))
         return Layout(mesh, dims, source.dtype, source.reduction, source.partial)
     return None

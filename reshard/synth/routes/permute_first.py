@@ -25,7 +25,7 @@ from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis, prime_places
 from reshard.types.whole import primes
 
@@ -146,7 +146,7 @@ def _coarsen(source: Layout, fine: Holders, kept: Holders) -> Layout:
     for dim, held, major in zip(source.dims, fine, kept, strict=True):
         local = dim.tile * math.prod(size for _, size in held[len(major) :])
         axes = [sub for stride, size in major for sub in mesh.sub_axes(stride, size)]
-        dims.append(fitted([*(Digit(sub.size, sub) for sub in axes), Digit(local, None)], dim.size))
+        dims.append(fit_digits([*(Digit(sub.size, sub) for sub in axes), Digit(local, None)], dim.size))
     return Layout(mesh, tuple(dims), source.dtype, source.reduction, source.partial)
 
 

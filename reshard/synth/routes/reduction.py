@@ -38,7 +38,7 @@ from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first
 from reshard.synth.routes.chains import Chains, State
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis, places, prime_places
 
 AFTERWARDS = (normal.routes, boxes.routes, permute_first.routes)
@@ -293,4 +293,4 @@ class _SourceDigits:
                 digits.append(Digit(radix, None))
             else:
                 digits += [Digit(s.size, s) for s in self.mesh.sub_axes(stride, radix)]
-        return fitted(digits, size)
+        return fit_digits(digits, size)

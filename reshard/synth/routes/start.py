@@ -39,7 +39,7 @@ from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first, reduction
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 from reshard.types.mesh import places, prime_places
 
 BEFORE = (normal.routes, boxes.routes, permute_first.routes, reduction.routes)
@@ -159,7 +159,7 @@ def _make_dim(left: Layout, slots: list[_StartedDigit], at: int) -> Dim:
             digits.append(Digit(slot.radix, None))
         else:
             digits += [Digit(axis.size, axis) for axis in left.mesh.sub_axes(slot.holder, slot.radix)]
-    return fitted(digits, left.shape[at])
+    return fit_digits(digits, left.shape[at])
 
 
 def _split_first(pair: Pair, change: PartialChange) -> Layout | None:
