@@ -1,8 +1,8 @@
 """The `reshard` command: plans, layouts and simulations, what a compiled program moves, and MPI ranks.
 
-    parser            all commands together
+    parser            all commands together, and `completion`, which prints the scripts of shells for them
     options           what they share: groups of arguments, each a dataclass, and how a command is added
-    plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion
+    plan, show, simulate, prove, doctor, compiler_pass, run, calibrate
                       one command each: its options with their arguments, what it runs, and both as `COMMAND`
     requests          the layouts and the plan that arguments ask for, or the lines of a file
     trial             random data for `simulate`, the check of its result, and what it prints

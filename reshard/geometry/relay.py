@@ -8,8 +8,8 @@
 
 Elements of one source tile that the same devices lack make up one class, and each of these devices gets a share of it
 in the first turn, which it passes on in the second, out of its own tile of the result. What is left of a class is sent
-by its holders to all. The shares are such that the busiest device sends little (`relay_loads`): a holder of much passes
-on little. Every device receives exactly what it lacks, once.
+by its holders to all. The shares are such that the busiest device sends little (`balance_shares`): a holder of much
+passes on little. Every device receives exactly what it lacks, once.
 
 An all-gather after the crossing does the same in fewer messages. But it sends to devices that hold elements already
 where the two sets overlap, and needs pieces that the target's axes divide.

@@ -14,7 +14,7 @@ Collectives
     `trip_count` is the number of iterations of a while loop.
 Origins
     `Source` is the user's line for an instruction, `Frame` one line of its stack. `origin` finds a line near an
-    instruction that has none, and `platform` says which compiler wrote the text.
+    instruction that has none, and `text.compiled_platform` says which compiler wrote a text.
 
 Rewriting a module
     `wire` is the codec, and `proto` what can be edited of a serialized module; `splice` puts a compiled fragment in the

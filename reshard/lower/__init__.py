@@ -1,7 +1,7 @@
 """Spells out a plan as plain data (groups, pairs, boxes), then in each target's own terms.
 
 Program         a plan as instructions, one a step, that name devices, blocks and boxes
-lower           the program of a checked plan
+lower_plan      the program of a checked plan
 traffic         who sends how much to whom in a program
 to_shard_map    a program as a function inside `jax.shard_map`
 to_stablehlo    a plan as StableHLO

@@ -6,7 +6,7 @@ measure     collects the accounts of all calls inside a `with`
 Measured    what `measure` collects: bytes live at most and bytes received, per device
 Account     the bytes of one call, counted by the runtime as it allocates, frees and receives
 
-on_numpy    the reference runtime; `numpy_trees` for trees
+on_numpy    the reference runtime, for one array and for trees
 on_jax      plans inside a compiled JAX program
 on_mpi      plans on MPI ranks
 oracle      what each device must hold, to check a run

@@ -102,7 +102,7 @@ def test_the_typed_options_are_those_of_the_function() -> None:
     assert options == {*RedistributeOptions.__annotations__, *TreeOptions.__annotations__, "relabel"}
 
 
-# ---- Handles on one rank; those on several are in tests/runtime/on_mpi/test_staged.py
+# ---- Handles on one rank; those on several are in tests/mpi/again.py
 
 
 ROWS, WHOLE = Layout.parse("f64[{x}4, 3]", Mesh(x=1)), Layout.parse("f64[4, 3]", Mesh(x=1))

@@ -1,13 +1,13 @@
 """Values and elements followed through a compiled module: where each came from, on which device.
 
-flow           sees through fusions, tuples and asynchronous calls to where a value is made and used
-numbering      recognizes equal values
-scalars        evaluates the integers that depend only on the device: offsets of slices
-index_maps     knows, for each instruction that only moves data, where each element was before
-fragment_maps  has those of what compiled plans consist of
-trace          follows elements back to where they were made
-conversions    knows how elements are rounded on the way; `sums` which summands they are made of
-replicas       knows which devices surely have equal values
+flow         sees through fusions, tuples and asynchronous calls to where a value is made and used, and recognizes equal
+             values (`Numbering`)
+scalars      evaluates the integers that depend only on the device: offsets of slices
+index_maps   knows, for each instruction that only moves data, where each element was before, and how it was rounded
+             (`Conversion`); `FragmentMaps` are those of what compiled plans consist of
+trace        follows elements back to where they were made
+sums         knows which summands elements are made of
+replicas     knows which devices surely have equal values
 
 It knows nothing of collectives that could be replaced, nor of plans: the examination and the pass build on it.
 """

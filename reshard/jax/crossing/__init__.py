@@ -1,10 +1,10 @@
 """Moves of concrete arrays to other devices: steps on the source's devices, one exchange across, steps on the target's.
 
-host         CPU devices of one process: their tiles are memory of the process, and the exchange is one copy of it
-stages       other devices: messages are packed by one program, carried, and written by another, a few rounds at a time
-transports   what carries them: `jax.device_put` inside a process, a program over both sets of devices between processes
-pipeline     a move in parts, each gathered while the next one crosses
-moves        which of these a move takes, compiled once
+host     CPU devices of one process: their tiles are memory of the process, and the exchange is one copy of it
+stages   other devices: messages are packed by one program, carried, and written by another, a few rounds at a time; a
+         `Transport` carries them: `jax.device_put` inside a process, a program over both sets of devices between
+         processes
+moves    which of these a move takes, compiled once; and pipelines, whose parts are gathered while the next ones cross
 """
 
 from reshard.jax.crossing.moves import casts_before as casts_before

@@ -1,25 +1,26 @@
 """Plans as MPI ranks see them: what one device sends, receives, copies and reduces, as strided blocks.
 
-    schedule(plan, device)       a checked plan as one device runs it, step by step:
-        StepMessages               local copies, then turns; for slices, gathers, all-to-alls, permutes, exchanges
-        SendReceive                one turn: at most one message sent and one received
-        PeerBlocks                 one message: its peer and its blocks
-        Reduce                     a reduce-scatter or an all-reduce of packed blocks
-        NewSummand                 a tile of zeros with blocks of the operand in it; starts a sum
-        Overwrite, SlotMessage     an exchange that overwrites a donated source, and its messages
-    fetches(source, target, ...) all that a rank copies from the tiles of others to go straight to the target
-    served(source, target, ...)  all that others copy from its tile
-    Block, Axis                  the same elements in a sender's tile and in a receiver's, as strided axes
-    fetched_across(source, ...)  the same between two sets of devices: what a device copies from the tiles of others
-    served_across(source, ...)   what others copy from its tile
-    fetched_as, served_as        the same in a turn of a relay, or through a view
-    stripes(nodes, rank, ...)    messages between nodes joined by node: what a rank carries, and where its own part lies
-    ranks(mesh)                  the device of every seat, that is, by ascending id
-    seats(mesh, size)            the rank of every seat in a communicator; seat_of(...) the other way round
-    unreplicated(layout)         whether each tile is on one rank only
+    schedule_device(plan, device)     a checked plan as one device runs it, step by step:
+        StepMessages                    local copies, then rounds; for slices, gathers, all-to-alls, permutes, exchanges
+        SendReceive                     one round: at most one message sent and one received
+        PeerBlocks                      one message: its peer and its blocks
+        Reduce                          a reduce-scatter or an all-reduce of packed blocks
+        NewSummand                      a tile of zeros with blocks of the operand in it; starts a sum
+        Overwrite, SlotMessage          an exchange that overwrites a donated source, and its messages
+    list_fetches(source, target, ...) all that a rank copies from the tiles of others to go straight to the target
+    list_served(source, target, ...)  all that others copy from its tile
+    Block, Axis                       the same elements in a sender's tile and in a receiver's, as strided axes
+    fetched_across(source, ...)       the same between two sets of devices: what a device copies from others' tiles
+    served_across(source, ...)        what others copy from its tile
+    fetched_as, served_as             the same in a turn of a relay, or through a view
+    lay_stripes(nodes, rank, ...)     messages between nodes joined by node: what a rank carries, and where its part is
+    devices_by_id(mesh)               the device of every seat, that is, by ascending id
+    ranks_of_seats(mesh, size)        the rank of every seat in a communicator; seat_of(...) the other way round
+    is_unreplicated(layout)           whether each tile is on one rank only
 
-`boxes` lists the boxes of one device without those of others, `views` the steps that change indices; `direct` has what
-a rank fetches straight to the target, and `listed` the same in turns of a relay and through a view.
+`schedule` has the steps of a plan, and `boxes` the boxes of one device without those of others. `direct` has what a
+rank fetches straight to the target, `listed` the same in turns of a relay and through a view, and `stripes` who carries
+what between nodes. `blocks` makes and joins blocks for all of them.
 
 Nothing here imports MPI. Schedules and fetches are plain data, and the same on every rank that computes them.
 """

@@ -1,10 +1,8 @@
 """Fewest launches: a bounded search shows that no shorter plan exists within the same bytes and memory, or finds one.
 
-    shorter    `fewest`: the search from a plan downwards, and its verdict
-    search     steps from a source to a target, as conditions for z3
-    encoding   the typing rules as conditions
+    search     `fewest`: the search from a plan downwards, what a step really costs, and the verdict
+    encoding   the typing rules as conditions for z3
     space      layouts as choices: which digit each factor of the mesh holds
-    prices     what a step really costs, by its typing rule
 
 The search knows the typing rules but nothing of the planner. z3 searches for steps from the source to the target with
 fewer launches, and with at most the plan's bytes and memory. What it finds is priced by the rules themselves and built

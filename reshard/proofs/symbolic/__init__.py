@@ -23,8 +23,7 @@ in the coordinates gives, exactly and in time linear in the lists; no solver tak
     formulas         exchanges and permutes that are too long to list
     lists            comparing lists of devices
     live             buffers and received elements of a program
-    laws             equations between numerals of unknown sizes, as data
-    claims           what remains to be decided, as data
+    claims           what remains to be decided, as data: claims about digits, and laws of numerals of unknown sizes
     solver           decides claims: the only file here that needs z3
 """
 

@@ -2,9 +2,9 @@
 
 The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 
-    0 begin     the threads of a rank      take turns; the ranks have a team          collective, turns, meeting
+    0 begin     the threads of a rank      take turns; the ranks have a team          collective, turns, team
     1 prepare   each rank for itself       plans, picks a transport, checks its arguments   prepare, run_plan, direct
-    2 agree     all ranks                  compare digests of their requests          agreement, team
+    2 agree     all ranks                  compare digests of their requests          collective, team
     3 where     ranks of a node            post where their tiles lie                 window_tiles, node.node_sync
     4 move      peers                      copies inside a node, messages beyond      transports, wire, node
     5 finish    all ranks                  nobody returns before all are done         collective
@@ -12,8 +12,8 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
     in 0        a rank that makes no call: the others meet in vain, and raise `RankError` within `limit`
     in 1 and 2  a wrong argument of any kind, planning that takes too long, or ranks with different requests: the same
                 error on all ranks, and nothing has moved
-    in 4        an exception on one rank: `team.moving` reports it to all, whose waits end with `RankError`. The team is
-                broken, and the next call builds a new one. `out` is untouched or complete, unless the budget has no
+    in 4        an exception on one rank: `team.report_failure` tells all, whose waits end with `RankError`. The team
+                is broken, and the next call builds a new one. `out` is untouched or complete, unless the budget has no
                 room to hold back what arrives
     in 3 and 4  a node without room for more shared memory: all its ranks go on with private memory and messages
     anywhere    a rank that died or is stuck: the others' waits end with `RankError` after `limit` seconds. A rank that
@@ -34,7 +34,8 @@ The transports of step 4, `transports` has the details:
     plan        the plan's steps, message by message: reductions and tight budgets
     overwrite   the plan's one exchange inside a donated tile: the tightest budgets
 
-Modules, lowest first; each imports only from those above it (`node.cma_read` alone stands above `direct`):
+Modules, lowest first; each imports only from those above it (but for `node.cma_read`, which imports
+`direct`, and `copies.copy_order`, which imports `wire.chunks`):
 
     copies/         copies between strided views: blocked, in order, past the caches by a C extension where built
     tags            the tags of all messages
@@ -50,9 +51,9 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     indices         the global indices of a tile
     run_plan        the steps of a plan, one after another
     launches        which arrays of a call move together, in which order
-    run_launches    runs these, each of one array or many
     prepare         a rank's part of a request: the plan, the transport, the buffers
     transports      how one array's elements get to their results, and the call that takes one of the ways
+    run_launches    runs the launches of a call, each of one array or many
     repeated        what a communicator keeps of the requests it has had, and the calls that use it
     global_array    arrays that lie on one rank, and checksums that do not depend on the layout
     gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU; not run on a GPU so far

@@ -1,9 +1,9 @@
 """One collective call, from its arguments to its end: what each public function of `reshard.mpi` runs in.
 
     turn         this thread's turn on the communicator                        turns
-    team         the ranks' team, built anew after a failure                   team, meeting
-    agreement    arguments checked and planned; all ranks go on, or none       agreement
-    body         the caller's `with` block: data move                          team.moving
+    team         the ranks' team, built anew after a failure                   team
+    agreement    arguments checked and planned; all ranks go on, or none       agree_on_request
+    body         the caller's `with` block: data move                          team.report_failure
     end          nobody returns before all are done
 
 Everything that depends on the caller's arguments belongs into `prepare`: an exception there, of any kind and on any

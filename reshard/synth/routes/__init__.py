@@ -2,8 +2,8 @@
 
     routes(pair: Pair, links: Links | None) -> Iterator[Route]
 
-    normal          pairs that refine: slice ; move ; gather, at the lower bound
-    staged          ... and for a network: its gathers and all-to-alls fused or staged by axis
+    normal          pairs that refine: slice ; move ; gather, at the lower bound; for a network also with gathers and
+                    all-to-alls fused or staged by axis
     boxes           pairs that do not refine: an exchange of boxes, with slices before and gathers after
     permute_first   contiguous pairs that refine once a permute has reordered their holders
     reduction       partial sources: finish the reduction, then any of the above

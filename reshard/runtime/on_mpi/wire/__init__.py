@@ -2,8 +2,7 @@
 
     chunks       blocks cut into messages, and where their elements lie in a tile
     datatypes    MPI datatypes for messages that MPI packs itself
-    messages     all messages of a step, the same at sender and receiver
-    joint        messages of several arrays as one
+    messages     all messages of a step, the same at sender and receiver; those of several arrays as one
     by_node      short messages between nodes, joined by node
     exchange     posts, packs, sends, receives and unpacks them, within bounded buffers
     reduction    reduce-scatter and all-reduce, by MPI's own collectives
