@@ -44,9 +44,9 @@ MOST_TRANSFERS = 1 << 21
 
 def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
     """Proves one plan; see `prove`, which takes trees too."""
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
-    if not (program is None or isinstance(program, Program)):
+    if not isinstance(program, Program | None):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
     launches = checked_flag(launches, "launches")
     check_limit(limit)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from reshard.errors import TileError, quoted
+from reshard.errors import PlanError, TileError, quoted
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Exchange, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace
@@ -614,6 +614,8 @@ def simulate(
             Extras(_existing_tiles(plan, into) if wanted else {}, _scales_by_device(plan, scale)),
         )
         return moved if padded else _trim_padding(plan, moved)
+    if not isinstance(plan, TreePlan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a plan; give what reshard.plan() returns")
     if into is not None or scale is not None:
         raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
     live = _tiles_by_name(plan, tiles)

@@ -63,7 +63,7 @@ class Span(NamedTuple):
     @property
     def swap(self) -> float:
         """Seconds of an all-to-all for each byte of a device's tile."""
-        # The time of an all-to-all on a ring of `size` devices, in tiles over the bandwidth of a device's wires.
+        # On a ring of `size` devices, (size^2 - size % 2) / (4 size) tiles cross each wire; on a line, twice as many.
         load = sum(
             hop * ((size * size - size % 2) / (4 * size)) * (1 if self._closes(hop, size) else 2)
             for hop, size in self.runs
