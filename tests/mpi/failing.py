@@ -147,13 +147,13 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
 # ---- while data move ---------------------------------------------------------------------------------
 
 _WORK: list[tuple[Any, str]] = [
-    (direct, "copy_steps"),
-    (chunks, "copy_all"),
-    (exchange, "copy_all"),
-    (by_node, "copy_all"),
-    (transports, "copy"),
-    (reduction, "_combine"),
-    (overwrite, "_rearrange"),
+    (direct, "list_copy_steps"),
+    (chunks, "copy_views"),
+    (exchange, "copy_views"),
+    (by_node, "copy_views"),
+    (transports, "copy_view"),
+    (reduction, "_run_reduction"),
+    (overwrite, "_permute_runs"),
 ]
 
 
@@ -217,7 +217,7 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
                 yield f"{way}, {nodes} nodes, after {turn} messages", case
 
 
-_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "packing"), (transports, "copy"), (transports, "pack")]
+_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "packing"), (transports, "copy_view"), (transports, "pack_for_node")]
 
 
 def _after(turns: int, wrapped: Callable[..., Any], wrong: Callable[..., None]) -> Callable[..., Any]:
