@@ -16,6 +16,7 @@ The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`, a
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,9 +218,23 @@ def _read_literal(data: bytes, shape: Shape) -> str:
         else:
             field, packed = _AS_BYTES[shape.dtype]
             numbers = np.frombuffer(literal.data(field) or b"", packed).tolist()
-        text = ",".join(map(str, numbers))
-        return f"{{{text}}}" if shape.dims else text
+        if len(numbers) == math.prod(shape.dims):
+            text = ",".join(map(str, _order_row_major(numbers, literal, shape.dims)))
+            return f"{{{text}}}" if shape.dims else text
     return f"... {hashlib.blake2b(data, digest_size=16).hexdigest()}"
+
+
+def _order_row_major(numbers: Sequence[int], literal: ProtoMessage, dims: Sequence[int]) -> Sequence[int]:
+    """The elements of a literal in row-major order: a proto has them in the order of the literal's own memory layout.
+
+    For example, `s32[2,3]{0,1} {{1,2,3},{4,5,6}}` is stored as 1, 4, 2, 5, 3, 6.
+    """
+    layout = wire.decode_message(literal.data(1) or b"").data(5)
+    major_to_minor = [] if layout is None else wire.decode_message(layout).numbers(1)[::-1]
+    if len(dims) < 2 or len(major_to_minor) != len(dims) or major_to_minor == sorted(major_to_minor):
+        return numbers
+    stored = np.array(numbers, object).reshape([dims[dim] for dim in major_to_minor])
+    return stored.transpose(np.argsort(major_to_minor)).reshape(-1).tolist()
 
 
 def _read_metadata(data: bytes) -> str:

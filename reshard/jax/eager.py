@@ -98,6 +98,11 @@ def prepare_move(x: jax.Array, request: ReshardRequest, beside: Beside | None = 
         check_given_source(x, request.source, known)
     if request.plain and not request.options.donate and _has_sharding(known, request.target, x.ndim):
         return partial(put_by_jax, x, request.target, donate=False)
+    near = _device_memory(known)
+    if beside is not None and near != known.memory_kind:  # What is read beside the array must follow it.
+        there = NamedSharding(known.mesh, known.spec, memory_kind=near)
+        moved = replace(request, source=None)
+        return lambda: run_pending(prepare_move(put_by_jax(x, there, donate=request.options.donate), moved, beside))
     move = _make_mover(replace(request, source=None), known, x.shape, x.dtype, x.weak_type)(x)
     return move._replace(beside=beside) if beside is not None and isinstance(move, EagerMove) else move
 

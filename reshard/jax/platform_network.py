@@ -86,7 +86,8 @@ def best_plan_on(mesh: placement.AnyMesh, move: Move, options: PlanOptions) -> P
     """
     devices = placement.devices_of(mesh)
     best, used = best_plan(move, devices, options), options_on(devices, options)
-    if options.network_named or used.network is None or message_count(best) <= LONG:
+    # Short plans are found between two layouts alone: a view or a part would be lost.
+    if options.network_named or used.network is None or not move.plain or message_count(best) <= LONG:
         return best
     return _short_plan(best, used, used.network, padded=placement.platform_of(mesh) == "tpu")
 

@@ -281,8 +281,10 @@ def reshard_pytree(
     """
     checked_flag(donate, "donate")
     if jax.process_count() > 1:
-        asked = f"budget {read_budget(budget)}, donate {donate}"
-        agree_on_tree(lambda: _describe_tree(source, target, version), asked)
+        # A budget that one process alone cannot read is an error of all: the others wait for it there.
+        agree_on_tree(
+            lambda: _describe_tree(source, target, version), lambda: f"budget {read_budget(budget)}, donate {donate}"
+        )
     shardings = jax.tree.map(_sharding_of, target, is_leaf=is_target)
     return redistribute(source, shardings, budget=budget, network=network, donate=donate)
 
@@ -321,10 +323,10 @@ def _describe_leaf(leaf: Any, target: Any) -> Move | tuple[Layout, Layout]:
     return next(layouts), next(layouts)
 
 
-def agree_on_tree(describe: Callable[[], Manifest], asked: str) -> None:
+def agree_on_tree(describe: Callable[[], Manifest], describe_options: Callable[[], str]) -> None:
     """Returns on all processes, or raises `AgreementError` on all: they differ, or one cannot describe its part."""
     try:
-        text = f"{describe().to_json()}{_END}{asked}"
+        text = f"{describe().to_json()}{_END}{describe_options()}"
     except Exception as error:  # The other processes are waiting: it is raised once they know.
         text = f"{type(error).__name__}: {error}"
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)

@@ -157,10 +157,13 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
             return
         if src < below[0] or dst < below[1]:
             raise PlanError(f"{block} has its axes in another order at its other end: it is no slice of {send}")
-        at, to = (
-            next(number for number, stride in enumerate(strides) if stride <= step and digits[number] != 1)
+        found = [
+            next((number for number, stride in enumerate(strides) if stride <= step and digits[number] != 1), None)
             for strides, digits, step in ((before, send, src), (after, receive, dst))
-        )
+        ]
+        at, to = found
+        if at is None or to is None or not src or not dst:
+            raise PlanError(f"{block} has an axis that steps over no digit of {send} or {receive}")
         # What is inside of the axis fills its digit from below: then the two together are one slice of it.
         if before[at] * extents[0][at] == src and after[to] * extents[1][to] == dst:
             extents[0][at] *= extent
@@ -183,6 +186,8 @@ def _digit_strides_of(digits: Sequence[int]) -> list[int]:
 def _unravel_spans(
     offset: int, strides: Sequence[int], digits: Sequence[int], extents: Sequence[int]
 ) -> tuple[Span, ...]:
+    if offset and not digits:
+        raise PlanError(f"a block starts at element {offset} of a tile of one element")
     each = zip(strides, digits, extents, strict=True)
     spans = [(offset // stride % radix, extent) for stride, radix, extent in each]
     if spans:  # An offset outside of the tile is outside of the first digit, instead of at its other end.

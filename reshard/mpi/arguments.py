@@ -113,7 +113,7 @@ class MoveArguments(NamedTuple):
 
     @property
     def _is_tree(self) -> bool:
-        return isinstance(self.tiles, Mapping)
+        return isinstance(self.tiles, Mapping) and not self.handle  # A handle is of one array.
 
     def run(self) -> Any:
         """What the caller gets: each rank prepares its part, all agree, and all move."""
@@ -304,13 +304,15 @@ class MoveArguments(NamedTuple):
         if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
             given = given._replace(outs={name: given.outs[name] for name in filled})
         moved = dict(given.tiles)
+        launches = prepared.apart if team.into else prepared.launches
+        moved |= run_launches(team, watch, launches, given, memory)
+        # What stays where it is, is copied for the caller last: buffers are gone by then, and an `out` that is the
+        # memory of another array's tile has been read.
         for name, plan in plans.items():
-            if not plan.steps and name in given.outs:  # It stays where it is, and is copied for the caller.
+            if not plan.steps and name in given.outs:
                 out = moved[name] = given.outs[name]
                 memory.take(team.rank, out.tile.nbytes, "uint8")
                 copy_view(view_as_words(out.tile), view_as_words(given.tiles[name].tile))
-        launches = prepared.apart if team.into else prepared.launches
-        moved |= run_launches(team, watch, launches, given, memory)
         # Inside a node, others write into this rank's results until they are done.
         team.settle(watch)
         after = [_sum_of(plan, moved[name].tile, team, True) for name, plan in verified.items()]

@@ -391,7 +391,8 @@ def _count_buffer_padding(step: Step) -> int:
         return count_relaid_bytes(operand, result) if part is None else _count_slice_padding(part)
     if part is not None:
         return _count_part_padding(step, part)
-    r = refine(operand, result) if step.kind == "exchange" and one_set(operand.mesh, result.mesh) else None
+    plain = step.kind == "exchange" and step.mode.view is None and one_set(operand.mesh, result.mesh)
+    r = refine(operand, result) if plain else None
     if step.mode == PLAIN and r is not None and r.exact and step.launches:
         # Two messages, the wider one in the order of dims of an end; and the copies of ends that messages do not fit.
         own = count_padded_bytes(r.box, dtype)

@@ -342,3 +342,18 @@ def test_replica_groups_of_every_form():
     ordered = edited("all-gather", 93, {1: mesh, 2: part}).attributes
     assert ordered["replica_groups"] == "mesh['x'=8]" and ordered["device_ids"] == "(3,1,2,0,4,5,6,7) {'x':(2)2}"
     assert edited("all-gather", 92).attributes["replica_groups"] == "{}"
+
+
+def test_a_constant_is_read_in_the_order_of_its_dims_whatever_its_memory_layout():
+    """A proto has the elements of a literal in the order of its own layout: read flat, they would be other tables."""
+    from jaxlib import _hlo
+
+    text = """HloModule m
+
+ENTRY %main () -> s32[2,3] {
+  ROOT %table = s32[2,3]{0,1} constant({ { 1, 2, 3 }, { 4, 5, 6 } })
+}
+"""
+    data = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    (computation,) = read_proto(ModuleProto.decode(data)).computations.values()
+    assert computation.instructions[0].literal == "{1,2,3,4,5,6}"

@@ -20,6 +20,7 @@ from reshard.synth.options import PlanOptions
 from reshard.synth.short import message_count
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.move import Move
 
 
 @pytest.mark.parametrize(
@@ -95,3 +96,19 @@ def test_long_exchanges_give_way_to_a_few_collectives(monkeypatch: pytest.Monkey
     assert platform_network._short_plan(fast, options._replace(budget=fast.peak_bytes), network, padded=True) is fast
     monkeypatch.setattr(platform_network, "SLOWER", 1.0)
     assert platform_network._short_plan(fast, options, network, padded=True) is fast
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [("f32[{y}{x}20]", {"view": "(a b) -> (b a)", "a": 4}), ("f32[20]", {"take": {0: slice(0, 20)}})],
+)
+def test_a_long_exchange_through_a_view_keeps_its_view(monkeypatch: pytest.MonkeyPatch, target: str, options: dict):
+    """Short plans are found between two layouts; the view or the part of a move must not be lost."""
+    monkeypatch.setattr(platform_network, "LONG", 2)
+    monkeypatch.setattr(platform_network, "options_on", lambda _, options: options._replace(network=PRESETS["tpu-v5e"]))
+    mesh = Mesh(x=2, y=2)
+    source = Layout.parse("f32[{x}{y}20]", mesh)
+    move = Move(source, Layout.parse(target, mesh), **options)
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    made = platform_network.best_plan_on(devices, move, PlanOptions())
+    assert made.view == move.view and message_count(made) > 2

@@ -137,6 +137,13 @@ def test_scales_bit_for_bit(run):
     assert np.array_equal(wide, wanted.astype("float32") * np.repeat(blocks, 32, 1))
 
 
+def test_a_scale_follows_an_array_out_of_the_hosts_memory():
+    """Its collectives run in the devices' memory: the scale must not be lost on the way there."""
+    x = jax.device_put(QKV, on(None, "b").with_memory_kind("pinned_host"))
+    moved = redistribute(x, on(None, None, "b"), dtype="bfloat16", scale=2.0)
+    assert np.array_equal(np.asarray(moved).view("u2"), (QKV / 2).astype(jnp.bfloat16).view("u2"))
+
+
 def fused_on(sharding: NamedSharding) -> jax.Array:
     return jax.device_put(QKV, sharding)
 

@@ -185,7 +185,8 @@ def _own_step(step: Step, device: int) -> RankStep:
         return _lower_step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
     if step.kind in ("reduce_scatter", "all_reduce"):
         return Reduce((), str(step.operand.reduction), step.kind == "reduce_scatter", (), False, False)
-    return StepMessages((), (), scratch)
+    # Ranks drop a step that leaves memory as it is: all must, or they meet at different points of the call.
+    return StepMessages((), (), scratch, aliases=is_alias(instruction))
 
 
 def _lower_step(

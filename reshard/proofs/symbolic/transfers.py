@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.errors import PlanError
 from reshard.lower.exchange import Exchange, SlicedTransfer
 from reshard.lower.program import Permute
 from reshard.plans.rules.tile_view import TileView
@@ -59,6 +60,7 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{contract.about}: a view of another tile")
         require(math.prod(view.digits) == math.prod(tile), f"{contract.about}: a view of other sizes")
+    require(_has_slices(step), f"{contract.about}: a block that is no slice of the digits of its tiles")
     passed = [t for t in itertools.chain.from_iterable(step.sliced.rounds) if t.relayed]
     if passed:
         check_relay(step, passed, contract)
@@ -71,6 +73,15 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
         _check_digits(step, boxes, contract)
     else:
         _check_tables(step, boxes, contract)
+
+
+def _has_slices(step: Exchange) -> bool:
+    """Whether all blocks of an exchange are slices; else a run of the program has to say whether it is right."""
+    try:
+        _ = step.sliced
+    except PlanError:
+        return False
+    return True
 
 
 def check_permute(step: Permute, contract: StepContract) -> None:

@@ -200,3 +200,15 @@ def test_parts_that_take_each_others_place_are_refused():
 def test_only_checked_plans_are_lowered():
     with pytest.raises(PlanError, match="checked Plan"):
         schedule_device("f32[4]", 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "view"),
+    [("f32[{x}4, 6]", "f32[{x}24]", "a b -> (a b)"), ("f64[8, 6] + sum{x}", "f64[48]", "a b -> (a b)")],
+)
+def test_a_rank_without_a_tile_has_the_steps_of_the_others(source: str, target: str, view: str):
+    """Ranks drop steps that leave memory as it is, and meet between the rest: a rank outside must drop the same."""
+    mesh = Mesh(x=2)
+    plan = rs.plan(rs.Move(Layout.parse(source, mesh), Layout.parse(target, mesh), view=view))
+    inside, outside = (schedule_device(plan, device).steps for device in (0, 7))
+    assert [getattr(step, "aliases", False) for step in inside] == [getattr(step, "aliases", False) for step in outside]

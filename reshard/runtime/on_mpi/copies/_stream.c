@@ -61,7 +61,12 @@ static PyObject *copy_runs(PyObject *Py_UNUSED(module), PyObject *arguments)
     long long low, high;
     if (!PyArg_ParseTuple(arguments, "y#LL", &table, &size, &low, &high))
         return NULL;
-    const int64_t *head = (const int64_t *)table, run = head[0], ndim = head[1], copies = head[2];
+    const int64_t *head = (const int64_t *)table;
+    if (size < 3 * (Py_ssize_t)sizeof *head || head[0] <= 0 || head[1] < 0 || head[2] < 0) {
+        PyErr_SetString(PyExc_ValueError, "the table has no head: bytes of a run, axes, copies");
+        return NULL;
+    }
+    const int64_t run = head[0], ndim = head[1], copies = head[2];
     const Axis *axes = (const Axis *)(head + 3);
     const Start *starts = (const Start *)(axes + ndim);
     if (ndim > MOST_AXES || size != (Py_ssize_t)((const char *)(starts + copies) - table)) {
