@@ -133,7 +133,8 @@ def streamed(comm: MPI.Intracomm) -> Iterator[Case]:
             used.append(made is not None)
             return made
 
-        with patch.multiple(copy_order, stream_steps=steps), patch.multiple(stream_copy, LARGE=0, _LEAST=0, _PART=4096):
+        small = patch.multiple(stream_copy, LARGE=0, _LEAST=0, _PART=4096)
+        with patch.multiple(copy_order, list_stream_steps=steps), small:
             check_move(comm, team, source, target, move)
 
     every_move = [MoveOptions(), MoveOptions("stage"), MoveOptions(shared=True)]
