@@ -359,7 +359,7 @@ def run_pipeline(
                 arriving = _cross_part(crossing, start_program(take, near, np.int32(number + 1)))
             elif donate:
                 _delete_arrays(near, x)
-            goal.block_until_ready()
+            _wait_for_goal(goal)
         return jax.make_array_from_single_device_arrays(whole.target.shape, target, _pipeline_shards(goal), dtype=dtype)
 
     return moved
@@ -368,6 +368,10 @@ def run_pipeline(
 def _cross_part(exchange: StagedExchange, part: jax.Array) -> Any:
     """The tiles of a part on the target's devices, under way; the part is freed once it is packed."""
     return run_stages(exchange, part, donate=True)
+
+
+def _wait_for_goal(goal: jax.Array) -> None:
+    goal.block_until_ready()
 
 
 def _compile_take(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
