@@ -367,7 +367,9 @@ def _stride_tile(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Ar
     last = place + sum([(extent - 1) * stride for extent, stride in axes])
     if math.prod(extents) and not 0 <= place <= last < flat.size:
         raise TileError(f"a block from {place} to {last} leaves a tile of {flat.size} elements")
-    return as_strided(flat[place:], extents, [stride * flat.itemsize for _, stride in axes])
+    # numpy strides no dtypes but its own (a float8_e5m2 says that it is "<f1"); as bytes, they are copied all the same.
+    words = flat if flat.dtype.isbuiltin == 1 else flat.view(f"V{flat.itemsize}")
+    return as_strided(words[place:], extents, [stride * flat.itemsize for _, stride in axes])
 
 
 def _run_in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
