@@ -1,8 +1,8 @@
 """The measures that keep the package readable, each with a planted fault that it reports.
 
-Complexity of functions, class names that stand in several modules, functions that hide a package, a place on the map
-for each module, and the figures of the whole: how long functions are, whether a name leads to one place, how much is
-explained. A limit here is what the package has reached; lower it when a change does better.
+Class names that stand in several modules, functions that hide a package, a place on the map for each module, and the
+figures of the whole: how long functions are, whether a name leads to one place, how much is explained. A limit here is
+what the package has reached; lower it when a change does better. Complexity is the linter's (`make ruff`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from radon.complexity import cc_visit_ast
 
 from tests.imports import Module, modules
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reshard"
 
-COMPLEXITY = 15
 SHARED_CLASS_NAMES = 2
-
-
-def violations(root: Path) -> list[str]:
-    """Everything in the package at `root` that breaks a measure, as 'file:line: what'."""
-    broken = [(module, line, what) for module in modules(root) for line, what in sorted(_complex_functions(module))]
-    return [f"{module.file}:{line}: {what}" for module, line, what in broken]
 
 
 def shared_class_names(root: Path) -> dict[str, list[str]]:
@@ -63,13 +55,6 @@ def unmapped(root: Path, guide: str) -> list[str]:
 def _is_named(path: Path, guide: str) -> bool:
     docstring = ast.get_docstring(ast.parse(path.with_name("__init__.py").read_text(encoding="utf-8"))) or ""
     return re.search(rf"\b{path.stem}\b", f"{docstring} {guide}") is not None
-
-
-def _complex_functions(module: Module) -> Iterator[tuple[int, str]]:
-    for block in cc_visit_ast(module.tree):
-        for function in [block, *getattr(block, "methods", []), *getattr(block, "closures", [])]:
-            if not hasattr(function, "methods") and function.complexity > COMPLEXITY:
-                yield function.lineno, f"{function.name} has complexity {function.complexity}, more than {COMPLEXITY}"
 
 
 def _functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -142,11 +127,6 @@ def _docstring_lines(module: Module) -> set[int]:
     return {number for node in texts for number in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
-@pytest.mark.slow
-def test_the_package_keeps_the_measures():
-    assert violations(PACKAGE) == []
-
-
 def test_few_class_names_stand_in_more_than_one_module():
     shared = shared_class_names(PACKAGE)
     assert len(shared) <= SHARED_CLASS_NAMES, shared
@@ -169,28 +149,6 @@ def _plant(tmp_path: Path, files: dict[str, str]) -> Path:
     return tmp_path
 
 
-def _branches(count: int) -> str:
-    return "def f(x):\n" + "    if x:\n        pass\n" * (count - 1)
-
-
-PLANTED = {
-    "a function of complexity 16": (_branches(16), "1: f has complexity 16, more than 15"),
-    "an async function": ("async " + _branches(16), "1: f has complexity 16, more than 15"),
-    "a method of complexity 16": (
-        "class C:\n" + "\n".join("    " + line for line in _branches(16).splitlines()),
-        "2: f has complexity 16, more than 15",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_fault_is_reported(tmp_path: Path, what: str):
-    text, message = PLANTED[what]
-    reported = violations(_plant(tmp_path, {"clean.py": _branches(15), "bad.py": text}))
-    assert reported[0].startswith(f"bad.py:{message}")
-    assert all(line.startswith("bad.py") for line in reported)
-
-
 def test_a_class_name_in_two_modules_is_reported(tmp_path: Path):
     files = {"a.py": "class C:\n    pass\nclass D:\n    pass\n", "b/c.py": "def f():\n    class C:\n        pass\n"}
     assert shared_class_names(_plant(tmp_path, files)) == {"C": ["a.py", "b/c.py"]}
@@ -210,11 +168,11 @@ def test_a_module_that_no_map_names_is_reported(tmp_path: Path):
 def test_the_figures_of_the_whole():
     """A limit is what the package has reached: whoever lowers it keeps it there."""
     measured = figures(PACKAGE)
-    assert measured.shared_names <= 0.12
-    assert measured.one_word_names <= 0.20
+    assert measured.shared_names <= 0.08
+    assert measured.one_word_names <= 0.15
     assert measured.half_in_functions_of >= 10
-    assert measured.small_helpers <= 560
-    assert measured.comments >= 38
+    assert measured.small_helpers <= 505
+    assert measured.comments >= 39
     assert measured.crowded_folders == 0
 
 
