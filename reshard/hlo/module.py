@@ -57,7 +57,7 @@ Shape = Array | tuple["Shape", ...]
 def flatten_shape(shape: Shape) -> tuple[Array, ...]:
     """The arrays of a shape, in order.
 
-    >>> [array.dtype for array in flatten_shape(parse_shape("((f32[8]), u32[])"))]
+    >>> [array.dtype for array in flatten_shape(((Array("f32", (8,)),), Array("u32", ())))]
     ['f32', 'u32']
     """
     return (shape,) if isinstance(shape, Array) else tuple(array for part in shape for array in flatten_shape(part))
