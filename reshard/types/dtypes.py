@@ -92,7 +92,7 @@ def canonical(dtype: object) -> str:
 def _likely_names(name: str) -> str:
     """The end of a message about an unknown name: the known one that is most like it, or nothing.
 
-    >>> _likely_names("BF16"), _likely("flaot32"), _likely_names("zz")
+    >>> _likely_names("BF16"), _likely_names("flaot32"), _likely_names("zz")
     ("; did you mean 'bf16'?", "; did you mean 'float32'?", '')
     """
     same = name.strip().lower()
