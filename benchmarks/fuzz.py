@@ -56,7 +56,7 @@ from benchmarks.fuzz_oracle import (
 from reshard.errors import BudgetError, PlanError, ProofError, ReshardError, UndecidedError
 from reshard.lower import lower_plan
 from reshard.runtime import Account, run
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import dtypes
 from reshard.types.meaning import meaning
 

@@ -20,7 +20,7 @@ import reshard as rs
 from benchmarks.fuzz_layouts import Factor, Given, Grid, Indices, meant
 from reshard.lower import Program
 from reshard.lower import program as instructions
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 
 BITS = {"int4": 4, "uint8": 8, "bfloat16": 16, "int32": 32, "float32": 32, "int64": 64}
 COMBINE = {"sum": np.add, "product": np.multiply, "max": np.maximum, "min": np.minimum}

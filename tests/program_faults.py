@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import reshard as rs
 from reshard.geometry.blocks import Block
 from reshard.lower import Program, lower_plan
-from reshard.lower.exchange import Transfer
-from reshard.lower.exchange_in_place import ExchangeInPlace, place_offsets
+from reshard.lower.exchange_rounds import ExchangeInPlace, Transfer, place_offsets
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice, SplitSum
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView

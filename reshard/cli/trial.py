@@ -20,7 +20,7 @@ from rich.text import Text
 from reshard.errors import ReshardError
 from reshard.plans.plan import Plan
 from reshard.runtime import Account, oracle
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.show import terminal
 from reshard.types import Layout, dtypes
 from reshard.types.units import bytes_text, counted

@@ -19,7 +19,7 @@ from reshard.draw.colours import Point, colour_devices, ink_on
 from reshard.draw.scene import LEGIBLE, NORMAL, SMALL, Lines, Mark, Scene, Words, box_area, fit_words
 from reshard.errors import ReshardError
 from reshard.lower import lower_plan
-from reshard.lower.traffic import TrafficMatrix, program_traffic
+from reshard.lower.program_traffic import TrafficMatrix, program_traffic
 from reshard.plans.plan import Plan
 from reshard.show.plan_table import meshes_text
 from reshard.types.units import bytes_text

@@ -27,7 +27,7 @@ from reshard.jax import crossing, placement
 from reshard.jax.request import ReshardRequest, check_even, plan_request
 from reshard.jax.starting import start_program
 from reshard.jax.weak_types import weaken, weaken_on
-from reshard.lower.to_shard_map import scales
+from reshard.lower.to_shard_map import spread_scale
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
@@ -338,7 +338,7 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
             tiles["into"] = stack_of(into, goal.tile_shape)
         if scale is not None and not first:
             # The steps run on the source's mesh and read the scale by the target's tiles: each device gets its part.
-            blocks, held = scales.spread_scale(scale, goal, target.spec)
+            blocks, held = spread_scale(scale, goal, target.spec)
             parts = jax.jit(jnp.asarray, out_shardings=NamedSharding(placement.of_auto_axes(target.mesh), held))(blocks)
             tiles["scale"] = stack_of(parts, () if scalar else parts.sharding.shard_shape(parts.shape))
         stack = start_program(run, x, scale if first else None, tiles)

@@ -26,7 +26,7 @@ from reshard.jax.eager import EagerProgram, Pending, move_now, prepare_move, put
 from reshard.jax.primitive import pin_sharding
 from reshard.jax.request import ReshardRequest, plan_request
 from reshard.jax.targets import ViewOptions
-from reshard.lower.to_shard_map.scales import check_scale
+from reshard.lower.to_shard_map.run_program import check_scale
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
 from reshard.types import dtypes

@@ -9,7 +9,9 @@
     permute          (sender, receiver) pairs of whole tiles
     exchange         local copies, then rounds of transfers; in a round each device sends at most
                      one list of blocks and receives at most one; or in place, slot by slot
-    views            what changes indices or the dtype; see `lower.views`
+    reorder          every tile reshaped, transposed, reshaped: the same elements in another order; often no copy at all
+    take, put        part of every tile; a part written into the tile that is there
+    cast             every tile in another dtype
 
 Devices are ids of the meshes. Tile views say how a tile falls into blocks. A runtime needs nothing else, and in
 particular no layout.
@@ -19,22 +21,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from reshard.errors import PlanError
 from reshard.geometry.message import Tile, tiles
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower.colouring import EvenRounds
-from reshard.lower.exchange import Exchange as Exchange
-from reshard.lower.exchange import lower_exchange
-from reshard.lower.exchange_in_place import ExchangeInPlace, lower_in_place
+from reshard.lower.exchange_rounds import Exchange as Exchange
+from reshard.lower.exchange_rounds import ExchangeInPlace, lower_exchange, lower_in_place
 from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
-from reshard.lower.views import ViewInstruction, view_instruction
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.plans.rules.parts import Cut, Part, split_step
 from reshard.plans.rules.tile_view import TileView, gather_order, scatter_order
+from reshard.plans.rules.view import TileOrder, tile_order
 from reshard.types.layout import Layout
+from reshard.types.view import View
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,42 @@ class Permute:
 
     pairs: tuple[tuple[int, int], ...]
 
+
+Spans = tuple[tuple[int, int], ...]
+"""(start, extent) along every axis of a tile."""
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """Every tile is reshaped to digits, transposed and reshaped to the result's shape."""
+
+    order: TileOrder
+
+
+@dataclass(frozen=True)
+class TakePart:
+    """Every device keeps these spans of its tile."""
+
+    spans: Spans
+
+
+@dataclass(frozen=True)
+class PutPart:
+    """Every device writes its tile over these spans of the target's tile that is there."""
+
+    spans: Spans
+
+
+@dataclass(frozen=True)
+class CastTiles:
+    """Every tile is cast."""
+
+    dtype: str
+
+
+ViewInstruction = Reorder | TakePart | PutPart | CastTiles
+
+VIEW_INSTRUCTIONS = (Reorder, TakePart, PutPart, CastTiles)
 
 Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Permute | Exchange | ExchangeInPlace
 
@@ -437,3 +476,96 @@ def _match_devices(operand: Layout, result: Layout) -> tuple[tuple[int, int], ..
             raise PlanError(f"permute: no device is left that holds what device {device} of {result} needs")
         pairs.append((waiting[needed].pop(), device))
     return tuple(sorted(pairs, key=lambda pair: pair[1]))
+
+
+def view_instruction(step: Step) -> ViewInstruction:
+    """The instruction of a step that changes indices or the dtype, and sends nothing.
+
+    >>> from reshard.types import Mesh
+    >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
+    >>> view_instruction(Step("cast", *layouts))
+    CastTiles(dtype='bfloat16')
+    """
+    if step.kind == "cast":
+        return CastTiles(step.result.dtype)
+    view = step.mode.view or View.identity(step.operand.shape)
+    if step.kind == "view":
+        return Reorder(tile_order(step.operand, step.result, view))
+    if step.kind == "take":
+        return TakePart(_part_spans(step.operand, view))
+    return PutPart(_part_spans(step.result, view))
+
+
+def is_alias(instruction: object) -> bool:
+    """Whether an instruction leaves every tile's memory as it is."""
+    return isinstance(instruction, Reorder) and instruction.order.aliases
+
+
+def is_filling(instruction: object) -> bool:
+    """Whether an instruction writes into the target's tile that is there already."""
+    return isinstance(instruction, PutPart) or (isinstance(instruction, Exchange) and instruction.fills)
+
+
+def last_dtype(instructions: Sequence[object]) -> str | None:
+    """The dtype of the last cast; None without one.
+
+    >>> last_dtype([CastTiles("bfloat16")])
+    'bfloat16'
+    """
+    return next((each.dtype for each in reversed(instructions) if isinstance(each, CastTiles)), None)
+
+
+def _part_spans(layout: Layout, view: View) -> Spans:
+    """The windows of the dims of which part moves, the whole tile along the others."""
+    starts = [window.start if window is not None else 0 for window in (a.taken or a.into for a in view.atoms)]
+    whole = [atom.taken is None and atom.into is None for atom in view.atoms]
+    extents = [
+        tile if all_of else atom.size for tile, all_of, atom in zip(layout.tile_shape, whole, view.atoms, strict=True)
+    ]
+    return tuple(zip(starts, extents, strict=True))
+
+
+# Parts that take each other's place: a tile becomes the result part by part, in its own memory.
+#
+#     f32[16, 3, {x}1] -> f32[{x}4, 3, 4] on <x=4>, an all-to-all in 4 parts: part k has rows k, 4 + k, 8 + k and 12 + k
+#
+#     tile        0 1 2 3 | 4 5 6 7 | 8 9 a b | c d e f      16 rows of 3 elements
+#     together    0 4 8 c | 1 5 9 d | 2 6 a e | 3 7 b f      each part is one piece
+#     part 0      row 0   | 1 5 9 d | 2 6 a e | 3 7 b f      12 elements of the result take the place of 0 4 8 c
+#     part 1      row 0   | row 1   | 2 6 a e | 3 7 b f
+#
+# A part of the result is as large as one of the operand. One that is not a single piece of a tile consists of slots,
+# which are brought together before the first part, or put where they belong after the last
+# (`plans.rules.parts.Regions`).
+#
+# **Slots change places in the tile's memory,** with one slot in hand. The hand goes through each cycle of slots, and at
+# each puts down what it has and takes up what is there; back at the first, it puts down the last. What it puts down at
+# the first slot of a cycle belongs to none, and is overwritten in the end.
+
+
+@lru_cache(maxsize=1024)
+def transposing_stops(rows: int, columns: int) -> tuple[int, ...]:
+    """The slots, numbered row by row, at which a hand stops that transposes rows x columns slots where they are.
+
+    >>> hand, slots = "", list("abcdef")  # (a b c), (d e f)
+    >>> for at in transposing_stops(2, 3):
+    ...     hand, slots[at] = slots[at], hand
+    >>> "".join(slots)
+    'adbecf'
+    """
+    stops: list[int] = []
+    moved: set[int] = set()
+    for start in range(rows * columns):
+        if start in moved:
+            continue
+        cycle = [start]
+        while (at := _transposed(cycle[-1], rows, columns)) != start:
+            cycle.append(at)
+        moved.update(cycle)
+        stops += [*cycle, start] if len(cycle) > 1 else []
+    return tuple(stops)
+
+
+def _transposed(slot: int, rows: int, columns: int) -> int:
+    """Where a slot's content belongs."""
+    return slot % columns * rows + slot // columns

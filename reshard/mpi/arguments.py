@@ -18,8 +18,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import seat_of
-from reshard.lower.views import CastTiles
 from reshard.mpi.gpu_tiles import prepare_on_gpu
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
@@ -38,7 +38,7 @@ from reshard.plans.manifest import Version, checked_version
 from reshard.plans.plan import Plan
 from reshard.plans.plan_data import MOST_DEPTH, spell_key
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile

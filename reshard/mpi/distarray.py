@@ -32,8 +32,7 @@ from reshard.mpi.tiles import (
     with_local_dim,
 )
 from reshard.runtime.account import Account
-from reshard.runtime.given_tiles import in_native_order
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
 from reshard.runtime.on_mpi.global_array import gather_tiles, scatter_tiles
 from reshard.runtime.on_mpi.indices import clear_padding, global_indices, index_ranges

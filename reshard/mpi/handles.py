@@ -15,7 +15,7 @@ from reshard.errors import PlanError
 from reshard.mpi.arguments import MoveArguments
 from reshard.mpi.tiles import check_layout
 from reshard.runtime.account import Account
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepared, keep_prepared

@@ -13,8 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
 from reshard.lower.to_mpi import devices_by_id, seat_of
 from reshard.runtime import Account
-from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
-from reshard.runtime.numpy_dtypes import as_array, numpy_dtype
+from reshard.runtime.numpy_tiles import as_array, in_native_order, numpy_dtype, with_padding, without_padding
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.window_tiles import absent_tile
 from reshard.runtime.on_mpi.wire.reduction import can_combine

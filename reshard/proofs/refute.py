@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.lower import Program
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import Exchange
 from reshard.plans.plan import Plan
 from reshard.runtime import Account, oracle, run

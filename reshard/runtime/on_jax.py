@@ -24,7 +24,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import MeshError
 from reshard.lower import lower_plan
 from reshard.lower.program import AnyProgram, lower_batch, lower_steps
-from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order
+from reshard.lower.to_shard_map import Beside, batch_function, shares_lie_in_order, spread_scale
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.runtime.xla import LEAST as LEAST
 from reshard.runtime.xla import PARTS as PARTS
@@ -98,7 +98,7 @@ def _move_arrays(
     if scale is not None:
         first = narrows_first(plans[0].steps)
         wide, held = (plans[0].source, before[0]) if first else (plans[0].target, after[0])
-        more["scale"], spelled = scales.spread_scale(scale, wide, held)
+        more["scale"], spelled = spread_scale(scale, wide, held)
         specs.append(spelled)
     moved = _map_tiles(program, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
     each = zip(plans, moved, after, strict=True)
@@ -140,7 +140,7 @@ def compile_to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> 
     ) -> jax.Array:
         more, specs = dict(tiles), [before, *[stack] * len(tiles)]
         if scale is not None:
-            more["scale"], held = scales.spread_scale(scale, source, before)
+            more["scale"], held = spread_scale(scale, source, before)
             specs.append(held)
         return _map_tiles(program, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
 
@@ -166,7 +166,7 @@ def compile_from_stack(
         more = {} if into is None else {"into": into}
         specs = [stack.spec, after] if more else [stack.spec]
         if scale is not None:
-            more["scale"], held = scales.spread_scale(scale, result, after)
+            more["scale"], held = spread_scale(scale, result, after)
             specs.append(held)
         return _map_tiles(program, mesh, axes, specs, (after,), tuple(more))(tiles, *more.values())[0]
 

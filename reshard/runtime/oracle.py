@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.geometry.remesh import one_set
-from reshard.runtime.numpy_dtypes import ufunc
+from reshard.runtime.numpy_tiles import ufunc
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.view import View

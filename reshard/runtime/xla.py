@@ -30,7 +30,7 @@ from reshard.lower.to_shard_map import (
     joins_in_one_copy,
     sent_as_it_lies,
 )
-from reshard.lower.to_shard_map.parts import group_steps, share_loop
+from reshard.lower.to_shard_map.part_loops import group_steps, share_loop
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.cost import PLAIN, StepMode

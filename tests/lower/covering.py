@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from reshard.lower import lower_plan
-from reshard.lower.exchange import Transfer
+from reshard.lower.exchange_rounds import Transfer
 from reshard.lower.program import Exchange, Instruction
 from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.cost import StepMode

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.lower.exchange import Exchange, lower_exchange
+from reshard.lower.exchange_rounds import Exchange, lower_exchange
 from reshard.plans.plan import Step
 from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh

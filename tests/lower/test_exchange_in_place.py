@@ -9,7 +9,7 @@ import pytest
 
 from reshard.errors import PlanError
 from reshard.geometry.refine import refine
-from reshard.lower.exchange_in_place import ExchangeInPlace, lower_in_place, place_offsets
+from reshard.lower.exchange_rounds import ExchangeInPlace, lower_in_place, place_offsets
 from reshard.plans.plan import Step
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.tile_view import TileView

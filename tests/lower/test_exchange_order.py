@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from reshard.lower import lower_plan
-from reshard.lower.exchange_order import find_box_extents, reorder_exchange
 from reshard.lower.program import Exchange
+from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import run
 from reshard.types import Layout, Mesh

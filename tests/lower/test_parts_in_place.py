@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reshard.lower.exchange_in_place import transposing_stops
+from reshard.lower.program import transposing_stops
 
 
 def carried(slots: np.ndarray, stops: Sequence[int]) -> np.ndarray:

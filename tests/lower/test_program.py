@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
     AllReduce,

@@ -8,7 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.lower import lower_plan
-from reshard.lower.traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, program_traffic
+from reshard.lower.program_traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, program_traffic
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.runtime import Account, run

@@ -2,9 +2,9 @@
 
 import reshard as rs
 from reshard.lower import lower_plan
-from reshard.lower.exchange import Exchange
-from reshard.lower.traffic import program_traffic
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, is_alias, is_filling
+from reshard.lower.exchange_rounds import Exchange
+from reshard.lower.program import CastTiles, PutPart, Reorder, TakePart, is_alias, is_filling
+from reshard.lower.program_traffic import program_traffic
 
 MESH = rs.Mesh(x=4)
 

@@ -15,7 +15,7 @@ import reshard as rs
 from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.repeated import STAGED, AgreedCall, PreparedMove
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh

@@ -18,7 +18,7 @@ from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import arguments as tree_moves
 from reshard.mpi import redistribute
 from reshard.runtime import Account
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi import run_launches
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import PlanError, ReshardError, StepError
 from reshard.lower import lower_plan
-from reshard.lower.traffic import program_traffic as matrix
+from reshard.lower.program_traffic import program_traffic as matrix
 from reshard.plans.idle import find_idle_axes
 from reshard.plans.plan import FORMAT, Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.plan_data import read_view, view_data

@@ -13,7 +13,7 @@ import reshard as rs
 from reshard.errors import ProofError, UndecidedError
 from reshard.geometry.blocks import Block
 from reshard.lower import Program, lower_plan
-from reshard.lower.exchange import Transfer
+from reshard.lower.exchange_rounds import Transfer
 from reshard.lower.program import Exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode

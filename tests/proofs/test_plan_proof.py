@@ -280,8 +280,8 @@ def test_a_fault_in_the_refinement_is_not_confirmed(
 
 
 MAY_IMPORT = {
-    "symbolic/formulas.py": {"reshard.geometry.refine", "reshard.lower.colouring", "reshard.lower.exchange"},
-    "symbolic/live.py": {"reshard.lower.traffic"},
+    "symbolic/formulas.py": {"reshard.geometry.refine", "reshard.lower.colouring", "reshard.lower.exchange_rounds"},
+    "symbolic/live.py": {"reshard.lower.program_traffic"},
     "plan_proof.py": {"reshard.lower", "reshard.lower.program"},
     "refute.py": {"reshard.lower"},
     "launches/search.py": {"reshard.geometry.figures"},

@@ -7,8 +7,8 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError, ProofError, UndecidedError
 from reshard.lower import lower_plan
-from reshard.lower.exchange import Exchange
-from reshard.lower.views import Reorder, TakePart
+from reshard.lower.exchange_rounds import Exchange
+from reshard.lower.program import Reorder, TakePart
 from reshard.plans.rules.view import TileOrder
 
 pytest.importorskip("z3", reason="proofs need reshard[prove]")

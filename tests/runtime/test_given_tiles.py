@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import TileError
-from reshard.runtime.given_tiles import (
+from reshard.runtime.numpy_tiles import (
     checked_tiles,
     in_native_order,
     tile_per_device,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import ReshardError
-from reshard.runtime.numpy_dtypes import numpy_dtype, ufunc
+from reshard.runtime.numpy_tiles import numpy_dtype, ufunc
 from reshard.types import dtypes
 from reshard.types.reductions import REDUCTIONS
 

@@ -16,7 +16,7 @@ from reshard.lower.program import InParts
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.parts import part_regions, possible_counts
-from reshard.runtime import numpy_in_place
+from reshard.runtime import on_numpy
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.oracle import check
@@ -80,8 +80,8 @@ def test_slots_that_stay_behind_are_seen(fault: object, monkeypatch: pytest.Monk
     source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[16, 3, {x}1]", "f32[{x}4, 3, 4]"))
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=4, in_place=True))], donate=True)
     check(plan)
-    stops = numpy_in_place.transposing_stops
-    monkeypatch.setattr(numpy_in_place, "transposing_stops", lambda *slots: fault(stops(*slots)))  # pyright: ignore
+    stops = on_numpy.transposing_stops
+    monkeypatch.setattr(on_numpy, "transposing_stops", lambda *slots: fault(stops(*slots)))  # pyright: ignore
     with pytest.raises(AssertionError):
         check(plan)
 

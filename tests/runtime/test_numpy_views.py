@@ -6,7 +6,7 @@ import pytest
 import reshard as rs
 from reshard.errors import TileError
 from reshard.geometry.blocks import Axis, Block
-from reshard.lower.exchange import Exchange, Transfer
+from reshard.lower.exchange_rounds import Exchange, Transfer
 from reshard.plans.rules.tile_view import TileView
 from reshard.runtime import Account
 from reshard.runtime.on_numpy import run_instruction

@@ -14,7 +14,7 @@ from reshard.lower import lower_plan
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.runtime import Account, run
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import pairs

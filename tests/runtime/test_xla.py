@@ -6,7 +6,7 @@ import pytest
 
 import reshard as rs
 from reshard.lower.to_shard_map import count_padded_bytes
-from reshard.lower.to_shard_map.parts import group_steps
+from reshard.lower.to_shard_map.part_loops import group_steps
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import xla
 from reshard.types import Layout, Mesh

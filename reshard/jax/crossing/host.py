@@ -26,7 +26,7 @@ from numpy.lib.stride_tricks import as_strided
 from reshard.geometry.message import Tile, tile_of
 from reshard.geometry.messages import exchange_messages
 from reshard.jax.placement import devices_of
-from reshard.lower.exchange import digit_boxes
+from reshard.lower.exchange_rounds import digit_boxes
 from reshard.types.layout import Layout
 from reshard.types.view import View
 

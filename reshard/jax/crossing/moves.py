@@ -43,7 +43,7 @@ from reshard.jax.request import ReshardRequest, check_even, number_devices, numb
 from reshard.jax.starting import start_program
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
-from reshard.lower.to_shard_map import exchange as messages
+from reshard.lower.to_shard_map import run_exchange as messages
 from reshard.plans.pipeline import Pipeline
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.cost import StepMode

@@ -29,10 +29,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.jax import placement
 from reshard.jax.placement import devices_of
 from reshard.jax.starting import start_program
-from reshard.lower.exchange import Exchange, SlicedTransfer, Transfer
-from reshard.lower.to_shard_map import exchange as messages
-from reshard.lower.to_shard_map.exchange import MessageBatch
+from reshard.lower.exchange_rounds import Exchange, SlicedTransfer, Transfer
+from reshard.lower.to_shard_map import run_exchange as messages
 from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.run_exchange import MessageBatch
 from reshard.types.layout import Layout
 
 TOGETHER = 256 << 10

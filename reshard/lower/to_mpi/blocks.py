@@ -19,7 +19,7 @@ from reshard.errors import PlanError
 from reshard.geometry import pieces
 from reshard.geometry.blocks import Block as FlatBlock
 from reshard.geometry.message import Product
-from reshard.lower.exchange import Span
+from reshard.lower.exchange_rounds import Span
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
 

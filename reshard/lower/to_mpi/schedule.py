@@ -23,26 +23,30 @@ from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.geometry.blocks import Block as FlatBlock
-from reshard.lower.exchange import Span, Transfer
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace, Span, Transfer
 from reshard.lower.groups import Groups
 from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
+    CastTiles,
     Exchange,
     InParts,
     Instruction,
     Permute,
     Plain,
+    PutPart,
     ReduceScatter,
+    Reorder,
     Slice,
+    Spans,
     SplitSum,
+    TakePart,
+    is_alias,
     lower_steps,
 )
 from reshard.lower.to_mpi.blocks import Axis, Block, block_of_part, block_of_spans, fold_blocks, list_starts, whole_tile
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
-from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, TakePart, is_alias
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
 from reshard.plans.rules.view import TileOrder

@@ -16,22 +16,23 @@ Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a 
 transposes. Whatever differs from device to device (the block, the box) is looked up by the device's position in a
 small table, so that all devices run one program.
 
-`run_program` goes through the launches, of one array or of several; `collectives` has a function for each collective,
-`exchange` reads blocks and runs rounds, `exchange_in_place` in one buffer of slots. `parts` runs the loop over parts,
-`parts_in_place` the one that overwrites the tile, and `block_writes` has the ways in which parts are sent and written.
-`place` is a device's position on the mesh, `tiles` has the digits and layouts of tiles, `tpu_layout` the order of dims
-in a TPU's memory, and `scales` those of casts.
+`run_program` goes through the launches, of one array or of several; `run_collectives` has a function for each
+collective, `run_exchange` reads blocks and runs rounds, or slots in one buffer. `part_loops` runs the loop over parts,
+and the one that overwrites the tile; `part_writers` has the ways in which parts are sent and written. `place` is a
+device's position on the mesh, and `tile_memory` has the digits of tiles and how they lie in memory.
 """
 
-from reshard.lower.to_shard_map.block_writes import sent_as_it_lies as sent_as_it_lies
-from reshard.lower.to_shard_map.exchange import joins_in_one_copy as joins_in_one_copy
-from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
-from reshard.lower.to_shard_map.parts_in_place import find_regions_on_tpu as find_regions_on_tpu
+from reshard.lower.to_shard_map.part_loops import find_regions_on_tpu as find_regions_on_tpu
+from reshard.lower.to_shard_map.part_writers import sent_as_it_lies as sent_as_it_lies
+from reshard.lower.to_shard_map.run_exchange import joins_in_one_copy as joins_in_one_copy
+from reshard.lower.to_shard_map.run_exchange import shares_lie_in_order as shares_lie_in_order
 from reshard.lower.to_shard_map.run_program import Beside as Beside
 from reshard.lower.to_shard_map.run_program import batch_function as batch_function
+from reshard.lower.to_shard_map.run_program import check_scale as check_scale
+from reshard.lower.to_shard_map.run_program import spread_scale as spread_scale
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
-from reshard.lower.to_shard_map.tpu_layout import LANES as LANES
-from reshard.lower.to_shard_map.tpu_layout import SUBLANES as SUBLANES
-from reshard.lower.to_shard_map.tpu_layout import choose_memory_order as choose_memory_order
-from reshard.lower.to_shard_map.tpu_layout import count_padded_bytes as count_padded_bytes
-from reshard.lower.to_shard_map.tpu_layout import is_cut_in_place as is_cut_in_place
+from reshard.lower.to_shard_map.tile_memory import LANES as LANES
+from reshard.lower.to_shard_map.tile_memory import SUBLANES as SUBLANES
+from reshard.lower.to_shard_map.tile_memory import choose_memory_order as choose_memory_order
+from reshard.lower.to_shard_map.tile_memory import count_padded_bytes as count_padded_bytes
+from reshard.lower.to_shard_map.tile_memory import is_cut_in_place as is_cut_in_place

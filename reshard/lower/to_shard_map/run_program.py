@@ -4,6 +4,8 @@ A loop runs steps in parts that share one; everything else is one `jax.lax` coll
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from reshard.errors import PlanError
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.errors import LayoutError, PlanError
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import (
     AnyProgram,
+    CastTiles,
     Exchange,
     InParts,
     Instruction,
@@ -28,17 +32,18 @@ from reshard.lower.program import (
     PackedCollective,
     Plain,
     Program,
+    PutPart,
+    Reorder,
+    TakePart,
+    is_filling,
 )
-from reshard.lower.to_shard_map import scales
-from reshard.lower.to_shard_map.collectives import run_collective
-from reshard.lower.to_shard_map.exchange import run_exchange
-from reshard.lower.to_shard_map.exchange_in_place import run_exchange_in_place
-from reshard.lower.to_shard_map.parts import group_instructions, run_part_loop
-from reshard.lower.to_shard_map.parts_in_place import run_parts_in_place
+from reshard.lower.to_shard_map.part_loops import group_instructions, run_part_loop, run_parts_in_place
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import join_blocks, number_blocks
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, is_filling
+from reshard.lower.to_shard_map.run_collectives import run_collective
+from reshard.lower.to_shard_map.run_exchange import run_exchange, run_exchange_in_place
+from reshard.lower.to_shard_map.tile_memory import join_blocks, number_blocks
 from reshard.types import dtypes
+from reshard.types.layout import Layout
 
 Array = jax.Array
 Shapes = Sequence[Sequence[int]]
@@ -154,7 +159,7 @@ def _cast_tile(tile: Array, dtype: str, shape: Sequence[int], scale: Array | Non
     rounded, and what becomes wide is multiplied after."""
     if scale is None:
         return tile.astype(dtype)
-    scale = scales.expand_scale(scale, shape)
+    scale = expand_scale(scale, shape)
     if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
         return (tile / scale.astype(tile.dtype)).astype(dtype)
     return tile.astype(dtype) * scale.astype(dtype)
@@ -190,3 +195,61 @@ def _run_packed(joint: PackedCollective, place: MeshPlace, tiles: Sequence[Array
     parts = [rows[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
     moved = [join_blocks(view, part) for view, part in zip(views, parts, strict=True)] if views else parts
     return tuple(tile.reshape(tuple(shape)) for tile, shape in zip(moved, shapes, strict=True))
+
+
+# The scale of a cast, beside the array that it scales: one number, or one for each channel, block or tile.
+#
+#     array f32[{x}4, 256] on <x=2>, shape 8 x 256
+#
+#     scale   shape 1 x 1      one number
+#             8 x 1            one for each row
+#             8 x 2            one for each 1 x 128 block
+#             2 x 1            one for each tile
+#
+# Each dim of a scale divides that of the array, and cuts its indices into that many equal blocks. The devices that hold
+# a part of the array are given the part of the scale that belongs to it, so nothing is as large as the array.
+
+
+def check_scale(scale: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raises `LayoutError` for a scale of a shape that does not divide the array's, dim by dim, from the last on.
+
+    >>> check_scale((4, 1), (8, 256))
+    >>> check_scale((3, 1), (8, 256))
+    Traceback (most recent call last):
+    reshard.errors.LayoutError: the scale has shape (3, 1), whose dims do not divide those of an array of (8, 256)
+    """
+    own = shape[len(shape) - len(scale) :] if len(scale) <= len(shape) else None
+    if own is None or any(blocks < 1 or size % blocks for blocks, size in zip(scale, own, strict=True)):
+        raise LayoutError(f"the scale has shape {scale}, whose dims do not divide those of an array of {shape}")
+
+
+def spread_scale(scale: Array, layout: Layout, spec: PartitionSpec) -> tuple[Array, PartitionSpec]:
+    """The scale in blocks that the tiles of a layout divide, and the spec that gives each tile its own."""
+    check_scale(scale.shape, layout.shape)
+    scale = scale.reshape((1,) * (len(layout.shape) - scale.ndim) + scale.shape)
+    entries = [*spec, *[None] * (len(layout.shape) - len(spec))]
+    held: list[object] = []
+    for at, (size, padded, tile) in enumerate(zip(layout.shape, layout.padded_shape, layout.tile_shape, strict=True)):
+        blocks = scale.shape[at]
+        held.append(None if blocks == 1 else entries[at])
+        if blocks > 1:
+            scale = jnp.repeat(scale, _count_scale_blocks(blocks, size, padded // tile) // blocks, axis=at)
+        if blocks > 1 and padded > size:
+            more = (*scale.shape[:at], padded - size, *scale.shape[at + 1 :])
+            scale = jnp.concatenate([scale, jnp.ones_like(scale, shape=more)], axis=at)
+    return scale, PartitionSpec(*held)
+
+
+def expand_scale(scale: Array, shape: Sequence[int]) -> Array:
+    """A tile's part of the scale, as an array that broadcasts to a tile of this shape."""
+    for at, size in enumerate(shape):
+        if 1 < scale.shape[at] < size:
+            scale = jnp.repeat(scale, size // scale.shape[at], axis=at)
+    return scale
+
+
+def _count_scale_blocks(blocks: int, size: int, tiles: int) -> int:
+    """How many blocks of a dim both the scale's and the tiles can be cut into."""
+    if size % tiles == 0 and blocks % tiles == 0:
+        return blocks
+    return tiles if size % tiles == 0 and tiles % blocks == 0 else size

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import Exchange, InParts, Instruction, Permute, Program
 from reshard.plans.plan import Plan
 from reshard.proofs.symbolic.claims import Query

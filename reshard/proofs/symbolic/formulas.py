@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 
 from reshard.geometry.refine import RefinedDigit, Refinement, refine
 from reshard.lower.colouring import EvenRounds, RoundShift
-from reshard.lower.exchange import received_spans, sent_spans
+from reshard.lower.exchange_rounds import received_spans, sent_spans
 from reshard.plans.plan import Step
 from reshard.plans.rules.cost import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong

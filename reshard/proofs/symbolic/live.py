@@ -4,8 +4,8 @@ The buffers are counted from the program's own instructions, as `runtime.on_nump
 device. Every buffer contains each free digit whole. At other sizes it is therefore its size here, divided by the
 product of the free sizes here and multiplied by their product there.
 
-What is received comes from `lower.traffic`, which only adds up the lists of an instruction; that the lists themselves
-are right is proved elsewhere (`element_sources`, `transfers`, `slots`).
+What is received comes from `lower.program_traffic`, which only adds up the lists of an instruction; that the lists
+themselves are right is proved elsewhere (`element_sources`, `transfers`, `slots`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
     AllToAll,
@@ -25,7 +25,7 @@ from reshard.lower.program import (
     Program,
     ReduceScatter,
 )
-from reshard.lower.traffic import instruction_traffic
+from reshard.lower.program_traffic import instruction_traffic
 from reshard.proofs.symbolic.correctness import Outline, devices_after
 from reshard.proofs.symbolic.formulas import ByFormula
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reshard.lower.exchange_in_place import ExchangeInPlace, Place
+from reshard.lower.exchange_rounds import ExchangeInPlace, Place
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import StepContract, match, same_string, size_of
 from reshard.proofs.symbolic.form import FormDigit, Tied

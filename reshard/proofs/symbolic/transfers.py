@@ -12,8 +12,8 @@ sides has the same span on both. An exchange between numerals that do not nest i
 with a table of places for each dim, never one for the whole array. Finally, every element of every result must be in
 a box.
 
-The boxes are computed by `lower.exchange` from intervals and refinements. Here they are only compared, against the
-layouts' numerals as `form` and `lists` read them, so that a fault there cannot confirm itself.
+The boxes are computed by `lower.exchange_rounds` from intervals and refinements. Here they are only compared, against
+the layouts' numerals as `form` and `lists` read them, so that a fault there cannot confirm itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.errors import PlanError
-from reshard.lower.exchange import Exchange, SlicedTransfer
+from reshard.lower.exchange_rounds import Exchange, SlicedTransfer
 from reshard.lower.program import Permute
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import StepContract, match, size_of

@@ -17,7 +17,7 @@ from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, ranks_of_seats
 from reshard.plans.manifest import Manifest, Version
 from reshard.plans.plan import Plan, TreePlan
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, node_load, passes_on, plan_direct, run_bytes

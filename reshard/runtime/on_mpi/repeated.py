@@ -35,7 +35,7 @@ import numpy as np
 from reshard.geometry.blocks import Block
 from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import digest_of, raise_disagreement
 from reshard.runtime.on_mpi.copies.strided_copy import Array, find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.direct import Direct

@@ -24,7 +24,7 @@ import numpy as np
 
 from reshard.lower.to_mpi import FIRST, SECOND, seat_of
 from reshard.runtime.account import Account, InBytes
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.direct import plan_direct, push_into
 from reshard.runtime.on_mpi.fused_copies import list_tile_copies, widen_block

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.errors import PlanError
+from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import (
     NewSummand,
     Overwrite,
@@ -27,9 +28,8 @@ from reshard.lower.to_mpi import (
     rank_of_devices,
     schedule_device,
 )
-from reshard.lower.views import CastTiles
 from reshard.plans.plan import Plan
-from reshard.runtime.numpy_dtypes import identities, numpy_dtype
+from reshard.runtime.numpy_tiles import identities, numpy_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.runtime.on_mpi.wire.chunks import pairs_of_block

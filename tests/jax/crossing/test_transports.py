@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.jax.crossing import stages
 from reshard.jax.crossing.stages import BetweenProcesses, InProcess
-from reshard.lower.exchange import Transfer
+from reshard.lower.exchange_rounds import Transfer
 from tests.jax.crossing.cases import mesh
 
 SENDERS, RECEIVERS = mesh([2, 0], a=2), mesh([5, 2, 7], t=3)

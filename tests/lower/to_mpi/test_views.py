@@ -5,9 +5,9 @@ import random
 import numpy as np
 
 import reshard as rs
+from reshard.lower.program import PutPart, Reorder, TakePart
 from reshard.lower.to_mpi import StepMessages, schedule_device
 from reshard.lower.to_mpi.schedule import local_blocks
-from reshard.lower.views import PutPart, Reorder, TakePart
 from reshard.plans.rules.view import TileOrder
 from tests.lower.to_mpi.elements import places
 from tests.view_oracle import random_case

@@ -7,7 +7,7 @@ import pytest
 
 from reshard import hlo
 from reshard.lower import lower_plan
-from reshard.lower.to_shard_map import collectives
+from reshard.lower.to_shard_map import run_collectives
 from reshard.plans.plan import Plan
 from reshard.plans.rules.collectives import RULES
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step, stacked
@@ -74,7 +74,7 @@ def test_steps(kind: str, source: str, target: str):
     ],
 )
 def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
+    monkeypatch.setattr(run_collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
     check_on_xla(one_step("reduce_scatter", source, target))
 
 
@@ -91,8 +91,8 @@ def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeyp
     ],
 )
 def test_an_all_gather_as_spelled_for_a_whole_slice_of_tpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collectives, "_WHOLE_SLICE", 2)
-    monkeypatch.setattr(collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
+    monkeypatch.setattr(run_collectives, "_WHOLE_SLICE", 2)
+    monkeypatch.setattr(run_collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
     check_on_xla(one_step("all_gather", source, target))
 
 

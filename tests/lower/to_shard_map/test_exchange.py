@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard import hlo
 from reshard.lower import lower_plan
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import exchange, exchange_in_place, place, shares_lie_in_order
+from reshard.lower.to_shard_map import place, run_exchange, shares_lie_in_order
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
@@ -47,7 +47,7 @@ def test_exchanges(source: str, target: str, chunk: int | None):
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
     """CPUs join messages at the end where they can; other platforms never do."""
-    monkeypatch.setattr(exchange, "find_message_orders", lambda step: None)
+    monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
     check_on_xla(one_step("exchange", source, target))
 
 
@@ -60,7 +60,7 @@ def lowered(source: str, target: str, chunk: int | None = None, mesh: Mesh = MES
 
 def count_alike(source: str, target: str, chunk: int | None = None) -> list[int]:
     """The number of rounds in each group that one loop runs."""
-    return [len(rounds) for rounds in exchange._group_alike(lowered(source, target, chunk).sliced.rounds)]
+    return [len(rounds) for rounds in run_exchange._group_alike(lowered(source, target, chunk).sliced.rounds)]
 
 
 def test_rounds_that_share_a_loop(monkeypatch: pytest.MonkeyPatch):
@@ -68,7 +68,7 @@ def test_rounds_that_share_a_loop(monkeypatch: pytest.MonkeyPatch):
     assert count_alike("f32[{x}4, 8]", "f32[16, {x}2]") == [1, 1, 1]
     assert count_alike("f32[{x}4, 8]", "f32[16, {x}2]", 2) == [4, 4, 4]
     assert count_alike("f32[{x}4, 8]", "f32[16, {x}2]", 4) == [1] * 6
-    monkeypatch.setattr(exchange, "LOOPED", 3)
+    monkeypatch.setattr(run_exchange, "LOOPED", 3)
     assert count_alike("f32[{x}4, 8]", "f32[16, {x}2]") == [3]
     assert count_alike("f32[{x}4, 8]", "f32[16, {x}2]", 2) == [12]  # three loops otherwise
     assert count_alike("f32[{x}2, 8]", "f32[{y}4, 8]") == [1, 1]
@@ -92,8 +92,8 @@ def test_loops_over_rounds_between_any_devices(
     source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     """One loop, with a branch for each list of pairs; tables are cut to what they depend on, in bytes."""
-    monkeypatch.setattr(exchange, "find_message_orders", lambda step: None)
-    monkeypatch.setattr(exchange, "LOOPED", 2)
+    monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
+    monkeypatch.setattr(run_exchange, "LOOPED", 2)
     monkeypatch.setattr(place, "LARGE", 1)
     monkeypatch.setattr(place, "WIDE", 1)
     check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
@@ -101,8 +101,8 @@ def test_loops_over_rounds_between_any_devices(
 
 def test_a_loop_sends_what_is_promised(monkeypatch: pytest.MonkeyPatch):
     """Each iteration runs one of the branches."""
-    monkeypatch.setattr(exchange, "find_message_orders", lambda step: None)
-    monkeypatch.setattr(exchange, "LOOPED", 2)
+    monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
+    monkeypatch.setattr(run_exchange, "LOOPED", 2)
     plan = one_step("exchange", "f32[{x}4, 8]", "f32[16, {x}2]")
     f, _ = stacked(lower_plan(plan), MESH.axes)
     text = f.lower(jax.ShapeDtypeStruct((8, 4, 8), "float32")).compile().as_text()
@@ -115,7 +115,7 @@ def test_transfers_of_a_kind_have_one_form_and_each_device_once():
     """Two messages of one form to one device, as local copies may be, are two kinds."""
     sliced = lowered("f32[{x}3/10, 8]", "f32[{y}5, 8]").sliced
     for one in [sliced.local, (*sliced.local, *sliced.local), *sliced.rounds]:
-        kinds = exchange.group_by_form(one)
+        kinds = run_exchange.group_by_form(one)
         assert sorted(t for kind in kinds for t in kind) == sorted(one)
         for kind in kinds:
             assert len({t.form for t in kind}) == 1
@@ -128,8 +128,8 @@ def test_transfers_of_a_kind_have_one_form_and_each_device_once():
 def test_the_order_of_a_transposition():
     """In round k a device receives from the k-th device after it: device 1 has rows of 0 (round 2), 1 and 2."""
     step = lowered("f32[{x}2, 6]", "f32[6, {x}2]", mesh=Mesh(x=3))
-    assert exchange.find_message_orders(step) == {0: (0, 1, 2), 1: (2, 0, 1), 2: (1, 2, 0)}
-    assert exchange.count_boxes(step) == (3, 1)
+    assert run_exchange.find_message_orders(step) == {0: (0, 1, 2), 1: (2, 0, 1), 2: (1, 2, 0)}
+    assert run_exchange.count_boxes(step) == (3, 1)
 
 
 @pytest.mark.fast(3)
@@ -145,7 +145,7 @@ def test_the_order_of_a_transposition():
     ],
 )
 def test_messages_in_order_are_the_target(mesh: Mesh, source: str, target: str):
-    assert exchange.find_message_orders(lowered(source, target, mesh=mesh)) is not None
+    assert run_exchange.find_message_orders(lowered(source, target, mesh=mesh)) is not None
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     check_on_xla(chain(before, after, [StepSpec("exchange", after)]))
 
@@ -161,7 +161,7 @@ def test_messages_in_order_are_the_target(mesh: Mesh, source: str, target: str):
     ],
 )
 def test_no_order(mesh: Mesh, source: str, target: str, chunk: int | None):
-    assert exchange.find_message_orders(lowered(source, target, chunk, mesh)) is None
+    assert run_exchange.find_message_orders(lowered(source, target, chunk, mesh)) is None
 
 
 # ---- in place --------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_no_order(mesh: Mesh, source: str, target: str, chunk: int | None):
 )
 def test_exchanges_in_place(source: str, target: str, chunk: int | None, looped: int, monkeypatch: pytest.MonkeyPatch):
     """Rounds and shares one by one, and in loops."""
-    monkeypatch.setattr(exchange_in_place, "LOOPED", looped)
+    monkeypatch.setattr(run_exchange, "LOOPED", looped)
     check_on_xla(one_step("exchange", source, target, StepMode(chunk, in_place=True), donate=True))
 
 
@@ -231,10 +231,10 @@ def carry(operand: Layout, result: Layout, step: Exchange, tiles: dict[int, np.n
     near = np.stack([tiles[device] for device in operand.mesh.devices])
     far = np.full((result.mesh.size, *result.tile_shape), -1, "int32")
     largest = max(t.elements for one in step.rounds for t in one)
-    for batch in exchange.batch_rounds(step):
+    for batch in run_exchange.batch_rounds(step):
         assert batch.elements <= largest, "a local copy is larger than all messages"
-        pack = on_each(operand, partial(exchange.pack_message, step, batch))
-        write = on_each(result, partial(exchange.write_message, step, batch))
+        pack = on_each(operand, partial(run_exchange.pack_message, step, batch))
+        write = on_each(result, partial(run_exchange.write_message, step, batch))
         for number, one in enumerate(batch.rounds):
             sent = np.asarray(pack(np.int32(number), [near]))
             assert sent.shape == (operand.mesh.size, batch.elements)
@@ -272,4 +272,4 @@ def test_messages_of_a_view_carried_by_hand(chunk: int | None):
 
 
 def test_whole_tiles_need_no_packing():
-    assert [exchange.sends_whole_tiles(crossing(*case)[2]) for case in PAIRS] == [False, False, False, True]
+    assert [run_exchange.sends_whole_tiles(crossing(*case)[2]) for case in PAIRS] == [False, False, False, True]

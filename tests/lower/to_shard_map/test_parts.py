@@ -16,10 +16,15 @@ import reshard as rs
 from reshard.errors import StepError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
-from reshard.lower.to_shard_map import block_writes, exchange, parts, parts_in_place, tiles, tpu_layout
-from reshard.lower.to_shard_map.block_writes import add_part_digit, make_block_writer, make_pair_writer
-from reshard.lower.to_shard_map.parts import group_instructions, group_steps, overlap_parts
-from reshard.lower.to_shard_map.parts_in_place import find_regions_on_tpu, find_tiles_on_tpu
+from reshard.lower.to_shard_map import part_loops, part_writers, run_exchange, tile_memory
+from reshard.lower.to_shard_map.part_loops import (
+    find_regions_on_tpu,
+    find_tiles_on_tpu,
+    group_instructions,
+    group_steps,
+    overlap_parts,
+)
+from reshard.lower.to_shard_map.part_writers import add_part_digit, make_block_writer, make_pair_writer
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
@@ -233,16 +238,16 @@ def small_tpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return jnp.full(tuple(shape), jnp.nan, dtype)
 
     monkeypatch.setattr(lax, "platform_dependent", branch)
-    monkeypatch.setattr(exchange, "find_message_orders", lambda step: None)
-    for module in (tpu_layout, parts_in_place):
+    monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
+    for module in (tile_memory, part_loops, part_writers):
         monkeypatch.setattr(module, "LANES", 4)
         monkeypatch.setattr(module, "SUBLANES", 2)
-    monkeypatch.setattr(tpu_layout, "_choose_memory_order", getattr(tpu_layout, "_choose_memory_order").__wrapped__)  # noqa: B009
-    monkeypatch.setattr(block_writes, "UNROLLED", 8)
-    monkeypatch.setattr(exchange, "LOOPED", 2)
-    for module in (parts, parts_in_place, block_writes, exchange):
+    monkeypatch.setattr(tile_memory, "_choose_memory_order", getattr(tile_memory, "_choose_memory_order").__wrapped__)  # noqa: B009
+    monkeypatch.setattr(part_writers, "UNROLLED", 8)
+    monkeypatch.setattr(run_exchange, "LOOPED", 2)
+    for module in (part_loops, part_writers, run_exchange):
         monkeypatch.setattr(module, "make_unfilled", used_memory)
-    for module in (parts, parts_in_place, block_writes, exchange, tiles):
+    for module in (part_loops, part_writers, run_exchange, tile_memory):
         monkeypatch.setattr(module, "fix_layout", lambda tile, order=None: tile)  # layouts are a TPU's
     return used
 
@@ -285,7 +290,7 @@ def test_each_element_is_written(kind: str, source: str, target: str, mode: Step
 
 
 def test_many_blocks_are_transposed_at_once(small_tpu: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(block_writes, "UNROLLED", 4)
+    monkeypatch.setattr(part_writers, "UNROLLED", 4)
     check_on_xla(one_step("all_to_all", "f32[16, 16, {x}{y}3]", "f32[16, {x}{y}2, 24]", PARTS))
     assert small_tpu
 

@@ -13,8 +13,14 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.lower.to_shard_map import place
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import join_blocks, number_blocks, resize_tile, write_box
-from reshard.lower.to_shard_map.tpu_layout import choose_memory_order, count_padded_elements
+from reshard.lower.to_shard_map.tile_memory import (
+    choose_memory_order,
+    count_padded_elements,
+    join_blocks,
+    number_blocks,
+    resize_tile,
+    write_box,
+)
 from reshard.plans.rules.tile_view import TileView
 
 

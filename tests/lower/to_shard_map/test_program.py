@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import LayoutError, PlanError
 from reshard.lower import lower_plan
-from reshard.lower.to_shard_map import Beside, batch_function, exchange, scales, tile_function
+from reshard.lower.to_shard_map import Beside, batch_function, run_exchange, run_program, tile_function
 from reshard.plans.plan import Batch, StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.parts import possible_counts
@@ -134,7 +134,7 @@ def test_arrays_of_several_shapes_share_a_collective(name: str) -> None:
 
 @pytest.mark.parametrize("platform", ["cpu", "default"])
 def test_exchanges_share_a_message_a_round(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange.lax, "platform_dependent", lambda *tiles, **ways: ways[platform](*tiles))
+    monkeypatch.setattr(run_exchange.lax, "platform_dependent", lambda *tiles, **ways: ways[platform](*tiles))
     plans = tuple(chain(*pair, [StepSpec("exchange", pair[1])]) for pair in _ends("s32[{x}2, 8]", "s32[{y}4, 8]"))
     batch = Batch(("a", "b", "c"), plans)
     assert _collectives(batch) == batch.launches == plans[0].launches
@@ -262,10 +262,10 @@ def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P):
     for axis, size in enumerate(layout.shape):
         full = np.repeat(full, size // full.shape[axis], axis=axis)
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-    parts, held = scales.spread_scale(jax.numpy.asarray(scale), layout, spec)
+    parts, held = run_program.spread_scale(jax.numpy.asarray(scale), layout, spec)
 
     def expanded(part: jax.Array) -> jax.Array:
-        return jax.numpy.broadcast_to(scales.expand_scale(part, layout.tile_shape), layout.tile_shape)
+        return jax.numpy.broadcast_to(run_program.expand_scale(part, layout.tile_shape), layout.tile_shape)
 
     whole = jax.shard_map(expanded, mesh=mesh, in_specs=held, out_specs=spec, check_vma=False)(parts)
     assert np.array_equal(whole, full)
@@ -273,11 +273,11 @@ def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P):
 
 def test_uneven_tiles_have_ones_where_they_are_padded():
     layout = Layout.parse("f32[{x}3/10]", SCALED)
-    parts, held = scales.spread_scale(jax.numpy.full(5, 2.0), layout, P("x"))
+    parts, held = run_program.spread_scale(jax.numpy.full(5, 2.0), layout, P("x"))
     assert parts.tolist() == [2.0] * 10 + [1.0] * 2 and held == P("x")
 
 
 @pytest.mark.parametrize("shape", [(5, 1), (24, 3), (2, 2, 2), (0, 1)])
 def test_other_shapes_are_refused(shape: tuple[int, ...]):
     with pytest.raises(LayoutError, match="do not divide"):
-        scales.check_scale(shape, (24, 16))
+        run_program.check_scale(shape, (24, 16))

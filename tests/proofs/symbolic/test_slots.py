@@ -12,7 +12,7 @@ import pytest
 import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.proofs.symbolic import slots
 from reshard.proofs.symbolic.contract import StepContract
 from reshard.proofs.symbolic.form import Tied

@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError, TileError
+from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, devices_by_id, is_unreplicated
-from reshard.lower.views import CastTiles
 from reshard.mpi import redistribute
 from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
 from reshard.runtime.on_mpi.direct import (

@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from reshard.errors import TileError
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.gpu.cuda import Strided, device_of
 

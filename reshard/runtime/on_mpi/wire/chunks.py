@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import EllipsisType
 from typing import NamedTuple
 
-from reshard.lower.exchange import Span
+from reshard.lower.exchange_rounds import Span
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut_tile_block, fits_tile, spans_inside
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views

@@ -17,8 +17,14 @@ from jax import lax
 from reshard.lower.groups import Groups
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Plain, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import cut_box, join_blocks, keep_tile_layout, number_blocks, resize_tile
-from reshard.lower.to_shard_map.tpu_layout import choose_memory_order
+from reshard.lower.to_shard_map.tile_memory import (
+    choose_memory_order,
+    cut_box,
+    join_blocks,
+    keep_tile_layout,
+    number_blocks,
+    resize_tile,
+)
 from reshard.plans.rules.tile_view import TileView
 from reshard.types.reductions import identity
 

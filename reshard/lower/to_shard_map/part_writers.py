@@ -32,12 +32,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.exchange_order import find_box_extents, reorder_exchange
 from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice
-from reshard.lower.to_shard_map import tpu_layout
-from reshard.lower.to_shard_map.collectives import find_gathered_dim, gather_along, send_blocks
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import (
+from reshard.lower.to_shard_map.run_collectives import find_gathered_dim, gather_along, send_blocks
+from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
+from reshard.lower.to_shard_map.tile_memory import (
+    LANES,
+    SUBLANES,
+    choose_memory_order,
     cut_box,
     fix_layout,
     keep_tile_layout,
@@ -46,7 +48,6 @@ from reshard.lower.to_shard_map.tiles import (
     resize_tile,
     split_tile_digits,
 )
-from reshard.lower.to_shard_map.tpu_layout import choose_memory_order
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.types import dtypes
@@ -130,7 +131,7 @@ def write_part(cut: Cut, tile: Array, part: Array, number: Array) -> Array:
 
 def put_full_lanes_last(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
     """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
-    minor = next((dim for dim in reversed(order) if extents[dim] % tpu_layout.LANES == 0), order[-1])
+    minor = next((dim for dim in reversed(order) if extents[dim] % LANES == 0), order[-1])
     return (*(dim for dim in order if dim != minor), minor)
 
 
@@ -139,7 +140,7 @@ def choose_message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...]
     if it is their own, or if no order gives them."""
     extents = find_box_extents(step) if isinstance(step, Exchange) else None
     message = put_full_lanes_last(carried, extents) if extents else tuple(range(len(carried)))
-    full = extents is not None and extents[message[-1]] % tpu_layout.LANES == 0
+    full = extents is not None and extents[message[-1]] % LANES == 0
     return message if full and message != tuple(range(len(carried))) else None
 
 
@@ -182,9 +183,9 @@ class Writes:
         runs = [
             [run for run in self.view.runs if self.view.dims[run[0]] == dim] for dim in dict.fromkeys(self.view.dims)
         ]
-        if len(runs[-1]) > 1 or self.block[-1] % tpu_layout.LANES:
+        if len(runs[-1]) > 1 or self.block[-1] % LANES:
             return False
-        return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % tpu_layout.SUBLANES == 0
+        return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % SUBLANES == 0
 
     def values(self, number: Number, later: int = 0) -> list[Number]:
         """The values of the digits that number a block, of all but the last `later` of these."""
@@ -413,7 +414,7 @@ def make_pair_writer(step: InParts, shape: Sequence[int], dtype: str, place: Mes
     *major, rows, wide, lanes = order
     message = (*major, rows, lanes, wide)
     extents = list_block_extents(view)
-    if put_full_lanes_last(order, extents) != message or 2 * extents[lanes] != tpu_layout.LANES:
+    if put_full_lanes_last(order, extents) != message or 2 * extents[lanes] != LANES:
         return None
     if math.prod(view.tile) * dtypes.bits(dtype) > 8 * ON_CHIP:
         return None

@@ -14,6 +14,8 @@ the body has a branch for each list of pairs. Unrolled, every round would be pac
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -29,13 +32,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.geometry.blocks import cut_block
-from reshard.lower.exchange import Exchange, SlicedTransfer, Transfer
-from reshard.lower.exchange_order import find_box_extents
-from reshard.lower.to_shard_map.exchange_in_place import LOOPED
+from reshard.geometry.blocks import Axis, Block, cut_block
+from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlicedTransfer, SlotTransfer, Transfer
+from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import cut_box, fix_layout, make_unfilled, resize_tile, write_box
-from reshard.lower.to_shard_map.tpu_layout import choose_memory_order, is_cut_in_place
+from reshard.lower.to_shard_map.tile_memory import (
+    choose_memory_order,
+    cut_box,
+    fix_layout,
+    is_cut_in_place,
+    make_unfilled,
+    resize_tile,
+    write_box,
+)
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
@@ -546,3 +555,206 @@ def sends_whole_tiles(step: Exchange) -> bool:
     sizes = {math.prod(view.digits) for view in (step.send, step.receive)}
     transfers = [*step.local, *(t for one in step.rounds for t in one)]
     return len(sizes) == 1 and all(t.elements in sizes and not t.relayed for t in transfers)
+
+
+# An exchange that overwrites its operand, in one buffer of slots that XLA updates in place.
+
+
+LOOPED = 16
+"""The fewest rounds between any devices that become a loop: one piece of code packs and writes the messages of all, of
+which XLA would compile a copy for each unrolled round."""
+
+
+def shares_lie_in_order(program: Program) -> bool:
+    """Whether every in-place exchange of a program packs and unpacks nothing: its slots, in order, are the tile.
+
+    Otherwise XLA would copy the tile to rearrange its shares, and so hold it twice.
+    """
+    return all(
+        slots_are_tile(step.pack, step.send) and slots_are_tile(step.unpack, step.receive)
+        for step in program.instructions
+        if isinstance(step, ExchangeInPlace)
+    )
+
+
+def run_exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """Packs the tile into slots, sends slots round by round, and unpacks the result."""
+    buffer = _pack_slots(step, place, tile)
+    for length, same in itertools.groupby(step.rounds, lambda turn: turn[0].length):
+        turns = list(same)
+        buffer = repeat_rounds(len(turns), place, partial(_send_slots, turns, length), buffer)
+    return _unpack_slots(step, place, buffer, shape)
+
+
+def _send_slots(
+    turns: Sequence[Sequence[SlotTransfer]], length: int, place: MeshPlace, number: Array | int, buffer: Array
+) -> Array:
+    """The buffer after turn `number`, in which messages of this length go from slot to slot."""
+    src, dst, gets, start = np.zeros((4, len(turns), len(place.devices)), np.int32)
+    for at, turn in enumerate(turns):
+        start[at] = turn[0].start
+        for t in turn:
+            src[at, place.positions[t.sender]] = t.src_slot
+            dst[at, place.positions[t.receiver]] = t.dst_slot
+            gets[at, place.positions[t.receiver]] = 1
+    first = place.look_up(start, number)
+    message = lax.dynamic_slice(buffer, (place.look_up(src, number), first), (1, length))
+    message = place.permute_in_turn(message, [[(t.sender, t.receiver) for t in turn] for turn in turns], number)
+    receives = None if gets.all() else place.look_up(gets, number) != 0
+    return write_box(buffer, message, [place.look_up(dst, number), first], receives)
+
+
+def _pack_slots(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
+    opened = tile.reshape(step.send.digits)
+    if step.slots * step.slot == tile.size and slots_are_tile(step.pack, step.send):
+        return opened.reshape(step.slots, step.slot)
+    shares = _Shares(step.pack, step.send, place.devices)
+
+    def one(place: MeshPlace, number: Array | int, buffer: Array) -> Array:
+        slot, starts = shares.look_up(place, number)
+        share = lax.dynamic_slice(opened, starts, shares.extents).reshape(1, step.slot)
+        return lax.dynamic_update_slice(buffer, share, (slot, jnp.zeros((), jnp.int32)))
+
+    return repeat_rounds(shares.count, place, one, jnp.zeros((step.slots, step.slot), tile.dtype))
+
+
+def _unpack_slots(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
+    if step.slots * step.slot == math.prod(shape) and slots_are_tile(step.unpack, step.receive):
+        return buffer.reshape(tuple(shape))
+    shares = _Shares(step.unpack, step.receive, place.devices)
+
+    def one(place: MeshPlace, number: Array | int, filled: Array) -> Array:
+        slot, starts = shares.look_up(place, number)
+        share = lax.dynamic_slice(buffer, (slot, jnp.zeros((), jnp.int32)), (1, step.slot))
+        return lax.dynamic_update_slice(filled, share.reshape(shares.extents), starts)
+
+    return repeat_rounds(shares.count, place, one, jnp.zeros(step.receive.digits, buffer.dtype)).reshape(tuple(shape))
+
+
+_Places = Mapping[int, tuple[tuple[int, tuple[int | None, ...]], ...]]
+"""By device id, (slot, place in a view) of each share."""
+
+
+class _Shares:
+    """Every device's shares, by number: their slots, and where they lie in a view."""
+
+    def __init__(self, places: _Places, view: TileView, devices: Sequence[int]) -> None:
+        """Every device has equally many."""
+        rows = [[(slot, *(at or 0 for at in where)) for slot, where in places[device]] for device in devices]
+        self.count = len(rows[0])
+        table = np.asarray(rows, np.int32).reshape(len(devices), self.count, len(view.digits) + 1)
+        self.columns = table.transpose(2, 1, 0)  # each by number and device
+        first = places[devices[0]][0][1] if self.count else (None,) * len(view.digits)
+        self.extents = tuple(radix if at is None else 1 for radix, at in zip(view.digits, first, strict=True))
+
+    def look_up(self, place: MeshPlace, number: Array | int) -> tuple[Array, list[Array]]:
+        """The slot of this device's share of that number, and its starts in the view."""
+        slot, *starts = (place.look_up(column, number) for column in self.columns)
+        return slot, starts
+
+
+def slots_are_tile(places: _Places, view: TileView) -> bool:
+    """Whether the slots of every device, one after another, are the tile as it lies in memory."""
+    first = next(iter(places.values()))
+    whole = [index is None for index in first[0][1]] if first else []
+    if whole != sorted(whole):
+        return False
+    ranges = [range(radix) for radix, keep in zip(view.digits, whole, strict=True) if not keep]
+    order = list(itertools.product(*ranges))
+    return all(
+        {slot: tuple(i for i in where if i is not None) for slot, where in listed} == dict(enumerate(order))
+        for listed in places.values()
+    )
+
+
+def repeat_rounds(
+    count: int, place: MeshPlace, run: Callable[[MeshPlace, Array | int, Array], Array], start: Array
+) -> Array:
+    """What `run` makes of a value in round after round from 0 on: unrolled if they are few, else in a loop.
+
+    It is given the place, which is another one inside a loop, the round's number and the value.
+    """
+
+    def run_in_loop(number: Array, value: Array) -> Array:
+        return run(place.anew(), number, value)
+
+    if count >= LOOPED:
+        return lax.fori_loop(0, count, run_in_loop, start)
+    for number in range(count):
+        start = run(place, number, start)
+    return start
+
+
+# An exchange of tiles whose dims are in another order, as where another dim is minor in memory.
+
+
+def find_box_extents(step: Exchange) -> list[int] | None:
+    """The extents by dim of the slices of all messages, or None if they differ."""
+    sliced = step.sliced
+    boxes = (box for turn in (sliced.local, *sliced.rounds) for t in turn for box in t.boxes)
+    forms = {_dim_extents(step.send, extents) for extents in {box.form[0] for box in boxes}}
+    return list(forms.pop()) if len(forms) == 1 else None
+
+
+def _dim_extents(view: TileView, extents: Sequence[int]) -> tuple[int, ...]:
+    by_axis = list(zip(view.dims, extents, strict=True))
+    return tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in range(len(view.tile)))
+
+
+def reorder_exchange(step: Exchange, order: Sequence[int]) -> Exchange:
+    """The exchange of tiles of which dim n is dim `order[n]`.
+
+    >>> from reshard.lower import lower_plan
+    >>> from reshard.types import Layout, Mesh
+    >>> from reshard.plans.plan import StepSpec, chain
+    >>> ends = [Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2, 6]", "f32[4, {y}3]")]
+    >>> step = lower_plan(chain(*ends, [StepSpec("exchange", ends[1])])).instructions[0]
+    >>> step.receive.tile, reorder_exchange(step, (1, 0)).receive.tile
+    ((4, 3), (3, 4))
+    """
+    send, receive = _DigitsInOrder(step.send, order), _DigitsInOrder(step.receive, order)
+
+    def moved(turn: Sequence[Transfer]) -> tuple[Transfer, ...]:
+        return tuple(
+            t._replace(blocks=tuple(_reorder_block(each, receive if t.relayed else send, receive) for each in t.blocks))
+            for t in turn
+        )
+
+    return replace(
+        step, send=send.view, receive=receive.view, local=moved(step.local), rounds=tuple(map(moved, step.rounds))
+    )
+
+
+class _DigitsInOrder:
+    """A tile before and after its dims change places: how far apart values of each digit are in either."""
+
+    def __init__(self, view: TileView, order: Sequence[int]) -> None:
+        axes = sorted(range(len(view.digits)), key=lambda axis: order.index(view.dims[axis]))
+        self.view = TileView(
+            tuple(view.tile[dim] for dim in order),
+            tuple(view.padded[dim] for dim in order),
+            tuple(view.digits[axis] for axis in axes),
+            tuple(order.index(view.dims[axis]) for axis in axes),
+            tuple(axes.index(axis) for axis in view.blocks),
+        )
+        self._digits = view.digits
+        self._old = [math.prod(view.digits[at + 1 :]) for at in range(len(view.digits))]
+        new = {axis: math.prod(self.view.digits[at + 1 :]) for at, axis in enumerate(axes)}
+        self._new = [new[axis] for axis in range(len(axes))]
+
+    def offset(self, offset: int) -> int:
+        """Where an element of the tile comes to lie."""
+        each = zip(self._old, self._new, self._digits, strict=True)
+        return sum(offset // old % radix * new for old, new, radix in each)
+
+    def stride(self, stride: int) -> int:
+        """How far apart elements come to lie that were so far apart along one digit."""
+        each = zip(self._old, self._new, self._digits, strict=True)
+        return next(stride // old * new for old, new, radix in each if old <= stride and radix != 1)
+
+
+def _reorder_block(block: Block, send: _DigitsInOrder, receive: _DigitsInOrder) -> Block:
+    axes = [Axis(n, send.stride(src), receive.stride(dst)) for n, src, dst in block.axes if n != 1]
+    # Slices are read and written in the order of the dims.
+    axes.sort(key=lambda axis: axis.src, reverse=True)
+    return Block(send.offset(block.src), receive.offset(block.dst), tuple(axes))

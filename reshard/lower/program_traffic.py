@@ -20,22 +20,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.groups import Groups
 from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
+    CastTiles,
     Exchange,
     InParts,
     Instruction,
     Permute,
     Program,
+    PutPart,
     ReduceScatter,
+    Reorder,
     Slice,
     SplitSum,
+    TakePart,
 )
-from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart
 from reshard.types import dtypes
 from reshard.types.reductions import all_reduce_elements
 
