@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import reshard as rs
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import PLAIN, StepMode
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from tests.endpoint_lp import forwarded, pulled
 from tests.layouts import random_crossing, random_layout
 

@@ -20,7 +20,7 @@ from reshard.doctor import examine
 from reshard.errors import ReshardError
 from reshard.geometry import detect
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs import fewest
 from reshard.types import Digit, Dim, SubAxis
 from reshard.types.units import parse_bytes, parse_shape

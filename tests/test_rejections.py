@@ -20,7 +20,7 @@ from reshard.errors import LayoutError, ReshardError
 from reshard.geometry.detect import read
 from reshard.lower import lower_plan
 from reshard.plans.plan import Plan, Step
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import canonical
 
 MESH = rs.Mesh(x=4, y=2)

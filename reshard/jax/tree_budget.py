@@ -34,8 +34,8 @@ from reshard.jax.starting import start_program
 from reshard.jax.targets import Target, ViewOptions
 from reshard.jax.views import place_beside, read_jax_view
 from reshard.jax.weak_types import weaken_on
-from reshard.plans.memory import find_peaks
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
+from reshard.plans.step import find_peaks
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
 from reshard.synth.planner import find_tree_plan

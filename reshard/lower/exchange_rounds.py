@@ -31,7 +31,7 @@ from reshard.lower.colouring import EvenRounds, colour_edges
 from reshard.lower.groups import coordinate
 from reshard.plans.plan import Step
 from reshard.plans.rules import tile_view
-from reshard.plans.rules.exchange import in_place_cut
+from reshard.plans.rules.collectives import in_place_cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline

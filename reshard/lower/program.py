@@ -33,9 +33,9 @@ from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import VIEW_RULES
-from reshard.plans.rules.parts import Cut, Part, split_step
+from reshard.plans.rules.split_steps import Cut, Part, split_step
 from reshard.plans.rules.tile_view import TileView, gather_order, scatter_order
-from reshard.plans.rules.view import TileOrder, tile_order
+from reshard.plans.rules.view_steps import TileOrder, tile_order
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -536,7 +536,7 @@ def _part_spans(layout: Layout, view: View) -> Spans:
 #
 # A part of the result is as large as one of the operand. One that is not a single piece of a tile consists of slots,
 # which are brought together before the first part, or put where they belong after the last
-# (`plans.rules.parts.Regions`).
+# (`plans.rules.split_steps.Regions`).
 #
 # **Slots change places in the tile's memory,** with one slot in hand. The hand goes through each cycle of slots, and at
 # each puts down what it has and takes up what is there; back at the first, it puts down the last. What it puts down at

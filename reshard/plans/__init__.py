@@ -1,10 +1,9 @@
 """Plans: chains of steps from a source to a target, checked as they are built, for one array or many.
 
-    step.py, plan.py        Step and Plan; Batch and TreePlan of many arrays, whose steps share launches
-    memory.py               what is live on each device while the batches of a plan run
+    step.py                 Step; what is live on each device while steps run
+    plan.py                 Plan, its figures; Batch and TreePlan of many arrays, whose steps share launches
     plan_data.py            plans as JSON, and back; the names of many arrays
     rules/                  one typing rule a collective, and the bounds, parts and loads that fold over them
-    traffic.py, idle.py     the busiest devices of a plan to other devices; the axes that only its steps use
     manifest.py             what both sides of a move must agree on
     pipeline.py             a plan to other devices in parts that overlap
 

@@ -17,8 +17,8 @@ from functools import cached_property
 from reshard.errors import PlanError
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.cost import PLAIN
-from reshard.plans.rules.parts import Cut, split_layouts
+from reshard.plans.rules.split_steps import Cut, split_layouts
+from reshard.plans.rules.step_mode import PLAIN
 from reshard.plans.step import checked_seconds
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.whole import whole

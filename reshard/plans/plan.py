@@ -32,9 +32,8 @@ from importlib import import_module
 from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
+from reshard.geometry.figures import received_by_device, sent_by_device
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.plans.idle import describe_idle_axes, find_idle_axes
-from reshard.plans.memory import Bytes, DeviceKinds, Footprint, find_peaks
 from reshard.plans.plan_data import (
     FORMAT,
     check_format,
@@ -53,17 +52,18 @@ from reshard.plans.rules.bounds import (
     joint_lower_bound,
     lower_bound,
 )
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.lane import Lane, step_lane
-from reshard.plans.rules.loads import Loads, step_loads
-from reshard.plans.rules.view import keeps_memory
+from reshard.plans.rules.collectives import step_loads
+from reshard.plans.rules.lane import step_lane
+from reshard.plans.rules.step_mode import StepMode
+from reshard.plans.rules.view_steps import keeps_memory
+from reshard.plans.step import Bytes, DeviceKinds, Footprint, checked_seconds, find_peaks
 from reshard.plans.step import Step as Step
 from reshard.plans.step import StepSpec as StepSpec
-from reshard.plans.step import checked_seconds
-from reshard.plans.traffic import BusiestBytes, count_busiest_bytes
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
+from reshard.types.mesh import prime_places
 from reshard.types.units import bytes_text, counted, seconds_text
+from reshard.types.units import listed as sentence
 from reshard.types.view import View, ViewMap, compose_maps
 from reshard.types.whole import checked_flag, listed, whole
 
@@ -191,12 +191,12 @@ class Plan(ShownPlan):
 
         Among the same devices, it is the sum over steps of what the busiest one receives: none receives more in total.
         """
-        return sum(step.received_bytes for step in self.steps) if not self.crosses else self._traffic.received
+        return self._traffic[0] if self.crosses else sum(step.received_bytes for step in self.steps)
 
     @property
     def sent_bytes(self) -> int:
         """What the busiest device sends in all steps, in the same sense."""
-        return sum(step.sent_bytes for step in self.steps) if not self.crosses else self._traffic.sent
+        return self._traffic[1] if self.crosses else sum(step.sent_bytes for step in self.steps)
 
     @property
     def endpoint_bytes(self) -> int:
@@ -204,8 +204,39 @@ class Plan(ShownPlan):
         return sum(step.endpoint_bytes for step in self.steps)
 
     @cached_property
-    def _traffic(self) -> BusiestBytes:
-        return count_busiest_bytes(self.steps)
+    def _traffic(self) -> tuple[int, int]:
+        """What the busiest device receives and sends in all steps together, where some lead to other devices.
+
+        trainer <fsdp=4> -> server <tp=2, rep=4>, f32[{fsdp}4, 8] -> f32[16, {tp}4]
+
+        step         sent by a trainer's device     received, sent by a server's device
+        exchange     128 B                          64 B     0 B
+        all_gather                                  192 B    192 B
+        in all       128 B                          256 B    192 B
+        """
+        received, sent = Counter[int](), Counter[int]()
+        meshes = [(step.operand.mesh, step.result.mesh) for step in self.steps]
+        if all(one_set(*both) or disjoint(*both) for both in meshes):
+            # What a step loads each device of a side with adds up, and no device is listed.
+            crossed = False
+            for step, both in zip(self.steps, meshes, strict=True):
+                for side in {crossed, crossed or step.mode.relay}:  # A relay's second turn is on the other side.
+                    sent[side] += step.sent_bytes
+                crossed = crossed or not one_set(*both)
+                received[crossed] += step.received_bytes
+        else:
+            for step, (before, after) in zip(self.steps, meshes, strict=True):
+                into, out = dict.fromkeys(after.devices, step.received_bytes), before.devices
+                given = dict.fromkeys({*out, *after.devices} if step.mode.relay else out, step.sent_bytes)
+                # All devices of a collective, and of an exchange on one set without a view, count as the busiest one.
+                if step.kind == "exchange" and (step.mode.view is not None or not one_set(before, after)):
+                    ends = step.operand, step.result, step.mode.view
+                    into = received_by_device(*ends).scaled(step.operand).listed or {}
+                    if not step.mode.relay:
+                        given = sent_by_device(*ends).scaled(step.operand).listed or {}
+                received.update(into)
+                sent.update(given)
+        return max(received.values(), default=0), max(sent.values(), default=0)
 
     @property
     def lower_bound_bytes(self) -> int:
@@ -244,7 +275,7 @@ class Plan(ShownPlan):
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """The most bytes live on a device of each kind; see `plans.memory`."""
+        """The most bytes live on a device of each kind; see `plans.step`."""
         return peaks_of(self.batches)
 
     @property
@@ -296,9 +327,10 @@ class Plan(ShownPlan):
         plan = chain(given.source, given.target, given.specs, given.donate, given.times, given.view)
         if not given.specs:
             plan = replace(plan, seconds=given.seconds)
-        compare_figures(data, plan.to_dict(), "the plan")
-        for number, (step, made) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
-            compare_figures(step, step_data(made), f"step {number}")
+        made = plan.to_dict()
+        compare_figures(data, made, "the plan")
+        for number, (step, again) in enumerate(zip(data["steps"], made["steps"], strict=True), 1):
+            compare_figures(step, again, f"step {number}")
         return plan
 
     def __str__(self) -> str:
@@ -343,8 +375,6 @@ def chain(
     _check_parts(source, target, ())
     if not isinstance(specs, Sequence) or not all(isinstance(spec, StepSpec) for spec in specs):  # pyright: ignore
         raise PlanError(f"{quoted(specs)} is not a list of StepSpec; give one for each step")
-    steps: list[Step] = []
-    at = source
     donate = checked_flag(donate, "donate")
     times = listed([None] * len(specs) if seconds is None else seconds)
     if times is None or len(times) != len(specs):
@@ -353,11 +383,13 @@ def chain(
         whole_spec = isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)
         if not whole_spec or not isinstance(mode.view, View | None):
             Step(kind, source, result, mode)  # Its constructor says what is wrong.
+    steps: list[Step] = []
+    at = source
     retained = _list_retained_bytes(source, target, specs, donate)
     for spec, time, kept in zip(specs, times, retained, strict=True):
         steps.append(Step(spec.kind, at, spec.result, spec.mode, kept, time))
         at = spec.result
-    known = [s.seconds for s in steps if s.seconds is not None]
+    known = [step.seconds for step in steps if step.seconds is not None]
     total = sum(known) if known and len(known) == len(steps) else None
     return Plan(source, target, tuple(steps), donate, total, view)
 
@@ -446,7 +478,14 @@ class Batch:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _check_members(self.names, self.plans)
+        given = cast("tuple[object, object]", (self.names, self.plans))
+        names, plans = (cast("tuple[object, ...]", each) if isinstance(each, tuple) else () for each in given)
+        if not plans or not all(isinstance(plan, Plan) for plan in plans):
+            raise PlanError(f"the plans {quoted(plans)} of a batch are not a tuple of at least one Plan")
+        if len(names) != len(plans) or not all(isinstance(name, str) for name in names):
+            raise PlanError(
+                f"the names {quoted(names)} of {len(plans)} plans of a batch: give a tuple of one text for each"
+            )
         object.__setattr__(self, "seconds", checked_seconds(self.seconds))
         first = self.plans[0]
         for name, plan in zip(self.names[1:], self.plans[1:], strict=True):
@@ -476,16 +515,21 @@ class Batch:
 
     @cached_property
     def scratch_bytes(self) -> tuple[int, ...]:
-        """For each step, the bytes of buffers beside operands and results."""
-        return tuple(_count_scratch(steps) for steps in self.steps)
+        """For each step, the bytes of buffers beside operands and results: each plan's own where it is alone or stays
+        on its device, else the shared ones."""
+        return tuple(
+            sum(step.cost.scratch for step in steps)
+            if len(steps) == 1 or not steps[0].cost.launches
+            else _count_buffers(steps)
+            for steps in self.steps
+        )
 
     def footprint(self, kinds: DeviceKinds) -> Footprint:
         """What the batch needs of the memory of each kind of device.
 
         For one array on one set of devices, the most while it runs is `Plan.peak_bytes`, which has a closed form.
         """
-        nothing: list[Bytes] = [(0,) * kinds.count]
-        before, after = [*nothing], [*nothing]
+        before, after = list[Bytes](), list[Bytes]()
         for plan in self.plans:
             source, target = kinds.tile(plan.source), kinds.tile(plan.target)
             # A target of which the move fills a part exists from the start.
@@ -493,14 +537,12 @@ class Batch:
             after += [target] if plan.donate and plan.steps else [target, source] if plan.steps else [source]
         live = [kinds.total(before), kinds.total(after)]
         for steps, scratch in zip(self.steps, self.scratch_bytes, strict=True):
-            each = [*nothing]
-            here = nothing[0]  # The kinds that have an operand or a result, and so the buffers of the step.
+            each = list[Bytes]()
+            here: Bytes = (0,) * kinds.count  # The kinds that have an operand or a result, and so the step's buffers.
             for plan, step in zip(self.plans, steps, strict=True):
                 here = tuple(map(max, here, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
-                one = step.mode.in_place or keeps_memory(step.kind, step.operand, step.result, step.mode)
-                tiles = zip(kinds.tile(step.operand), kinds.tile(step.result), strict=True)
-                kept = tuple(step.retained_bytes * held for held in kinds.of(plan.source.mesh))
-                each += [tuple(max(ends) if one else sum(ends) for ends in tiles), kept]
+                each.append(tuple(map(step.join_tiles, kinds.tile(step.operand), kinds.tile(step.result))))
+                each.append(tuple(step.retained_bytes * held for held in kinds.of(plan.source.mesh)))
             live.append(kinds.total([*each, tuple(scratch * held for held in here)]))
         return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), live[1])
 
@@ -515,78 +557,31 @@ def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
 
 
 def peaks_of(batches: Sequence[Batch]) -> Bytes:
-    """The most bytes live on a device of each kind while batches run one after another.
-
-    >>> import reshard as rs
-    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> peaks_of(rs.plan(rows, whole).batches)
-    (80,)
-    """
+    """The most bytes live on a device of each kind while batches run one after another."""
     kinds = device_kinds(plan for batch in batches for plan in batch.plans)
     return find_peaks([batch.footprint(kinds) for batch in batches])
 
 
 def list_lanes(plan: Plan) -> tuple[object, ...] | None:
-    """What two plans must have in common to be of one batch; None for a plan that shares its launches with no other.
-
-    >>> import reshard as rs
-    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> list_lanes(rs.plan(rows, whole)) == list_lanes(rs.plan(rows, whole, donate=True))
-    False
-    """
-    each = [_lane_of(step) for step in plan.steps]
-    if any(one is None for one in each):
-        return None
-    return (plan.donate, *(one.key for one in each if one is not None))
-
-
-def _lane_of(step: Step) -> Lane | None:
-    return step_lane(step.kind, step.operand, step.result, step.mode)
+    """What two plans must have in common to be of one batch; None for a plan that shares its launches with no other."""
+    lanes = [step_lane(*step.judgement) for step in plan.steps]
+    return None if None in lanes else (plan.donate, *(lane.key for lane in lanes if lane is not None))
 
 
 def buffer_bytes(plan: Plan) -> int:
-    """The most bytes of shared buffers that a plan needs to share its launches with others, in any of its steps.
-
-    >>> import reshard as rs
-    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> buffer_bytes(rs.plan(rows, whole))
-    80
-    """
+    """The most bytes of shared buffers that a plan needs to share its launches with others, in any of its steps."""
     return max((_count_buffers((step,)) for step in plan.steps if step.cost.launches), default=0)
-
-
-def _count_scratch(steps: Sequence[Step]) -> int:
-    """The buffers of one step: each plan's own where it is alone or stays on its device, else the shared ones."""
-    if len(steps) == 1 or not steps[0].cost.launches:
-        return sum(step.cost.scratch for step in steps)
-    return _count_buffers(steps)
 
 
 def _count_buffers(steps: Sequence[Step]) -> int:
     """The buffers in which the blocks of one step leave and arrive, both live at once, beside operands and results."""
-    each = [one for one in map(_lane_of, steps) if one is not None]
-    return steps[0].operand.nbytes(sum(one.packed + one.arrived for one in each))
+    lanes = [lane for step in steps if (lane := step_lane(*step.judgement)) is not None]
+    return steps[0].operand.nbytes(sum(lane.packed + lane.arrived for lane in lanes))
 
 
 def list_kinds(plan: Plan) -> str:
     """The kinds of a plan's steps, one after another."""
     return ", ".join(step.kind for step in plan.steps) or "nothing to do"
-
-
-def _check_members(names: object, plans: object) -> None:
-    """Refuses what is not a tuple of names and one of as many plans."""
-    given = _listed(plans)
-    if not given or not all(isinstance(plan, Plan) for plan in given):
-        raise PlanError(f"the plans {quoted(given)} of a batch are not a tuple of at least one Plan")
-    called = _listed(names)
-    if len(called) != len(given) or not all(isinstance(name, str) for name in called):
-        raise PlanError(
-            f"the names {quoted(called)} of {len(given)} plans of a batch: give a tuple of one text for each"
-        )
-
-
-def _listed(given: object) -> tuple[object, ...]:
-    return cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
 
 
 # Plans of many arrays as one: which arrays move together, in which order, and what lives on the devices meanwhile.
@@ -635,12 +630,14 @@ class TreePlan(ShownPlan):
     @cached_property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives of all arrays together."""
-        return busiest_bytes((step.result.mesh, _loads_of(step).received, count) for step, count in self._steps.items())
+        loads = ((step, step_loads(*step.judgement).received, count) for step, count in self._steps.items())
+        return busiest_bytes((step.result.mesh, received, count) for step, received, count in loads)
 
     @cached_property
     def sent_bytes(self) -> int:
         """Bytes that the busiest device sends of all arrays together."""
-        return busiest_bytes((step.operand.mesh, _loads_of(step).sent, count) for step, count in self._steps.items())
+        loads = ((step, step_loads(*step.judgement).sent, count) for step, count in self._steps.items())
+        return busiest_bytes((step.operand.mesh, sent, count) for step, sent, count in loads)
 
     @cached_property
     def lower_bound_bytes(self) -> int:
@@ -668,7 +665,7 @@ class TreePlan(ShownPlan):
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The most bytes live on a device of each kind; see `plans.memory`."""
+        """The most bytes live on a device of each kind; see `plans.step`."""
         return peaks_of(self.batches)
 
     @property
@@ -748,8 +745,40 @@ AnyPlan = Plan | TreePlan
 """A plan of one array or of many: readers find `names`, `plans`, `batches` and the figures in both."""
 
 
-def _loads_of(step: Step) -> Loads:
-    return step_loads(step.kind, step.operand, step.result, step.mode)
+def find_idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) -> tuple[str, ...]:
+    """The sub-axes that layouts on the way use and neither end does, major first: it is replicated along them.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> mesh = Mesh(x=2, y=4)
+    >>> rows, whole, over = (Layout.parse(text, mesh) for text in ("f32[{x}4]", "f32[8]", "f32[2{y}]"))
+    >>> find_idle_axes(rows, whole, [over])
+    ('y',)
+    """
+    mesh = source.mesh
+    if target.mesh != mesh:
+        return ()
+
+    def used(layout: Layout) -> set[tuple[int, int]]:
+        """The (stride, prime) factors of the device positions that hold digits or are partial."""
+        return {prime for axis in (*layout.held, *layout.partial) for prime in prime_places(mesh, axis)}
+
+    way = set[tuple[int, int]]().union(*(used(layout) for layout in between if layout.mesh == mesh))
+    joined: list[tuple[int, int]] = []
+    for stride, size in sorted(way - used(source) - used(target)):
+        axis = mesh.axis_at(stride)
+        if joined and joined[-1][0] * joined[-1][1] == stride and mesh.axis_at(joined[-1][0]) == axis:
+            stride, size = joined[-1][0], joined.pop()[1] * size
+        joined.append((stride, size))
+    return tuple(mesh.spell(sub) for stride, size in reversed(joined) for sub in mesh.sub_axes(stride, size))
+
+
+def describe_idle_axes(axes: Sequence[str], before: str = "") -> str:
+    """The idle axes in a sentence, after what goes before them; nothing if there are none.
+
+    >>> describe_idle_axes(["x", "y"], "over ")
+    'over the idle axes x and y'
+    """
+    return f"{before}the idle {'axis' if len(axes) == 1 else 'axes'} {sentence(axes)}" if axes else ""
 
 
 def _align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -7,7 +7,7 @@ from types import NoneType
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError, quoted
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.step import Step, StepSpec, checked_seconds
 from reshard.types.json_fields import Fields, same
 from reshard.types.layout import Layout

@@ -1,13 +1,15 @@
 """A step: one collective from an operand to a result, checked by the typing rule of its kind as it is built.
 
 The constructor of `Step` calls the rule, so an unchecked step cannot exist. A `StepSpec` is one before it is checked.
+
+What is live while steps run, on each kind of device (those that belong to the same meshes), is counted here, too.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reshard.errors import PlanError, StepError, quoted
@@ -15,8 +17,8 @@ from reshard.geometry.figures import most_sent
 from reshard.geometry.relay import relay_figures
 from reshard.geometry.remesh import disjoint
 from reshard.plans.rules.collectives import RULES, VIEW_RULES, check_step
-from reshard.plans.rules.cost import PLAIN, Cost, StepMode
-from reshard.plans.rules.view import keeps_memory
+from reshard.plans.rules.step_mode import PLAIN, Cost, StepMode
+from reshard.plans.rules.view_steps import keeps_memory
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.view import View
@@ -42,6 +44,7 @@ class Step:
     mode: StepMode = PLAIN
     retained_bytes: int = 0
     seconds: float | None = None
+    cost: Cost = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for what, layout in (("operand", self.operand), ("result", self.result)):
@@ -54,12 +57,7 @@ class Step:
         if whole(self.retained_bytes) is None:
             raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
         checked_seconds(self.seconds)
-        object.__setattr__(self, "_cost", self.cost)
-
-    @cached_property
-    def cost(self) -> Cost:
-        """The cost of the step, by its typing rule."""
-        return check_step(self.kind, self.operand, self.result, self.mode)
+        object.__setattr__(self, "cost", check_step(self.kind, self.operand, self.result, self.mode))
 
     @property
     def received_bytes(self) -> int:
@@ -88,6 +86,11 @@ class Step:
         return StepSpec(self.kind, self.result, self.mode)
 
     @property
+    def judgement(self) -> tuple[str, Layout, Layout, StepMode]:
+        """What the functions of `plans.rules` are given: kind, operand, result and mode."""
+        return self.kind, self.operand, self.result, self.mode
+
+    @property
     def launches(self) -> int:
         """Collective calls: one, or the rounds of an exchange."""
         return self.cost.launches
@@ -96,17 +99,18 @@ class Step:
     def live_bytes(self) -> int:
         """Bytes on one device while the step runs: source if kept, operand, result and scratch.
 
-        Between disjoint sets of devices, no device has both operand and result.
+        This is the most that `Batch.footprint` counts on any kind of device, of the step alone.
         """
         before, after = self.operand.tile_bytes, self.result.tile_bytes
-        view = self.mode.view is not None and keeps_memory(self.kind, self.operand, self.result, self.mode)
-        if self.mode.in_place or view:
-            tiles = self.retained_bytes + max(before, after)
-        elif disjoint(self.operand.mesh, self.result.mesh):
-            tiles = max(self.retained_bytes + before, after)
-        else:
-            tiles = self.retained_bytes + before + after
-        return tiles + self.cost.scratch
+        if disjoint(self.operand.mesh, self.result.mesh):  # No device has both operand and result.
+            return max(self.retained_bytes + before, after) + self.cost.scratch
+        return self.retained_bytes + self.join_tiles(before, after) + self.cost.scratch
+
+    def join_tiles(self, before: int, after: int) -> int:
+        """The bytes of operand and result on a device that has so many of each: together, if one takes the place of
+        the other."""
+        shared = self.mode.in_place or keeps_memory(*self.judgement)
+        return max(before, after) if shared else before + after
 
 
 class StepSpec(NamedTuple):
@@ -118,6 +122,7 @@ class StepSpec(NamedTuple):
 
 
 def checked_seconds(value: object) -> float | None:
+    """Predicted seconds, None without a network; `PlanError` for what is neither."""
     if value is None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
@@ -139,3 +144,87 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"{quoted(mode)}: view is a View, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
     return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap)
+
+
+# What is live on each device while the batches of a plan run one after another.
+#
+#     w: f32[{x}4, 8] -> f32[16, 8]      source 128 B, target 512 B      b: f32[{x}2] -> f32[8]      8 B and 32 B
+#
+#     at first           w's and b's sources                             136 B
+#     batch 1, w         both sources, w's target                        648 B
+#     batch 2, b         both sources, both targets                      680 B      with donation 512 + 8 + 32 B
+#
+# Sources and targets may be on different devices, so the figures are kept for each kind of device: those that belong
+# to the same meshes. On one set of devices there is one kind.
+
+
+Bytes = tuple[int, ...]
+"""Bytes on a device of each kind."""
+
+
+class Footprint(NamedTuple):
+    """What a batch needs of a device's memory: its sources at first, the most while it runs, and what it leaves."""
+
+    before: Bytes
+    during: Bytes
+    after: Bytes
+
+
+class DeviceKinds:
+    """The kinds of devices among some meshes, by the meshes that they belong to.
+
+    >>> trainer, server = Mesh(x=4), Mesh({"y": 4}, device_ids=[2, 3, 4, 5])
+    >>> kinds = DeviceKinds([trainer, server])
+    >>> kinds.count, kinds.of(trainer), kinds.of(server)
+    (3, (1, 1, 0), (0, 1, 1))
+    """
+
+    def __init__(self, meshes: Iterable[Mesh]) -> None:
+        sets = dict.fromkeys(map(_device_set, meshes))
+        # On one set of devices there is one kind, and no device is listed.
+        several = sets if len(sets) > 1 else ()
+        members = [frozenset(range(each) if isinstance(each, int) else each) for each in several]
+        devices = sorted(frozenset[int]().union(*members))
+        kinds = dict.fromkeys(tuple(device in held for held in members) for device in devices)
+        self._in = {each: tuple(int(kind[at]) for kind in kinds) or (1,) for at, each in enumerate(sets)}
+        self.count = max(1, len(kinds))
+
+    def of(self, mesh: Mesh) -> Bytes:
+        """For each kind, 1 if its devices belong to a mesh, else 0."""
+        return self._in.get(_device_set(mesh)) or (1,)
+
+    def tile(self, layout: Layout) -> Bytes:
+        """The bytes of a layout's tile on the devices of each kind."""
+        return tuple(layout.tile_bytes * held for held in self.of(layout.mesh))
+
+    def total(self, each: Iterable[Bytes]) -> Bytes:
+        """The sum, kind by kind."""
+        return tuple(map(sum, zip((0,) * self.count, *each, strict=True)))
+
+
+def _device_set(mesh: Mesh) -> tuple[int, ...] | int:
+    """What meshes with the same devices have in common."""
+    ids = mesh.device_ids
+    if ids is None or set(ids) == set(range(mesh.size)):
+        return mesh.size
+    return tuple(sorted(ids))
+
+
+def find_peaks(footprints: Sequence[Footprint], beside: Bytes | None = None) -> Bytes:
+    """The most bytes live on a device of each kind while batches with these footprints run in this order.
+
+    `beside` is what else is live all the time.
+
+    >>> find_peaks([Footprint((8,), (40,), (40,)), Footprint((128,), (640,), (640,))])
+    (680,)
+    """
+    live = [sum(each) for each in zip(*(footprint.before for footprint in footprints), strict=True)] or [0]
+    if beside is not None:
+        live = [one + other for one, other in zip(live, beside, strict=True)]
+    most = list(live)
+    for before, during, after in footprints:
+        for kind in range(len(live)):
+            live[kind] -= before[kind]
+            most[kind] = max(most[kind], live[kind] + during[kind])
+            live[kind] += after[kind]
+    return tuple(most)

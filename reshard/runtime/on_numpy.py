@@ -46,7 +46,7 @@ from reshard.lower.program import (
     transposing_stops,
 )
 from reshard.plans.plan import Plan, TreePlan
-from reshard.plans.rules.parts import Cut, part_regions
+from reshard.plans.rules.split_steps import Cut, part_regions
 from reshard.plans.rules.tile_view import TileView
 from reshard.runtime.account import Account, InBytes, begin_account
 from reshard.runtime.numpy_tiles import (

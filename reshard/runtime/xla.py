@@ -33,8 +33,8 @@ from reshard.lower.to_shard_map import (
 from reshard.lower.to_shard_map.part_loops import group_steps, share_loop
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
-from reshard.plans.rules.cost import PLAIN, StepMode
-from reshard.plans.rules.parts import Part, possible_counts, split_step
+from reshard.plans.rules.split_steps import Part, possible_counts, split_step
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.types.layout import Layout
 
 LEAST = 16 << 20

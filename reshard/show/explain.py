@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from reshard.errors import BudgetError
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
-from reshard.plans.idle import describe_idle_axes
-from reshard.plans.plan import Plan, Step
+from reshard.plans.plan import Plan, Step, describe_idle_axes
 from reshard.plans.rules.collectives import VIEW_RULES
-from reshard.plans.rules.cost import PLAIN
-from reshard.plans.rules.view import keeps_memory
+from reshard.plans.rules.step_mode import PLAIN
+from reshard.plans.rules.view_steps import keeps_memory
 from reshard.synth import plan as make_plan
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.move import Move

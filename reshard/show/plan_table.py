@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.plans.idle import describe_idle_axes
-from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, device_kinds, list_kinds
+from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, describe_idle_axes, device_kinds, list_kinds
 from reshard.show import terminal
 from reshard.types import Layout
 from reshard.types.units import bytes_text, counted, seconds_text

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from reshard.errors import BudgetError
-from reshard.plans.memory import Bytes, DeviceKinds, Footprint, find_peaks
 from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, list_lanes
+from reshard.plans.step import Bytes, DeviceKinds, Footprint, find_peaks
 from reshard.synth import cost
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions

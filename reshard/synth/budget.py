@@ -19,8 +19,8 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.plans.plan import Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import possible_counts
+from reshard.plans.rules.split_steps import possible_counts
+from reshard.plans.rules.step_mode import StepMode
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.types.layout import Layout

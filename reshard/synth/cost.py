@@ -30,7 +30,7 @@ from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.plan import Plan, Step, StepSpec
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import Cost
+from reshard.plans.rules.step_mode import Cost
 from reshard.synth.link import Link
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network

@@ -21,7 +21,7 @@ from reshard.errors import BudgetError, PlanError, StepError
 from reshard.geometry.view_layouts import Stages, fuse_atoms, invert_view, view_stages
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.synth.options import PlanOptions
 from reshard.types import dtypes
 from reshard.types.layout import Layout

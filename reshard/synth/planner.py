@@ -29,8 +29,8 @@ from typing import Any, cast
 
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
 from reshard.geometry.remesh import common_mesh, mesh_of_used, one_set, remesh
-from reshard.plans.memory import find_peaks
 from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
+from reshard.plans.step import find_peaks
 from reshard.synth import cost, moves
 from reshard.synth.batches import fit_batches, group_plans, sort_batches
 from reshard.synth.budget import fit_plans

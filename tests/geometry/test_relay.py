@@ -12,7 +12,7 @@ from reshard.geometry.crossing import fewest_through
 from reshard.geometry.exchange_stats import count_lacked
 from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests import oracle
 from tests.endpoint_lp import forwarded

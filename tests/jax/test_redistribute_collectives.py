@@ -26,7 +26,7 @@ from reshard.lower import lower_plan
 from reshard.lower.program import AllGather, AllToAll, InParts, Permute, Program, Slice
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.collectives import RULES
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import on_jax
 from reshard.types import Layout
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised

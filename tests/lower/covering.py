@@ -11,7 +11,7 @@ from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import Transfer
 from reshard.lower.program import Exchange, Instruction
 from reshard.plans.plan import Step, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.geometry.brute import offsets

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reshard.lower.exchange_rounds import Exchange, lower_exchange
 from reshard.plans.plan import Step
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.covering import busiest, covers, instruction, matchings

@@ -11,7 +11,7 @@ from reshard.errors import PlanError
 from reshard.geometry.refine import refine
 from reshard.lower.exchange_rounds import ExchangeInPlace, lower_in_place, place_offsets
 from reshard.plans.plan import Step
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.rules.tile_view import TileView
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair

@@ -27,8 +27,8 @@ from reshard.lower.program import (
     Slice,
 )
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs, random_pair
 from tests.lower.covering import MESH, busiest, covers, instruction, matchings

@@ -10,7 +10,7 @@ import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program_traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, program_traffic
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair

@@ -8,10 +8,10 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.plans.memory import DeviceKinds, Footprint, find_peaks
 from reshard.plans.plan import Batch, buffer_bytes, list_lanes
 from reshard.plans.plan_data import flatten_tree
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
+from reshard.plans.step import DeviceKinds, Footprint, find_peaks
 from tests.trees import llama
 
 MESH = rs.Mesh(x=4, y=2)

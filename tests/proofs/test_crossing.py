@@ -16,7 +16,7 @@ from reshard.lower import Program, lower_plan
 from reshard.lower.exchange_rounds import Transfer
 from reshard.lower.program import Exchange
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from tests.layouts import random_crossing
 
 Rounds = tuple[tuple[Transfer, ...], ...]

@@ -9,7 +9,7 @@ from reshard.errors import PlanError, ProofError, UndecidedError
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import Exchange
 from reshard.lower.program import Reorder, TakePart
-from reshard.plans.rules.view import TileOrder
+from reshard.plans.rules.view_steps import TileOrder
 
 pytest.importorskip("z3", reason="proofs need reshard[prove]")
 

@@ -14,8 +14,8 @@ from reshard.errors import StepError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import part_regions, possible_counts
+from reshard.plans.rules.split_steps import part_regions, possible_counts
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import on_numpy
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import LayoutError, MeshError
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import on_jax
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of

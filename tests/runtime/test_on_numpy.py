@@ -12,7 +12,7 @@ import reshard as rs
 from reshard.errors import TileError
 from reshard.lower import lower_plan
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import Account, run
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.types import Layout, Mesh

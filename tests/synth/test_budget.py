@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
 from reshard.geometry.refine import refine
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_pair
 from tests.oracle import check

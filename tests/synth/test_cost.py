@@ -17,7 +17,7 @@ import reshard as rs
 from reshard.errors import ReshardError
 from reshard.geometry.refine import refine
 from reshard.plans.plan import Step, StepSpec
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.synth import cost
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.wires import Torus

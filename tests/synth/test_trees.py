@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
-from reshard.plans.memory import Footprint, find_peaks
+from reshard.plans.step import Footprint, find_peaks
 from reshard.runtime import Account
 from reshard.synth.batches import rank_footprint
 from tests.oracle import source_tiles

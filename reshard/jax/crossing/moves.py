@@ -46,8 +46,8 @@ from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import run_exchange as messages
 from reshard.plans.pipeline import Pipeline
 from reshard.plans.plan import Plan, Step, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime import on_jax
 from reshard.synth import overlapped
 from reshard.types.layout import Layout

@@ -20,7 +20,7 @@ from reshard.geometry import pieces
 from reshard.geometry.blocks import Block as FlatBlock
 from reshard.geometry.message import Product
 from reshard.lower.exchange_rounds import Span
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
 
 

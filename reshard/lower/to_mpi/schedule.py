@@ -49,7 +49,7 @@ from reshard.lower.to_mpi.blocks import Axis, Block, block_of_part, block_of_spa
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
-from reshard.plans.rules.view import TileOrder
+from reshard.plans.rules.view_steps import TileOrder
 
 
 class PeerBlocks(NamedTuple):

@@ -57,7 +57,7 @@ from reshard.lower.to_shard_map.tile_memory import (
     number_blocks,
     resize_tile,
 )
-from reshard.plans.rules.parts import Cut, Part, Regions, part_regions
+from reshard.plans.rules.split_steps import Cut, Part, Regions, part_regions
 from reshard.plans.step import Step
 
 Array = jax.Array
@@ -187,7 +187,7 @@ def group_steps(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
     """All steps, those that share a loop together.
 
     >>> from reshard.types import Layout, Mesh
-    >>> from reshard.plans.rules.cost import StepMode
+    >>> from reshard.plans.rules.step_mode import StepMode
     >>> texts = ("f32[{x}{y}8, 3, 5]", "f32[{y}{x}8, 3, 5]", "f32[{y}32, 3, 5]")
     >>> ends = [Layout.parse(text, Mesh(x=4, y=2)) for text in texts]
     >>> two = [Step("permute", *ends[:2], StepMode(parts=2)), Step("all_gather", *ends[1:], StepMode(parts=2))]

@@ -48,7 +48,7 @@ from reshard.lower.to_shard_map.tile_memory import (
     resize_tile,
     split_tile_digits,
 )
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.types import dtypes
 

@@ -17,14 +17,12 @@ Steps that change the array's dims, its extent or its dtype, and send nothing:
     take, put        part of an array kept, or written into one that is there
     cast             the same elements in another dtype
 
-    collectives.py   check_step, RULES, the table of the above, and the rule of each collective
-    exchange.py      the rule of `exchange`
-    view.py          the rules of steps that change indices
-    cost.py          Cost, StepMode, and what all rules share
+    collectives.py   check_step, RULES, the table of the above, and the rule of each; step_loads, device by device
+    view_steps.py    the rules of steps that change indices
+    step_mode.py     Cost, StepMode, and what all rules share
     tile_view.py     a tile as the blocks that a collective sends; shared with the lowering
-    parts.py         a step split into smaller steps of the same kind
+    split_steps.py   a step split into smaller steps of the same kind
     bounds.py        the least that any plan receives: of one array, through a view, of several together
-    loads.py         what each device receives and sends in a step
     lane.py          which steps can share a launch
 
 To add a collective: write its rule in collectives.py, with a table of an example's digits before and after; enter
@@ -37,7 +35,7 @@ compare the two: a runtime that took its figures from here would confirm a wrong
 
 from reshard.plans.rules.collectives import RULES as RULES
 from reshard.plans.rules.collectives import check_step as check_step
-from reshard.plans.rules.cost import FREE as FREE
-from reshard.plans.rules.cost import PLAIN as PLAIN
-from reshard.plans.rules.cost import Cost as Cost
-from reshard.plans.rules.cost import StepMode as StepMode
+from reshard.plans.rules.step_mode import FREE as FREE
+from reshard.plans.rules.step_mode import PLAIN as PLAIN
+from reshard.plans.rules.step_mode import Cost as Cost
+from reshard.plans.rules.step_mode import StepMode as StepMode

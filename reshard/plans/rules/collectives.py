@@ -1,7 +1,7 @@
 """The judgement `kind : operand -> result`, and the table of the rules that make it.
 
 Checking a plan, its bytes, launches and peak memory are folds over `check_step`; nothing else knows what a
-collective does.
+collective does. `step_loads` has the same figures device by device.
 """
 
 from __future__ import annotations
@@ -9,15 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from reshard.errors import StepError, quoted
-from reshard.geometry.remesh import one_set
+from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, needs_other_digit
+from reshard.geometry.figures import even_rounds, exchange_figures, most_sent, received_by_device, sent_by_device
+from reshard.geometry.refine import refine
+from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.rules import tile_view
-from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refuse_step, require_refinement, require_same_partial
-from reshard.plans.rules.exchange import check_exchange
-from reshard.plans.rules.parts import split_step
+from reshard.plans.rules.bounds import lower_bound
+from reshard.plans.rules.split_steps import split_step
+from reshard.plans.rules.step_mode import (
+    FREE,
+    PLAIN,
+    Cost,
+    StepMode,
+    refuse_step,
+    require_refinement,
+    require_same_partial,
+)
 from reshard.plans.rules.tile_view import scatter_order
-from reshard.plans.rules.view import check_cast, check_put, check_take, check_view
+from reshard.plans.rules.view_steps import check_cast, check_put, check_take, check_view, view_of
 from reshard.types.layout import Layout
 from reshard.types.reductions import all_reduce_elements, identity
 from reshard.types.whole import check_deadline
@@ -50,12 +62,8 @@ def check_split_sum(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         why = "sub-axes must become partial, and only digits that they held, or local ones, may change"
         raise refuse_step("split_sum", operand, result, why)
     if identity(result.dtype, str(result.reduction)) is None:
-        raise refuse_step(
-            "split_sum",
-            operand,
-            result,
-            f"no value of {result.dtype} leaves a {result.reduction} as it is, so nothing can fill the other summands",
-        )
+        why = f"no value of {result.dtype} leaves a {result.reduction} as it is, so nothing can fill the other summands"
+        raise refuse_step("split_sum", operand, result, why)
     return FREE
 
 
@@ -139,10 +147,8 @@ def check_permute(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     if not one_set(operand.mesh, result.mesh):
         # Every device of one set must have a partner in the other.
         if operand.mesh.size != result.mesh.size:
-            sizes = f"{operand.mesh.size} devices to {result.mesh.size}"
-            raise refuse_step(
-                "permute", operand, result, f"from {sizes}: use an exchange between sets of different sizes"
-            )
+            sizes = f"from {operand.mesh.size} devices to {result.mesh.size}"
+            raise refuse_step("permute", operand, result, f"{sizes}: use an exchange between sets of different sizes")
         if operand.partial:
             raise refuse_step("permute", operand, result, "a sum cannot stay partial on other devices; finish it first")
     return Cost(operand.tile_bytes, 1, 0)
@@ -186,19 +192,12 @@ def check_all_to_all(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     require_same_partial("all_to_all", operand, result)
     sent, received = tile_view.before(operand, r, order), tile_view.after(result, r, order)
     block = sent.elements // sent.count
-    packed = 0 if sent.in_place else sent.elements
-    unpacked = 0 if received.in_place else received.elements
-    scratch = _packing_scratch(operand.nbytes(packed), operand.nbytes(unpacked), result.tile_bytes)
+    packed = 0 if sent.in_place else operand.nbytes(sent.elements)
+    unpacked = 0 if received.in_place else operand.nbytes(received.elements)
+    # Without unpacking, blocks arrive in the result itself, and only the packed operand is extra. With unpacking, the
+    # packed operand is freed before the result is made.
+    scratch = max(packed + unpacked - result.tile_bytes, unpacked) if unpacked else packed
     return Cost(operand.nbytes(sent.elements - block), 1, scratch)
-
-
-def _packing_scratch(packed: int, unpacked: int, result: int) -> int:
-    """Bytes beside operand and result while a tile is packed, sent, received and unpacked.
-
-    Without unpacking, blocks arrive in the result itself, and only the packed operand is extra. With unpacking, the
-    packed operand is freed before the result is made.
-    """
-    return max(packed + unpacked - result, unpacked) if unpacked else packed
 
 
 # `all_gather`: the devices of a group collect each other's tiles.
@@ -224,6 +223,92 @@ def check_all_gather(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     received = tile_view.after(result, r, tile_view.gather_order(r))
     scratch = 0 if received.in_place else operand.nbytes(received.elements)
     return Cost(operand.nbytes((r.pieces - 1) * tile), 1, scratch)
+
+
+# `exchange`: from any layout to any other of the same array, as point-to-point messages in rounds.
+#
+#     mesh <x=4, y=2>, f32[{x}3/10] -> f32[{y}5]
+#
+#     device   holds   needs   receives
+#     x=0 y=0  0-2     0-4     3-4
+#     x=0 y=1  0-2     5-9     5, 6-8, 9      the busiest: 5 elements in 3 messages
+#     x=3 y=1  9       5-9     5, 6-8
+#     ...
+#
+# In a round, each device sends and receives at most one message, so the rounds are the most messages that any device
+# sends or receives. A message may be cut into chunks: more rounds, less scratch. Two even layouts with a common
+# refinement exchange equal messages, and their figures have a closed form.
+#
+# The two layouts may be on different sets of devices (`geometry.crossing`): then a device that is in one set only has
+# no tile of the other layout, and no buffer for what it never does, to send or to receive.
+#
+# They may also be of different arrays, with a view between the indices of the two:
+#
+#     mesh <x=8>, view "(three h) d -> three h d", f32[{x}12, 64] -> f32[3, {x}4, 64], three=3, h=32
+#
+#     device   holds indices   = three, h             wants
+#     x=0      0-11              0, 0-11              h 0-3 of all three
+#     x=2      24-35             0, 24-31; 1, 0-3     h 8-11 of all three
+#
+# That serves where no layout on common units leads from one side to the other: digits that lie across atoms of both
+# sides, and parts that are taken from, or put into, dims that are spread over devices.
+
+
+def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Any layout to any other; each device receives exactly the elements that it needs and does not hold."""
+    across, view = not one_set(operand.mesh, result.mesh), mode.view
+    if view is not None:
+        view_of("exchange", operand, result, StepMode(view=view))
+        if operand.dtype != result.dtype:
+            raise refuse_step("exchange", operand, result, "an exchange keeps the dtype")
+    if not operand.partial_as(result):
+        raise refuse_step("exchange", operand, result, "an exchange moves data and reduces nothing")
+    if operand.partial and (across or (view is not None and operand.mesh != result.mesh)):
+        raise refuse_step("exchange", operand, result, "a sum cannot stay partial on other devices; finish it first")
+    if mode.in_place:
+        if across or view is not None:
+            why = "only an exchange among the same devices, without a view, goes in place"
+            raise refuse_step("exchange", operand, result, why)
+        return _check_in_place(operand, result, mode.chunk)
+    if mode.relay and (view is not None or not across):
+        raise refuse_step("exchange", operand, result, "only an exchange to other devices, without a view, is relayed")
+    figures = exchange_figures(operand, result, view, relayed=mode.relay)
+    cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
+    rounds, chunk = figures.cut(cap)
+    # A chunk that is one run of memory in both tiles is sent and received where it lies.
+    scratch = 0 if cap <= figures.run else count_buffers(operand, result, mode) * operand.nbytes(chunk)
+    if view is None:
+        return Cost(lower_bound(operand, result), rounds, scratch)
+    return Cost(operand.nbytes(received_by_device(operand, result, view).most), rounds, scratch)
+
+
+def count_buffers(operand: Layout, result: Layout, mode: StepMode) -> int:
+    """The buffers of a chunk that a device has in an exchange: one to send from, and one to receive in.
+
+    A device of one set only sends or receives. In a relay, receivers pass on in the same round as they receive.
+    """
+    return 1 if disjoint(operand.mesh, result.mesh) and not mode.relay else 2
+
+
+def _check_in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+    """Each message arrives where the last one left; a single element needs no buffer."""
+    r = refine(operand, result)
+    if r is None or not r.exact:
+        raise refuse_step("exchange", operand, result, "only even layouts with a common refinement go in place")
+    rounds = even_rounds(r)
+    chunks, largest = in_place_cut(r.common, chunk)
+    scratch = 2 * operand.nbytes(largest) if rounds and largest > 1 else 0
+    return Cost(lower_bound(operand, result), rounds * chunks, scratch)
+
+
+def in_place_cut(message: int, chunk: int | None) -> tuple[int, int]:
+    """How many chunks of at most `chunk` elements a message is sent in, and the elements of the largest.
+
+    >>> in_place_cut(10, 4), in_place_cut(10, None)
+    ((3, 4), (1, 10))
+    """
+    count = -(-message // min(chunk or message, message)) if message else 0
+    return count, -(-message // count) if count else 0
 
 
 Rule = Callable[[Layout, Layout, StepMode], Cost]
@@ -267,20 +352,18 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     Cost(received=48, launches=1, scratch=0)
     """
     check_deadline()
-    if isinstance(kind, str) and kind in VIEW_RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
-        # A step that changes the shape or the dtype.
-        _check_devices(kind, operand, result)
-        return VIEW_RULES[kind](operand, result, mode)
-    rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    rule = RULES.get(kind) or VIEW_RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore
     if rule is None:
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
-    if kind != "exchange" or mode.view is None:  # Through a view, shapes differ.
-        if operand.shape != result.shape or operand.dtype != result.dtype:
+    keeps_array = kind in RULES
+    if kind != "exchange" or mode.view is None:  # Through a view, shapes differ, and devices may.
+        if keeps_array and (operand.shape != result.shape or operand.dtype != result.dtype):
             raise refuse_step(kind, operand, result, "a step keeps the global shape and the dtype")
-        _check_devices(kind, operand, result)
-        if operand.partial and result.partial and operand.reduction != result.reduction:
+        if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
+            raise refuse_step(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
+        if keeps_array and operand.partial and result.partial and operand.reduction != result.reduction:
             raise refuse_step(kind, operand, result, "a step keeps the reduction of what stays partial")
-    if mode == PLAIN:
+    if mode == PLAIN or not keeps_array:
         return rule(operand, result, mode)
     if mode.parts != 1 or mode.overlap:
         return _check_in_parts(kind, operand, result, mode)
@@ -288,11 +371,6 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
         why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, relayed, or through a view"
         raise refuse_step(kind, operand, result, why)
     return rule(operand, result, mode)
-
-
-def _check_devices(kind: str, operand: Layout, result: Layout) -> None:
-    if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
-        raise refuse_step(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
 
 
 def _check_in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
@@ -310,3 +388,36 @@ def _check_in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) 
     one = check_step(kind, part.operand, part.result)
     copies = part.operand.tile_bytes + part.result.tile_bytes
     return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies * (1 + mode.overlap))
+
+
+class Loads(NamedTuple):
+    """The bytes that each device receives and sends."""
+
+    received: ByDevice
+    sent: ByDevice
+
+
+@lru_cache(maxsize=8192)
+def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Loads:
+    """What each device receives and sends in a well-typed step.
+
+    In a collective all devices receive the same. In a permute, and in an exchange, some may have more to receive than
+    others, and between uneven layouts some have more to send.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2, y=2)
+    >>> step_loads("permute", Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).received.listed
+    {0: 0, 1: 8, 2: 8, 3: 0}
+    """
+    if kind == "exchange" and not mode.relay:
+        ends = received_by_device(operand, result, mode.view), sent_by_device(operand, result, mode.view)
+        return Loads(*(each.scaled(operand) for each in ends))
+    received = ByDevice(check_step(kind, operand, result, mode).received)
+    if kind == "exchange":  # Of a relay, only the busiest device is known.
+        return Loads(received, ByDevice(operand.nbytes(most_sent(operand, result, relayed=True))))
+    if kind == "permute" and operand.partial_as(result) and operand.mesh.size <= MOST_DEVICES:
+        r, tile = refine(operand, result), received.each
+        if r is not None:
+            devices = enumerate(operand.mesh.devices)
+            received = ByDevice(0, {device: tile * needs_other_digit(operand.mesh, r, at) for at, device in devices})
+    return Loads(received, received)

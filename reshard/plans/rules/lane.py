@@ -23,7 +23,7 @@ from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import RULES, check_step
-from reshard.plans.rules.cost import PLAIN, StepMode
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.plans.rules.tile_view import TileView
 from reshard.types.layout import Layout
 

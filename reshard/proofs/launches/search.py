@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from reshard.errors import PlanError, ReshardError, StepError, UndecidedError, quoted
 from reshard.geometry.figures import exchange_figures
 from reshard.plans.plan import Plan, Step, StepSpec, chain
-from reshard.plans.rules import parts
-from reshard.plans.rules.cost import PLAIN, StepMode
+from reshard.plans.rules import split_steps
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.proofs import symbolic
 from reshard.proofs.launches.encoding import RULES, Between, Price, UnknownLayout, kinds, slices
 from reshard.proofs.launches.space import Space, State, space_of
@@ -197,7 +197,7 @@ def cheapest(
 def _ways(kind: str, operand: Layout, result: Layout, most: int, donate: bool) -> Iterator[tuple[str, StepMode]]:
     """A step as a whole and in parts; an exchange also in chunks of all sizes; and in place, which a slice can be."""
     yield kind, PLAIN
-    for count in parts.possible_counts(operand, result):
+    for count in split_steps.possible_counts(operand, result):
         if count <= most:
             yield from ((kind, StepMode(parts=count, in_place=in_place)) for in_place in {False, donate})
     if kind == "slice" and donate:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.form import FormDigit, Place
 from reshard.proofs.symbolic.lists import Factors, require

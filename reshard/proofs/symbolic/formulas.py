@@ -28,7 +28,7 @@ from reshard.geometry.refine import RefinedDigit, Refinement, refine
 from reshard.lower.colouring import EvenRounds, RoundShift
 from reshard.lower.exchange_rounds import received_spans, sent_spans
 from reshard.plans.plan import Step
-from reshard.plans.rules.cost import PLAIN
+from reshard.plans.rules.step_mode import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
 from reshard.proofs.symbolic.contract import StepContract, size_of
 from reshard.proofs.symbolic.form import FormDigit

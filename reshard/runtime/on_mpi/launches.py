@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from reshard.errors import BudgetError
 from reshard.lower.to_mpi import FIRST, SECOND, Form
-from reshard.plans.memory import Bytes, DeviceKinds
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
-from reshard.plans.rules.cost import PLAIN
+from reshard.plans.rules.step_mode import PLAIN
+from reshard.plans.step import Bytes, DeviceKinds
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.direct import Direct, Pushes, list_pushes, passes_on, plan_direct
 from reshard.runtime.on_mpi.team import Facts

@@ -30,7 +30,7 @@ from dataclasses import replace
 from reshard.errors import MeshError
 from reshard.geometry.refine import refine
 from reshard.plans.plan import StepSpec
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.synth.network import Network
 from reshard.synth.routes import permute_first, reduction
 from reshard.synth.routes import start as starting

@@ -17,7 +17,7 @@ from reshard.jax.crossing import stages
 from reshard.jax.crossing.stages import InProcess
 from reshard.lower import lower_plan
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from tests.jax.crossing.cases import mesh
 from tests.oracle import tiles_of
 

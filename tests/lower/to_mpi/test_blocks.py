@@ -22,7 +22,7 @@ from reshard.lower.to_mpi.blocks import (
     spans_inside,
     whole_tile,
 )
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
 from tests.lower.to_mpi.elements import places
 

@@ -9,7 +9,7 @@ import pytest
 
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
 from reshard.plans.plan import Step
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import random_crossing
 from tests.lower.to_mpi.elements import put, taken

@@ -13,7 +13,7 @@ import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule_device
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken

@@ -8,7 +8,7 @@ import reshard as rs
 from reshard.lower.program import PutPart, Reorder, TakePart
 from reshard.lower.to_mpi import StepMessages, schedule_device
 from reshard.lower.to_mpi.schedule import local_blocks
-from reshard.plans.rules.view import TileOrder
+from reshard.plans.rules.view_steps import TileOrder
 from tests.lower.to_mpi.elements import places
 from tests.view_oracle import random_case
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from reshard.lower import Program, lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.oracle import check_target, source_tiles
 

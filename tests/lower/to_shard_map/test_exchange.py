@@ -18,7 +18,7 @@ from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import place, run_exchange, shares_lie_in_order
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked
 from tests.oracle import tiles_of

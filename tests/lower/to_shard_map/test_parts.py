@@ -27,8 +27,8 @@ from reshard.lower.to_shard_map.part_loops import (
 from reshard.lower.to_shard_map.part_writers import add_part_digit, make_block_writer, make_pair_writer
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import Cut, part_regions
+from reshard.plans.rules.split_steps import Cut, part_regions
+from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.rules.tile_view import TileView
 from reshard.types import Layout, Mesh
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked

@@ -17,8 +17,8 @@ from reshard.errors import LayoutError, PlanError
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import Beside, batch_function, run_exchange, run_program, tile_function
 from reshard.plans.plan import Batch, StepSpec, chain
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import possible_counts
+from reshard.plans.rules.split_steps import possible_counts
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime.on_jax import apply_batch
 from reshard.types import Layout, Mesh
 from tests.jax.oracle import mesh_of, on

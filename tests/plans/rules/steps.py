@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import StepError
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import PLAIN, Cost, StepMode
+from reshard.plans.rules.step_mode import PLAIN, Cost, StepMode
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.layouts import random_pair

@@ -8,7 +8,7 @@ import pytest
 
 from reshard.errors import StepError
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import Cost
+from reshard.plans.rules.step_mode import Cost
 from tests.oracle import check, tiles_of
 from tests.plans.rules.steps import cost, derived, one_step, refuses
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import Cost
+from reshard.plans.rules.step_mode import Cost
 from tests.geometry.brute import elements
 from tests.oracle import check
 from tests.plans.rules.steps import cost, derived, one_step, refuses

@@ -8,7 +8,7 @@ import pytest
 
 from reshard.errors import StepError
 from reshard.plans.rules.collectives import CROSSING, RULES, check_step
-from reshard.plans.rules.cost import Cost, StepMode
+from reshard.plans.rules.step_mode import Cost, StepMode
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.layouts import random_pair

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from reshard.errors import StepError
-from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refuse_step, require_refinement, require_same_partial
+from reshard.plans.rules.step_mode import (
+    FREE,
+    PLAIN,
+    Cost,
+    StepMode,
+    refuse_step,
+    require_refinement,
+    require_same_partial,
+)
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 

@@ -9,9 +9,8 @@ import pytest
 from reshard.errors import StepError
 from reshard.geometry.figures import exchange_figures, received_by_device
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import Cost, StepMode
-from reshard.plans.rules.exchange import in_place_cut
+from reshard.plans.rules.collectives import check_step, in_place_cut
+from reshard.plans.rules.step_mode import Cost, StepMode
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.view import Atom, View

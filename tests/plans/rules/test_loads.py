@@ -7,7 +7,7 @@ from hypothesis import given, settings
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program_traffic import program_traffic
-from reshard.plans.rules.loads import step_loads
+from reshard.plans.rules.collectives import step_loads
 from reshard.runtime import Account
 from tests.layouts import pairs
 from tests.oracle import source_tiles

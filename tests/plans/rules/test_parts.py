@@ -20,8 +20,8 @@ from reshard.lower import Program, lower_plan
 from reshard.lower.program import InParts
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import RULES, check_step
-from reshard.plans.rules.cost import StepMode
-from reshard.plans.rules.parts import Cut, possible_counts, split_layouts, split_step
+from reshard.plans.rules.split_steps import Cut, possible_counts, split_layouts, split_step
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs, random_crossing, random_layout
 from tests.oracle import PADDING, check, tiles_of

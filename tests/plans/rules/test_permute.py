@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import StepError
 from reshard.plans.rules.bounds import lower_bound
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import Cost
+from reshard.plans.rules.step_mode import Cost
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh

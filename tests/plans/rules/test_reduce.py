@@ -6,7 +6,7 @@ from math import ceil
 
 import pytest
 
-from reshard.plans.rules.cost import Cost
+from reshard.plans.rules.step_mode import Cost
 from reshard.types.mesh import Mesh
 from tests.oracle import check
 from tests.plans.rules.steps import cost, derived, one_step, refuses

@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import StepError
 from reshard.geometry.refine import refine
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import FREE, Cost
+from reshard.plans.rules.step_mode import FREE, Cost
 from tests.geometry.brute import elements
 from tests.layouts import random_pair
 from tests.oracle import check

@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard.errors import StepError
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.cost import FREE
+from reshard.plans.rules.step_mode import FREE
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.reductions import REDUCTIONS, identity, supports

@@ -5,8 +5,8 @@ import pytest
 import reshard as rs
 from reshard.errors import StepError
 from reshard.plans.rules.collectives import VIEW_RULES, check_step
-from reshard.plans.rules.cost import FREE, StepMode
-from reshard.plans.rules.view import keeps_memory, tile_order
+from reshard.plans.rules.step_mode import FREE, StepMode
+from reshard.plans.rules.view_steps import keeps_memory, tile_order
 from reshard.types.view import Atom, View, Window
 
 MESH = rs.Mesh(x=4, y=2)

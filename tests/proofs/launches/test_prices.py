@@ -8,7 +8,7 @@ import pytest
 
 from reshard.errors import StepError, UndecidedError
 from reshard.plans.plan import Step
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs.launches.search import cheapest
 from reshard.types import Layout, Mesh
 

@@ -18,8 +18,8 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError, StepError
 from reshard.plans.plan import Plan, Step, StepSpec, chain
-from reshard.plans.rules import parts
-from reshard.plans.rules.cost import PLAIN, StepMode
+from reshard.plans.rules import split_steps
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.proofs import Fewest, fewest, prove
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts, divisible_shape
@@ -200,7 +200,7 @@ def edges(mesh: Mesh, shape: tuple[int, ...], donate: bool) -> dict[Layout, list
 def steps(one: Layout, other: Layout, donate: bool) -> Iterator[Step]:
     caps = [None, *range(1, math.prod(other.tile_shape))]
     chunks = [StepMode(cap, in_place) for cap in caps for in_place in ((False, True) if donate else (False,))]
-    ways = [PLAIN, *(StepMode(parts=n) for n in parts.possible_counts(one, other))]
+    ways = [PLAIN, *(StepMode(parts=n) for n in split_steps.possible_counts(one, other))]
     for kind in ("slice", "all_gather", "all_to_all", "permute", "exchange"):
         for mode in [*ways, *(chunks if kind == "exchange" else [])]:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reshard.errors import UndecidedError
-from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import StepContract, match, opened, same_string, size_of
 from reshard.proofs.symbolic.form import FormDigit

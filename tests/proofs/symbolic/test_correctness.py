@@ -12,7 +12,7 @@ from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts, Program
 from reshard.plans.plan import StepSpec, chain
-from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs.symbolic import decide, derive
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from reshard.errors import StepError
 from reshard.geometry.remesh import remesh
 from reshard.geometry.view_layouts import is_local, layout_over, split_over_atoms
-from reshard.plans.rules.cost import FREE, Cost, StepMode, refuse_step
+from reshard.plans.rules.step_mode import FREE, Cost, StepMode, refuse_step
 from reshard.types.layout import Dim, Layout
 from reshard.types.view import Groups, View
 

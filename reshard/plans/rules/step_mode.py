@@ -24,7 +24,7 @@ class StepMode(NamedTuple):
 
     For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
     operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
-    `view` is that of the steps that change indices (`rules.view`).
+    `view` is that of the steps that change indices (`rules.view_steps`).
     """
 
     chunk: int | None = None
