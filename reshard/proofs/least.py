@@ -24,8 +24,8 @@ import numpy as np
 
 from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import Form
+from reshard.proofs.symbolic.contract import Factors, Ints, coordinate, held_offset, ids_of, positions
 from reshard.proofs.symbolic.form import FormDigit, step_digits
-from reshard.proofs.symbolic.lists import Factors, Ints, coordinate, held_offset, ids_of, positions
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
 

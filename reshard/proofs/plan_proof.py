@@ -10,9 +10,9 @@ What is not proved is run on marked elements (`refute`): a counterexample makes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import overload
 
 import numpy as np
@@ -41,6 +41,9 @@ MANY_TRANSFERS = 1 << 14
 MOST_TRANSFERS = 1 << 21
 """Exchanges that have no such formulas and list more transfers are not decided."""
 
+_RIGHT = "every device ends with the elements that the target demands"
+_NOTHING_TO_DO = ("there is nothing to do",)
+
 
 def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
     """Proves one plan; see `prove`, which takes trees too."""
@@ -53,63 +56,48 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
     if plan.view is not None or any(map(_changes_indices, plan.steps)):
         if launches:
             raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
-        return prove_view(plan, program, prove_plan)
-    proof = _proof_or_counterexample(plan, _outline(plan) if program is None else program)
-    return replace(proof, launches=fewest(plan, limit)) if launches else proof
-
-
-def _proof_or_counterexample(plan: Plan, program: Program | Outline) -> Proof:
-    """The proof that the program is right; raises `ProofError` where one that cannot be proved goes wrong on a run."""
+        return _prove_view(plan, program)
+    made = _outline(plan) if program is None else program
     try:
         # No element of an empty array can be wrong, but its program must still run.
-        if 0 in plan.source.shape and (not isinstance(program, Program) or refute(plan, program) is not None):
+        if 0 in plan.source.shape and (not isinstance(made, Program) or refute(plan, made) is not None):
             raise UndecidedError("the program of an empty array does not run as the plan says")
-        return _proof(plan, program)
+        form, claims = symbolic.derive(plan, made)
+        proof = Proof(plan, form, _right(plan, made, claims), _bounded(plan, made, form), _minimal(plan, made, form))
+        symbolic.decide(proof.claims)
     except UndecidedError as undecided:
-        counterexample = refute(plan, program) if isinstance(program, Program) and fits(plan) else None
+        counterexample = refute(plan, made) if isinstance(made, Program) else None
         if counterexample is None:
             raise
         raise ProofError(f"{plan.source} -> {plan.target}: {counterexample}", counterexample) from undecided
-
-
-def _proof(plan: Plan, program: Program | Outline) -> Proof:
-    form, claims = symbolic.derive(plan, program)
-    right = _right(plan, program, claims)
-    bounded = _bounded(plan, program, form)
-    minimal = _minimal(plan, program, form)
-    proof = Proof(plan, form, right, bounded, minimal)
-    symbolic.decide(proof.claims)
-    return proof
+    return replace(proof, launches=fewest(plan, limit)) if launches else proof
 
 
 def _outline(plan: Plan) -> Program | Outline:
     """The lowered program, with formulas in place of lists that are too long to write."""
-    if not any(_long(step) for step in plan.steps):
+
+    def transfers(step: Step) -> int:
+        """Exchanges and permutes have a transfer for each device and round."""
+        return step.launches * step.operand.mesh.size if step.kind in ("permute", "exchange") else 0
+
+    if all(transfers(step) <= MANY_TRANSFERS for step in plan.steps):
         return lower_plan(plan)
-    shapes = tuple(step.result.tile_shape for step in plan.steps)
-    instructions = tuple(_instruction(step) for step in plan.steps)
-    return Outline(
-        plan.source.mesh.devices, plan.source.dtype, plan.source.tile_shape, instructions, shapes, not plan.donate
-    )
-
-
-def _long(step: Step) -> bool:
-    """Whether the lists are long: exchanges and permutes have a transfer per device and round."""
-    return step.kind in ("permute", "exchange") and step.launches * step.operand.mesh.size > MANY_TRANSFERS
-
-
-def _instruction(step: Step) -> Instruction | ByFormula:
-    formula = symbolic.by_formula(step) if _long(step) else None
-    if formula is not None:
-        return formula
-    if step.launches * step.operand.mesh.size > MOST_TRANSFERS:
-        raise UndecidedError(
-            f"{step.kind}: {step.operand} -> {step.result} lists {step.launches} rounds for each of "
-            f"{step.operand.mesh.size} devices, too many to compare, uneven or in pieces; prove it on fewer devices"
-        )
-    # Lower the step alone with a donated operand, since a step in place could not run otherwise.
-    specs = [StepSpec(step.kind, step.result, step.mode)]
-    return lower_plan(chain(step.operand, step.result, specs, donate=True)).instructions[0]
+    instructions: list[Instruction | ByFormula] = []
+    for step in plan.steps:
+        formula = symbolic.by_formula(step) if transfers(step) > MANY_TRANSFERS else None
+        if formula is None:
+            if step.launches * step.operand.mesh.size > MOST_TRANSFERS:
+                raise UndecidedError(
+                    f"{step.kind}: {step.operand} -> {step.result} lists {step.launches} rounds for each of "
+                    f"{step.operand.mesh.size} devices, too many to compare, uneven or in pieces; prove it on fewer "
+                    f"devices"
+                )
+            # Lower the step alone with a donated operand, since a step in place could not run otherwise.
+            specs = [StepSpec(step.kind, step.result, step.mode)]
+            formula = lower_plan(chain(step.operand, step.result, specs, donate=True)).instructions[0]
+        instructions.append(formula)
+    source, shapes = plan.source, tuple(step.result.tile_shape for step in plan.steps)
+    return Outline(source.mesh.devices, source.dtype, source.tile_shape, tuple(instructions), shapes, not plan.donate)
 
 
 _REASONS = {
@@ -126,11 +114,7 @@ def _right(plan: Plan, program: Program | Outline, claims: list[list[Query]]) ->
         if isinstance(instruction, ByFormula):
             why = "run on one device of unknown coordinates, by the formulas that write its lists"
         argument.append(f"step {number}, {step.kind}: {why}")
-    return ProofPart(
-        "every device ends with the elements that the target demands",
-        tuple(argument) or ("there is nothing to do",),
-        tuple(claim for step in claims for claim in step),
-    )
+    return ProofPart(_RIGHT, tuple(argument) or _NOTHING_TO_DO, tuple(claim for step in claims for claim in step))
 
 
 def _bounded(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
@@ -147,9 +131,9 @@ def _bounded(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
         if any(figure % unit for figure in figures):
             raise UndecidedError(f"{figures} bytes are not multiples of the sizes that vary ({unit})")
         claims.append(Fewer(f"step {number} as promised", *(figures[0] // unit, figures[1] // unit)))
-    peak = _times(plan.peak_bytes, unit)
     here = f" ({plan.peak_bytes} here)" if unit > 1 else ""
-    return ProofPart(f"at most {peak} bytes live on a device{here}", tuple(argument), tuple(claims))
+    statement = f"at most {_times(plan.peak_bytes, unit)} bytes live on a device{here}"
+    return ProofPart(statement, tuple(argument), tuple(claims))
 
 
 def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
@@ -157,8 +141,13 @@ def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
     unit, nbytes = _unit(plan, form), plan.source.nbytes
     tiles = [plan.source.tile_shape, *program.tile_shapes]
     wires = [symbolic.wire(i, math.prod(tile)) for i, tile in zip(program.instructions, tiles, strict=False)]
-    received = nbytes(_received(plan, [w.elements for w in wires]))
-    launches = sum(w.launches for w in wires)
+    elements = sum(w.elements for w in wires)
+    source, target = set(plan.source.mesh.devices), set(plan.target.mesh.devices)
+    if source.isdisjoint(target):  # Each step is then on one side of the two.
+        each = zip(plan.steps, wires, strict=True)
+        before = sum(w.elements for step, w in each if step.result.mesh.devices[0] in source)
+        elements = max(before, elements - before)
+    received, launches = nbytes(elements), sum(w.launches for w in wires)
     promised = sum(step.received_bytes for step in plan.steps)
     if launches != plan.launches or received > promised:
         raise UndecidedError(
@@ -169,23 +158,17 @@ def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
     if received < least and plan.source.partial_as(plan.target):
         raise UndecidedError(f"{received} bytes are received, but no program can receive fewer than {least}")
     steps = (f"step {n}: {_times(nbytes(w.elements), unit)} bytes" for n, w in enumerate(wires, 1))
-    argument = (*steps, bound.argument)
-    figure, bytes_bound = _times(received, unit), _times(least, unit)
-    if received <= least:
-        return ProofPart(f"the worst device receives {figure} bytes, as few as in any {plans_meant(plan)}", argument)
-    statement = f"not shown: the worst device receives {figure} bytes, and the bound is {bytes_bound}"
+    figures = _times(received, unit), _times(least, unit)
+    return _compare_bytes(plan, figures, received <= least, (*steps, bound.argument))
+
+
+def _compare_bytes(plan: Plan, figures: tuple[str, str], reached: bool, argument: tuple[str, ...]) -> ProofPart:
+    """What is received, and the bound, in words."""
+    received, least = figures
+    if reached:
+        return ProofPart(f"the worst device receives {received} bytes, as few as in any {plans_meant(plan)}", argument)
+    statement = f"not shown: the worst device receives {received} bytes, and the bound is {least}"
     return ProofPart(statement, argument, holds=False)
-
-
-def _received(plan: Plan, elements: list[int]) -> int:
-    """Elements that the worst device receives in all steps: between disjoint sets, each step is on one side of them."""
-    source, target = set(plan.source.mesh.devices), set(plan.target.mesh.devices)
-    if source != target and source.isdisjoint(target):
-        before = sum(
-            count for step, count in zip(plan.steps, elements, strict=True) if step.result.mesh.devices[0] in source
-        )
-        return max(before, sum(elements) - before)
-    return sum(elements)
 
 
 def _unit(plan: Plan, form: Form) -> int:
@@ -343,15 +326,16 @@ def prove(
 #     exchange with a view    has no form: it is proved at these sizes only
 #
 # At these sizes every element is marked, and the program is run: what a program does never depends on values, so that
-# marks that all differ and all arrive where the view says are a proof, not a sample.
+# marks that all differ and all arrive where the view says are a proof, not a sample. Marks are not cast, since they
+# would not survive it: which dtype each tile has, instruction by instruction, is compared with the plan's.
 
 
 _LOCAL = "nothing is sent, and every tile has the elements that the view says (marked and run at these sizes)"
 _BOXES = "each marked element arrives where the view says, at these sizes"
 
 
-def prove_view(plan: Plan, program: Program | None, prove: Callable[[Plan], Proof]) -> Proof:
-    """The proof of a plan that has a view; `prove` proves a plan that has none.
+def _prove_view(plan: Plan, program: Program | None) -> Proof:
+    """The proof of a plan that has a view.
 
     Raises `ProofError` with a counterexample for a wrong program, and `UndecidedError` for an array that is too large
     to mark.
@@ -365,76 +349,74 @@ def prove_view(plan: Plan, program: Program | None, prove: Callable[[Plan], Proo
     counterexample = refute(plan, made)
     if counterexample is not None:
         raise ProofError(f"{plan.source} -> {plan.target}: {counterexample}", counterexample)
-    parts = list(_parts(plan, prove))
-    claims = tuple(claim for _, _, more in parts for claim in more)
-    right = ProofPart(
-        "every device ends with the elements that the target demands",
-        tuple(f"step {number}, {plan.steps[number - 1].kind}: {why}" for number, why, _ in parts)
-        or ("there is nothing to do",),
-        claims,
-    )
-    bounded = ProofPart(f"at most {plan.peak_bytes} bytes live on a device", ("counted while the marks moved",))
-    return Proof(plan, Form({}, {}, {}, {}), right, bounded, _minimal_view(plan))
-
-
-def _parts(plan: Plan, prove: Callable[[Plan], Proof]) -> Iterator[tuple[int, str, tuple[Query, ...]]]:
-    """Each step's number, why it is right, and the claims that were decided for the stretch that it ends."""
-    stretch: list[Step] = []
+    symbolic.check_outside(plan, made)
+    argument: list[str] = []
+    claims: list[Query] = []
+    begun = 0  # The first of the ordinary steps that are proved together.
     for number, step in enumerate(plan.steps, 1):
         if _changes_indices(step):
-            stretch = []
-            yield number, _BOXES if step.kind == "exchange" else _LOCAL, ()
-            continue
-        stretch.append(step)
-        ends = number == len(plan.steps) or _changes_indices(plan.steps[number])
-        why, claims = _stretch(stretch, prove) if ends else ("", ())
-        yield number, why or "proved with the steps that follow it", claims
+            begun, why = number, _BOXES if step.kind == "exchange" else _LOCAL
+        elif number < len(plan.steps) and not _changes_indices(plan.steps[number]):
+            why = "proved with the steps that follow it"
+        else:
+            why, more = _prove_stretch(plan.steps[begun:number], program, begun)
+            claims += more
+        argument.append(f"step {number}, {step.kind}: {why}")
+    bounded = ProofPart(f"at most {plan.peak_bytes} bytes live on a device", ("counted while the marks moved",))
+    right = ProofPart(_RIGHT, tuple(argument) or _NOTHING_TO_DO, tuple(claims))
+    return Proof(plan, Form({}, {}, {}, {}), right, bounded, _minimal_view(plan))
 
 
 def _changes_indices(step: Step) -> bool:
     return step.kind in VIEW_RULES or step.mode.view is not None
 
 
-def _stretch(steps: list[Step], prove: Callable[[Plan], Proof]) -> tuple[str, tuple[Query, ...]]:
-    """Why neighbouring ordinary steps are right: they are a plan of their own."""
+def _prove_stretch(steps: Sequence[Step], program: Program | None, begun: int) -> tuple[str, tuple[Query, ...]]:
+    """Why neighbouring ordinary steps are right, and the claims: they are a plan of their own, and their instructions
+    in the given program, from number `begun` on, are its program.
+    """
+    operand, result = steps[0].operand, steps[-1].result
+    if program is not None:
+        own = slice(begun, begun + len(steps))
+        program = Program(
+            operand.mesh.devices,
+            operand.dtype,
+            operand.tile_shape,
+            program.instructions[own],
+            program.tile_shapes[own],
+            keep_source=False,
+        )
     specs = [StepSpec(step.kind, step.result, step.mode) for step in steps]
     try:
-        proof = prove(chain(steps[0].operand, steps[-1].result, specs, donate=True))
-    except UndecidedError:
+        proof = prove_plan(chain(operand, result, specs, donate=True), program)
+    except (UndecidedError, ProofError):
         return _BOXES, ()
     sizes = f"all {', '.join(sorted(proof.form.sizes))} >= 1" if proof.form.sizes else "these sizes"
-    form = f"{proof.form.spell(steps[0].operand)} -> {proof.form.spell(steps[-1].result)}"
-    return f"proved for {sizes} of {form}", proof.claims
+    return f"proved for {sizes} of {proof.form.spell(operand)} -> {proof.form.spell(result)}", proof.claims
 
 
 def _minimal_view(plan: Plan) -> ProofPart:
     """The bytes received against what the neediest device lacks, counted element by element."""
     if not plan.source.partial_as(plan.target):
         return ProofPart("not shown: the bound of a sum through a view", (), holds=False)
-    lacked = _lacked(plan)
-    narrow = min((plan.source, plan.target), key=lambda layout: layout.nbytes(8))
-    least = narrow.nbytes(lacked)
-    argument = (f"the neediest device lacks {lacked} elements of its target tile, {least} bytes",)
-    if plan.received_bytes <= least:
-        few = f"as few as in any {plans_meant(plan)}"
-        return ProofPart(f"the worst device receives {plan.received_bytes} bytes, {few}", argument)
-    statement = f"not shown: the worst device receives {plan.received_bytes} bytes, and the bound is {least}"
-    return ProofPart(statement, argument, holds=False)
-
-
-def _lacked(plan: Plan) -> int:
-    """The most elements that a device needs and does not hold: the source's indices, seen through the view."""
+    # What a device needs and does not hold: the source's indices, seen through the view, cut into tiles of both ends.
     index = np.full(plan.target.shape, -1, np.int64).reshape(-1)
     src, dst = oracle.index_pairs(plan.view or View.identity(plan.source.shape))
     index[dst] = src
-    whole = np.arange(int(np.prod(plan.source.shape)), dtype=np.int64).reshape(plan.source.shape)
-    held, wanted = _cut(plan.source, whole), _cut(plan.target, index.reshape(plan.target.shape))
-    needs = (wanted[device][wanted[device] >= 0] for device in plan.target.mesh.devices)
-    each = zip(plan.target.mesh.devices, needs, strict=True)
-    none = np.empty(0, np.int64)
-    return max(int(np.isin(need, held.get(device, none), invert=True).sum()) for device, need in each)
-
-
-def _cut(layout: Layout, array: np.ndarray) -> dict[int, np.ndarray]:
-    arrays = dict.fromkeys(oracle.summands(layout), array)
-    return oracle.cut_tiles(layout, arrays, lambda: np.full(layout.tile_shape, -1, np.int64))
+    whole = np.arange(math.prod(plan.source.shape), dtype=np.int64).reshape(plan.source.shape)
+    held, wanted = (
+        oracle.cut_tiles(
+            layout,
+            dict.fromkeys(oracle.summands(layout), array),
+            partial(np.full, layout.tile_shape, -1, np.int64),
+        )
+        for layout, array in ((plan.source, whole), (plan.target, index.reshape(plan.target.shape)))
+    )
+    lacked, none = 0, np.empty(0, np.int64)
+    for device in plan.target.mesh.devices:
+        needed = wanted[device][wanted[device] >= 0]
+        lacked = max(lacked, int(np.isin(needed, held.get(device, none), invert=True).sum()))
+    narrow = min((plan.source, plan.target), key=lambda layout: layout.nbytes(8))
+    least = narrow.nbytes(lacked)
+    argument = (f"the neediest device lacks {lacked} elements of its target tile, {least} bytes",)
+    return _compare_bytes(plan, (str(plan.received_bytes), str(least)), plan.received_bytes <= least, argument)

@@ -17,9 +17,9 @@ from reshard.lower import Program
 from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import Exchange
 from reshard.plans.plan import Plan
+from reshard.proofs.symbolic import broken_rule
 from reshard.runtime import Account, oracle, run
 from reshard.runtime.on_numpy import Extras
-from reshard.types.layout import Layout
 
 MOST_ELEMENTS = 1 << 24
 """A larger array, over all devices, is not run."""
@@ -53,7 +53,8 @@ class Counterexample:
 def refute(plan: Plan, program: Program) -> Counterexample | None:
     """Runs a program, compares it with the meaning of its layouts and with the plan's promises; None if all hold.
 
-    A maximum shows only one of its summands, so it is run on several markings.
+    An array that is too large is not run; rules that no run shows are looked at in any case (`broken_rule`). A maximum
+    shows only one of its summands, so it is run on several markings.
 
     >>> import reshard as rs
     >>> from reshard.lower import lower_plan
@@ -66,62 +67,74 @@ def refute(plan: Plan, program: Program) -> Counterexample | None:
     >>> print(refute(plan, replace(program, instructions=(gather,))))
     device 0 must hold element (0,) at local index (0,), but element (1,) of the array is there (tiles (1,) to (3,))
     """
+    if (broken := broken_rule(plan, program)) is not None:
+        sizes = (plan.source.shape, plan.source.tile_shape, plan.target.tile_shape)
+        return Counterexample("right", broken, sizes=sizes)
     extremes = {plan.source.reduction, plan.target.reduction} & {"max", "min"}
-    markings = range(_SEEDS if extremes else 1)
-    return next((wrong for seed in markings if (wrong := _refute(plan, program, seed)) is not None), None)
+    seeds = range(_SEEDS if extremes else 1) if fits(plan) else ()
+    return next((wrong for seed in seeds if (wrong := _run_marked(plan, program, seed)) is not None), None)
 
 
-def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
-    sizes = (plan.source.shape, plan.source.tile_shape, plan.target.tile_shape)
-    marks = _marks(plan.source, seed)
-    kind = str(next(iter(marks.values())).dtype)
-    tiles = oracle.cut_tiles(plan.source, marks, lambda: np.zeros(plan.source.tile_shape, kind))
+def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | None:
+    """Marks every element, and every summand of it, runs the program, and looks at what every device ends with."""
+    source, target, view = plan.source, plan.target, plan.view
+    sizes = (source.shape, source.tile_shape, target.tile_shape)
+    summands = oracle.summands(source)
+    rng = np.random.default_rng(seed)
+    shape = (len(summands), *source.shape)
+    if source.reduction == "mean":
+        random = rng.integers(1, 1 << 20, shape).astype(np.float64)
+    else:  # Products stay invertible, since all of their factors are odd.
+        random = rng.integers(-(1 << 62), 1 << 62, shape) | int(source.reduction == "product")
+    marks: dict[oracle.Summand, Array] = dict(zip(summands, random, strict=True))
+    kind = str(random.dtype)
+    # What a target that is only filled in part holds before the move.
+    before = np.random.default_rng(_SEEDS).integers(0, 1 << 20, target.shape).astype(kind) if view is not None else None
+    extras: tuple[Extras, ...] = ()
+    if view is not None or source.dtype != target.dtype:
+        into: dict[int, Array] = {}
+        if view is not None and view.into and before is not None:
+            into = oracle.cut_tiles(target, {(): before}, lambda: np.zeros(target.tile_shape, kind))
+        extras = (Extras(into, casts=False),)
+    tiles = oracle.cut_tiles(source, marks, lambda: np.zeros(source.tile_shape, kind))
     given = {d: tile.copy() for d, tile in tiles.items()}
-    memory = Account(plan.source.dtype)
-    if program.dtype != plan.source.dtype:
-        return Counterexample("right", f"the program is for {program.dtype}, not {plan.source.dtype}", sizes=sizes)
+    memory = Account(source.dtype)
     try:
         with np.errstate(over="ignore"):
-            result = run(replace(program, dtype=kind), tiles, memory, *_extras(plan, kind))
+            result = run(replace(program, dtype=kind), tiles, memory, *extras)
     except (LookupError, ValueError, TypeError) as error:
         return Counterexample("right", f"the program does not run ({type(error).__name__}: {error})", sizes=sizes)
-    for device in plan.source.mesh.devices:
+    for device in source.mesh.devices:
         if not np.array_equal(tiles[device], given[device]):
             return Counterexample("right", f"device {device}'s source is written to", device, sizes=sizes)
-    target = plan.target
+    if strangers := sorted(set(result) - set(target.mesh.devices)):
+        what = f"device {strangers[0]} ends with a tile, and {target} has none there"
+        return Counterexample("right", what, strangers[0], sizes=sizes)
+    meant = target
     with np.errstate(over="ignore"):
         if all(device in result and result[device].shape == target.tile_shape for device in target.mesh.devices):
-            target, result = oracle.finished(plan.source, target, result)
-        wanted = _viewed(plan, oracle.combine_summands(plan.source, target, marks))
-    for device in plan.target.mesh.devices:
-        wrong = _wrong(target, device, result.get(device), wanted, marks, sizes)
-        if wrong is not None:
-            return wrong
+            meant, result = oracle.finished(source, target, result)
+        wanted = oracle.combine_summands(source, meant, marks)
+        if view is not None and before is not None:
+            wanted = {one: oracle.view_marks(view, array, before.astype(array.dtype)) for one, array in wanted.items()}
+    for device in target.mesh.devices:
+        tile = result.get(device)
+        if tile is None or tile.shape != target.tile_shape:
+            what = "no tile" if tile is None else f"a tile of shape {tile.shape}, not {target.tile_shape}"
+            return Counterexample("right", f"device {device} ends with {what}", device, sizes=sizes)
+        wrong = oracle.first_mismatch(meant, device, tile, wanted, _same)
+        if wrong is None:
+            continue
+        # The global index of the element that has this mark, if any has.
+        hits = (hit for array in marks.values() for hit in np.argwhere(array == wrong.got))
+        origin = next((tuple(int(i) for i in hit) for hit in hits), None)
+        there = f"element {origin} of the array is there" if origin not in (None, wrong.element) else "it is not"
+        what = (
+            f"device {device} must hold element {wrong.element} at local index {wrong.local}, but {there} "
+            f"(tiles {sizes[1]} to {sizes[2]})"
+        )
+        return Counterexample("right", what, device, wrong.local, wrong.element, origin, sizes)
     return _broken_promise(plan, program, memory, sizes)
-
-
-def _extras(plan: Plan, kind: str) -> tuple[Extras, ...]:
-    """Marks in what the target holds already, where only part of it is filled; nothing for a plan without a view."""
-    if plan.view is None and plan.source.dtype == plan.target.dtype:
-        return ()
-    if plan.view is None or not plan.view.into:
-        return (Extras(casts=False),)
-    target = plan.target
-    held = {(): _held(plan, kind)}
-    return (Extras(oracle.cut_tiles(target, held, lambda: np.zeros(target.tile_shape, kind)), casts=False),)
-
-
-def _held(plan: Plan, kind: str) -> Array:
-    """What the target holds before the move."""
-    return np.random.default_rng(_SEEDS).integers(0, 1 << 20, plan.target.shape).astype(kind)
-
-
-def _viewed(plan: Plan, arrays: oracle.Arrays) -> oracle.Arrays:
-    """The source's arrays as the target's: the pairs of row-major indices that the plan's view relates, one by one."""
-    if plan.view is None:
-        return arrays
-    view = plan.view
-    return {summand: oracle.view_marks(view, array, _held(plan, str(array.dtype))) for summand, array in arrays.items()}
 
 
 def fits(plan: Plan) -> bool:
@@ -131,51 +144,8 @@ def fits(plan: Plan) -> bool:
     return max(*tiles, 1) * max(plan.source.mesh.size, plan.target.mesh.size) * planes <= MOST_ELEMENTS
 
 
-def _marks(layout: Layout, seed: int) -> dict[oracle.Summand, Array]:
-    """A random number for each summand of each element; products stay invertible, since all of them are odd."""
-    summands = oracle.summands(layout)
-    rng = np.random.default_rng(seed)
-    shape = (len(summands), *layout.shape)
-    if layout.reduction == "mean":
-        marks = rng.integers(1, 1 << 20, shape).astype(np.float64)
-    else:
-        odd = layout.reduction == "product"
-        marks = rng.integers(-(1 << 62), 1 << 62, shape) | int(odd)
-    return dict(zip(summands, marks, strict=True))
-
-
-def _wrong(
-    target: Layout,
-    device: int,
-    tile: Array | None,
-    wanted: oracle.Arrays,
-    marks: oracle.Arrays,
-    sizes: tuple[tuple[int, ...], ...],
-) -> Counterexample | None:
-    """The first element of a device's tile that is not what the target's meaning demands."""
-    if tile is None or tile.shape != target.tile_shape:
-        what = "no tile" if tile is None else f"a tile of shape {tile.shape}, not {target.tile_shape}"
-        return Counterexample("right", f"device {device} ends with {what}", device, sizes=sizes)
-    wrong = oracle.first_mismatch(target, device, tile, wanted, _same)
-    if wrong is None:
-        return None
-    # The global index of the element that has this mark, if any has.
-    hits = (hit for array in marks.values() for hit in np.argwhere(array == wrong.got))
-    origin = next((tuple(int(i) for i in hit) for hit in hits), None)
-    there = f"element {origin} of the array is there" if origin not in (None, wrong.element) else "it is not"
-    what = (
-        f"device {device} must hold element {wrong.element} at local index {wrong.local}, but {there} "
-        f"(tiles {sizes[1]} to {sizes[2]})"
-    )
-    return Counterexample("right", what, device, wrong.local, wrong.element, origin, sizes)
-
-
 def _same(got: Array, wanted: Array) -> Array:
     return np.isclose(got, wanted, rtol=1e-9) if got.dtype.kind == "f" else np.equal(got, wanted)
-
-
-def _exchanges(program: Program) -> list[Exchange | ExchangeInPlace]:
-    return [i for i in program.instructions if isinstance(i, Exchange | ExchangeInPlace)]
 
 
 def _broken_promise(
@@ -186,7 +156,8 @@ def _broken_promise(
         device = max(memory.peak, key=lambda d: memory.peak[d])
         what = f"device {device} has {memory.peak_bytes} bytes live, the plan promises at most {plan.peak_bytes}"
         return Counterexample("bounded", what, device, sizes=sizes)
-    if memory.peak_bytes < plan.peak_bytes and any(not i.staged for i in _exchanges(program)):
+    exchanges = [i for i in program.instructions if isinstance(i, Exchange | ExchangeInPlace)]
+    if memory.peak_bytes < plan.peak_bytes and any(not i.staged for i in exchanges):
         what = f"{memory.peak_bytes} bytes are live where messages need {plan.peak_bytes}: they are sent unstaged"
         return Counterexample("bounded", what, sizes=sizes)
     if memory.received_bytes > plan.received_bytes:

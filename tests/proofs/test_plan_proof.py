@@ -17,9 +17,10 @@ from reshard import proofs
 from reshard.geometry import refine as refine_module
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower import Program, lower_plan
+from reshard.lower import exchange_rounds as lowered_exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import Proof, ProofError, UndecidedError, plan_proof, prove
-from reshard.proofs.symbolic import Rounds, by_formula
+from reshard.proofs.symbolic import Rounds, by_formula, formulas
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.program_faults import KINDS, WHOLE, detected, plans, planted
@@ -279,9 +280,66 @@ def test_a_fault_in_the_refinement_is_not_confirmed(
         prove(plan)
 
 
+READS_OF_BLOCKS = ("sliced", "slice_transfer")
+"""How runtimes address blocks by the digits of tiles; the prover has a reading of its own."""
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh"),
+    [
+        ("f32[{x}3, {y}3, 9]", "f32[9, {x}3, {y}3]", Mesh(x=3, y=3)),
+        ("f32[{x}3/10]", "f32[{y}5]", MESH),
+        ("f32[3{x}5/27]", "f32[5{x}3/27]", Mesh(x=2)),
+    ],
+)
+def test_the_prover_reads_blocks_by_itself(monkeypatch: pytest.MonkeyPatch, source: str, target: str, mesh: Mesh):
+    """A wrong reading in the lowering, which runtimes share, changes no proof and hides no fault."""
+    plan = exchanged(source, target, mesh)
+    program = lower_plan(plan)
+    faults = [wrong for kind, _, wrong in planted(plan) if "off by one" in kind][:6]
+    right = str(prove(plan))
+
+    def unread(*args: object) -> None:
+        raise AssertionError("the prover reads blocks by code of the lowering")
+
+    for name in READS_OF_BLOCKS:
+        monkeypatch.setattr(lowered_exchange.Exchange, name, property(unread))
+    monkeypatch.setattr(lowered_exchange, "digit_boxes", unread)
+    assert str(prove(plan, program)) == str(prove(plan)) == right
+    assert faults
+    for wrong in faults:
+        with pytest.raises(ProofError):
+            prove(plan, wrong)
+
+
+@pytest.mark.parametrize("name", ["sent_spans", "received_spans", "_offset_of_spans"])
+def test_a_formula_of_the_lowering_that_is_wrong_is_not_proved(monkeypatch: pytest.MonkeyPatch, name: str):
+    """What writes long lists is what is proved: the formulas for all devices, the offsets on one of them."""
+    plan = exchanged("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
+    right = getattr(lowered_exchange, name)
+
+    def wrong(*args: object) -> object:
+        result = right(*args)
+        if isinstance(result, int):
+            return result + 1
+        return {at: (0, extent) if extent == 1 else (start, extent) for at, (start, extent) in result.items()}
+
+    monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
+    assert any(isinstance(claim, Rounds) for claim in prove(plan).claims)
+    monkeypatch.setattr(lowered_exchange, name, wrong)
+    if hasattr(formulas, name):
+        monkeypatch.setattr(formulas, name, wrong)
+    with pytest.raises(UndecidedError):
+        prove(plan)
+
+
 MAY_IMPORT = {
-    "symbolic/formulas.py": {"reshard.geometry.refine", "reshard.lower.colouring", "reshard.lower.exchange_rounds"},
-    "symbolic/live.py": {"reshard.lower.program_traffic"},
+    "symbolic/formulas.py": {
+        "reshard.geometry.refine",
+        "reshard.lower",
+        "reshard.lower.colouring",
+        "reshard.lower.exchange_rounds",
+    },
     "plan_proof.py": {"reshard.lower", "reshard.lower.program"},
     "refute.py": {"reshard.lower"},
     "launches/search.py": {"reshard.geometry.figures"},

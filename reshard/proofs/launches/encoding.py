@@ -25,7 +25,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from reshard.proofs.launches.space import PARTIAL, UNUSED, Hold, PlaceSpan, PrimeFactor, Space, State
-from reshard.proofs.symbolic.solver import z3
+from reshard.proofs.symbolic.claims import z3
 
 
 class Price(NamedTuple):

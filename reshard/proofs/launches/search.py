@@ -21,7 +21,7 @@ from reshard.proofs import symbolic
 from reshard.proofs.launches.encoding import RULES, Between, Price, UnknownLayout, kinds, slices
 from reshard.proofs.launches.space import Space, State, space_of
 from reshard.proofs.proof import Fewest
-from reshard.proofs.symbolic.solver import z3
+from reshard.proofs.symbolic.claims import z3
 from reshard.types.layout import Layout
 
 _LONGEST = 1e6

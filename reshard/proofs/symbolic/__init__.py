@@ -15,16 +15,12 @@ sizes are numbers.
 in the coordinates gives, exactly and in time linear in the lists; no solver takes part.
 
     form             the digits of a plan, and the sizes that may vary (trusts `types.layout` alone)
-    contract         what a step must do, and the digits of its views
-    correctness      a program, step by step
+    contract         what a step must do, the digits of its views, and comparing lists of devices
+    correctness      a program, step by step; its dtypes and rounds, its buffers and received elements
     element_sources  slices and collectives: where each element comes from, digit by digit; leaves claims
-    transfers        the lists of exchanges and permutes, compared by arrays
-    slots            exchanges in place, replayed slot by slot
+    transfers        the lists of exchanges and permutes, compared by arrays; exchanges in place, replayed slot by slot
     formulas         exchanges and permutes that are too long to list
-    lists            comparing lists of devices
-    live             buffers and received elements of a program
-    claims           what remains to be decided, as data: claims about digits, and laws of numerals of unknown sizes
-    solver           decides claims: the only file here that needs z3
+    claims           what remains to be decided, as data, and decided: the only file here that needs z3
 """
 
 from reshard.proofs.symbolic.claims import Absent as Absent
@@ -35,12 +31,14 @@ from reshard.proofs.symbolic.claims import Lemma as Lemma
 from reshard.proofs.symbolic.claims import Query as Query
 from reshard.proofs.symbolic.claims import Rounds as Rounds
 from reshard.proofs.symbolic.claims import Term as Term
+from reshard.proofs.symbolic.claims import decide as decide
+from reshard.proofs.symbolic.claims import to_smt2 as to_smt2
 from reshard.proofs.symbolic.correctness import Outline as Outline
+from reshard.proofs.symbolic.correctness import broken_rule as broken_rule
+from reshard.proofs.symbolic.correctness import check_outside as check_outside
 from reshard.proofs.symbolic.correctness import derive as derive
+from reshard.proofs.symbolic.correctness import moments as moments
+from reshard.proofs.symbolic.correctness import wire as wire
 from reshard.proofs.symbolic.form import Form as Form
 from reshard.proofs.symbolic.formulas import ByFormula as ByFormula
 from reshard.proofs.symbolic.formulas import by_formula as by_formula
-from reshard.proofs.symbolic.live import moments as moments
-from reshard.proofs.symbolic.live import wire as wire
-from reshard.proofs.symbolic.solver import decide as decide
-from reshard.proofs.symbolic.solver import to_smt2 as to_smt2

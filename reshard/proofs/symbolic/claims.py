@@ -1,4 +1,6 @@
-"""Claims about digits, as data; `solver` hands them to z3.
+"""Claims about digits, as data, and z3, which decides them: the only module of this package that needs it.
+
+A claim is refuted by values for which it fails. z3 gets that negation, and the claim holds if there is no solution.
 
 A claim is a statement about integers: device coordinates below their radices, and local digits below theirs, which may
 be names of sizes that are at least 1. Digits are compared one by one, so no product of unknowns occurs. Padding
@@ -7,8 +9,14 @@ compares indices of dims whose sizes are numbers, which is linear.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from reshard.errors import UndecidedError
 
 # Laws: equations between numerals of unknown sizes. A law holds for every mesh and every size, or it is false.
 #
@@ -183,3 +191,149 @@ Query = Claim | Fewer | Rounds | Law | Absent
 
 def _spell(terms: Sum) -> str:
     return " + ".join(f"{k} {name}" if k != 1 else name for k, name in terms) or "0"
+
+
+# ---- what z3 decides ----------------------------------------------------------------------------
+
+
+WORK = 50_000_000
+"""z3's own count of what it does, after which it gives up: the same on every machine, however busy it is."""
+
+
+def decide(claims: Sequence[Query], work: int = WORK) -> None:
+    """Proves every claim; raises `UndecidedError` with z3's counterexample if one fails, else with its reason.
+
+    Threads may decide claims side by side: each has a context of its own.
+
+    >>> decide([Fewer("step 1", 3, 4)])
+    >>> decide([Fewer("step 1", 4, 3)])
+    Traceback (most recent call last):
+    ...
+    reshard.errors.UndecidedError: step 1: z3 finds that it fails where N = 1
+    """
+    for claim in claims:
+        solver = _solver(claim, _context())
+        solver.set("rlimit", work)
+        verdict = solver.check()
+        if verdict == z3().sat:
+            model = solver.model()
+            values = ", ".join(sorted(f"{d} = {model[d]}" for d in model.decls()))
+            raise UndecidedError(f"{claim.about}: z3 finds that it fails where {values}")
+        if verdict != z3().unsat:
+            reason = f"within {work:,} units of its work ({solver.reason_unknown()})"
+            raise UndecidedError(f"{claim.about}: z3 does not decide it {reason}")
+
+
+def to_smt2(claim: Query) -> str:
+    """The claim's negation in SMT-LIB 2: `unsat` means that the claim holds."""
+    return f"; {claim}\n{_solver(claim, _context()).to_smt2()}"
+
+
+@lru_cache(maxsize=1)
+def z3() -> Any:
+    """The z3 library, loaded by the first claim; raises `UndecidedError` if it is not installed."""
+    try:
+        return import_module("z3")
+    except ImportError as error:
+        raise UndecidedError(f"z3 is needed to decide claims ({error}); install reshard[prove]") from None
+
+
+_OF_THREAD = threading.local()
+
+
+def _context() -> Any:
+    """This thread's context: two threads in one would end the process, and making one takes longer than most proofs."""
+    if not hasattr(_OF_THREAD, "context"):
+        _OF_THREAD.context = z3().Context()
+    return _OF_THREAD.context
+
+
+def _solver(claim: Query, context: Any) -> Any:
+    """A solver that looks for values for which the claim fails."""
+    solver = z3().Solver(ctx=context)
+    match claim:
+        case Absent():
+            solver.from_string(claim.conditions)
+        case Claim():
+            solver.add(*_claim_fails(claim, context))
+        case Fewer():
+            unit = z3().Int("N", context)
+            solver.add(unit >= 1, z3().Not(claim.least * unit <= claim.most * unit))
+        case Rounds():
+            solver.add(*_rounds_fail(claim, context))
+        case Law():
+            solver.add(*_law_fails(claim, context))
+    return solver
+
+
+def _claim_fails(claim: Claim, ctx: Any) -> Iterator[Any]:
+    def total(terms: Sum) -> Any:
+        return z3().Sum([k * z3().Int(name, ctx) for k, name in terms]) if terms else z3().IntVal(0, ctx)
+
+    for name, bound in claim.bounds:
+        yield _within(z3().Int(name, ctx), z3().Int(bound, ctx) if isinstance(bound, str) else bound)
+    for size in dict.fromkeys(bound for _, bound in claim.bounds if isinstance(bound, str)):
+        yield z3().Int(size, ctx) >= 1
+    yield from (total(s) < limit for s, limit in claim.given)
+    goals = [z3().Int(a, ctx) == z3().Int(b, ctx) for a, b in claim.equal]
+    goals += [total(s) < limit for s, limit in claim.below]
+    yield z3().Not(z3().And(*goals, ctx))
+
+
+def _rounds_fail(claim: Rounds, ctx: Any) -> Iterator[Any]:
+    """Two different receivers c and d of one sender, or a share that its round does not bring."""
+    c, d = ({stride: z3().Int(f"{side}:{stride}", ctx) for stride, _ in claim.coordinates} for side in "cd")
+    turns = {turn.name: turn for turn in claim.turns}
+    for receiver in (c, d):
+        yield from (_within(receiver[stride], radix) for stride, radix in claim.coordinates)
+    yield from (_within(z3().Int(turn.name, ctx), turn.radix) for turn in claim.turns)
+
+    def first(receiver: dict[int, Any], turn: ShareTurn) -> Any:
+        """The share of round 0, before it is counted modulo the radix."""
+        shifts = (times * (receiver[stride] / place % size) for times, stride, place, size in turn.shifts)
+        return sum(shifts, start=receiver[turn.stride])
+
+    def sender(receiver: dict[int, Any], stride: int, turn: str | None) -> Any:
+        if turn is None:
+            return receiver[stride]
+        return (first(receiver, turns[turn]) + z3().Int(turn, ctx)) % turns[turn].radix
+
+    same_sender = [sender(c, *coordinate) == sender(d, *coordinate) for coordinate in claim.senders]
+    different = z3().Or(*(c[stride] != d[stride] for stride in c), ctx)
+    lost: list[Any] = []  # A share that round (share - first) mod radix does not bring.
+    for turn in claim.turns:
+        share, begun, radix = z3().Int(f"share:{turn.name}", ctx), first(c, turn), turn.radix
+        lost.append(z3().And(_within(share, radix), (begun + (share - begun) % radix) % radix != share))
+    yield z3().Or(z3().And(*same_sender, different), *lost)
+
+
+def _law_fails(law: Law, ctx: Any) -> Iterator[Any]:
+    def number(term: Term) -> Any:
+        """A term as z3's expression; an unknown function of integers is an uninterpreted one."""
+        args = [number(a) for a in term.args]
+        if term.head == "+":
+            return args[0] + args[1]
+        if term.head == "*":
+            return args[0] * args[1]
+        if args:
+            return z3().Function(term.head, *[z3().IntSort(ctx)] * (len(args) + 1))(*args)
+        return z3().IntVal(term.head, ctx) if term.head.isdigit() else z3().Int(term.head, ctx)
+
+    for size in law.sizes:
+        yield number(size) >= 1
+    for digit, bound in law.digits:
+        if bound is not None:
+            yield _within(number(digit), number(bound))
+    for one, other in law.given:
+        yield number(one) == number(other)
+    for high, above, last, end, radix in law.lemmas:
+        same = number(high * radix + last) == number(above * radix + end)
+        within = [_within(number(digit), number(radix)) for digit in (last, end)]
+        equal = z3().And(number(high) == number(above), number(last) == number(end))
+        yield z3().Implies(z3().And(same, *within), equal)
+    goals = [number(one) == number(other) for one, other in law.equal]
+    yield z3().Not(z3().And(*goals, *(number(one) < number(limit) for one, limit in law.below), ctx))
+
+
+def _within(value: Any, bound: Any) -> Any:
+    return z3().And(value >= 0, value < bound)

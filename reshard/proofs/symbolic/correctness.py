@@ -1,24 +1,53 @@
-"""A whole program on symbols: every instruction against the two layouts of its step."""
+"""A whole program on symbols: every instruction against the two layouts of its step, and what it has live and receives.
+
+Three things of a program are about no single step, and are checked first: it has the plan's devices, tiles and steps;
+every tile has the dtype of its step at every instruction; and in each round a device sends one message at most, and
+receives one at most.
+
+Buffers are counted from the program's own instructions, as `runtime.on_numpy` allocates them, on the fullest device.
+Every buffer contains each free digit whole. At other sizes it is therefore its size here, divided by the product of the
+free sizes here and multiplied by their product there. What is received is added up from the lists of an instruction;
+that the lists themselves are right is proved step by step.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reshard.lower.exchange_rounds import ExchangeInPlace
-from reshard.lower.program import Exchange, InParts, Instruction, Permute, Program
-from reshard.plans.plan import Plan
+from reshard.lower.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    CastTiles,
+    Exchange,
+    InParts,
+    Instruction,
+    Permute,
+    Program,
+    ReduceScatter,
+)
+from reshard.plans.plan import Plan, Step
 from reshard.proofs.symbolic.claims import Query
-from reshard.proofs.symbolic.contract import StepContract
+from reshard.proofs.symbolic.contract import StepContract, require
 from reshard.proofs.symbolic.element_sources import run
 from reshard.proofs.symbolic.form import Form, Place, Tied, form_of, local_place, step_digits
 from reshard.proofs.symbolic.formulas import ByFormula, formula_claims
-from reshard.proofs.symbolic.lists import require
-from reshard.proofs.symbolic.slots import check_exchange_in_place
-from reshard.proofs.symbolic.transfers import check_exchange, check_permute
-from reshard.types.layout import Layout
+from reshard.proofs.symbolic.transfers import (
+    broken_message_rule,
+    check_exchange,
+    check_exchange_in_place,
+    check_permute,
+)
+from reshard.types.reductions import all_reduce_elements
+
+Buffers = tuple[int, ...]
+"""The elements of each buffer that is live at one moment."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +62,42 @@ class Outline:
     keep_source: bool
 
 
+class Wire(NamedTuple):
+    """Elements that the worst device receives, and collective calls."""
+
+    elements: int
+    launches: int
+
+
 def derive(plan: Plan, program: Program | Outline) -> tuple[Form, list[list[Query]]]:
     """The form of a plan, and per step the claims that remain once its lists have been compared.
 
     Raises `UndecidedError` for an instruction that is not shown to be right.
     """
+    check_outside(plan, program)
+    broken = broken_rule(plan, program)
+    require(broken is None, str(broken))
     layouts = [plan.source, *(step.result for step in plan.steps)]
-    _check_outside(plan, program)
-    parts = [_part_places(i, a) for i, a in zip(program.instructions, layouts, strict=False)]
+    parts: list[tuple[Place, ...]] = []
+    for instruction, operand in zip(program.instructions, layouts, strict=False):
+        if isinstance(instruction, InParts):  # The two places between which the digit lies that numbers the parts.
+            take = instruction.take
+            low = local_place(operand, take.axis, take.inner)
+            require(low is not None, "parts that cut digits elsewhere than the layouts do")
+            parts.append(((take.axis, low or 1), (take.axis, (low or 1) * take.parts)))
+        else:
+            parts.append(())
     tied = frozenset(place for places in parts for place in places[:1])
     while True:
         form = form_of(layouts, itertools.chain.from_iterable(parts), tied)
         try:
-            return form, [_step_claims(plan, program, number, form, parts[number]) for number in range(len(plan.steps))]
+            each = zip(itertools.count(1), plan.steps, program.instructions, parts, strict=False)
+            return form, [_step_claims(*one, form) for one in each]
         except Tied as more:  # Every restart ties more sizes, so the loop ends.
             tied |= more.places
 
 
-def _check_outside(plan: Plan, program: Program | Outline) -> None:
+def check_outside(plan: Plan, program: Program | Outline) -> None:
     """Checks that the program has this plan's devices, tiles and steps."""
     require(program.devices == plan.source.mesh.devices, "the program is for other devices")
     require(program.dtype == plan.source.dtype, "the program is for another dtype")
@@ -59,12 +106,33 @@ def _check_outside(plan: Plan, program: Program | Outline) -> None:
     require(len(program.instructions) == len(program.tile_shapes) == len(plan.steps), "the program has other steps")
     for step, instruction, shape in zip(plan.steps, program.instructions, program.tile_shapes, strict=True):
         require(shape == step.result.tile_shape, f"{step.kind}: the result has tiles of shape {shape}")
-        if isinstance(instruction, Exchange | Permute) or step.operand.mesh != step.result.mesh:
-            devices = devices_after(instruction, frozenset(step.operand.mesh.devices))
+        plain = instruction.each if isinstance(instruction, InParts) else instruction
+        if isinstance(plain, Exchange | Permute) or step.operand.mesh != step.result.mesh:
+            devices = _devices_after(plain, frozenset(step.operand.mesh.devices))
             require(frozenset(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
 
 
-def devices_after(instruction: Instruction | ByFormula, devices: frozenset[int]) -> frozenset[int]:
+def broken_rule(plan: Plan, program: Program | Outline) -> str | None:
+    """What makes a program wrong whatever its elements do, None if nothing does: tiles of another dtype than the plan's
+    at some instruction, and messages that no round can have.
+    """
+    if program.dtype != plan.source.dtype:
+        return f"the program is for {program.dtype}, not {plan.source.dtype}"
+    dtype = program.dtype
+    aligned = len(program.instructions) == len(plan.steps)
+    for number, instruction in enumerate(program.instructions):
+        plain = instruction.each if isinstance(instruction, InParts) else instruction
+        if isinstance(plain, CastTiles):
+            dtype = plain.dtype
+        wanted = plan.steps[number].result.dtype if aligned else dtype
+        if dtype != wanted:
+            return f"instruction {number + 1} leaves tiles of {dtype}, the plan says {wanted}"
+        if broken := broken_message_rule(plain):
+            return f"instruction {number + 1}: {broken}"
+    return None if dtype == plan.target.dtype else f"the program ends with tiles of {dtype}, not {plan.target.dtype}"
+
+
+def _devices_after(instruction: Instruction | ByFormula, devices: frozenset[int]) -> frozenset[int]:
     """The devices that have a tile after an instruction, given those that have one before it."""
     if isinstance(instruction, Exchange):
         return frozenset(instruction.receivers)
@@ -74,12 +142,12 @@ def devices_after(instruction: Instruction | ByFormula, devices: frozenset[int])
 
 
 def _step_claims(
-    plan: Plan, program: Program | Outline, number: int, form: Form, parts: Sequence[Place]
+    number: int, step: Step, instruction: Instruction | ByFormula, parts: Sequence[Place], form: Form
 ) -> list[Query]:
-    step, instruction = plan.steps[number], program.instructions[number]
+    """The claims of one step; only collectives leave any: the lists of exchanges and permutes are compared in full."""
     digits = step_digits(step.operand, step.result, form, parts)
     tiles = step.operand.tile_shape, step.result.tile_shape
-    about = f"step {number + 1}, {step.kind}"
+    about = f"step {number}, {step.kind}"
     contract = StepContract(about, step.operand, step.result, digits, tiles, frozenset(form.names))
     if 0 in step.operand.shape:
         return []
@@ -88,14 +156,9 @@ def _step_claims(
     if isinstance(instruction, InParts):
         same = math.prod(tiles[0]) == math.prod(tiles[1])
         require(same or not instruction.in_place, f"{about}: parts of other sizes cannot take each other's place")
-        low, high = parts[0][1], parts[1][1]
-        inside = frozenset(a.place for a in contract.nested if a.dim == parts[0][0] and low <= a.low < high)
-        return list(_claims(instruction.each, contract.of_part(instruction.take, instruction.put, inside)))
-    return list(_claims(instruction, contract))
-
-
-def _claims(instruction: Instruction, contract: StepContract) -> Iterator[Query]:
-    """Only collectives leave claims: the lists of exchanges and permutes are compared in full."""
+        (axis, low), (_, high) = parts
+        inside = frozenset(a.place for a in contract.nested if a.dim == axis and low <= a.low < high)
+        contract, instruction = contract.of_part(instruction.take, instruction.put, inside), instruction.each
     if isinstance(instruction, Permute):
         check_permute(instruction, contract)
     elif isinstance(instruction, Exchange):
@@ -103,14 +166,100 @@ def _claims(instruction: Instruction, contract: StepContract) -> Iterator[Query]
     elif isinstance(instruction, ExchangeInPlace):
         check_exchange_in_place(instruction, contract)
     else:
-        yield from run(instruction, contract)
+        return list(run(instruction, contract))
+    return []
 
 
-def _part_places(instruction: Instruction | ByFormula, operand: Layout) -> tuple[Place, ...]:
-    """The two places between which the digit lies that numbers the parts; none if a step runs as a whole."""
-    if not isinstance(instruction, InParts):
-        return ()
-    take = instruction.take
-    low = local_place(operand, take.axis, take.inner)
-    require(low is not None, "parts that cut digits elsewhere than the layouts do")
-    return (take.axis, low or 1), (take.axis, (low or 1) * take.parts)
+# ---- memory and traffic --------------------------------------------------------------------------
+
+
+def moments(program: Program | Outline) -> list[list[Buffers]]:
+    """Per step, the buffers that are live together on a device at the moments that may be the fullest."""
+    source = math.prod(program.tile_shape)
+    steps: list[list[Buffers]] = []
+    before = source
+    home = here = frozenset(program.devices)
+    for number, (instruction, shape) in enumerate(zip(program.instructions, program.tile_shapes, strict=True)):
+        there, after = _devices_after(instruction, here), math.prod(shape)
+        elsewhere = home.isdisjoint(here) and home.isdisjoint(there)
+        retained = (source,) if program.keep_source and number and not elsewhere else ()
+        if here.isdisjoint(there):  # No device is both: the buffers of senders, and those of receivers.
+            staged = _staged(instruction) if isinstance(instruction, Exchange) and instruction.staged else 0
+            steps.append([(*retained, before, staged), (after, staged)])
+        elif isinstance(instruction, InParts):
+            # The whole tiles stay live while a step runs part by part; of parts that overlap, there are two.
+            parts = before // instruction.take.parts, after // instruction.put.parts
+            tiles = (before,) if instruction.in_place else (before, after)
+            next_one = parts if instruction.overlap else ()
+            steps.append([(*retained, *tiles, *next_one, *m) for m in _list_moments(instruction.each, *parts)])
+        else:
+            steps.append([(*retained, *m) for m in _list_moments(instruction, before, after)])
+        before, here = after, there
+    return steps
+
+
+def _list_moments(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
+    """The moments of one instruction that runs as a whole: operand, result, and what is live beside them."""
+    match instruction:
+        case AllGather(receive=view):  # Blocks arrive in the result itself, or in a buffer beside it.
+            yield (before, view.elements) if view.in_place else (before, view.elements, after)
+        case AllToAll(send=view, receive=arrived):  # The packed blocks are freed before the others are unpacked.
+            yield (before, *(() if view.in_place else (view.elements,)), arrived.elements)
+            yield (before, arrived.elements) if arrived.in_place else (before, arrived.elements, after)
+        case ReduceScatter(send=view):
+            yield (before, *(() if view.in_place else (view.elements,)), after)
+        case Exchange(staged=True):
+            staged = _staged(instruction)
+            yield (before, after, staged) if staged else (before, after)
+        case ByFormula(message=message, staged=True):
+            yield before, after, 2 * message
+        case ExchangeInPlace(rounds=rounds, slot=slot, slots=slots, staged=staged):
+            longest = max((t.length for transfers in rounds for t in transfers), default=0)
+            buffer = max(slot * slots, before)
+            yield (buffer, 2 * longest) if staged and longest else (buffer,)
+        case _:
+            yield before, after
+
+
+def _staged(step: Exchange) -> int:
+    """The messages that one device sends and receives in a round, for the round and the device that have the most."""
+    most = 0
+    for transfers in step.rounds:
+        busy = Counter[int]()
+        for t in transfers:
+            if t.sender != t.receiver:
+                busy[t.sender] += t.elements
+                busy[t.receiver] += t.elements
+        most = max(most, *busy.values(), 0)
+    return most
+
+
+def wire(instruction: Instruction | ByFormula, before: int) -> Wire:
+    """What the worst device receives in an instruction, from its lists or from the formula that stands for them."""
+    match instruction:
+        case ByFormula(message=message, rounds=rounds):
+            return Wire(rounds * message, rounds)
+        case InParts(each=each, take=take):
+            one = wire(each, before // take.parts)
+            return Wire(one.elements * take.parts, one.launches * take.parts)
+        case AllGather(groups=groups):
+            return Wire((len(groups[0]) - 1) * before, 1)
+        case AllToAll(groups=groups, send=view) | ReduceScatter(groups=groups, send=view):
+            return Wire((len(groups[0]) - 1) * math.prod(view.block_shape), 1)
+        case AllReduce(groups=groups):
+            return Wire(all_reduce_elements(before, len(groups[0])), 1)
+        case Permute(pairs=pairs):
+            rounds, flows = 1, [(sender, receiver, before) for sender, receiver in pairs]
+        case Exchange():
+            rounds = len(instruction.rounds)
+            flows = [(t.sender, t.receiver, t.elements) for turn in instruction.rounds for t in turn]
+        case ExchangeInPlace():
+            rounds = len(instruction.rounds)
+            flows = [(t.sender, t.receiver, t.length) for turn in instruction.rounds for t in turn]
+        case _:
+            return Wire(0, 0)
+    received = Counter[int]()
+    for sender, receiver, elements in flows:
+        if sender != receiver:
+            received[receiver] += elements
+    return Wire(max(received.values(), default=0), rounds)

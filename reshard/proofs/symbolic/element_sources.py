@@ -21,12 +21,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from reshard.errors import UndecidedError
 from reshard.lower.program import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, SplitSum
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.claims import Claim, Sum
-from reshard.proofs.symbolic.contract import StepContract, opened, same_string, size_of
+from reshard.proofs.symbolic.contract import (
+    Factors,
+    StepContract,
+    check_blocks,
+    check_groups,
+    check_places,
+    factors,
+    opened,
+    require,
+    same_string,
+    size_of,
+)
 from reshard.proofs.symbolic.form import FormDigit, Place
-from reshard.proofs.symbolic.lists import Factors, check_blocks, check_groups, check_places, factors, require
 from reshard.types.layout import Layout
 
 
@@ -58,22 +69,33 @@ def coordinate_variable(stride: int) -> str:
 def run(instruction: object, contract: StepContract) -> list[Claim]:
     """The claims that make a collective right; compares its lists with the layouts on the way."""
     source_of = SOURCES.get(type(instruction))
-    require(source_of is not None, f"{contract.about}: no such instruction as {type(instruction).__name__}")
     if source_of is None:
-        return []
+        raise UndecidedError(f"{contract.about}: no such instruction as {type(instruction).__name__}")
     source = source_of(instruction, contract)
     _check_partial(contract, source, instruction)
     return [_claim(contract, source)]
 
 
+def _open_before(view: TileView, contract: StepContract) -> tuple[list[FormDigit], list[FormDigit]]:
+    """The digits of a tile of the operand that number blocks by a view, and the others."""
+    return opened(view, contract.before, contract.tiles[0], len(contract.operand.dims))
+
+
+def _open_after(view: TileView, contract: StepContract) -> tuple[list[FormDigit], list[FormDigit]]:
+    """The digits of a tile of the result that number blocks by a view, and the others."""
+    return opened(view, contract.after, contract.tiles[1], len(contract.operand.dims))
+
+
 def _slice(step: Slice, contract: StepContract) -> ElementSource:
-    blocks, rest = opened(step.send, contract.before, contract.tiles[0], len(contract.operand.dims))
+    blocks, rest = _open_before(step.send, contract)
     check_blocks(contract.operand.mesh, step.block, factors(blocks, "dst"))
     return ElementSource({}, _sent(blocks, rest) | _closed(step.receive, rest, contract))
 
 
 def _all_gather(step: AllGather, contract: StepContract) -> ElementSource:
-    blocks, rest = opened(step.receive, contract.after, contract.tiles[1], len(contract.operand.dims))
+    whole, _ = _open_before(step.send, contract)
+    require(not whole, f"{contract.about}: a tile is sent in blocks")
+    blocks, rest = _open_after(step.receive, contract)
     along = factors(blocks, "src")
     check_groups(contract.operand.mesh, step.groups, along, ordered=True)
     require(size_of(rest) == math.prod(contract.tiles[0]), "a block that is not a tile")
@@ -81,8 +103,7 @@ def _all_gather(step: AllGather, contract: StepContract) -> ElementSource:
 
 
 def _all_to_all(step: AllToAll, contract: StepContract) -> ElementSource:
-    out, left = opened(step.send, contract.before, contract.tiles[0], len(contract.operand.dims))
-    arrived, rest = opened(step.receive, contract.after, contract.tiles[1], len(contract.operand.dims))
+    (out, left), (arrived, rest) = _open_before(step.send, contract), _open_after(step.receive, contract)
     along = factors(arrived, "src")
     check_groups(contract.operand.mesh, step.groups, along, ordered=True)
     require([a.radix for a in out] == [a.radix for a in arrived], "the two ends number their blocks differently")
@@ -91,7 +112,7 @@ def _all_to_all(step: AllToAll, contract: StepContract) -> ElementSource:
 
 
 def _reduce_scatter(step: ReduceScatter, contract: StepContract) -> ElementSource:
-    blocks, rest = opened(step.send, contract.before, contract.tiles[0], len(contract.operand.dims))
+    blocks, rest = _open_before(step.send, contract)
     along = factors(blocks, "dst")
     check_groups(contract.operand.mesh, step.groups, along, ordered=True)
     return ElementSource({}, _sent(blocks, rest) | _closed(step.receive, rest, contract), along)
@@ -107,25 +128,20 @@ def _all_reduce(step: AllReduce, contract: StepContract) -> ElementSource:
 
 def _split_sum(step: SplitSum, contract: StepContract) -> ElementSource:
     """The device that has an element has, along each factor that releases a digit, that digit's value as coordinate."""
-    mesh, rank = contract.operand.mesh, len(contract.operand.dims)
-    kept, left = opened(step.send, contract.before, contract.tiles[0], rank)
-    placed, rest = opened(step.receive, contract.after, contract.tiles[1], rank)
+    mesh = contract.operand.mesh
+    (kept, left), (placed, rest) = _open_before(step.send, contract), _open_after(step.receive, contract)
     check_blocks(mesh, step.keep, factors(kept, "dst"))
     before = _partial_factors(contract, contract.operand)
     started = [f for f in _partial_factors(contract, contract.result) if f not in before]
-    passed, along = _passed(contract), factors(placed, "src")
+    # The digits that pass from one holder to another: the strides of both, and the radix.
+    held = [(a.src, a.dst, a.radix) for a in contract.nested if a.src is not None and a.dst is not None]
+    passed, along = [(src, dst, radix) for src, dst, radix in held if src != dst], factors(placed, "src")
     moved = {a.src for a in contract.nested if a.src is not None and a.src != a.dst}
     require(moved <= {stride for stride, _ in started}, f"{contract.about}: a digit that no new summand releases")
     require({stride for stride, _ in along} == moved - {src for src, _, _ in passed}, "blocks of other digits")
     check_places(mesh, step.place, along, [f for f in started if f[0] not in moved], passed)
     senders = _senders(placed, along) | {src: coordinate_variable(dst) for src, dst, _ in passed}
     return ElementSource(senders, _sent(kept, left) | _kept(left, rest), started=started)
-
-
-def _passed(contract: StepContract) -> list[tuple[int, int, int]]:
-    """The digits that pass from one holder to another: the strides of both, and the radix."""
-    held = [(a.src, a.dst, a.radix) for a in contract.nested if a.src is not None and a.dst is not None]
-    return [(src, dst, radix) for src, dst, radix in held if src != dst]
 
 
 SOURCES: dict[type[Any], Callable[[Any, StepContract], ElementSource]] = {
@@ -146,7 +162,7 @@ def _kept(before: Sequence[FormDigit], after: Sequence[FormDigit]) -> dict[Place
 
 def _closed(view: TileView, block: Sequence[FormDigit], contract: StepContract) -> dict[Place, str]:
     """The digits of a block that becomes a whole tile of the result."""
-    numbered, rest = opened(view, contract.after, contract.tiles[1], len(contract.operand.dims))
+    numbered, rest = _open_after(view, contract)
     return _kept(block, [*numbered, *rest])
 
 
@@ -197,50 +213,30 @@ def _claim(contract: StepContract, source: ElementSource) -> Claim:
     """Digit by digit, what is read of the operand is what the result's layout says."""
     equal: list[tuple[str, str]] = []
     read: dict[Place, str] = {}
-    for a in contract.nested:
-        after = digit_variable(a) if a.dst is None else coordinate_variable(a.dst)
-        read[a.place] = after if a.radix == 1 else _read(contract, source, a)
-        equal.append((read[a.place], after))
-    given, below = _padding(contract, read)
-    return Claim(contract.about, tuple(_bounds(contract).items()), tuple(equal), given, below)
-
-
-def _read(contract: StepContract, source: ElementSource, digit: FormDigit) -> str:
-    """The value of one of the operand's digits at the sender."""
-    if digit.src is not None:
-        return source.coordinates.get(digit.src, coordinate_variable(digit.src))
-    if digit.place in contract.part:
-        return digit_variable(digit)
-    require(digit.place in source.digits, f"{contract.about}: a digit of the operand is not read")
-    return source.digits[digit.place]
-
-
-def _bounds(contract: StepContract) -> dict[str, int | str]:
-    """Every variable with its bound: a number, or the name of a size that varies."""
     bounds: dict[str, int | str] = {}
     for a in contract.nested:
         bounds |= {coordinate_variable(stride): a.radix for stride in (a.src, a.dst) if stride is not None}
         if a.dst is None:
             bounds[digit_variable(a)] = a.name or a.radix
-    return bounds
-
-
-def _padding(
-    contract: StepContract, read: dict[Place, str]
-) -> tuple[tuple[tuple[Sum, int], ...], tuple[tuple[Sum, int], ...]]:
-    """Where digits reach past the operand's tile: true elements are claimed to come from inside it."""
+        after = digit_variable(a) if a.dst is None else coordinate_variable(a.dst)
+        if a.radix == 1:
+            read[a.place] = after
+        elif a.src is not None:
+            read[a.place] = source.coordinates.get(a.src, coordinate_variable(a.src))
+        elif a.place in contract.part:
+            read[a.place] = digit_variable(a)
+        else:
+            require(a.place in source.digits, f"{contract.about}: a digit of the operand is not read")
+            read[a.place] = source.digits[a.place]
+        equal.append((read[a.place], after))
+    # Where digits reach past the operand's tile, true elements are claimed to come from inside of it.
     given: list[tuple[Sum, int]] = []
     below: list[tuple[Sum, int]] = []
     for at, dim in enumerate(contract.operand.dims):
         local = [a for a in contract.before if a.dim == at]
-        if size_of(local) == contract.tiles[0][at]:
-            continue
-        whole = [
-            (a.low, digit_variable(a) if a.dst is None else coordinate_variable(a.dst))
-            for a in contract.nested
-            if a.dim == at
-        ]
-        given.append((tuple(whole), dim.size))
-        inner = [(size_of(local[i + 1 :]), read[a.place]) for i, a in enumerate(local)]
-        below.append((tuple(inner), contract.tiles[0][at]))
-    return tuple(given), tuple(below)
+        if size_of(local) != contract.tiles[0][at]:
+            whole = [(a.low, after) for a, (_, after) in zip(contract.nested, equal, strict=True) if a.dim == at]
+            given.append((tuple(whole), dim.size))
+            inner = [(size_of(local[i + 1 :]), read[a.place]) for i, a in enumerate(local)]
+            below.append((tuple(inner), contract.tiles[0][at]))
+    return Claim(contract.about, tuple(bounds.items()), tuple(equal), tuple(given), tuple(below))

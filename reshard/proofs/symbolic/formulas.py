@@ -12,10 +12,11 @@ coordinates and the spans of the box, as variables, so that one claim covers all
 Where the formulas shift a share by other coordinates of the receiver, the claim about rounds has these variables too.
 
 **What is shared with the lowering, and why.** The formulas themselves (`EvenRounds`, `sent_spans`,
-`received_spans`) are what is proved, so they must be the lowering's own. They take a refinement as input, and get the
-lowering's. Nothing else is taken from it: its digits must be those that `form` reads off the layouts, and the message,
-the rounds and the staging are computed from `form`'s digits. It is trusted that `lower` writes the values of these
-formulas.
+`received_spans`) are what is proved, so they must be the lowering's own: one that is wrong leaves a false claim. They
+take a refinement as input, and get the lowering's. Nothing else is taken from it: its digits must be those that `form`
+reads off the layouts, and the message, the rounds and the staging are computed from `form`'s digits. That `lower`
+writes the values of these formulas is compared on the messages of one device, whose blocks `transfers` reads; beyond
+`_MOST_SAMPLED` devices it is trusted.
 """
 
 from __future__ import annotations
@@ -24,15 +25,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from reshard.geometry.refine import RefinedDigit, Refinement, refine
+from reshard.errors import UndecidedError
+from reshard.geometry.refine import RefinedDigit, refine
+from reshard.lower import lower_plan
 from reshard.lower.colouring import EvenRounds, RoundShift
-from reshard.lower.exchange_rounds import received_spans, sent_spans
-from reshard.plans.plan import Step
+from reshard.lower.exchange_rounds import Exchange, received_spans, sent_spans
+from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
-from reshard.proofs.symbolic.contract import StepContract, size_of
+from reshard.proofs.symbolic.contract import StepContract, require, size_of
 from reshard.proofs.symbolic.form import FormDigit
-from reshard.proofs.symbolic.lists import require
+from reshard.proofs.symbolic.transfers import boxes_of, check_messages
+
+_MOST_SAMPLED = 1 << 16
+"""On more devices no messages are lowered: the list of receivers alone would take as long as the proof."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +128,6 @@ class SymbolicPosition:
         return SymbolicPosition({**self.replaced, change.own.stride: change.new})
 
 
-class _Run(NamedTuple):
-    """The formulas' results for one receiver and one round: the sender, the shares and the box at both ends."""
-
-    sender: SymbolicPosition
-    share: Sequence[SymbolicCoordinate]
-    sent: Mapping[int, tuple[object, int]]
-    received: Mapping[int, tuple[object, int]]
-
-
 def by_formula(step: Step) -> ByFormula | None:
     """What stands for the lists of a step, if it is a permute or an exchange, even and in one piece."""
     r = refine(step.operand, step.result)
@@ -145,42 +142,57 @@ def by_formula(step: Step) -> ByFormula | None:
 
 def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -> list[Query]:
     """The claims that make an even exchange or a permute right, from the formulas that `lower` writes it by."""
-    about = contract.about
+    about, digits = contract.about, contract.nested
     r = refine(step.operand, step.result)
-    require(r is not None and contract.operand.partial_as(contract.result), f"{about}: not an even exchange")
-    if r is None:
-        return []
-    run = _run_formulas(r, step.operand.mesh.size)
-    require(_agree(r.digits, contract.nested), f"{about}: other digits than the layouts have")
-    for stride, size in contract.partial(contract.operand):
-        kept = all(not stride <= s < stride * size for s in run.sender.replaced)
-        require(kept, f"{about}: summands change places")
-    _check_figures(instruction, contract)
-    return [_same_elements(about, r.digits, run), _rounds(about, r.digits, run)]
-
-
-def _run_formulas(r: Refinement, devices: int) -> _Run:
-    """Runs the lowering's formulas on symbols."""
-    even, here = EvenRounds.of_exchange(r, devices), cast(Any, SymbolicPosition())
+    if r is None or not contract.operand.partial_as(contract.result):
+        raise UndecidedError(f"{about}: not an even exchange")
+    # The lowering's formulas, run on one device of unknown coordinates in a round of unknown digits.
+    even, here = EvenRounds.of_exchange(r, step.operand.mesh.size), cast(Any, SymbolicPosition())
     turn = cast(Any, [RoundDigit(f"j{at}") for at in range(len(even.shares))])
-    sender = cast(SymbolicPosition, even.sender(here, turn))
-    share = cast("list[SymbolicCoordinate]", even.share(here, turn))
-    shares = {digit.src: value for (digit, _), value in zip(even.shares, share, strict=True)}
+    sender = cast(SymbolicPosition, even.sender(here, turn)).replaced
+    shares = cast("list[SymbolicCoordinate]", even.share(here, turn))
+    by_source = cast(Any, {digit.src: value for (digit, _), value in zip(even.shares, shares, strict=True)})
     whole: list[tuple[int, int]] = [(0, a.radix) for a in r.digits if a.src is None and a.dst is None]
-    return _Run(sender, share, sent_spans(r, here, whole), received_spans(r, cast(Any, shares), whole))
+    sent, received = sent_spans(r, here, whole), received_spans(r, by_source, whole)
 
-
-def _check_figures(instruction: ByFormula, contract: StepContract) -> None:
-    """Checks the message, the staging and the rounds against the digits of the layouts."""
-    digits = contract.nested
-    message = size_of([a for a in digits if a.src is None and a.dst is None])
-    require(instruction.message == message, f"{contract.about}: a message of another size")
-    require(instruction.staged or not _needs_staging(contract), f"{contract.about}: unstaged")
-    shares = size_of([a for a in digits if a.src is not None and a.dst is None])
+    require(_agree(r.digits, digits), f"{about}: other digits than the layouts have")
+    for stride, size in contract.partial(contract.operand):
+        require(all(not stride <= s < stride * size for s in sender), f"{about}: summands change places")
+    staying = [a for a in digits if a.src is None and a.dst is None]
+    require(instruction.message == size_of(staying), f"{about}: a message of another size")
+    for local in (contract.before, contract.after):
+        # Where a digit that moves comes after one that stays, a message is not contiguous in memory.
+        moves = [(a.src, a.dst) != (None, None) for a in local if a.radix > 1]
+        require(instruction.staged or moves == sorted(moves, reverse=True), f"{about}: unstaged")
+    given = size_of([a for a in digits if a.src is not None and a.dst is None])
     swapped = any(a.src is not None and a.dst not in (None, a.src) for a in digits)
     # Without a digit that changes holders, one of the shares is the receiver's own.
-    rounds = shares if swapped else shares - 1
-    require(instruction.rounds >= rounds, f"{contract.about}: rounds are left out")
+    require(instruction.rounds >= (given if swapped else given - 1), f"{about}: rounds are left out")
+    if step.kind == "exchange" and step.operand.mesh.size <= _MOST_SAMPLED:
+        # The messages of the last device, none of whose coordinates is 0.
+        alone = chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate=True)
+        (lists,) = lower_plan(alone, step.operand.mesh.devices[-1]).instructions
+        require(isinstance(lists, Exchange), f"{about}: other lists than those of an exchange")
+        check_messages(cast(Exchange, lists), boxes_of(cast(Exchange, lists)), contract)
+
+    # Digit by digit, the box takes at the sender what the result's layout puts at the receiver.
+    equal: list[tuple[str, str]] = []
+    bounds: dict[str, int] = {}
+    for at, a in enumerate(r.digits):
+        names: list[str] = []
+        for spans, stride, replaced in ((sent, a.src, sender), (received, a.dst, {})):
+            if stride is not None:
+                value = replaced.get(stride, SymbolicCoordinate(stride, a.radix))
+            else:  # The span of a digit that moves is one value; that of a digit that stays is whole.
+                start, extent = cast("tuple[object, int]", spans[at])
+                value = start if isinstance(start, SymbolicCoordinate) and extent == 1 else None
+            name = f"whole {a}" if value is None else f"c:{value.stride}"
+            if value is not None and value.turned is not None:
+                name = f"share of {value.turned}"
+            bounds[name] = 1 if value is None else value.radix
+            names.append(name)
+        equal.append((names[0], names[1]))
+    return [Claim(about, tuple(bounds.items()), tuple(equal)), _rounds_claim(about, r.digits, sender, shares)]
 
 
 def _agree(refined: Sequence[RefinedDigit], digits: Sequence[FormDigit]) -> bool:
@@ -196,62 +208,23 @@ def _agree(refined: Sequence[RefinedDigit], digits: Sequence[FormDigit]) -> bool
     return sorted(map(str, covered)) == sorted(str((d.dim, d.low, d.src, d.dst)) for d in digits)
 
 
-def _needs_staging(contract: StepContract) -> bool:
-    """Whether a message is not contiguous in memory on some side: a digit that moves comes after one that stays."""
-    for digits in (contract.before, contract.after):
-        moves = [(a.src, a.dst) != (None, None) for a in digits if a.radix > 1]
-        if moves != sorted(moves, reverse=True):
-            return True
-    return False
-
-
-def _same_elements(about: str, refined: Sequence[RefinedDigit], run: _Run) -> Claim:
-    """Digit by digit, the box takes at the sender what the result's layout puts at the receiver."""
-    equal: list[tuple[str, str]] = []
-    bounds: dict[str, int] = {}
-    for at, a in enumerate(refined):
-        before = _digit(run.sent[at], a) if a.src is None else _coordinate(run.sender, a.src, a.radix)
-        after = _digit(run.received[at], a) if a.dst is None else SymbolicCoordinate(a.dst, a.radix)
-        for value in (before, after):
-            bounds[_spell(value)] = value.radix if isinstance(value, SymbolicCoordinate) else 1
-        equal.append((_spell(before), _spell(after)))
-    return Claim(about, tuple(bounds.items()), tuple(equal))
-
-
-def _coordinate(position: SymbolicPosition, stride: int, radix: int) -> SymbolicCoordinate:
-    return position.replaced.get(stride, SymbolicCoordinate(stride, radix))
-
-
-def _digit(span: tuple[object, int], digit: RefinedDigit) -> SymbolicCoordinate | str:
-    """The span of a digit that moves is one value; that of a digit that stays is whole."""
-    start, extent = span
-    return start if isinstance(start, SymbolicCoordinate) and extent == 1 else f"whole {digit}"
-
-
-def _spell(value: SymbolicCoordinate | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"c:{value.stride}" if value.turned is None else f"share of {value.turned}"
-
-
-def _rounds(about: str, refined: Sequence[RefinedDigit], run: _Run) -> Rounds:
+def _rounds_claim(
+    about: str,
+    refined: Sequence[RefinedDigit],
+    sender: Mapping[int, SymbolicCoordinate],
+    shares: Sequence[SymbolicCoordinate],
+) -> Rounds:
     """In each round every device sends once, and over all rounds every share arrives."""
     radices = {s: a.radix for a in refined for s in (a.src, a.dst) if s is not None}
+    turns: list[ShareTurn] = []
+    for value in shares:
+        shifts: list[ShiftAlong] = []
+        for times, low, size in value.shifts:  # By a part of the coordinate along one of the strides.
+            stride = max((stride for stride in radices if stride <= low), default=0)
+            place, rest = divmod(low, stride) if stride else (0, 1)
+            require(not rest and radices[stride] % (place * size) == 0, "a shift along no stride of the layouts")
+            shifts.append(ShiftAlong(times, stride, place, size))
+        turns.append(ShareTurn(value.turned or "", value.stride, value.radix, tuple(shifts)))
     coordinates = tuple(sorted(radices.items()))
-    values = [_coordinate(run.sender, stride, radix) for stride, radix in coordinates]
-    senders = tuple((value.stride, value.turned) for value in values)
-    turns = tuple(
-        ShareTurn(
-            value.turned or "", value.stride, value.radix, tuple(_along(shift, radices) for shift in value.shifts)
-        )
-        for value in run.share
-    )
-    return Rounds(about, coordinates, senders, turns)
-
-
-def _along(shift: RoundShift, radices: Mapping[int, int]) -> ShiftAlong:
-    """A shift by a part of the coordinate along one of the strides."""
-    stride = max((stride for stride in radices if stride <= shift.stride), default=0)
-    place, rest = divmod(shift.stride, stride) if stride else (0, 1)
-    require(not rest and radices[stride] % (place * shift.size) == 0, "a shift along no stride of the layouts")
-    return ShiftAlong(shift.times, stride, place, shift.size)
+    values = [sender.get(stride, SymbolicCoordinate(stride, radix)) for stride, radix in coordinates]
+    return Rounds(about, coordinates, tuple((value.stride, value.turned) for value in values), tuple(turns))

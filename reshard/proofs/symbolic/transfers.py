@@ -6,82 +6,194 @@
     src     0 to 3       8 to 11         4 to 7        8 to 11
     dst     4 to 7       0 to 3          4 to 7        8 to 11
 
-The boxes of an even exchange are read as spans of digits. A box is right if every digit that a device holds on one side
-has, on the other side, the span of one value that is the device's coordinate, and every digit that is local on both
-sides has the same span on both. An exchange between numerals that do not nest is compared index by index, dim by dim:
-with a table of places for each dim, never one for the whole array. Finally, every element of every result must be in
-a box.
+The blocks of messages are loops over flat tiles; here they are read as boxes, spans of digits, by code of this module
+alone: runtimes read them by code of the lowering, and a fault there must not be proved right. A box of an even exchange
+is right if every digit that a device holds on one side has, on the other side, the span of one value that is the
+device's coordinate, and every digit that is local on both sides has the same span on both. An exchange between numerals
+that do not nest is compared index by index, dim by dim: with a table of places for each dim, never one for the whole
+array. Finally, every element of every result must be in a box.
 
-The boxes are computed by `lower.exchange_rounds` from intervals and refinements. Here they are only compared, against
-the layouts' numerals as `form` and `lists` read them, so that a fault there cannot confirm itself.
+Exchanges in place are replayed instead: see the end of this module.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from reshard.errors import PlanError
-from reshard.lower.exchange_rounds import Exchange, SlicedTransfer
-from reshard.lower.program import Permute
+from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace
+from reshard.lower.exchange_rounds import Place as SlotPlace
+from reshard.lower.program import AllGather, Permute
 from reshard.plans.rules.tile_view import TileView
-from reshard.proofs.symbolic.contract import StepContract, match, size_of
+from reshard.proofs.symbolic.contract import (
+    Ints,
+    StepContract,
+    array,
+    coordinate,
+    held_offset,
+    match,
+    positions,
+    require,
+    same_string,
+    size_of,
+)
 from reshard.proofs.symbolic.form import FormDigit, Place, Tied
-from reshard.proofs.symbolic.lists import Ints, array, coordinate, held_offset, positions, require
 from reshard.types.layout import Dim, Layout
 
 MOST_PIECES = 1024
 """More pieces of one share are not compared with each other."""
 
 MOST_CELLS = 1 << 22
-"""A tile that its boxes cut into more cells is not compared."""
+"""A tile that its boxes cut into more cells is not compared, nor are blocks of more boxes."""
+
+
+def broken_message_rule(step: object) -> str | None:
+    """Which rule of messages an instruction breaks, whatever its layouts: None if it breaks none.
+
+    What no run on one machine shows: a device that is busy twice in a round, a copy that would have to cross a wire
+    unseen, a second tile for one device, a gathered tile that falls into blocks.
+    """
+    if isinstance(step, AllGather):
+        return "a gathered tile is sent in blocks" if step.send.blocks else None
+    if isinstance(step, Permute):
+        turns = [[(pair[0], pair[1]) for pair in step.pairs]]
+    elif isinstance(step, Exchange | ExchangeInPlace):
+        turns = [[(t.sender, t.receiver) for t in turn] for turn in step.rounds]
+    else:
+        return None
+    for number, turn in enumerate(turns, 1):
+        for end, does in enumerate(("sends", "receives")):
+            devices = {pair[end] for pair in turn}
+            if len(devices) < len(turn):
+                return f"in round {number}, a device {does} more than one message"
+    if isinstance(step, Exchange):
+        if len(set(step.receivers)) < len(step.receivers):
+            return "a device is listed twice among the receivers"
+        if any(t.sender != t.receiver for t in step.local):
+            return "a local copy goes to another device"
+        if any(t.relayed for t in step.local):
+            return "a local copy passes on what has yet to arrive"
+    return None
+
+
+# ---- boxes ---------------------------------------------------------------------------------------
 
 
 class Boxes(NamedTuple):
-    """Boxes as arrays: their senders and receivers, and (boxes, axes, start and extent) at both ends."""
+    """Boxes as arrays: the numbers of their messages, their senders and receivers, and (boxes, axes, start and extent)
+    at both ends.
+    """
 
+    message: Ints
     sender: Ints
     receiver: Ints
     src: Ints
     dst: Ints
 
-    def at(self, layout: Layout, side: str) -> Ints:
-        """The positions of the senders ("src") or the receivers ("dst")."""
-        return positions(layout.mesh, self.sender if side == "src" else self.receiver)
+
+def boxes_of(step: Exchange, *, relayed: bool = False) -> Boxes:
+    """The boxes of an exchange, of its local copies too; or of the messages that pass on what has arrived.
+
+    >>> from reshard.geometry.blocks import Axis, Block
+    >>> from reshard.lower.exchange_rounds import Transfer
+    >>> whole, rows = TileView((12,), (12,), (12,), (0,), ()), TileView((3, 8), (3, 8), (3, 8), (0, 1), ())
+    >>> block = Block(0, 4, (Axis(2, 6, 8), Axis(2, 1, 1)))
+    >>> boxes_of(Exchange(whole, rows, (0,), (Transfer(0, 0, (block,)),), (), True)).dst.tolist()
+    [[[0, 1], [4, 2]], [[1, 1], [4, 2]]]
+    """
+    views = step.receive if relayed else step.send, step.receive
+    # Most blocks differ in where they start only: their loops are read once, and what is left is done by arrays.
+    alike: dict[tuple[tuple[int, int, int], ...], list[tuple[int, ...]]] = {}
+    transfers = [t for turn in (step.local, *step.rounds) for t in turn if t.relayed == relayed]
+    for number, t in enumerate(transfers):
+        for block in t.blocks:
+            alike.setdefault(block.axes, []).append((number, t.sender, t.receiver, block.src, block.dst))
+    read = [_read_blocks(axes, array(rows, 5, "blocks"), views) for axes, rows in alike.items()]
+    if not read:
+        read = [_read_blocks((), np.zeros((0, 5), np.int64), views)]
+    ends, src, dst = (np.concatenate(each) for each in zip(*read, strict=True))
+    return Boxes(ends[:, 0], ends[:, 1], ends[:, 2], src, dst)
+
+
+def _read_blocks(
+    loops: Sequence[tuple[int, int, int]], rows: Ints, views: tuple[TileView, TileView]
+) -> tuple[Ints, Ints, Ints]:
+    """Blocks of the same loops as boxes: (message, sender, receiver), and their spans at both ends.
+
+    A loop is a span of a digit if it steps over what the loops inside of it take of that digit, at both ends. Any
+    other, such as one that leaves rows out, is listed value by value.
+    """
+    units = [[math.prod(view.digits[at + 1 :]) for at in range(len(view.digits))] for view in views]
+    extents = [[1] * len(view.digits) for view in views]
+    inner = [len(own) for own in units]
+    for extent, *steps in reversed(loops):
+        if extent == 1:
+            continue
+        if extent == 0:
+            rows = rows[:0]
+            continue
+        at = [
+            next((n for n, unit in enumerate(own) if unit <= step and view.digits[n] > 1), len(own))
+            for own, view, step in zip(units, views, steps, strict=True)
+        ]
+        # Boxes have one order at both ends, so loops must not come in another one: they would be read as transposed.
+        ordered = all(n < len(own) and n <= last for n, own, last in zip(at, units, inner, strict=True))
+        require(extent > 0 and ordered, f"a loop of steps {steps} that is no slice of {[v.digits for v in views]}")
+        if all(own[n] * size[n] == step for own, size, n, step in zip(units, extents, at, steps, strict=True)):
+            for size, n in zip(extents, at, strict=True):
+                size[n] *= extent
+            inner = at
+        else:
+            require(len(rows) * extent <= MOST_CELLS, "too many boxes to compare")
+            rows = (rows[:, None] + np.arange(extent)[:, None] * np.array([0, 0, 0, *steps])).reshape(-1, 5)
+    spans: list[Ints] = []
+    for offset, own, size, view in zip(rows[:, 3:].T, units, extents, views, strict=True):
+        start = offset[:, None] // np.array(own, np.int64)
+        start[:, 1:] %= np.array(
+            view.digits[1:], np.int64
+        )  # What is outside of the tile is outside of its first digit.
+        inside = np.all((start >= 0) & (start + size <= np.array(view.digits))) and (own or not offset.any())
+        require(inside, "a box that reaches out of a tile")
+        spans.append(np.stack([start, np.broadcast_to(np.array(size, np.int64), start.shape)], axis=2))
+    return rows[:, :3], spans[0], spans[1]
+
+
+# ---- exchanges -----------------------------------------------------------------------------------
 
 
 def check_exchange(step: Exchange, contract: StepContract) -> None:
     """Compares an exchange's lists with both layouts."""
-    require(contract.operand.partial_as(contract.result), f"{contract.about}: summands change")
+    about = contract.about
+    require(contract.operand.partial_as(contract.result), f"{about}: summands change")
+    require(not step.fills and not step.strided, f"{about}: an exchange for a view, and there is none")
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
-        require(view.tile == tile == view.padded, f"{contract.about}: a view of another tile")
-        require(math.prod(view.digits) == math.prod(tile), f"{contract.about}: a view of other sizes")
-    require(_has_slices(step), f"{contract.about}: a block that is no slice of the digits of its tiles")
-    passed = [t for t in itertools.chain.from_iterable(step.sliced.rounds) if t.relayed]
-    if passed:
-        check_relay(step, passed, contract)
+        require(view.tile == tile == view.padded, f"{about}: a view of another tile")
+        require(math.prod(view.digits) == math.prod(tile), f"{about}: a view of other sizes")
+    if any(t.relayed for turn in step.rounds for t in turn):
+        _check_relay(step, contract)
         return
     boxes = boxes_of(step)
     _check_summands(boxes, contract)
-    if not step.staged:
-        _check_runs(step, boxes)
+    if not step.staged:  # Each message is then one box, and contiguous in memory at both ends.
+        count = len(step.local) + sum(map(len, step.rounds))
+        single = np.bincount(boxes.message, minlength=count)[len(step.local) :] == 1
+        require(np.all(single), "an unstaged message of several boxes")
+        sent = boxes.sender != boxes.receiver
+        for spans, view in ((boxes.src, step.send), (boxes.dst, step.receive)):
+            extents, begun = spans[sent, :, 1], np.zeros(int(sent.sum()), bool)
+            for axis, size in enumerate(view.digits):
+                contiguous = np.all(~begun | (extents[:, axis] == size))
+                require(contiguous, "an unstaged message that is not contiguous in memory")
+                begun |= extents[:, axis] > 1
     if contract.digits is not None and contract.operand.even and contract.result.even:
         _check_digits(step, boxes, contract)
     else:
         _check_tables(step, boxes, contract)
-
-
-def _has_slices(step: Exchange) -> bool:
-    """Whether all blocks of an exchange are slices; else a run of the program has to say whether it is right."""
-    try:
-        _ = step.sliced
-    except PlanError:
-        return False
-    return True
+        _check_filled(boxes.receiver, boxes.dst, contract)
 
 
 def check_permute(step: Permute, contract: StepContract) -> None:
@@ -89,9 +201,8 @@ def check_permute(step: Permute, contract: StepContract) -> None:
     pairs = array(step.pairs, 2, "pairs")
     once = np.array_equal(np.sort(pairs[:, 1]), np.sort(np.array(contract.result.mesh.devices)))
     require(once, "the pairs do not have each receiver once")
-    boxes = Boxes(pairs[:, 0], pairs[:, 1], pairs, pairs)
-    _check_summands(boxes, contract)
-    sent, received = boxes.at(contract.operand, "src"), boxes.at(contract.result, "dst")
+    _check_summands(Boxes(pairs[:, 0], pairs[:, 0], pairs[:, 1], pairs, pairs), contract)
+    sent, received = positions(contract.operand.mesh, pairs[:, 0]), positions(contract.result.mesh, pairs[:, 1])
     for a, b in zip(contract.operand.dims, contract.result.dims, strict=True):
         require(a.padded == b.padded, "tiles of other sizes")
         one, other = _held_numbers(a, contract.operand, sent), _held_numbers(b, contract.result, received)
@@ -99,77 +210,6 @@ def check_permute(step: Permute, contract: StepContract) -> None:
         same = all(np.array_equal(v, w) for (_, v), (_, w) in zip(one, other, strict=True))
         require(same, "a sender of another tile")
     require(contract.tiles[0] == contract.tiles[1], "tiles of other shapes")
-
-
-def check_relay(step: Exchange, passed: Sequence[SlicedTransfer], contract: StepContract) -> None:
-    """Compares a relay: first what is sent out of the operand, then what is passed on out of tiles of the result.
-
-    What a device passes on has arrived before, and goes to the same place of the same tile of another device.
-    """
-    turns = [any(t.relayed for t in turn) for turn in step.rounds]
-    mixed = any(t.relayed != later for turn, later in zip(step.rounds, turns, strict=True) for t in turn)
-    require(turns == sorted(turns) and not mixed, f"{contract.about}: elements are passed on before all have arrived")
-    single = all(t.elements <= 1 for t in itertools.chain.from_iterable(step.rounds))
-    require(step.staged or single, f"{contract.about}: a relay without buffers")
-    first = boxes_of(step, relayed=False)
-    _check_tables(step, first, contract, filled=False)
-    spans = _spans(passed, "src", step.receive), _spans(passed, "dst", step.receive)
-    require(np.array_equal(*spans), f"{contract.about}: an element is passed on to another place")
-    ends = array([(t.sender, t.receiver) for t in passed for _ in t.boxes], 2, "transfers")
-    at = [positions(contract.result.mesh, ends[:, side]) for side in (0, 1)]
-    for dim in contract.result.dims:
-        tiles = [held_offset(dim, contract.result, side) for side in at]
-        require(np.array_equal(tiles[0], tiles[1]), f"{contract.about}: an element is passed on to another tile")
-    received = first.at(contract.result, "dst")
-    for sender in np.unique(at[0]):
-        _check_covered(first.dst[received == sender], spans[0][at[0] == sender], contract)
-    everything = Boxes(
-        *(np.concatenate([first.sender, ends[:, 0]]), np.concatenate([first.receiver, ends[:, 1]])),
-        *(np.concatenate([first.dst, spans[1]]), np.concatenate([first.dst, spans[1]])),
-    )
-    _check_filled(everything, contract, everything.at(contract.result, "dst"))
-
-
-def boxes_of(step: Exchange, *, relayed: bool = True) -> Boxes:
-    """All boxes of an exchange, the local ones first; `relayed` says whether those of the second turn are included."""
-    every = [*step.sliced.local, *itertools.chain.from_iterable(step.sliced.rounds)]
-    transfers = [t for t in every if relayed or not t.relayed]
-    ends = array([(t.sender, t.receiver) for t in transfers for _ in t.boxes], 2, "transfers")
-    return Boxes(ends[:, 0], ends[:, 1], _spans(transfers, "src", step.send), _spans(transfers, "dst", step.receive))
-
-
-def _spans(transfers: Sequence[SlicedTransfer], side: str, view: TileView) -> Ints:
-    """The (start, extent) of every box along every axis of a view."""
-    axes = len(view.digits)
-    flat = [[x for span in getattr(box, side) for x in span] for t in transfers for box in t.boxes]
-    if not axes:
-        return np.zeros((len(flat), 0, 2), np.int64)
-    spans = array(flat, 2 * axes, "boxes").reshape(-1, axes, 2)
-    inside = np.all(spans[..., 0] >= 0) and np.all(spans.sum(axis=2) <= np.array(view.digits))
-    require(inside, "a box that reaches out of a tile")
-    return spans
-
-
-def _check_runs(step: Exchange, boxes: Boxes) -> None:
-    """Checks that each unstaged message is one box, and contiguous in memory at both ends."""
-    single = all(len(t.boxes) == 1 for transfers in step.sliced.rounds for t in transfers)
-    require(single, "an unstaged message of several boxes")
-    sent = boxes.sender != boxes.receiver
-    for spans, view in ((boxes.src, step.send), (boxes.dst, step.receive)):
-        extents, begun = spans[sent, :, 1], np.zeros(int(sent.sum()), bool)
-        for axis, size in enumerate(view.digits):
-            contiguous = np.all(~begun | (extents[:, axis] == size))
-            require(contiguous, "an unstaged message that is not contiguous in memory")
-            begun |= extents[:, axis] > 1
-
-
-def _check_summands(boxes: Boxes, contract: StepContract) -> None:
-    """Checks that a summand goes to a device that keeps the same summand of the sum."""
-    sent, received = boxes.at(contract.operand, "src"), boxes.at(contract.result, "dst")
-    pairs = zip(contract.partial(contract.operand), contract.partial(contract.result), strict=True)
-    for before, after in pairs:
-        same = np.array_equal(coordinate(sent, *before), coordinate(received, *after))
-        require(same, "a summand of another device")
 
 
 def _held_numbers(dim: Dim, layout: Layout, at: Ints) -> list[tuple[Place, Ints]]:
@@ -186,25 +226,92 @@ def _held_numbers(dim: Dim, layout: Layout, at: Ints) -> list[tuple[Place, Ints]
     return [*numbers, ((low, 1), value)]
 
 
+def _check_summands(boxes: Boxes, contract: StepContract) -> None:
+    """Checks that a summand goes to a device that keeps the same summand of the sum."""
+    sent, received = positions(contract.operand.mesh, boxes.sender), positions(contract.result.mesh, boxes.receiver)
+    pairs = zip(contract.partial(contract.operand), contract.partial(contract.result), strict=True)
+    for before, after in pairs:
+        same = np.array_equal(coordinate(sent, *before), coordinate(received, *after))
+        require(same, "a summand of another device")
+
+
+def _check_relay(step: Exchange, contract: StepContract) -> None:
+    """Compares a relay: first what is sent out of the operand, then what is passed on out of tiles of the result.
+
+    What a device passes on has arrived before, and goes to the same place of the same tile of another device.
+    """
+    about, mesh = contract.about, contract.result.mesh
+    turns = [any(t.relayed for t in turn) for turn in step.rounds]
+    mixed = any(t.relayed != later for turn, later in zip(step.rounds, turns, strict=True) for t in turn)
+    require(turns == sorted(turns) and not mixed, f"{about}: elements are passed on before all have arrived")
+    single = all(t.elements <= 1 for t in itertools.chain.from_iterable(step.rounds))
+    require(step.staged or single, f"{about}: a relay without buffers")
+    first, passed = boxes_of(step), boxes_of(step, relayed=True)
+    _check_summands(first, contract)
+    _check_tables(step, first, contract)
+    require(np.array_equal(passed.src, passed.dst), f"{about}: an element is passed on to another place")
+    giver, taker = positions(mesh, passed.sender), positions(mesh, passed.receiver)
+    for dim in contract.result.dims:
+        same = np.array_equal(held_offset(dim, contract.result, giver), held_offset(dim, contract.result, taker))
+        require(same, f"{about}: an element is passed on to another tile")
+    for factor in contract.partial(contract.result):
+        same = np.array_equal(coordinate(giver, *factor), coordinate(taker, *factor))
+        require(same, f"{about}: an element is passed on to another summand")
+    received = positions(mesh, first.receiver)
+    for device in np.unique(giver):
+        arrived, given = first.dst[received == device], passed.src[giver == device]
+        both = np.concatenate([arrived, given])
+        edges = [np.unique(np.concatenate([both[:, i, 0], both[:, i].sum(axis=1)])) for i in range(both.shape[1])]
+        missing = _cells_of(given, edges, about) & ~_cells_of(arrived, edges, about)
+        require(not missing.any(), f"{about}: a device passes on what it has not received")
+    receivers, filled = (np.concatenate([first[at], passed[at]]) for at in (2, 4))
+    _check_filled(receivers, filled, contract)
+
+
 # ---- boxes of digits -----------------------------------------------------------------------------
 
 
-def _check_digits(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
+def check_messages(step: Exchange, boxes: Boxes, contract: StepContract) -> Mapping[Place, Ints]:
+    """Digit by digit, both ends of every box of an even exchange have the same span; returns those of the receivers.
+
+    Whether all messages are there is not looked at.
+    """
     src = _by_digit(boxes.src, match(step.send.digits, contract.before))
     dst = _by_digit(boxes.dst, match(step.receive.digits, contract.after))
-    _tie_cut_digits(contract, src, dst)
-    sent, received = boxes.at(contract.operand, "src"), boxes.at(contract.result, "dst")
+    named = [a for a in contract.nested if a.name is not None and a.place not in contract.part]
+    cut = [a.place for a in named if any(np.any(side[a.place][:, 1] != a.radix) for side in (src, dst))]
+    if cut:  # Boxes cut digits whose sizes were to vary.
+        raise Tied(frozenset(cut))
+    sent, received = positions(contract.operand.mesh, boxes.sender), positions(contract.result.mesh, boxes.receiver)
     for a in contract.nested:
         if a.place in contract.part:
             continue
-        before = _one_value(coordinate(sent, a.src, a.radix)) if a.src is not None else src[a.place]
-        after = _one_value(coordinate(received, a.dst, a.radix)) if a.dst is not None else dst[a.place]
-        require(np.array_equal(before, after), f"{contract.about}: a box of other elements, dim {a.dim}")
-    _check_reached(boxes, contract, dst)
+        ends: list[Ints] = []
+        for spans, stride, at in ((src, a.src, sent), (dst, a.dst, received)):
+            if stride is None:
+                ends.append(spans[a.place])
+            else:  # One value, the device's coordinate.
+                value = coordinate(at, stride, a.radix)
+                ends.append(np.stack([value, np.ones_like(value)], axis=1))
+        require(np.array_equal(ends[0], ends[1]), f"{contract.about}: a box of other elements, dim {a.dim}")
+    return dst
 
 
-def _one_value(value: Ints) -> Ints:
-    return np.stack([value, np.ones_like(value)], axis=1)
+def _check_digits(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
+    """Checks an even exchange digit by digit: every receiver gets every piece of every share."""
+    dst = check_messages(step, boxes, contract)
+    staying = [a for a in contract.after if a.src is None]
+    arriving = [a for a in contract.after if a.src is not None]
+    key = positions(contract.result.mesh, boxes.receiver)
+    for a in arriving:
+        require(np.all(dst[a.place][:, 1] == 1), "a box of several shares")
+        key = key * a.radix + dst[a.place][:, 0]
+    spans = np.concatenate([np.zeros((len(key), 2), np.int64), *(dst[a.place] for a in staying)], axis=1)
+    pieces, which = np.unique(spans, axis=0, return_inverse=True)
+    _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying])
+    wanted = contract.result.mesh.size * size_of(arriving) * len(pieces)
+    arrived = len(np.unique(key * max(len(pieces), 1) + which.ravel()))
+    require(arrived == wanted > 0, f"{contract.about}: of {wanted} pieces {arrived} arrive")
 
 
 def _by_digit(spans: Ints, axes: list[list[FormDigit]]) -> dict[Place, Ints]:
@@ -223,30 +330,6 @@ def _by_digit(spans: Ints, axes: list[list[FormDigit]]) -> dict[Place, Ints]:
     return by_place
 
 
-def _tie_cut_digits(contract: StepContract, *sides: dict[Place, Ints]) -> None:
-    """Raises `Tied` if boxes cut digits whose sizes were to vary."""
-    named = [a for a in contract.nested if a.name is not None and a.place not in contract.part]
-    cut = [a.place for a in named if any(np.any(side[a.place][:, 1] != a.radix) for side in sides)]
-    if cut:
-        raise Tied(frozenset(cut))
-
-
-def _check_reached(boxes: Boxes, contract: StepContract, dst: dict[Place, Ints]) -> None:
-    """Checks that every receiver gets every piece of every share, and that the pieces make up the whole share."""
-    staying = [a for a in contract.after if a.src is None]
-    arriving = [a for a in contract.after if a.src is not None]
-    key = boxes.at(contract.result, "dst")
-    for a in arriving:
-        require(np.all(dst[a.place][:, 1] == 1), "a box of several shares")
-        key = key * a.radix + dst[a.place][:, 0]
-    spans = np.concatenate([np.zeros((len(key), 2), np.int64), *(dst[a.place] for a in staying)], axis=1)
-    pieces, which = np.unique(spans, axis=0, return_inverse=True)
-    _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying])
-    wanted = contract.result.mesh.size * size_of(arriving) * len(pieces)
-    arrived = len(np.unique(key * max(len(pieces), 1) + which.ravel()))
-    require(arrived == wanted > 0, f"{contract.about}: of {wanted} pieces {arrived} arrive")
-
-
 def _check_pieces(pieces: Ints, radices: Sequence[int]) -> None:
     """Checks that pieces do not overlap and together have all elements of a share."""
     require(np.prod(pieces[..., 1], axis=1).sum() == math.prod(radices), "the pieces of a share are not all of it")
@@ -259,35 +342,30 @@ def _check_pieces(pieces: Ints, radices: Sequence[int]) -> None:
 # ---- boxes of runs -------------------------------------------------------------------------------
 
 
-def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract, *, filled: bool = True) -> None:
+def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
+    """Index by index, dim by dim: both ends of every box have the same elements."""
+    about = contract.about
     by_dim = step.send.digits == contract.tiles[0] and step.receive.digits == contract.tiles[1]
     require(by_dim, "boxes of other axes than dims")
-    require(not contract.part, f"{contract.about}: parts of an exchange of uneven boxes")
-    _tie_touched_dims(boxes, contract)
-    sent, received = boxes.at(contract.operand, "src"), boxes.at(contract.result, "dst")
-    for at, (a, b) in enumerate(zip(contract.operand.dims, contract.result.dims, strict=True)):
-        before, after = _local_offsets(a), _local_offsets(b)
-        held, wanted = held_offset(a, contract.operand, sent), held_offset(b, contract.result, received)
-        rows = np.stack([held, *boxes.src[:, at].T, wanted, *boxes.dst[:, at].T], axis=1)
-        for own, start, extent, needed, begin, length in np.unique(rows, axis=0):
-            require(extent == length, f"{contract.about}: a box of another shape at its other end")
-            read, written = own + before[start : start + extent], needed + after[begin : begin + length]
-            real = written < b.size
-            same = np.array_equal(read[real], written[real])
-            require(same, f"{contract.about}: a box of other elements, dim {at}")
-    if filled:
-        _check_filled(boxes, contract, received)
-
-
-def _tie_touched_dims(boxes: Boxes, contract: StepContract) -> None:
-    """Raises `Tied` for the named digits of dims that change, or that some box does not take whole."""
-    dims = zip(contract.operand.dims, contract.result.dims, strict=True)
+    require(not contract.part, f"{about}: parts of an exchange of uneven boxes")
+    dims = list(zip(contract.operand.dims, contract.result.dims, strict=True))
+    # The sizes of dims that change, or that some box does not take whole, cannot vary.
     touched = {at for at, (a, b) in enumerate(dims) if a != b}
     for at, size in enumerate(contract.tiles[0]):
         if any(np.any(side[:, at] != [0, size]) for side in (boxes.src, boxes.dst)):
             touched.add(at)
     if tied := frozenset(place for place in contract.names if place[0] in touched):
         raise Tied(tied)
+    sent, received = positions(contract.operand.mesh, boxes.sender), positions(contract.result.mesh, boxes.receiver)
+    for at, (a, b) in enumerate(dims):
+        before, after = _local_offsets(a), _local_offsets(b)
+        held, wanted = held_offset(a, contract.operand, sent), held_offset(b, contract.result, received)
+        rows = np.stack([held, *boxes.src[:, at].T, wanted, *boxes.dst[:, at].T], axis=1)
+        for own, start, extent, needed, begin, length in np.unique(rows, axis=0):
+            require(extent == length, f"{about}: a box of another shape at its other end")
+            read, written = own + before[start : start + extent], needed + after[begin : begin + length]
+            real = written < b.size
+            require(np.array_equal(read[real], written[real]), f"{about}: a box of other elements, dim {at}")
 
 
 def _local_offsets(dim: Dim) -> Ints:
@@ -300,45 +378,158 @@ def _local_offsets(dim: Dim) -> Ints:
     return offsets
 
 
-def _check_filled(boxes: Boxes, contract: StepContract, received: Ints) -> None:
+def _check_filled(receivers: Ints, boxes: Ints, contract: StepContract) -> None:
     """Checks that every true element of every result lies in a box; devices with equal boxes are compared once."""
     mesh, dims = contract.result.mesh, contract.result.dims
+    received = positions(mesh, receivers)
     tables = [(held_offset(dim, contract.result, np.arange(mesh.size)), _local_offsets(dim)) for dim in dims]
     order = np.argsort(received, kind="stable")
     ends = np.searchsorted(received[order], np.arange(mesh.size + 1))
     seen: set[tuple[int, bytes]] = set()
     for device in range(mesh.size):
-        own = boxes.dst[order[ends[device] : ends[device + 1]]]
+        own = boxes[order[ends[device] : ends[device + 1]]]
         real = [local + held[device] < dim.size for (held, local), dim in zip(tables, dims, strict=True)]
         key = (len(own), own.tobytes() + b"".join(r.tobytes() for r in real))
-        if key not in seen:
-            seen.add(key)
-            _check_tile(own, real, contract)
+        if key in seen:
+            continue
+        seen.add(key)
+        # One tile on the grid of all ends of its boxes: no cell with true elements is left out.
+        edges = [np.unique([0, len(r), *own[:, i, 0], *own[:, i].sum(axis=1)]) for i, r in enumerate(real)]
+        missing = ~_cells_of(own, edges, contract.about)
+        for axis, (e, r) in enumerate(zip(edges, real, strict=True)):
+            any_real = np.array([bool(r[a:b].any()) for a, b in itertools.pairwise(e)], bool)
+            missing &= any_real.reshape([-1 if i == axis else 1 for i in range(len(edges))])
+        require(not missing.any(), f"{contract.about}: elements that no box brings")
 
 
-def _check_covered(arrived: Ints, passed: Ints, contract: StepContract) -> None:
-    """Checks, on the grid of all ends of boxes, that what a device passes on lies in what has arrived."""
-    both = np.concatenate([arrived, passed])
-    edges = [np.unique(np.concatenate([both[:, i, 0], both[:, i].sum(axis=1)])) for i in range(both.shape[1])]
-    require(math.prod(len(e) for e in edges) <= MOST_CELLS, f"{contract.about}: a grid of too many boxes")
-    there = np.zeros([max(len(e) - 1, 0) for e in edges], bool)
-    for boxes, value in ((arrived, True), (passed, None)):
-        for box in boxes:
-            cells = tuple(slice(*np.searchsorted(e, [s, s + n])) for e, (s, n) in zip(edges, box, strict=True))
-            if value:
-                there[cells] = True
-            require(there[cells].all(), f"{contract.about}: a device passes on what it has not received")
+def _cells_of(boxes: Ints, edges: Sequence[Ints], about: str) -> np.ndarray:
+    """Which cells of the grid between the edges of each dim lie in some box."""
+    require(math.prod(len(e) for e in edges) <= MOST_CELLS, f"{about}: a grid of too many boxes")
+    cells = np.zeros([max(len(e) - 1, 0) for e in edges], bool)
+    for box in boxes:
+        cells[tuple(slice(*np.searchsorted(e, [s, s + n])) for e, (s, n) in zip(edges, box, strict=True))] = True
+    return cells
 
 
-def _check_tile(own: Ints, real: Sequence[Ints], contract: StepContract) -> None:
-    """Checks one tile on the grid of all ends of its boxes: no cell with true elements is left out."""
-    edges = [np.unique(np.concatenate([[0, len(r)], own[:, i, 0], own[:, i].sum(axis=1)])) for i, r in enumerate(real)]
-    require(math.prod(len(e) for e in edges) <= MOST_CELLS, f"{contract.about}: a grid of too many boxes")
-    missing = np.ones([max(len(e) - 1, 0) for e in edges], bool)
-    for axis, (e, r) in enumerate(zip(edges, real, strict=True)):
-        any_real = np.array([bool(r[a:b].any()) for a, b in itertools.pairwise(e)], bool)
-        missing &= any_real.reshape([-1 if i == axis else 1 for i in range(len(edges))])
-    for box in own:
-        cells = tuple(slice(*np.searchsorted(e, [s, s + n])) for e, (s, n) in zip(edges, box, strict=True))
-        missing[cells] = False
-    require(not missing.any(), f"{contract.about}: elements that no box brings")
+# Exchanges in place: which share lies in which slot of which device, round by round, as arrays.
+#
+# A share is a device and a place in its tile: one value of each digit that moves. A round sends pieces of slots. As in
+# the numpy runtime, all of them are read before any is written. At the end, every slot that is unpacked must contain
+# the share that the result's layout puts there, and every place must be unpacked.
+#
+#     f32[{x}3] -> f32[3{x}] on <x=3>, 3 slots of one element; the numbers are global indices
+#
+#                             device 0    device 1    device 2
+#     tiles before            0 1 2       3 4 5       6 7 8
+#     packed                  0 2 1       4 3 5       8 7 6
+#     round 1 sends slot 1    0 3 1       4 7 5       8 2 6       from device d + 1 to device d
+#     round 2 sends slot 2    0 3 6       4 7 1       8 2 5       from device d + 2 to device d
+#     unpacked                0 3 6       1 4 7       2 5 8       what the result means
+
+
+_NOTHING = -1
+_NO_SLOT = "a slot that does not exist"
+
+
+def check_exchange_in_place(step: ExchangeInPlace, contract: StepContract) -> None:
+    """Compares the contents of all slots with both layouts."""
+    about = contract.about
+    even = contract.operand.even and contract.result.even
+    require(even and not contract.part, f"{about}: in place, but not even or in parts")
+    require(contract.operand.partial_as(contract.result), f"{about}: summands change")
+    # A slot is one share: the digits that stay, in the same order on both sides.
+    staying = [[a for a in local if a.src is None and a.dst is None] for local in (contract.before, contract.after)]
+    same_string(*staying)
+    require(step.slot == size_of(staying[0]), f"{about}: a slot of another size than a share")
+    for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
+        require(view.tile == tile == view.padded, f"{about}: a view of another tile")
+    lengths = {t.length for transfers in step.rounds for t in transfers}
+    require(step.staged or lengths <= {1}, f"{about}: unstaged messages of several elements")
+    *_, slots = replay_slots(step, contract)
+    moving = [a for a in contract.before if a.dst is not None]
+    arriving = [a for a in contract.after if a.src is not None]
+    rows, places = _slot_rows(step.unpack, step.receive, contract.after, arriving, contract.result), size_of(arriving)
+    at, slot, place = rows.T
+    require(np.all((slot >= 0) & (slot < step.slots)), _NO_SLOT)
+    every = len(np.unique(at * places + place)) == contract.result.mesh.size * places
+    require(every, "a place that is not unpacked")
+    content = slots[at, slot]
+    whole = np.all((content == content[:, :1]) & (content != _NOTHING))
+    require(whole, f"{about}: a slot of several shares")
+    share, sender = np.divmod(content[:, 0], contract.operand.mesh.size)
+
+    def digit(number: Ints, a: FormDigit, digits: Sequence[FormDigit]) -> Ints:
+        """One digit of a place's number, which all the digits spell."""
+        first = [one.place for one in digits].index(a.place)
+        return number // size_of(digits[first + 1 :]) % a.radix
+
+    for a in contract.nested:
+        if (a.src, a.dst) != (None, None):
+            before = digit(share, a, moving) if a.src is None else coordinate(sender, a.src, a.radix)
+            after = digit(place, a, arriving) if a.dst is None else coordinate(at, a.dst, a.radix)
+            require(np.array_equal(before, after), f"{about}: a slot holds another share, dim {a.dim}")
+    for factor in contract.partial(contract.operand):
+        same = np.array_equal(coordinate(sender, *factor), coordinate(at, *factor))
+        require(same, f"{about}: another summand")
+
+
+def replay_slots(step: ExchangeInPlace, contract: StepContract) -> Iterator[Ints]:
+    """The share in every piece of every slot, after packing and after each round: device position + size * place.
+
+    Raises `Tied` if slots are sent in pieces, which fixes the sizes.
+    """
+    spans = {(t.start, t.length) for transfers in step.rounds for t in transfers}
+    inside = all(start >= 0 and start + n <= step.slot for start, n in spans)
+    require(inside, f"{contract.about}: a piece that reaches out of its slot")
+    if spans - {(0, step.slot)} and contract.names:
+        raise Tied(contract.names)
+    ends = np.array(sorted({0, step.slot} | {end for start, n in spans for end in (start, start + n)}), np.int64)
+    mesh = contract.operand.mesh
+    moving = [a for a in contract.before if a.dst is not None]
+    slots = np.full((mesh.size, step.slots, len(ends) - 1), _NOTHING, np.int64)
+    at, slot, place = _slot_rows(step.pack, step.send, contract.before, moving, contract.operand).T
+    require(np.all((slot >= 0) & (slot < step.slots)), _NO_SLOT)
+    slots[at, slot] = (at + mesh.size * place)[:, None]
+    yield slots
+    for transfers in step.rounds:
+        rows = array(transfers, 6, "transfers")
+        sender, receiver = positions(mesh, rows[:, 0]), positions(mesh, rows[:, 1])
+        require(np.all((rows[:, 2:4] >= 0) & (rows[:, 2:4] < step.slots)), _NO_SLOT)
+        sent = slots[sender, rows[:, 2]]  # Read in full before anything is written.
+        start, stop = rows[:, 4, None], (rows[:, 4] + rows[:, 5])[:, None]
+        message, piece = np.nonzero((start <= ends[None, :-1]) & (ends[None, 1:] <= stop))
+        slots[receiver[message], rows[message, 3], piece] = sent[message, piece]
+        yield slots
+
+
+def _slot_rows(
+    places: Mapping[int, Sequence[tuple[int, SlotPlace]]],
+    view: TileView,
+    local: Sequence[FormDigit],
+    moving: Sequence[FormDigit],
+    layout: Layout,
+) -> Ints:
+    """(device position, slot, number of the place) for every entry of `pack` or `unpack`.
+
+    A place is numbered by the values of the digits that move; the view takes the other digits whole.
+    """
+    require(set(places) == set(layout.mesh.devices), "not every device has places")
+    axes = match(view.digits, local)
+    known: dict[SlotPlace, int] = {}
+    for place in {place for listed in places.values() for _, place in listed}:
+        require(len(place) == len(axes), "a place of other digits")
+        values: dict[Place, int] = {}
+        for value, digits in zip(place, axes, strict=True):
+            moves = [a for a in digits if (a.src, a.dst) != (None, None)]
+            require(len(moves) == (0 if value is None else len(digits)), "a place that cuts digits")
+            rest = value or 0
+            for a in reversed(moves):
+                rest, values[a.place] = divmod(rest, a.radix)
+            require(rest == 0, "a place outside of its digit")
+        number = 0
+        for a in moving:
+            number = number * a.radix + values.get(a.place, 0)
+        known[place] = number
+    rows = array([(d, slot, known[place]) for d, own in places.items() for slot, place in own], 3, "places")
+    rows[:, 0] = positions(layout.mesh, rows[:, 0])
+    return rows

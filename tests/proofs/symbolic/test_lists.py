@@ -9,8 +9,8 @@ import pytest
 
 from reshard.errors import UndecidedError
 from reshard.lower.groups import groups_along
+from reshard.proofs.symbolic.contract import array, check_blocks, check_groups, factors, held_offset, positions, require
 from reshard.proofs.symbolic.form import FormDigit
-from reshard.proofs.symbolic.lists import array, check_blocks, check_groups, factors, held_offset, positions, require
 from reshard.types import Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import MESHES, random_layout

@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.proofs import prove
-from reshard.proofs.symbolic import Absent, Claim, Fewer, Law, Lemma, Query, Rounds, Term, decide, solver, to_smt2
+from reshard.proofs.symbolic import Absent, Claim, Fewer, Law, Lemma, Query, Rounds, Term, claims, decide, to_smt2
 from reshard.proofs.symbolic.claims import ShareTurn, ShiftAlong
 from reshard.types import Layout, Mesh
 
@@ -113,9 +113,9 @@ def test_without_the_solver_nothing_is_proved(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    solver.z3.cache_clear()
-    monkeypatch.setattr(solver, "import_module", missing)
+    claims.z3.cache_clear()
+    monkeypatch.setattr(claims, "import_module", missing)
     mesh = Mesh(x=4)
     with pytest.raises(UndecidedError, match=r"install reshard\[prove\]"):
         prove(rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)))
-    solver.z3.cache_clear()
+    claims.z3.cache_clear()
