@@ -11,6 +11,9 @@ Tiles are flat here: row-major, padding included, and offsets and strides count 
 stays within one dim of either tile, so that an offset and a stride can be unravelled over the shape of a tile; only
 those who read blocks fuse axes across dims. A message is a list of blocks, and the planner, the prover and every
 runtime read the same ones.
+
+Whatever must fit a budget is cut along its major axes first, so that each piece is one run of a row-major copy: 4 x 6
+in pieces of at most 13 elements are two of 2 x 6, of at most 4 eight of 1 x 3.
 """
 
 from __future__ import annotations
@@ -19,8 +22,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
-
-from reshard.geometry import pieces
 
 
 class Axis(NamedTuple):
@@ -71,6 +72,10 @@ class Block(NamedTuple):
         return Block(self.dst, self.src, tuple([Axis(extent, dst, src) for extent, src, dst in self.axes]))
 
 
+Factor = tuple[Block, ...]
+"""What two pieces of some dims share: blocks without common elements."""
+
+
 def block_part(block: Block, spans: Sequence[tuple[int, int]]) -> Block:
     """The part of a block that has these (start, extent) spans of its axes.
 
@@ -94,7 +99,46 @@ def cut_block(block: Block, cap: int) -> Iterator[Block]:
     if block.elements <= cap:
         yield block
     else:
-        yield from (block_part(block, spans) for spans in pieces.cut(block.extents, cap))
+        yield from (block_part(block, spans) for spans in split_box(block.extents, cap))
+
+
+def split_box(extents: Sequence[int], cap: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Cuts a box into pieces of at most `cap` elements, each as (start, extent) per axis.
+
+    >>> list(split_box((3, 2), 4))
+    [((0, 2), (0, 2)), ((2, 1), (0, 2))]
+    """
+    if math.prod(extents) <= cap:
+        yield tuple((0, extent) for extent in extents)
+        return
+    row = extents[1:]
+    rows = cap // max(1, math.prod(row))
+    if not rows:
+        for start in range(extents[0]):
+            yield from (((start, 1), *rest) for rest in split_box(row, cap))
+        return
+    # No more pieces than needed, and these as equal as they can be.
+    step = -(-extents[0] // -(-extents[0] // rows))
+    for start in range(0, extents[0], step):
+        yield ((start, min(step, extents[0] - start)), *((0, extent) for extent in row))
+
+
+def measure_pieces(extents: Sequence[int], cap: int) -> tuple[int, int]:
+    """How many pieces `split_box` makes, and the elements of the largest, without listing them.
+
+    >>> measure_pieces((4, 6), 13), measure_pieces((4, 6), 4), measure_pieces((4, 6), 100)
+    ((2, 12), (8, 3), (1, 24))
+    """
+    number, size = 1, math.prod(extents)
+    for extent in extents:
+        if size <= cap:
+            break
+        row = size // extent
+        if rows := cap // row:
+            pieces = -(-extent // rows)
+            return number * pieces, -(-extent // pieces) * row
+        number, size = number * extent, row
+    return number, size
 
 
 def cut_range(block: Block, low: int, high: int) -> Iterator[Block]:
@@ -110,32 +154,48 @@ def cut_range(block: Block, low: int, high: int) -> Iterator[Block]:
         return
     (_, src, dst), rest = block.axes[0], block.axes[1:]
     row = math.prod([axis.extent for axis in rest])
-    first, last = -(-low // row), high // row
-
-    def in_row(number: int, low: int, high: int) -> Iterator[Block]:
-        return cut_range(Block(block.src + number * src, block.dst + number * dst, rest), low, high)
-
-    if first > last:  # Both ends cut the same row.
-        yield from in_row(last, low - last * row, high - last * row)
-        return
-    yield from in_row(first - 1, low - (first - 1) * row, row)
-    if first < last:
-        yield Block(block.src + first * src, block.dst + first * dst, (Axis(last - first, src, dst), *rest))
-    yield from in_row(last, 0, high - last * row)
+    for first, last, start, end in split_rows(low, high, row):
+        at, to = block.src + first * src, block.dst + first * dst
+        if (start, end) == (0, row):
+            yield Block(at, to, (Axis(last - first, src, dst), *rest))
+        else:
+            yield from cut_range(Block(at, to, rest), start, end)
 
 
-def scale_block(block: Block, src: int, dst: int) -> Block:
-    """A block of local indices of a dim, as one of tiles in which these are `src` and `dst` apart.
+def split_rows(low: int, high: int, row: int) -> Iterator[tuple[int, int, int, int]]:
+    """Numbers `low` to `high` in rows: the first row and the one after the last, and the part that each of these has.
 
-    >>> scale_block(Block(1, 0, (Axis(3, 1, 1),)), 10, 4)
-    Block(src=10, dst=0, axes=(Axis(extent=3, src=10, dst=4),))
+    Part of the first row, whole rows, part of the last; only one part if both ends cut the same row.
+
+    >>> list(split_rows(95, 205, 100)), list(split_rows(2, 4, 10))
+    ([(0, 1, 95, 100), (1, 2, 0, 100), (2, 3, 0, 5)], [(0, 1, 2, 4)])
     """
-    return Block(block.src * src, block.dst * dst, _scale_axes(block.axes, src, dst))
+    first, last = -(-low // row), high // row
+    if first > last:
+        yield last, first, low - last * row, high - last * row
+        return
+    if low < first * row:
+        yield first - 1, first, low - (first - 1) * row, row
+    if first < last:
+        yield first, last, 0, row
+    if last * row < high:
+        yield last, last + 1, 0, high - last * row
+
+
+def scale_blocks(blocks: Factor, src: int, dst: int) -> Factor:
+    """Blocks of local indices of a dim, as those of tiles in which these are `src` and `dst` apart.
+
+    >>> scale_blocks((Block(1, 0, (Axis(3, 1, 1),)),), 10, 4)
+    (Block(src=10, dst=0, axes=(Axis(extent=3, src=10, dst=4),)),)
+    """
+    if src == dst == 1:
+        return blocks
+    return tuple([Block(block.src * src, block.dst * dst, _scale_axes(block.axes, src, dst)) for block in blocks])
 
 
 @lru_cache(maxsize=4096)
 def _scale_axes(axes: tuple[Axis, ...], src: int, dst: int) -> tuple[Axis, ...]:
-    """The axes of `scale_block`; blocks that are alike share them."""
+    # Blocks that are alike share their axes, which are most of what a message takes.
     return tuple([Axis(extent, step * src, stride * dst) for extent, step, stride in axes])
 
 

@@ -5,8 +5,9 @@
     holder 1                                              1 of request 0, 4 of request 1
 
 Where whole requests, dealt evenly, load no holder more than a limit, they stay whole: fewer messages. Otherwise each
-holder gets one contiguous share of the queue. The ends of the requests say what every holder sends, so a queue of
-thousands that many tiles have in common is listed once; requests that are all alike are a `range`.
+holder gets one contiguous share of the queue: no other choice of senders loads the busiest device less. The ends of the
+requests say what every holder sends, so a queue of thousands that many tiles have in common is listed once; requests
+that are all alike are a `range`.
 """
 
 from __future__ import annotations
@@ -100,7 +101,13 @@ class Queue(NamedTuple):
     def of(cls, requests: Iterable[tuple[int, int]]) -> Queue:
         """The queue of requests, each a position and a number of elements that is at least 1."""
         ascending = sorted(requests)
-        return cls([at for at, _ in ascending], _sum_sizes([size for _, size in ascending]))
+        sizes = [size for _, size in ascending]
+        if len(set(sizes)) > 1:
+            ends: Sequence[int] = [*itertools.accumulate(sizes, initial=0)]
+        else:
+            step = sizes[0] if sizes else 1
+            ends = range(0, step * (len(sizes) + 1), step)
+        return cls([at for at, _ in ascending], ends)
 
     @property
     def requests(self) -> int:
@@ -122,12 +129,12 @@ class Queue(NamedTuple):
 
     def only(self, positions: Iterable[int]) -> Queue:
         """The requests of these positions."""
-        numbers = (at for position in positions if (at := self._at(position)) is not None and at not in self.gone)
+        numbers = (at for position in positions if (at := self._find(position)) is not None and at not in self.gone)
         return Queue.of((self.positions[at], self.ends[at + 1] - self.ends[at]) for at in numbers)
 
     def without(self, positions: Iterable[int]) -> Queue:
         """The queue without the requests of these positions."""
-        more = {at for position in positions if (at := self._at(position)) is not None}
+        more = {at for position in positions if (at := self._find(position)) is not None}
         rest = self._replace(gone=tuple(sorted(more.union(self.gone))))
         return rest if len(rest.gone) <= _FEW else rest.listed()
 
@@ -139,22 +146,18 @@ class Queue(NamedTuple):
         alike = isinstance(self.ends, range)
         return Queue(kept, self.ends[: len(kept) + 1] if alike else [*itertools.accumulate(self.sizes(), initial=0)])
 
-    def whole(self, holders: int, limit: int) -> bool:
-        """Whether whole requests, dealt evenly to this number of holders, load none of them more than `limit`."""
-        return all(load <= limit for load in self._loads(holders))
-
     def shares(self, position: int, holders: int, limit: int) -> Iterator[Share]:
-        """What the holders send to a position, as `dealt` says.
+        """What the holders send to a position, as `assign_requests` says.
 
         >>> [tuple(share) for share in Queue.of([(2, 6), (5, 6), (7, 6)]).shares(5, holders=4, limit=5)]
         [(1, 1, 0, 4), (2, 1, 4, 6)]
         """
-        number = self._at(position)
+        number = self._find(position)
         if number is None or number in self.gone:
             return
         at = number - bisect_left(self.gone, number)
         start, end = self.first(at), self.first(at + 1)
-        if self.whole(holders, limit):
+        if max(self._loads_of_whole(holders)[1]) <= limit:
             yield Share(at * holders // self.requests, at, 0, end - start)
             return
         quota = -(-self.first(self.requests) // holders)
@@ -163,52 +166,44 @@ class Queue(NamedTuple):
             yield Share(holder, at, low - start, high - start)
 
     def figures(self, holders: int, limit: int) -> QueueFigures:
-        """The figures of `dealt`, without its shares.
+        """The figures of `assign_requests`, without its shares.
 
         >>> Queue.of([(2, 6), (5, 6), (7, 6)]).figures(holders=4, limit=5)
         QueueFigures(sends=(1, 2, 2, 1), sent=(5, 5, 5, 3), message=5, extra={2: 1, 5: 1, 7: 1})
         """
-        loads = self._loads(holders)
-        if max(loads) > limit:
-            return self.listed()._cut(holders)
-        sends = [high - low for low, high in itertools.pairwise(self._firsts(holders))]
-        alike = isinstance(self.ends, range)
-        largest = max(self.ends[1:2] if alike and self.requests else self.sizes(), default=0)
-        return QueueFigures(tuple(sends), tuple(loads), largest, {})
+        sends, loads = self._loads_of_whole(holders)
+        if max(loads) <= limit:
+            alike = isinstance(self.ends, range)
+            largest = max(self.ends[1:2] if alike and self.requests else self.sizes(), default=0)
+            return QueueFigures(tuple(sends), tuple(loads), largest, {})
+        queue = self.listed()
+        positions, ends = queue.positions, queue.ends
+        quota = -(-ends[-1] // holders)
+        marks = [min(holder * quota, ends[-1]) for holder in range(holders + 1)]
+        # A holder's share meets the requests that end behind its start and begin before its end.
+        spans = [*itertools.pairwise(marks)]
+        sends = [bisect_left(ends, high) - bisect_right(ends, low) + 1 if low < high else 0 for low, high in spans]
+        cuts: dict[int, list[int]] = {}
+        for mark in dict.fromkeys(marks):
+            at = bisect_right(ends, mark) - 1
+            if mark != ends[at]:
+                cuts.setdefault(at, [ends[at], ends[at + 1]]).insert(-1, mark)
+        sizes = queue.sizes()
+        for at, parts in cuts.items():
+            sizes[at] = max(high - low for low, high in itertools.pairwise(parts))
+        extra = {positions[at]: len(parts) - 2 for at, parts in cuts.items()}
+        return QueueFigures(tuple(sends), tuple(high - low for low, high in spans), max(sizes), extra)
 
-    def _at(self, position: int) -> int | None:
+    def _find(self, position: int) -> int | None:
         """The number of a position's request among all; None if it makes none."""
         at = bisect_left(self.positions, position)
         return at if at < len(self.positions) and self.positions[at] == position else None
 
-    def _firsts(self, holders: int) -> list[int]:
-        """The first request of each holder where requests stay whole, and how many there are."""
-        return [-(-holder * self.requests // holders) for holder in range(holders + 1)]
-
-    def _loads(self, holders: int) -> list[int]:
-        """What each holder sends where requests stay whole."""
-        sums = [self.first(requests) for requests in self._firsts(holders)]
-        return [high - low for low, high in itertools.pairwise(sums)]
-
-    def _cut(self, holders: int) -> QueueFigures:
-        total = self.ends[-1]
-        quota = -(-total // holders)
-        marks = [min(holder * quota, total) for holder in range(holders + 1)]
-        sends = [
-            bisect_left(self.ends, high) - bisect_right(self.ends, low) + 1 if low < high else 0
-            for low, high in itertools.pairwise(marks)
-        ]
-        sent = [high - low for low, high in itertools.pairwise(marks)]
-        cuts: dict[int, list[int]] = {}
-        for mark in dict.fromkeys(marks):
-            at = bisect_right(self.ends, mark) - 1
-            if mark != self.ends[at]:
-                cuts.setdefault(at, [self.ends[at], self.ends[at + 1]]).insert(-1, mark)
-        sizes = self.sizes()
-        for at, ends in cuts.items():
-            sizes[at] = max(high - low for low, high in itertools.pairwise(ends))
-        extra = {self.positions[at]: len(ends) - 2 for at, ends in cuts.items()}
-        return QueueFigures(tuple(sends), tuple(sent), max(sizes), extra)
+    def _loads_of_whole(self, holders: int) -> tuple[list[int], list[int]]:
+        """How many requests, and how many elements, each holder sends where requests stay whole."""
+        firsts = [-(-holder * self.requests // holders) for holder in range(holders + 1)]
+        sums = [self.first(requests) for requests in firsts]
+        return [*map(sub, firsts[1:], firsts)], [*map(sub, sums[1:], sums)]
 
 
 class QueueFigures(NamedTuple):
@@ -220,14 +215,6 @@ class QueueFigures(NamedTuple):
     sent: tuple[int, ...]
     message: int
     extra: dict[int, int]
-
-
-def _sum_sizes(sizes: Sequence[int]) -> Sequence[int]:
-    """The sums of the first sizes, from none to all."""
-    if len(set(sizes)) > 1:
-        return list(itertools.accumulate(sizes, initial=0))
-    step = sizes[0] if sizes else 1
-    return range(0, step * (len(sizes) + 1), step)
 
 
 def _leave_out(values: Sequence[int], gone: Sequence[int]) -> list[int]:
@@ -260,7 +247,7 @@ class TileQueues:
         self._holders, self._sizes = holders(target), sizes
         self._numbers: dict[tuple[int, Sizes], int] = {}
         self._shared: list[Sizes] = []
-        self._kind = lru_cache(maxsize=None)(self._kind_of)
+        self._kind = lru_cache(maxsize=None)(self._number_sizes)
         self.listed = lru_cache(maxsize=64)(self._list)
 
     def of(self, tile: Sequence[int]) -> Queue:
@@ -271,7 +258,7 @@ class TileQueues:
         """What the pieces of a tile share, as numbers: equal for pieces that are asked for alike."""
         return tuple([self._kind(dim, piece) for dim, piece in enumerate(tile)])
 
-    def _kind_of(self, dim: int, piece: int) -> int:
+    def _number_sizes(self, dim: int, piece: int) -> int:
         sizes = self._sizes(dim, piece)
         number = self._numbers.setdefault((dim, sizes), len(self._shared))
         if number == len(self._shared):

@@ -6,25 +6,50 @@ Where there is a closed form it is taken, and no message is listed:
 
     even layouts on the same devices     equal messages (`refine`)
     uneven ones                          from the pieces of each group of dims (`exchange_stats`)
-    two sets of devices                  from queues of requests (`crossing`), or in two rounds of messages (`relay`)
+    two sets of devices                  from queues of requests (`dealing`), or in two rounds of messages (`relay`)
     through a view                       from the messages, which are listed
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry import crossing, device_loads, exchange_stats, pieces
-from reshard.geometry.exchange_stats import ByDevice, count_lacked, lacked_by_device
-from reshard.geometry.messages import exchange_messages
+from reshard.geometry import exchange_stats
+from reshard.geometry.blocks import measure_pieces
+from reshard.geometry.dealing import Queue, tile_queues
+from reshard.geometry.exchange_stats import count_overlaps, dim_shares, largest_sent
+from reshard.geometry.holders import (
+    count_copies,
+    count_kept,
+    count_lacked,
+    fullest_tile,
+    holders,
+    holders_of,
+    home_tile,
+    multiply_by_piece,
+    piece_columns,
+    pull_limit,
+    tile_elements,
+    tile_of,
+    tiles,
+)
+from reshard.geometry.messages import Message, Shape, exchange_messages, spans_apart, tally_messages, typical_messages
+from reshard.geometry.overlap import shares
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import relay_figures, relay_messages
-from reshard.geometry.remesh import one_set
-from reshard.types.layout import Layout
+from reshard.geometry.remesh import disjoint, one_set
+from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.view import View
+from reshard.types.whole import MOST, check_deadline
+
+Load = tuple[tuple[int, Shape], ...]
+"""The messages that one device sends, or receives: how many of each shape."""
 
 
 class ExchangeFigures(NamedTuple):
@@ -37,7 +62,7 @@ class ExchangeFigures(NamedTuple):
     rounds: int
     message: int
     run: int
-    loads: Callable[[], Sequence[Collection[device_loads.Load]]]
+    loads: Callable[[], Sequence[Collection[Load]]]
 
     def cut(self, cap: int) -> tuple[int, int]:
         """The rounds with messages cut to at most `cap` elements, and the elements of the largest chunk.
@@ -50,14 +75,15 @@ class ExchangeFigures(NamedTuple):
         if cap >= self.message:
             return self.rounds, self.message
         rounds, largest = 0, 0
-        for loads in self.loads():
+        for each in self.loads():
             most = 0
-            for load in loads:
+            for load in each:
                 here = 0
                 for number, shape in load:
                     for extents, times in shape:
-                        here += number * times * pieces.count(extents, cap)
-                        largest = max(largest, pieces.largest(extents, cap))
+                        pieces, elements = measure_pieces(extents, cap)
+                        here += number * times * pieces
+                        largest = max(largest, elements)
                 most = max(most, here)
             rounds += most
         return rounds, largest
@@ -76,105 +102,36 @@ def exchange_figures(
     if view is not None:
         return _view_figures(operand, result, view)
     if relayed:
-        figures = relay_figures(operand, result)
         # Both turns follow each other, and what is passed on lies in pieces of a tile.
-        return ExchangeFigures(
-            sum(turn.rounds for turn in figures.turns),
-            figures.message,
-            1,
-            lambda: [*map(device_loads.loads_of, relay_messages(operand, result))],
-        )
+        figures = relay_figures(operand, result)
+        rounds = sum(turn.rounds for turn in figures.turns)
+        return ExchangeFigures(rounds, figures.message, 1, lambda: [*map(loads_of, relay_messages(operand, result))])
     if not one_set(operand.mesh, result.mesh):
-        across = crossing.crossing_figures(operand, result)
+        across = crossing_figures(operand, result)
         run = 1 if across.cut else exchange_stats.shortest_run(operand, result)
-        return ExchangeFigures(across.rounds, across.message, run, lambda: [device_loads.loads(operand, result)])
+        return ExchangeFigures(across.rounds, across.message, run, lambda: [list_loads(operand, result)])
     r = refine(operand, result)
     if r is None or not r.exact:
         rounds, message = exchange_stats.count_rounds(operand, result), exchange_stats.largest_message(operand, result)
         run = exchange_stats.shortest_run(operand, result)
-        return ExchangeFigures(rounds, message, run, lambda: [device_loads.loads(operand, result)])
+        return ExchangeFigures(rounds, message, run, lambda: [list_loads(operand, result)])
+    run = 1  # The minor digits that are local on both sides are neighbours in both tiles.
+    for digit in reversed(r.digits):
+        if digit.src is None and digit.dst is None:
+            run *= digit.radix
+        elif digit.src is None or digit.dst is None:
+            break
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
     rounds = even_rounds(r)
-    return ExchangeFigures(rounds, r.common, _even_run(r), lambda: ((((rounds, ((extents, 1),)),),),))
+    return ExchangeFigures(rounds, r.common, run, lambda: ((((rounds, ((extents, 1),)),),),))
 
 
 @lru_cache(maxsize=256)
 def _view_figures(operand: Layout, result: Layout, view: View) -> ExchangeFigures:
     sent = [m for m in exchange_messages(operand, result, view) if m.sender != m.receiver]
-    sends, receipts = Counter(m.sender for m in sent), Counter(m.receiver for m in sent)
     message = max((m.elements for m in sent), default=0)
     run = message if all(m.is_run for m in sent) else 1
-    rounds = max((*sends.values(), *receipts.values()), default=0)
-    return ExchangeFigures(rounds, message, run, lambda: [device_loads.loads_of(sent)])
-
-
-def most_sent(operand: Layout, result: Layout, view: View | None = None, *, relayed: bool = False) -> int:
-    """Elements that the busiest device sends.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> most_sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
-    6
-    """
-    if relayed:
-        return relay_figures(operand, result).sent
-    if view is not None:
-        return max(_view_loads(operand, result, view)[1].values(), default=0)
-    if not one_set(operand.mesh, result.mesh):
-        return crossing.crossing_figures(operand, result).sent
-    r = refine(operand, result)
-    return r.common * even_rounds(r) if r is not None and r.exact else device_loads.most_sent_among(operand, result)
-
-
-def received_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
-    """The elements that each device receives: those of its target tile that it does not hold.
-
-    >>> from reshard.types import Mesh
-    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
-    >>> received_by_device(*both).listed
-    {0: 2, 1: 3}
-    """
-    if view is not None:
-        return ByDevice(0, _view_loads(operand, result, view)[0])
-    if not one_set(operand.mesh, result.mesh):
-        return ByDevice(0, count_lacked(operand, result))
-    return lacked_by_device(operand, result)
-
-
-_MOST_LISTED = 1 << 10
-"""The messages of an uneven exchange are listed on meshes of at most this many devices."""
-
-
-def sent_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
-    """The elements that each device sends.
-
-    In an even exchange every round is a bijection of the devices, so each sends what it receives; so it is taken for
-    uneven ones on more devices than are listed.
-
-    >>> from reshard.types import Mesh
-    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
-    >>> sent_by_device(*both).listed
-    {0: 3, 1: 2}
-    """
-    if view is not None:
-        return ByDevice(0, _view_loads(operand, result, view)[1])
-    if not one_set(operand.mesh, result.mesh):
-        return ByDevice(0, crossing.count_sent_across(operand, result))
-    r = refine(operand, result)
-    if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
-        return lacked_by_device(operand, result)
-    return ByDevice(0, device_loads.count_sent_among(operand, result))
-
-
-@lru_cache(maxsize=256)
-def _view_loads(operand: Layout, result: Layout, view: View) -> tuple[Mapping[int, int], Mapping[int, int]]:
-    """What each device receives and sends through a view."""
-    received, sent = (dict.fromkeys(layout.mesh.devices, 0) for layout in (result, operand))
-    for message in exchange_messages(operand, result, view):
-        if message.sender != message.receiver:
-            received[message.receiver] += message.elements
-            sent[message.sender] += message.elements
-    return received, sent
+    return ExchangeFigures(tally_messages(sent).rounds, message, run, lambda: [loads_of(sent)])
 
 
 def even_rounds(r: Refinement) -> int:
@@ -192,12 +149,423 @@ def even_rounds(r: Refinement) -> int:
     return r.pieces if r.swapped else r.pieces - 1
 
 
-def _even_run(r: Refinement) -> int:
-    """Elements that are neighbours in both tiles: the minor digits that are local on both sides."""
-    run = 1
-    for digit in reversed(r.digits):
-        if digit.src is None and digit.dst is None:
-            run *= digit.radix
-        elif digit.src is None or digit.dst is None:
-            break
-    return run
+# What each device sends and receives.
+#
+#     mesh <x=2, y=2>, f32[{x}{y}2] -> f32[{y}{x}2]
+#
+#     device    x=0 y=0    x=0 y=1    x=1 y=0    x=1 y=1
+#     holds     0-1        2-3        4-5        6-7
+#     needs     0-1        4-5        2-3        6-7
+#     lacks     nothing    2          2          nothing
+#
+# One array's worst device is known in closed form (`rules.bounds`). The devices that are worst for one array may be the
+# best for another, so the bound of several arrays needs the figures of all devices.
+
+
+MOST_DEVICES = 1 << 14
+"""Devices are listed on meshes of at most this many."""
+
+_MOST_LISTED = 1 << 10
+"""The messages of an uneven exchange are listed on meshes of at most this many devices."""
+
+
+class ByDevice(NamedTuple):
+    """A figure of each device: `each` on all devices of a mesh, unless `listed` has one for every device id."""
+
+    each: int
+    listed: Mapping[int, int] | None = None
+
+    @property
+    def most(self) -> int:
+        """The figure of the device that has the most.
+
+        >>> ByDevice(3).most, ByDevice(3, {0: 2, 1: 1}).most
+        (3, 2)
+        """
+        return self.each if self.listed is None else max(self.listed.values(), default=0)
+
+    def scaled(self, nbytes: Layout) -> ByDevice:
+        """Elements as bytes of a layout's dtype."""
+        if self.listed is None:
+            return ByDevice(nbytes.nbytes(self.each))
+        return ByDevice(0, {device: nbytes.nbytes(count) for device, count in self.listed.items()})
+
+
+def most_sent(operand: Layout, result: Layout, view: View | None = None, *, relayed: bool = False) -> int:
+    """Elements that the busiest device sends.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> most_sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
+    6
+    """
+    if relayed:
+        return relay_figures(operand, result).sent
+    if view is not None:
+        return sent_by_device(operand, result, view).most
+    if not one_set(operand.mesh, result.mesh):
+        return crossing_figures(operand, result).sent
+    r = refine(operand, result)
+    return r.common * even_rounds(r) if r is not None and r.exact else _most_sent_among(operand, result)
+
+
+@lru_cache(maxsize=256)
+def _most_sent_among(operand: Layout, result: Layout) -> int:
+    if _has_single_holders(operand, result):
+        return max(_count_sent_among(operand, result).values())
+    return max(tally_messages(typical_messages(operand, result)).sent.values(), default=0)
+
+
+def _count_sent_among(operand: Layout, result: Layout) -> Mapping[int, int]:
+    """The elements that each device sends in an uneven exchange among the same devices."""
+    if _has_single_holders(operand, result):
+        return _count_given(operand, result, _count_near(operand, result, result))
+    sent = tally_messages(exchange_messages(operand, result)).sent
+    return {device: sent[device] for device in operand.mesh.devices}
+
+
+def _count_given(operand: Layout, result: Layout, copies: int) -> dict[int, int]:
+    """What the only holder of each tile sends: all of it as often as there are copies, but what it needs itself."""
+    own = count_kept(operand, result)
+    each = zip(operand.mesh.devices, tile_elements(operand), strict=True)
+    return {device: copies * size - own.get(device, 0) for device, size in each}
+
+
+def received_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
+    """The elements that each device receives: those of its target tile that it does not hold.
+
+    >>> from reshard.types import Mesh
+    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
+    >>> received_by_device(*both).listed
+    {0: 2, 1: 3}
+    """
+    if view is not None:
+        return _loads_through(operand, result, view)[0]
+    if not one_set(operand.mesh, result.mesh):
+        return ByDevice(0, count_lacked(operand, result))
+    return lacked_by_device(operand, result)
+
+
+def sent_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
+    """The elements that each device sends.
+
+    In an even exchange every round is a bijection of the devices, so each sends what it receives; so it is taken for
+    uneven ones on more devices than are listed.
+
+    >>> from reshard.types import Mesh
+    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
+    >>> sent_by_device(*both).listed
+    {0: 3, 1: 2}
+    """
+    if view is not None:
+        return _loads_through(operand, result, view)[1]
+    if not one_set(operand.mesh, result.mesh):
+        return ByDevice(0, count_sent_across(operand, result))
+    r = refine(operand, result)
+    if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
+        return lacked_by_device(operand, result)
+    return ByDevice(0, _count_sent_among(operand, result))
+
+
+@lru_cache(maxsize=256)
+def _loads_through(operand: Layout, result: Layout, view: View) -> tuple[ByDevice, ByDevice]:
+    """What each device receives and sends through a view."""
+    tally = tally_messages(exchange_messages(operand, result, view))
+    sides = (result.mesh, tally.received), (operand.mesh, tally.sent)
+    received, sent = (ByDevice(0, {device: counts[device] for device in mesh.devices}) for mesh, counts in sides)
+    return received, sent
+
+
+@lru_cache(maxsize=4096)
+def lacked_by_device(source: Layout, target: Layout) -> ByDevice:
+    """The elements of its target tile that each device of the target does not hold in its source tile.
+
+    On meshes too large to list, the device that lacks the most stands for all of them. Neither layout is to be reduced.
+
+    >>> mesh = Mesh(x=2, y=2)
+    >>> lacked_by_device(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).listed
+    {0: 0, 1: 2, 2: 2, 3: 0}
+    >>> lacked_by_device(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[8]", mesh))
+    ByDevice(each=4, listed=None)
+    """
+    r = refine(source, target)
+    if r is None or not r.exact:
+        if target.mesh.size > MOST_DEVICES:
+            return ByDevice(fullest_tile(target))
+        return ByDevice(0, count_lacked(source, target))
+    tile = math.prod(target.tile_shape)
+    if not r.swapped:
+        return ByDevice(tile - r.common)
+    if target.mesh.size > MOST_DEVICES:
+        return ByDevice(tile)
+    kept = (0 if needs_other_digit(r, at) else r.common for at in range(target.mesh.size))
+    return ByDevice(0, {device: tile - held for device, held in zip(target.mesh.devices, kept, strict=True)})
+
+
+def needs_other_digit(r: Refinement, position: int) -> bool:
+    """Whether the device at a position needs another value of some digit that changes holders than it has.
+
+    >>> mesh = Mesh(x=2, y=2)
+    >>> r = refine(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
+    >>> [needs_other_digit(r, position) for position in range(4)]
+    [False, True, True, False]
+    """
+    return any(position // (d.src or 1) % d.radix != position // (d.dst or 1) % d.radix for d in r.swapped)
+
+
+# Between two sets of devices.
+#
+#     f32[6] on <x=4>, four holders of one tile, -> f32[6] on <d=3>, three other devices
+#
+#     requests   6       6       6        18 elements are wanted of 4 holders, at best 5 of the busiest
+#     whole      0: 6    1: 6    2: 6     taken, since each receiver has to receive 6 anyway
+#
+#     f32[{x}6] on <x=2, y=4> -> f32[{e}4] on <d=3, e=3>, where nobody has to receive more than 4
+#
+#     requests   4       2              4       2              4              2        18 of the tile x = 0, shares of 5
+#     shares     0: 4    0: 1, 1: 1     1: 4    2: 2           2: 3, 3: 1     3: 2
+#
+# Each device asks for what it lacks of every source tile, and the holders of a tile share what is asked of them evenly.
+# A device holds one tile, so two devices exchange at most one message. Even layouts that nest have closed forms, if no
+# device is in both sets; others do if no tile has two holders.
+
+
+class Crossing(NamedTuple):
+    """The figures of an exchange between two sets of devices: the elements that the busiest device sends, the rounds,
+    the largest message, and whether requests are divided among holders.
+    """
+
+    sent: int
+    rounds: int
+    message: int
+    cut: bool
+
+
+@lru_cache(maxsize=1024)
+def crossing_figures(operand: Layout, result: Layout) -> Crossing:
+    """The figures of the exchange.
+
+    >>> source = Layout.parse("f32[{x}8]", Mesh(x=2))
+    >>> crossing_figures(source, Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
+    Crossing(sent=24, rounds=3, message=8, cut=False)
+    """
+    if 0 in operand.shape:
+        return Crossing(0, 0, 0, False)
+    givers, copies, apart = count_copies(operand), count_copies(result), disjoint(operand.mesh, result.mesh)
+    r = _refine_pairs(operand, result) if apart else None
+    if r is not None and r.exact:
+        # Every tile has as many holders and as many requests, all of one size.
+        demand, received = math.prod(digit.radix for digit in r.sliced) * copies, r.pieces * r.common
+        queue = Queue(range(demand), range(0, (demand + 1) * r.common, r.common))
+        shared = queue.figures(givers, max(received, -(-demand * r.common // givers)))
+        rounds = max(*shared.sends, r.pieces * (1 + max(shared.extra.values(), default=0)))
+        return Crossing(max(shared.sent), rounds, shared.message, bool(shared.extra))
+    dims = [count_overlaps(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    own = count_kept(operand, result)
+    if givers == 1:
+        # Each tile has one holder, who sends all that is wanted but what it needs itself.
+        largest = math.prod(dim.largest for dim in dims)
+        if apart:
+            sends = copies * math.prod(max(dim.of_source) for dim in dims)
+            rounds = max(sends, math.prod(max(dim.of_target) for dim in dims))
+            return Crossing(copies * fullest_tile(operand), rounds, largest, False)
+        sends = [copies * count for count in multiply_by_piece(operand, [dim.of_source for dim in dims])]
+        receives = multiply_by_piece(result, [dim.of_target for dim in dims])
+        for counts, mesh in (sends, operand.mesh), (receives, result.mesh):
+            for device in own:
+                counts[mesh.position(device)] -= 1
+        message = largest if copies > 1 else _largest_across(operand, result)
+        sent = max(_count_given(operand, result, copies).values())
+        return Crossing(sent, max(*sends, *receives), message, False)
+    shared = _share_out(operand, result)
+    receives = multiply_by_piece(result, [dim.of_target for dim in dims])
+    for at, device in enumerate(result.mesh.devices):
+        receives[at] += shared.extra[at] - (device in own)
+    return Crossing(max(shared.sent.values()), max(shared.sends, *receives), shared.message, bool(shared.extra))
+
+
+def count_sent_across(operand: Layout, result: Layout) -> Mapping[int, int]:
+    """The elements that each device sends to another set of devices.
+
+    >>> source, target = Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3))
+    >>> sorted(count_sent_across(source, target).items())
+    [(0, 16), (1, 16)]
+    """
+    if count_copies(operand) > 1:
+        return _share_out(operand, result).sent
+    return _count_given(operand, result, count_copies(result))
+
+
+def _refine_pairs(operand: Layout, result: Layout) -> Refinement | None:
+    """The common refinement of the numerals, on a mesh of all pairs of devices; holders of the two never coincide."""
+    if operand.mesh.size * result.mesh.size > MOST:
+        return None
+    sides = ("s", operand), ("t", result)
+    sizes = {f"{name}{at}": n for name, each in sides for at, n in enumerate(each.mesh.axes.values())}
+    pairs = Mesh(sizes)
+    both: list[Layout] = []
+    for name, layout in sides:
+        names = {axis: f"{name}{at}" for at, axis in enumerate(layout.mesh.axes)}
+        dims: list[Dim] = []
+        for dim in layout.dims:
+            axes = [None if d.axis is None else SubAxis(names[d.axis.axis], *d.axis[1:]) for d in dim.digits]
+            digits = [Digit(digit.radix, axis) for digit, axis in zip(dim.digits, axes, strict=True)]
+            dims.append(Dim(tuple(digits), dim.size))
+        both.append(Layout(pairs, tuple(dims), layout.dtype))
+    return refine(*both)
+
+
+def _largest_across(operand: Layout, result: Layout) -> int:
+    """The most elements that a target tile, wanted by one device, shares with a source tile that this does not hold."""
+    dims = [dim_shares(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    here, most = frozenset(operand.mesh.devices), 0
+    for device, tile in tiles(result).items():
+        wanted = tuple(dim[q] for dim, q in zip(dims, tile, strict=True))
+        largest = math.prod(dim.largest for dim in wanted)
+        if largest > most:
+            most = max(most, largest_sent(tile_of(operand, device), wanted) if device in here else largest)
+    return most
+
+
+class _SharedOut(NamedTuple):
+    """The elements that each device sends, the most messages that one sends, the largest message, and by position, the
+    messages that devices receive because their requests are cut.
+    """
+
+    sent: Mapping[int, int]
+    sends: int
+    message: int
+    extra: Counter[int]
+
+
+@lru_cache(maxsize=64)
+def _share_out(operand: Layout, result: Layout) -> _SharedOut:
+    """What the holders of all tiles send, queue by queue."""
+    queues, limit = tile_queues(operand, result), pull_limit(operand, result)
+    own, place = count_kept(operand, result), result.mesh.position
+    sent, extra, sends, message = dict[int, int](), Counter[int](), 0, 0
+    for tile, devices in holders_of(operand).items():
+        check_deadline()
+        queue = queues.of(tile).without(place(device) for device in devices if device in own)
+        figures = queue.figures(len(devices), limit)
+        sent.update(zip(devices, figures.sent, strict=True))
+        extra.update(figures.extra)
+        sends, message = max(sends, *figures.sends), max(message, figures.message)
+    return _SharedOut(sent, sends, message, extra)
+
+
+# The messages of devices by their shapes: what cutting them into chunks needs.
+#
+#     mesh <x=4>, f32[{x}3/10] -> f32[10]     devices 0 to 2 receive boxes of 3, 3 and 1, device 3 three boxes of 3
+#
+# Where each tile has one holder, the messages that a target tile takes are the product of those of its pieces, dim by
+# dim, and so are those that a source tile gives. Pieces are of few kinds, so the loads of thousands of devices are
+# found without a list of their messages. Where holders share requests, all messages are listed.
+
+
+Lengths = tuple[tuple[tuple[int, ...], int], ...]
+"""The blocks that two pieces share: how many there are of each extents."""
+
+Parts = tuple[tuple[Lengths, int], ...]
+"""What one piece shares with all pieces of the other side: how many share such runs."""
+
+Own = tuple[Lengths, ...]
+"""What the two tiles of a device share, dim by dim."""
+
+
+@lru_cache(maxsize=256)
+def list_loads(operand: Layout, result: Layout) -> frozenset[Load]:
+    """The distinct loads of devices, from one device for every coordinate that the exchange involves.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2)
+    >>> sorted(list_loads(Layout.parse("f32[{x}3/5]", mesh), Layout.parse("f32[5]", mesh)))
+    [((1, (((2,), 1),)),), ((1, (((3,), 1),)),)]
+    """
+    if _has_single_holders(operand, result):
+        return frozenset(_loads_of_single_holders(operand, result))
+    return loads_of(typical_messages(operand, result))
+
+
+def loads_of(listed: Iterable[Message]) -> frozenset[Load]:
+    """The distinct loads of devices in some messages, local copies left out."""
+    sent: dict[int, Counter[Shape]] = {}
+    received: dict[int, Counter[Shape]] = {}
+    for message in listed:
+        if message.sender != message.receiver:
+            shape = message.shape
+            sent.setdefault(message.sender, Counter())[shape] += 1
+            received.setdefault(message.receiver, Counter())[shape] += 1
+    return frozenset(map(_sort_load, (*sent.values(), *received.values())))
+
+
+def _sort_load(shapes: Mapping[Shape, int]) -> Load:
+    return tuple(sorted((number, shape) for shape, number in shapes.items() if number))
+
+
+def _has_single_holders(operand: Layout, result: Layout) -> bool:
+    """Whether each tile has one holder, among the devices that exchange with each other."""
+    return not operand.partial and _count_near(operand, result, operand) == 1
+
+
+def _count_near(operand: Layout, result: Layout, layout: Layout) -> int:
+    """How many devices have the same tile of one of the layouts, among those that exchange with each other."""
+    apart = [(low, high // low) for low, high in spans_apart(operand, result)]
+    positions = holders(layout).of(home_tile(layout, 0))
+    return sum(all(at // low % size == 0 for low, size in apart) for at in positions)
+
+
+def _loads_of_single_holders(operand: Layout, result: Layout) -> Iterator[Load]:
+    taken: list[Sequence[Parts]] = []
+    given: list[Sequence[Parts]] = []
+    common: list[Mapping[tuple[int, int], Lengths]] = []
+    for source, target in zip(operand.dims, result.dims, strict=True):
+        by_target = shares(source, target)
+        common.append(
+            {
+                (p, q): tuple(sorted(Counter([block.extents for block in runs]).items()))
+                for q, by in enumerate(by_target)
+                for p, runs in by.items()
+            }
+        )
+        gives: list[Counter[Lengths]] = [Counter() for _ in range(math.prod(d.radix for d in source.digits if d.axis))]
+        takes: list[Counter[Lengths]] = [Counter() for _ in by_target]
+        for (p, q), lengths in common[-1].items():
+            gives[p][lengths] += 1
+            takes[q][lengths] += 1
+        given.append([tuple(sorted(each.items())) for each in gives])
+        taken.append([tuple(sorted(each.items())) for each in takes])
+    # What the two tiles of a device share stays on it; only devices that have some are listed.
+    held, owns = tiles(operand), dict[int, Own]()
+    for device, wanted in tiles(result).items():
+        if device in held:
+            pairs = zip(common, held[device], wanted, strict=True)
+            own = [lengths for of, p, q in pairs if (lengths := of.get((p, q))) is not None]
+            if len(own) == len(common):
+                owns[device] = tuple(own)
+    copies = _count_near(operand, result, result)
+    for layout, parts_of, times in (result, taken, 1), (operand, given, copies):
+        # Tiles are of few kinds: distinct parts, with what the device has of them.
+        columns = [[of[piece] for piece in column] for of, column in zip(parts_of, piece_columns(layout), strict=True)]
+        devices = layout.mesh.devices
+        rows = zip(*columns, strict=True) if columns else itertools.repeat((), len(devices))
+        kinds: set[tuple[tuple[Parts, ...], Own | None]] = set()
+        kinds.update((row, owns.get(device)) for row, device in zip(rows, devices, strict=True))
+        for parts, own in kinds:
+            check_deadline()
+            shapes: Counter[Shape] = Counter()
+            for each in itertools.product(*parts):
+                number = times * math.prod([count for _, count in each])
+                shapes[_multiply_lengths([lengths for lengths, _ in each])] += number
+            if own is not None:
+                shapes[_multiply_lengths(own)] -= 1
+            if load := _sort_load(shapes):
+                yield load
+
+
+def _multiply_lengths(lengths: Sequence[Lengths]) -> Shape:
+    """The boxes of a message: the product of the runs of all dims."""
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for each in itertools.product(*lengths):
+        shapes[tuple([extent for extents, _ in each for extent in extents])] += math.prod([times for _, times in each])
+    return tuple(sorted(shapes.items()))

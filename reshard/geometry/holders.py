@@ -1,44 +1,123 @@
-"""Which positions of a mesh hold a tile, from its digits: no list of all tiles is made.
+"""Tiles, and who holds them: the tile of a device, the devices of a tile, what devices keep and what they lack.
 
     mesh <x=4, y=2>, f32[{x}3/10]     piece 2 of the dim is x=2: position 4, plus 0 or 1 along y, which holds nothing
 
 Every held digit adds its value times its stride to the position; the sub-axes that hold nothing take every value. So
 the holders of a tile are found in the time that it takes to write them down, on a million devices, too.
+
+What all devices have is a list with one number a position, made dim by dim: a million of them take seconds.
+
+    f32[{x}2] on <x=2>, devices 0 and 1   ->   f32[{d}1] on <d=4>, devices 0 to 3
+
+    device                      0    1    2    3
+    elements of target tile     1    1    1    1
+    of these in source tile     1    0    -    -     device 1 holds 2-3 and needs 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import mul
 
-from reshard.geometry.overlap import piece
-from reshard.types.dims import Dim, numbers_along
+from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece, piece_extents, shared_elements
+from reshard.geometry.remesh import disjoint
+from reshard.types.dims import numbers_along
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, is_chain
+from reshard.types.mesh import is_chain
+
+Tile = tuple[int, ...]
+"""A tile: the number of its piece in each dim, then the coordinates along the partial sub-axes."""
+
+
+def tile_of(layout: Layout, device: int) -> Tile:
+    """The tile that a device holds.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> tile_of(Layout.parse("f32[{x}3/10] + sum{y}", Mesh(x=4, y=2)), 5)
+    (2, 1)
+    """
+    return home_tile(layout, layout.mesh.position(device))
+
+
+def home_tile(layout: Layout, position: int) -> Tile:
+    """The tile that the device at a position holds."""
+    pieces = [piece(dim, layout.mesh, position) for dim in layout.dims]
+    return (*pieces, *layout.mesh.coordinates(position, layout.partial))
+
+
+def tiles(layout: Layout) -> dict[int, Tile]:
+    """The tile that each device holds, in the order of the mesh.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> tiles(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
+    """
+    mesh = layout.mesh
+    summands = [numbers_along(mesh.size, [(mesh.stride(axis), axis.size)]) for axis in layout.partial]
+    columns = [*piece_columns(layout), *summands]
+    rows = zip(*columns, strict=True) if columns else itertools.repeat((), mesh.size)
+    return dict(zip(mesh.devices, rows, strict=True))
+
+
+def piece_columns(layout: Layout) -> list[list[int]]:
+    """For each dim, the number of the piece at each position of the mesh.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> piece_columns(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    [[0, 0, 1, 1], [0, 1, 0, 1]]
+    """
+    mesh = layout.mesh
+    return [numbers_along(mesh.size, factors) for factors in _held_factors(layout)]
+
+
+def _held_factors(layout: Layout) -> list[list[tuple[int, int]]]:
+    """For each dim, the (stride, size) of its held digits, major first."""
+    stride = layout.mesh.stride
+    return [[(stride(axis), radix) for radix, axis in dim.digits if axis is not None] for dim in layout.dims]
 
 
 class TileHolders:
-    """The positions that hold each tile of a layout.
+    """The positions that hold each tile of a layout; `copies` is the most that hold the same one.
 
     With `any_summand`, positions along partial sub-axes count as copies: what they hold is the same piece.
 
+    >>> from reshard.types.mesh import Mesh
     >>> layout = Layout.parse("f32[{x}3/10]", Mesh(x=4, y=2))
     >>> TileHolders(layout).of((2,)), TileHolders(layout).copies
     ((4, 5), 2)
     """
 
     def __init__(self, layout: Layout, *, any_summand: bool = False) -> None:
-        mesh = layout.mesh
-        keys = [_held_factors(mesh, dim) for dim in layout.dims]
+        mesh, keys = layout.mesh, _held_factors(layout)
         if not any_summand:
             keys += [[(mesh.stride(axis), axis.size)] for axis in layout.partial]
         held = sorted((stride, stride * size) for key in keys for stride, size in key if size > 1)
-        ends = [1, *(end for span in held for end in span), mesh.size]
-        self._listed = None if is_chain(ends) else _list_tiles(mesh, keys)
-        self._offsets = [_position_offsets(key) for key in keys]
-        self._free = _free_positions(held, mesh.size) if self._listed is None else ()
-        self.copies = len(self._free) if self._listed is None else max(map(len, self._listed.values()))
-        """The most positions that hold the same tile."""
+        self._listed: dict[Tile, tuple[int, ...]] | None = None
+        self._offsets: list[list[int]] = []
+        if not is_chain([1, *(end for span in held for end in span), mesh.size]):
+            # The strides do not divide each other, so that no position is a sum: all of them are listed.
+            columns = [numbers_along(mesh.size, key) for key in keys]
+            listed: dict[Tile, list[int]] = {}
+            for position, tile in enumerate(zip(*columns, strict=True)):
+                listed.setdefault(tile, []).append(position)
+            self._listed = {tile: tuple(positions) for tile, positions in listed.items()}
+            self.copies = max(map(len, listed.values()))
+            return
+        for key in keys:
+            offsets = [0]
+            for stride, size in key:
+                offsets = [at + stride * value for at in offsets for value in range(size)]
+            self._offsets.append(offsets)
+        # The positions at coordinate 0 along all held spans: those between two spans take every value.
+        free, above = [0], mesh.size
+        for low, high in reversed(held):
+            free = [at + more for at in free for more in range(0, above, high)]
+            above = low
+        self._free = tuple([at + more for at in free for more in range(above)])
+        self.copies = len(self._free)
 
     def of(self, tile: Sequence[int]) -> tuple[int, ...]:
         """The positions that hold the tile of these numbers, ascending: those of its pieces, then its summand's."""
@@ -56,42 +135,164 @@ def holders(layout: Layout, *, any_summand: bool = False) -> TileHolders:
     return TileHolders(layout, any_summand=any_summand)
 
 
-def home_tile(layout: Layout, position: int) -> tuple[int, ...]:
-    """The tile that a position holds: the number of its piece in each dim, then its coordinates along partial sub-axes.
+@lru_cache(maxsize=64)
+def holders_of(layout: Layout) -> Mapping[Tile, list[int]]:
+    """The devices that hold each tile, tiles in the order of their first holder."""
+    listed: dict[Tile, list[int]] = {}
+    for device, tile in tiles(layout).items():
+        listed.setdefault(tile, []).append(device)
+    return listed
 
-    >>> home_tile(Layout.parse("f32[{x}3/10] + sum{y}", Mesh(x=4, y=2)), 5)
-    (2, 1)
+
+def count_copies(layout: Layout) -> int:
+    """How many devices have the same tile."""
+    return layout.mesh.size // math.prod(axis.size for axis in layout.held)
+
+
+def fullest_tile(layout: Layout) -> int:
+    """The elements of the fullest tile."""
+    return math.prod(fullest_piece(dim) for dim in layout.dims)
+
+
+def multiply_by_piece(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list[int]:
+    """For each position, the product over dims of what its piece has.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> multiply_by_piece(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)), [[3, 2], [1, 10]])
+    [3, 30, 2, 20]
     """
-    pieces = (piece(dim, layout.mesh, position) for dim in layout.dims)
-    return (*pieces, *layout.mesh.coordinates(position, layout.partial))
+    counts = [1] * layout.mesh.size
+    for each, column in zip(by_piece, piece_columns(layout), strict=True):
+        counts = [*map(mul, counts, [each[number] for number in column])]
+    return counts
 
 
-def _held_factors(mesh: Mesh, dim: Dim) -> list[tuple[int, int]]:
-    """The (stride, size) of the held digits of a dim, major first."""
-    return [(mesh.stride(axis), radix) for radix, axis in dim.digits if axis is not None]
+@lru_cache(maxsize=64)
+def tile_elements(layout: Layout) -> Sequence[int]:
+    """The elements of the tile at each position, without padding.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> tile_elements(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    [6, 6, 4, 4]
+    """
+    return multiply_by_piece(layout, [piece_extents(dim) for dim in layout.dims])
 
 
-def _position_offsets(factors: Iterable[tuple[int, int]]) -> list[int]:
-    """What each number along some factors adds to the position."""
-    offsets = [0]
-    for stride, size in factors:
-        offsets = [at + stride * value for at in offsets for value in range(size)]
-    return offsets
+# What devices keep and lack of their tiles in a move, and what holders must give at least.
 
 
-def _free_positions(held: Sequence[tuple[int, int]], size: int) -> tuple[int, ...]:
-    """The positions at coordinate 0 along all held spans, ascending: those between two spans take every value."""
-    offsets, above = [0], size
-    for low, high in reversed(held):
-        offsets = [at + more for at in offsets for more in range(0, above, high)]
-        above = low
-    return tuple([at + more for at in offsets for more in range(above)])
+@lru_cache(maxsize=64)
+def count_kept(source: Layout, target: Layout) -> Mapping[int, int]:
+    """The elements of its target tile that each device holds already; only devices that hold some are listed.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> dict(count_kept(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[{d}1]", Mesh(d=4))))
+    {0: 1}
+    """
+    if disjoint(source.mesh, target.mesh):
+        return {}
+    one, other = source.mesh, target.mesh
+    columns = [piece_columns(source), piece_columns(target)]
+    if one.device_ids is None and other.device_ids is None:
+        devices: Sequence[int] = range(min(one.size, other.size))
+        columns = [[column[: len(devices)] for column in side] for side in columns]
+    else:
+        here = frozenset(one.devices)
+        devices = [device for device in other.devices if device in here]
+        for side, mesh in enumerate((one, other)):
+            places = [mesh.position(device) for device in devices]
+            columns[side] = [[column[at] for at in places] for column in columns[side]]
+    counts = [1] * len(devices)
+    for s, t, held, wanted in zip(source.dims, target.dims, columns[0], columns[1], strict=True):
+        a, b, size, pairs = contiguous_extent(s), contiguous_extent(t), s.size, zip(held, wanted, strict=True)
+        if a is not None and b is not None:
+            both = [max(0, min(p * a + a, q * b + b, size) - max(p * a, q * b)) for p, q in pairs]
+        else:
+            shared = shared_elements(s, t)
+            both = [shared[q].get(p, 0) for p, q in pairs]
+        counts = [*map(mul, counts, both)]
+    return {device: count for device, count in zip(devices, counts, strict=True) if count}
 
 
-def _list_tiles(mesh: Mesh, keys: Sequence[Sequence[tuple[int, int]]]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The same from all positions one by one, for sub-axes whose strides do not divide each other."""
-    columns = [numbers_along(mesh.size, key) if key else [0] * mesh.size for key in keys]
-    tiles: dict[tuple[int, ...], list[int]] = {}
-    for position, tile in enumerate(zip(*columns, strict=True)):
-        tiles.setdefault(tile, []).append(position)
-    return {tile: tuple(positions) for tile, positions in tiles.items()}
+def count_lacked(source: Layout, target: Layout) -> dict[int, int]:
+    """The elements of its target tile that each device does not hold already.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> count_lacked(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
+    {0: 8, 1: 8, 2: 16}
+    """
+    own = count_kept(source, target)
+    each = zip(target.mesh.devices, tile_elements(target), strict=True)
+    return {device: size - own.get(device, 0) for device, size in each}
+
+
+@lru_cache(maxsize=1024)
+def least_received_across(source: Layout, target: Layout) -> int:
+    """The elements that the busiest device of the target lacks.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> least_received_across(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
+    16
+    """
+    if disjoint(source.mesh, target.mesh):
+        return fullest_tile(target)
+    return max(count_lacked(source, target).values(), default=0)
+
+
+@lru_cache(maxsize=1024)
+def fewest_through(source: Layout, target: Layout) -> int:
+    """Elements that the busiest device sends or receives in every move: what a tile's holders must send at least once.
+
+    An element of a tile must leave its holders if some device lacks it. The holders share this at best evenly.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> fewest_through(Layout.parse("f32[{x}12]", Mesh(x=1)), Layout.parse("f32[{d}4]", Mesh(d=3)))
+    8
+    """
+    received = least_received_across(source, target)
+    if disjoint(source.mesh, target.mesh):
+        return max(received, -(-fullest_tile(source) // count_copies(source)))
+    return max(received, *(-(-elements // len(devices)) for devices, elements in list_leaving(source, target)))
+
+
+def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
+    """For each tile of the source, its holders, and the elements of it that some device of the target lacks.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> list(list_leaving(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", Mesh(d=1))))
+    [((0,), 0), ((1,), 2)]
+    """
+    own = count_kept(source, target)
+    stays = own
+    if count_copies(target) > 1:
+        # What several devices need stays only where all of them hold the same source tile.
+        alike = (devices for devices in holders_of(target).values() if all(device in own for device in devices))
+        same = (devices for devices in alike if len({tile_of(source, device) for device in devices}) == 1)
+        stays = {devices[0]: own[devices[0]] for devices in same}
+    sizes = tile_elements(source)
+    if count_copies(source) == 1:
+        for device, size in zip(source.mesh.devices, sizes, strict=True):
+            yield (device,), size - stays.get(device, 0)
+        return
+    for devices in holders_of(source).values():
+        size = sizes[source.mesh.position(devices[0])]
+        yield devices, size - sum(stays.get(device, 0) for device in devices)
+
+
+@lru_cache(maxsize=256)
+def pull_limit(operand: Layout, result: Layout) -> int:
+    """Elements that the busiest device sends or receives at least if every device asks holders for all that it lacks.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> pull_limit(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
+    24
+    """
+    copies, givers, received = count_copies(result), count_copies(operand), least_received_across(operand, result)
+    if disjoint(operand.mesh, result.mesh):
+        return max(received, -(-copies * fullest_tile(operand) // givers))
+    own, sizes, place = count_kept(operand, result), tile_elements(operand), operand.mesh.position
+    wanted = (
+        copies * sizes[place(devices[0])] - sum(own.get(device, 0) for device in devices)
+        for devices in holders_of(operand).values()
+    )
+    return max(received, *(-(-count // givers) for count in wanted))

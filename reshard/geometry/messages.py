@@ -10,42 +10,152 @@ Each device asks for what it needs of every source tile that it does not hold, a
 requests for it. Among the same devices, and through a view, requests stay whole and are dealt evenly; a device holds
 one tile, so no two of its messages to the same receiver can be merged, and the exchange takes as many rounds as some
 device sends or receives messages (König: the edges of a bipartite graph of maximum degree r are r matchings). Between
-two sets of devices, a holder's requests may be cut: see `crossing`.
+two sets of devices, a holder's requests may be cut: see `dealing`.
 
-`messages_of` lists the messages of one device without those of others, each in closed form from both numerals: who
-holds a piece (`holders`), and what a piece shares with others (`overlap`). Its time grows with the messages of the
-device, not with the mesh.
+What two tiles share is a product of factors, each of which is what their pieces of some dims share: one dim, or several
+that a view ties together. A factor of ten blocks and another of ten are a hundred blocks, which are listed only where
+they are read.
+
+    f32[{x}2, 6] -> f32[4, {x}3] on <x=2>, from device 1 to device 0
+
+    dim 0    rows 0-1 of the sender's tile are rows 2-3 of the receiver's    Block(0, 6, (Axis(2, 6, 3),))
+    dim 1    columns 0-2 of it are columns 0-2                               Block(0, 0, (Axis(3, 1, 1),))
+    both     the product of the two                                          Block(0, 6, (Axis(2, 6, 3), Axis(3, 1, 1)))
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
-from reshard.geometry.crossing import holders_of, pull_limit
+from reshard.geometry.blocks import Block, Factor, cut_range, multiply_blocks, scale_blocks, split_rows
 from reshard.geometry.dealing import assign_requests
-from reshard.geometry.holders import holders, home_tile
-from reshard.geometry.message import Message as Message
-from reshard.geometry.message import (
-    Product,
-    SharedDims,
-    Tile,
-    count_elements,
-    list_requests,
-    scale_blocks,
-    shared_dims,
-    tile_of,
-)
-from reshard.geometry.message import cut_product as cut_product
-from reshard.geometry.overlap import shares_from, shares_of
+from reshard.geometry.holders import Tile, holders, holders_of, home_tile, pull_limit, tile_of, tiles
+from reshard.geometry.overlap import SharedDims, shared_dims, shares_from, shares_of
 from reshard.geometry.remesh import one_set
-from reshard.geometry.view_boxes import view_dims
+from reshard.geometry.view_layouts import view_dims
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain, merged_spans
 from reshard.types.view import View
 from reshard.types.whole import check_deadline
+
+Product = tuple[Factor, ...]
+"""A block of each factor, in every combination."""
+
+Shape = tuple[tuple[tuple[int, ...], int], ...]
+"""The blocks that make up one message: their extents, and how many have these."""
+
+
+class Message(NamedTuple):
+    """What one device sends to another: products of factors; a sender that is the receiver copies."""
+
+    sender: int
+    receiver: int
+    products: tuple[Product, ...]
+
+    @property
+    def elements(self) -> int:
+        """True elements in the message, without padding."""
+        return sum(map(count_elements, self.products))
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """The blocks that make up the message."""
+        for product in self.products:
+            yield from map(multiply_blocks, itertools.product(*product))
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the message can be sent and received where it lies."""
+        single = len(self.products) == 1 and all(len(factor) == 1 for factor in self.products[0])
+        return single and next(self.blocks).is_run
+
+    @property
+    def shape(self) -> Shape:
+        """The blocks by their extents."""
+        shapes: Counter[tuple[int, ...]] = Counter()
+        for each in itertools.chain.from_iterable(itertools.product(*product) for product in self.products):
+            shapes[tuple([axis.extent for block in each for axis in block.axes])] += 1
+        return tuple(sorted(shapes.items()))
+
+
+def count_elements(product: Product) -> int:
+    """The elements of a product of factors.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> rows, columns = Block(0, 0, (Axis(3, 4, 1),)), [Block(0, 0, (Axis(2, 1, 1),)), Block(5, 2, (Axis(1, 1, 1),))]
+    >>> count_elements(((rows,), tuple(columns)))
+    9
+    """
+    return math.prod([sum([block.elements for block in factor]) for factor in product])
+
+
+def cut_product(product: Product, low: int, high: int) -> tuple[Product, ...]:
+    """The elements number `low` to `high` of a product of factors, in row-major order, as products.
+
+    Elements 3 to 8 of 3 x 4 are the last of row 0 and the whole of row 1:
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> product = (Block(0, 0, (Axis(3, 4, 4),)),), (Block(0, 0, (Axis(4, 1, 1),)),)
+    >>> [[[(each.src, each.elements) for each in factor] for factor in part] for part in cut_product(product, 3, 8)]
+    [[[(0, 1)], [(3, 1)]], [[(4, 1)], [(0, 4)]]]
+    """
+    if low >= high:
+        return ()
+    if (low, high) == (0, count_elements(product)):
+        return (product,)
+    parts: list[Product] = []
+    for first, last, start, end in split_rows(low, high, count_elements(product[1:])):
+        # Elements of the first factor, counted in the order of its blocks.
+        index: list[Block] = []
+        below = 0
+        for block in product[0]:
+            size = block.elements
+            index += cut_range(block, max(first - below, 0), min(last - below, size))
+            below += size
+        parts += [(tuple(index), *rest) for rest in cut_product(product[1:], start, end)]
+    return tuple(parts)
+
+
+class Tally(NamedTuple):
+    """What devices send and receive in some messages, local copies left out: elements, and how many messages."""
+
+    sent: Counter[int]
+    received: Counter[int]
+    sends: Counter[int]
+    receives: Counter[int]
+
+    @property
+    def rounds(self) -> int:
+        """The messages of the device that sends or receives the most."""
+        return max((*self.sends.values(), *self.receives.values()), default=0)
+
+
+def tally_messages(messages: Iterable[Message]) -> Tally:
+    """Counts what devices send to each other.
+
+    >>> from reshard.types import Mesh
+    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]")]
+    >>> tally_messages(exchange_messages(*both)).sent
+    Counter({0: 2, 1: 2})
+    """
+    tally = Tally(Counter(), Counter(), Counter(), Counter())
+    for message in messages:
+        sender, receiver, _ = message
+        if sender != receiver:
+            elements = message.elements
+            tally.sent[sender] += elements
+            tally.received[receiver] += elements
+            tally.sends[sender] += 1
+            tally.receives[receiver] += 1
+    return tally
+
+
+# All messages of an exchange, or those of devices of every kind.
 
 
 def exchange_messages(operand: Layout, result: Layout, view: View | None = None) -> Sequence[Message]:
@@ -57,41 +167,40 @@ def exchange_messages(operand: Layout, result: Layout, view: View | None = None)
     [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
     """
     if view is not None:
-        return _view_messages(operand, result, view)
+        return _list_through_view(operand, result, view)
     if not one_set(operand.mesh, result.mesh):
         return list(typical_messages(operand, result))
     shared = shared_dims(operand, result)
     first = _involved_devices(operand, result)
     listed = set(first)
-    messages = list(_messages_among(operand, result, first, shared))
+    messages = list(_list_among(operand, result, first, shared))
     # Devices that differ only in coordinates that no changed dim uses exchange alike, among themselves.
     for device in operand.mesh.devices:
         if device not in listed:
             copy = [device + offset for offset in first]
             listed.update(copy)
-            messages += _messages_among(operand, result, copy, shared)
+            messages += _list_among(operand, result, copy, shared)
     return messages
-
-
-@lru_cache(maxsize=256)
-def _view_messages(operand: Layout, result: Layout, view: View) -> Sequence[Message]:
-    return tuple(
-        _assign_messages(operand, result, result.mesh.devices, view_dims(operand, result, view), holders_of(operand))
-    )
 
 
 def typical_messages(operand: Layout, result: Layout, view: View | None = None) -> Iterable[Message]:
     """The messages of devices of every kind; the others exchange alike."""
     if view is not None:
-        return _view_messages(operand, result, view)
+        return _list_through_view(operand, result, view)
     shared = shared_dims(operand, result)
     if one_set(operand.mesh, result.mesh):
-        return _messages_among(operand, result, _involved_devices(operand, result), shared)
+        return _list_among(operand, result, _involved_devices(operand, result), shared)
     limit = pull_limit(operand, result)
     return _assign_messages(operand, result, result.mesh.devices, shared, holders_of(operand), limit)
 
 
-def _messages_among(
+@lru_cache(maxsize=256)
+def _list_through_view(operand: Layout, result: Layout, view: View) -> Sequence[Message]:
+    shared, held = view_dims(operand, result, view), holders_of(operand)
+    return tuple(_assign_messages(operand, result, result.mesh.devices, shared, held))
+
+
+def _list_among(
     operand: Layout, result: Layout, devices: Sequence[int], shared: Sequence[SharedDims]
 ) -> Iterator[Message]:
     """The messages among some devices that need nothing from others."""
@@ -125,6 +234,38 @@ def _assign_messages(
             yield Message(givers[share.holder], device, cut_product(product, share.low, share.high))
 
 
+def list_requests(
+    operand: Layout, result: Layout, receivers: Sequence[int], shared: Sequence[SharedDims]
+) -> dict[Tile, list[tuple[int, Product]]]:
+    """For each source tile, the receivers that need part of it, with what they need.
+
+    Of a partial array, a device needs the summand that it has, and no other.
+    """
+    listed: dict[Tile, list[tuple[int, Product]]] = {}
+    whole = tiles(result) if len(receivers) == result.mesh.size else {d: tile_of(result, d) for d in receivers}
+    homes = tiles(operand) if operand.partial else {}
+    rank = len(operand.dims)
+    dims = [dim for each in shared for dim in each.source]
+    in_order = None if dims == list(range(rank)) else [dims.index(dim) for dim in range(rank)]
+    # Many devices want the same tile: what it is made of is worked out once.
+    made_of: dict[Tile, list[tuple[Tile, Product]]] = {}
+    for device in receivers:
+        tile = whole[device]
+        if tile not in made_of:
+            check_deadline()
+            wanted = [each.wanted(tuple([tile[at] for at in each.target])).items() for each in shared]
+            parts: list[tuple[Tile, Product]] = []
+            made_of[tile] = parts
+            for owners in itertools.product(*wanted):
+                numbers = tuple([number for pieces, _ in owners for number in pieces])
+                source = numbers if in_order is None else tuple([numbers[at] for at in in_order])
+                parts.append((source, tuple([factor for _, factor in owners])))
+        summand = homes.get(device, ())[rank:]
+        for source, product in made_of[tile]:
+            listed.setdefault(source + summand, []).append((device, product))
+    return listed
+
+
 def _involved_devices(operand: Layout, result: Layout) -> list[int]:
     """One device for every coordinate that a changed or padded dim uses; the other devices exchange alike."""
     apart = spans_apart(operand, result)
@@ -149,7 +290,10 @@ def spans_apart(operand: Layout, result: Layout) -> list[tuple[int, int]]:
     mesh = operand.mesh
     if operand.mesh != result.mesh or mesh.device_ids is not None:
         return []
-    spans = list(_involved_spans(operand, result))
+    # Only changed dims and padded ones: of a padded dim that stays, devices have unlike numbers of elements.
+    involved = [(s, t) for s, t in zip(operand.dims, result.dims, strict=True) if s != t or s.padded != s.size]
+    digits = [digit for s, t in involved for digit in (*s.digits, *t.digits)]
+    spans = [mesh.span(digit.axis) for digit in digits if digit.axis is not None]
     if not is_chain(sorted({end for span in spans for end in span})):
         return []
     apart: list[tuple[int, int]] = []
@@ -161,16 +305,8 @@ def spans_apart(operand: Layout, result: Layout) -> list[tuple[int, int]]:
     return apart
 
 
-def _involved_spans(operand: Layout, result: Layout) -> Iterable[tuple[int, int]]:
-    """The spans of the sub-axes that hold digits of changed or padded dims."""
-    for s, t in zip(operand.dims, result.dims, strict=True):
-        if s != t or s.padded != s.size:
-            for digit in (*s.digits, *t.digits):
-                if digit.axis is not None:
-                    yield operand.mesh.span(digit.axis)
-
-
-# The messages of one device.
+# The messages of one device, in closed form from both numerals: who holds a piece (`holders`), and what a piece shares
+# with others (`overlap`). The time grows with the messages of the device, not with the mesh.
 
 
 def messages_of(operand: Layout, result: Layout, device: int) -> Iterator[Message]:
@@ -188,96 +324,78 @@ def messages_of(operand: Layout, result: Layout, device: int) -> Iterator[Messag
 
 
 class _Exchange:
-    """An exchange as the device at a position of the operand's mesh sees it.
-
-    Devices exchange among those that are `near`: equal in all coordinates that the exchange does not involve.
-    """
+    """An exchange as the device at a position of the operand's mesh sees it."""
 
     def __init__(self, operand: Layout, result: Layout, me: int) -> None:
         self._operand, self._result, self._me = operand, result, me
-        self._rank = len(operand.dims)
+        self._rank, self._ids = len(operand.dims), operand.mesh.devices
         self._home = home_tile(operand, me)
-        self._steps = [
-            (math.prod(operand.tile_shape[at + 1 :]), math.prod(result.tile_shape[at + 1 :]))
-            for at in range(self._rank)
+        shapes = operand.tile_shape, result.tile_shape
+        # The dims of both layouts, and how far apart neighbours along each are in a tile of either.
+        self._dims = [
+            (*dims, *(math.prod(shape[at + 1 :]) for shape in shapes))
+            for at, dims in enumerate(zip(operand.dims, result.dims, strict=True))
         ]
-        self._apart = [(low, high // low) for low, high in spans_apart(operand, result)]
-        self._places = [me // stride % size for stride, size in self._apart]
-        self._wanted = lru_cache(maxsize=None)(self._wanted_of)
+        # Devices exchange among those that are equal in all coordinates that the exchange does not involve.
+        self._near = [(low, high // low, me // low % (high // low)) for low, high in spans_apart(operand, result)]
+        self._numbers: dict[Tile, dict[int, int]] = {}
 
     def received(self) -> Iterator[Message]:
         """What the device receives, its own copies included."""
-        dims = zip(self._operand.dims, self._result.dims, self._wanted_tile(), self._steps, strict=False)
-        wanted = (
-            [(p, scale_blocks(blocks, *steps)) for p, blocks in shares_of(s, t, q).items()] for s, t, q, steps in dims
-        )
-        for owners in itertools.product(*wanted):
+        wanted = tile_of(self._result, self._ids[self._me])
+        shared = [
+            [(p, scale_blocks(blocks, *steps)) for p, blocks in shares_of(s, t, q).items()]
+            for (s, t, *steps), q in zip(self._dims, wanted, strict=False)
+        ]
+        for owners in itertools.product(*shared):
             check_deadline()
             tile = (*[p for p, _ in owners], *self._home[self._rank :])
-            yield self._message(self._giver(tile, self._me), self._me, tuple([factor for _, factor in owners]))
+            giver = self._find_giver(tile, self._me)
+            yield Message(self._ids[giver], self._ids[self._me], (tuple([factor for _, factor in owners]),))
 
     def sent(self) -> Iterator[Message]:
         """What the device sends to others."""
-        mine = self._holders(self._home)
-        dims = zip(self._operand.dims, self._result.dims, self._home, self._steps, strict=False)
+        mine = self._list_holders(self._home)
         given = [
-            {q: scale_blocks(blocks, *steps) for q, blocks in shares_from(s, t, p).items()} for s, t, p, steps in dims
+            {q: scale_blocks(blocks, *steps) for q, blocks in shares_from(s, t, p).items()}
+            for (s, t, *steps), p in zip(self._dims, self._home, strict=False)
         ]
-        for receiver, pieces in self._wishes(self._home):
+        for receiver, pieces in self._list_takers(self._home):
             check_deadline()
-            if receiver not in mine and (len(mine) == 1 or self._giver(self._home, receiver) == self._me):
+            if receiver not in mine and (len(mine) == 1 or self._find_giver(self._home, receiver) == self._me):
                 product = tuple([of[q] for of, q in zip(given, pieces, strict=True)])
-                yield self._message(self._me, receiver, product)
+                yield Message(self._ids[self._me], self._ids[receiver], (product,))
 
-    def _message(self, sender: int, receiver: int, product: Product) -> Message:
-        ids = self._operand.mesh.devices
-        return Message(ids[sender], ids[receiver], (product,))
-
-    def _wanted_tile(self) -> Tile:
-        mesh = self._result.mesh
-        return home_tile(self._result, mesh.position(self._operand.mesh.devices[self._me]))
-
-    def _giver(self, tile: Tile, receiver: int) -> int:
+    def _find_giver(self, tile: Tile, receiver: int) -> int:
         """Who gives of a tile to a receiver: itself, else the holders deal the others among themselves."""
-        held = self._holders(tile)
+        held = self._list_holders(tile)
         if receiver in held:
             return receiver
         if len(held) == 1:
             return held[0]
-        wanted = self._wanted(tile)
+        if tile not in self._numbers:
+            lacking = sorted({taker for taker, _ in self._list_takers(tile)}.difference(held))
+            self._numbers[tile] = {taker: number for number, taker in enumerate(lacking)}
+        wanted = self._numbers[tile]
         return held[wanted[receiver] * len(held) // len(wanted)]
 
-    def _wanted_of(self, tile: Tile) -> dict[int, int]:
-        """The number of each receiver that lacks part of a tile."""
-        held = set(self._holders(tile))
-        lacking = (receiver for receiver, _ in self._wishes(tile) if receiver not in held)
-        return {receiver: number for number, receiver in enumerate(sorted(lacking))}
-
-    def _wishes(self, tile: Tile) -> Iterator[tuple[int, Tile]]:
+    def _list_takers(self, tile: Tile) -> Iterator[tuple[int, Tile]]:
         """The receivers of parts of a tile, each with the pieces of the result that it needs."""
-        dims = zip(self._operand.dims, self._result.dims, tile, strict=False)
-        takers = holders(self._result, any_summand=True)
-        summand = tile[self._rank :]
-        for pieces in itertools.product(*(shares_from(s, t, p) for s, t, p in dims)):
-            for receiver in self._near(self._translated(takers.of(pieces))):
+        one, other = self._operand.mesh, self._result.mesh
+        takers, summand = holders(self._result, any_summand=True), tile[self._rank :]
+        shared = [shares_from(s, t, p) for (s, t, *_), p in zip(self._dims, tile, strict=False)]
+        for pieces in itertools.product(*shared):
+            positions: Sequence[int] = takers.of(pieces)
+            if one != other:
+                positions = [one.position(other.devices[at]) for at in positions]
+            for receiver in self._keep_near(positions):
                 if not summand or home_tile(self._operand, receiver)[self._rank :] == summand:
                     yield receiver, pieces
 
-    def _holders(self, tile: Tile) -> Sequence[int]:
-        return self._near(holders(self._operand).of(tile))
+    def _list_holders(self, tile: Tile) -> Sequence[int]:
+        return self._keep_near(holders(self._operand).of(tile))
 
-    @property
-    def _translated(self) -> Callable[[tuple[int, ...]], Sequence[int]]:
-        """Positions of the result's mesh as positions of the operand's."""
-        one, other = self._operand.mesh, self._result.mesh
-        if one == other:
-            return lambda positions: positions
-        return lambda positions: [one.position(other.devices[at]) for at in positions]
-
-    def _near(self, positions: Sequence[int]) -> Sequence[int]:
-        if not self._apart:
-            return positions
-        places = zip(self._apart, self._places, strict=True)
-        for (stride, size), place in places:
+    def _keep_near(self, positions: Sequence[int]) -> Sequence[int]:
+        for stride, size, place in self._near:
             positions = [at for at in positions if at // stride % size == place]
         return positions

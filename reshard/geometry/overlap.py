@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.blocks import Axis, Block
-from reshard.types.layout import Dim
+from reshard.geometry.blocks import Axis, Block, Factor, scale_blocks
+from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
 
 # What two pieces share of one dim are blocks of local indices whose last axis is a run; the axes before repeat it.
@@ -40,32 +40,23 @@ from reshard.types.mesh import Mesh
 # long array than for a short one.
 
 
-class Run(NamedTuple):
-    """`length` neighbouring elements, at local index `src` of one tile and `dst` of the other."""
-
-    src: int
-    dst: int
-    length: int
-
-
 @lru_cache(maxsize=4096)
 def _run_axes(length: int) -> tuple[Axis, ...]:
-    """The axes of a run; blocks that are alike share them."""
-    return (Axis(length, 1, 1),)
+    return (Axis(length, 1, 1),)  # Blocks that are alike share their axes, which are most of what a message takes.
 
 
-def list_runs(blocks: Iterable[Block]) -> list[Run]:
+def list_runs(blocks: Iterable[Block]) -> list[Block]:
     """The runs of some blocks of one dim, one by one, in the order of both tiles.
 
     >>> [(run.src, run.dst) for run in list_runs([Block(0, 0, (Axis(2, 100, 10), Axis(3, 5, 2), Axis(2, 1, 1)))])]
     [(0, 0), (5, 2), (10, 4), (100, 10), (105, 12), (110, 14)]
     """
-    runs: list[Run] = []
+    runs: list[Block] = []
     for block in blocks:
         starts = [(block.src, block.dst)]
         for times, src, dst in block.axes[:-1]:
             starts = [(at + n * src, to + n * dst) for at, to in starts for n in range(times)]
-        runs += [Run(at, to, block.axes[-1].extent) for at, to in starts]
+        runs += [Block(at, to, block.axes[-1:]) for at, to in starts]
     return sorted(runs)
 
 
@@ -77,15 +68,12 @@ def append_block(blocks: list[Block], more: Block) -> None:
     >>> [(each.src, each.extents) for each in blocks]
     [(0, (2, 2)), (10, (3,))]
     """
-    if not blocks:
-        blocks.append(more)
-        return
-    last = _last_run(blocks[-1])
-    if (last.src + last.length, last.dst + last.length) != (more.src, more.dst):
+    last = _last_run(blocks[-1]) if blocks else None
+    if last is None or not _continues(last, more.src, more.dst):
         blocks.append(more)
         return
     earlier = _without_last(blocks.pop())
-    joint = Block(last.src, last.dst, _run_axes(last.length + more.axes[-1].extent))
+    joint = Block(last.src, last.dst, _run_axes(last.axes[0].extent + more.axes[-1].extent))
     blocks += [*earlier, joint, *_without_first(more)]
 
 
@@ -100,7 +88,7 @@ def repeat_blocks(blocks: list[Block], repeat: Axis) -> list[Block]:
     """
     times, src, dst = repeat
     first, last = blocks[0], _last_run(blocks[-1])
-    if (last.src + last.length, last.dst + last.length) != (first.src + src, first.dst + dst):
+    if not _continues(last, first.src + src, first.dst + dst):
         return [_repeat_block(each, repeat) for each in blocks]
     length = first.axes[-1].extent
     if len(blocks) == len(first.axes) == 1:
@@ -108,15 +96,11 @@ def repeat_blocks(blocks: list[Block], repeat: Axis) -> list[Block]:
     # The first run and the last of all stay alone; in between, the last of a period is joined to the next one's first.
     inner = [*_without_first(first), *blocks[1:]]
     inner[-1:] = _without_last(inner[-1])
-    joint = Block(last.src, last.dst, _run_axes(last.length + length))
-    end = Block(last.src + (times - 1) * src, last.dst + (times - 1) * dst, _run_axes(last.length))
+    joint = Block(last.src, last.dst, _run_axes(last.axes[0].extent + length))
     start = Block(first.src, first.dst, _run_axes(length))
-    return [
-        start,
-        *(_repeat_block(each, repeat) for each in inner),
-        _repeat_block(joint, Axis(times - 1, src, dst)),
-        end,
-    ]
+    end = Block(last.src + (times - 1) * src, last.dst + (times - 1) * dst, last.axes)
+    between = [_repeat_block(each, repeat) for each in inner]
+    return [start, *between, _repeat_block(joint, Axis(times - 1, src, dst)), end]
 
 
 def _repeat_block(block: Block, repeat: Axis) -> Block:
@@ -130,15 +114,21 @@ def _repeat_block(block: Block, repeat: Axis) -> Block:
     return Block(block.src, block.dst, (repeat, *axes))
 
 
-def _last_run(block: Block) -> Run:
+def _last_run(block: Block) -> Block:
     src, dst, axes = block
     for times, step, stride in axes[:-1]:
         src, dst = src + (times - 1) * step, dst + (times - 1) * stride
-    return Run(src, dst, axes[-1].extent)
+    return Block(src, dst, axes[-1:])
+
+
+def _continues(run: Block, src: int, dst: int) -> bool:
+    """Whether what starts at these local indices comes right after a run in both tiles."""
+    length = run.axes[0].extent
+    return (run.src + length, run.dst + length) == (src, dst)
 
 
 def _without_first(block: Block) -> list[Block]:
-    """All runs of a block but the first one, in an order that `append_block` accepts."""
+    """All runs of a block but the first one, ascending."""
     rest: list[Block] = []
     for at, (times, src, dst) in enumerate(block.axes[:-1]):
         later = Block(block.src + src, block.dst + dst, block.axes[at + 1 :])
@@ -147,7 +137,7 @@ def _without_first(block: Block) -> list[Block]:
 
 
 def _without_last(block: Block) -> list[Block]:
-    """All runs of a block but the last one, in an order that `append_block` accepts."""
+    """All runs of a block but the last one, ascending."""
     rest: list[Block] = []
     first_src, first_dst = block.src, block.dst
     for at, (times, src, dst) in enumerate(block.axes[:-1]):
@@ -164,7 +154,6 @@ Shares = dict[int, tuple[Block, ...]]
 def piece(dim: Dim, mesh: Mesh, position: int) -> int:
     """The number of the piece of a dim that the device at a position holds.
 
-    >>> from reshard.types.layout import Layout
     >>> layout = Layout.parse("f32[{x}3/10]", Mesh(x=4, y=2))
     >>> [piece(layout.dims[0], layout.mesh, position) for position in range(8)]
     [0, 0, 1, 1, 2, 2, 3, 3]
@@ -180,7 +169,6 @@ def piece(dim: Dim, mesh: Mesh, position: int) -> int:
 def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     """For each piece of the target, the source pieces that it overlaps, with the blocks in common.
 
-    >>> from reshard.types.layout import Layout
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> {p: [(each.src, each.dst, each.elements) for each in blocks] for p, blocks in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
@@ -197,7 +185,6 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
 def shares_of(source: Dim, target: Dim, number: int) -> Shares:
     """`shares(source, target)[number]`: what one piece of the target shares, without working out the others.
 
-    >>> from reshard.types.layout import Layout
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> shares_of(before, after, 1) == shares(before, after)[1]
     True
@@ -209,12 +196,39 @@ def shares_of(source: Dim, target: Dim, number: int) -> Shares:
 def shares_from(source: Dim, target: Dim, number: int) -> Shares:
     """What one piece of the source shares with each piece of the target, without working out the others.
 
-    >>> from reshard.types.layout import Layout
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> {q: [(each.src, each.dst, each.elements) for each in both] for q, both in shares_from(before, after, 1).items()}
     {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
     """
     return {q: tuple(runs) for (_, q), runs in _walk_common(source, target, number, None).items()}
+
+
+class SharedDims(NamedTuple):
+    """Some dims of both layouts, by number, and what a target piece of these shares with each source piece of them."""
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    wanted: Callable[[tuple[int, ...]], Mapping[tuple[int, ...], Factor]]
+
+
+def shared_dims(operand: Layout, result: Layout) -> list[SharedDims]:
+    """What the tiles of two layouts of one array share, dim by dim."""
+    shared: list[SharedDims] = []
+    for at, (s, t) in enumerate(zip(operand.dims, result.dims, strict=True)):
+        steps = math.prod(operand.tile_shape[at + 1 :]), math.prod(result.tile_shape[at + 1 :])
+        shared.append(SharedDims((at,), (at,), _flat_shares(s, t, *steps).__getitem__))
+    return shared
+
+
+@lru_cache(maxsize=256)
+def _flat_shares(
+    source: Dim, target: Dim, src: int, dst: int
+) -> Mapping[tuple[int, ...], Mapping[tuple[int, ...], Factor]]:
+    """`shares` in flat tiles, in which neighbours along the dim are `src` and `dst` apart."""
+    return {
+        (q,): {(p,): scale_blocks(blocks, src, dst) for p, blocks in by.items()}
+        for q, by in enumerate(shares(source, target))
+    }
 
 
 def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
@@ -227,7 +241,6 @@ def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Com
 def contiguous_extent(dim: Dim) -> int | None:
     """How many indices a piece of a dim covers if all of its pieces are contiguous, else None.
 
-    >>> from reshard.types.layout import Layout
     >>> [contiguous_extent(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
     [3, None]
     """
@@ -238,7 +251,6 @@ def contiguous_extent(dim: Dim) -> int | None:
 def fullest_piece(dim: Dim) -> int:
     """The most elements that a piece of a dim has.
 
-    >>> from reshard.types.layout import Layout
     >>> fullest_piece(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
     6
     """
@@ -249,7 +261,6 @@ def fullest_piece(dim: Dim) -> int:
 def piece_sizes(dim: Dim) -> Mapping[int, int]:
     """How many pieces of a dim have how many elements, from the digits: a million pieces take no longer than two.
 
-    >>> from reshard.types.layout import Layout
     >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
     {3: 999996, 2: 1, 0: 3}
     """
@@ -282,7 +293,6 @@ def _count_sizes(levels: Sequence[Level], left: int) -> Counter[int]:
 def piece_extents(dim: Dim) -> Sequence[int]:
     """How many elements each piece of a dim has, by its number.
 
-    >>> from reshard.types.layout import Layout
     >>> piece_extents(Layout.parse("f32[2{x}3/8]", Mesh(x=2)).dims[0])
     [5, 3]
     """
@@ -290,7 +300,7 @@ def piece_extents(dim: Dim) -> Sequence[int]:
 
 
 def _list_extents(levels: Sequence[Level], left: int) -> list[int]:
-    """How many of its first `left` indices each piece of the numeral of these levels has; see `_sizes`."""
+    """How many of its first `left` indices each piece of the numeral of these levels has; see `_count_sizes`."""
     if not levels or left == 0:
         return [min(left, 1)] * math.prod(level.radix for level in levels if level.held)
     level, below = levels[0], levels[1:]
@@ -363,68 +373,49 @@ class _NumeralWalk:
     def down(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
         """Adds what the rests of two numerals share of the global indices from `low` to `high`."""
         a, b = self._source[s.level], self._target[t.level]
-        if a.held and not (b.held and self._q is not None):  # A given piece of the target narrows the range first.
-            self._split_source(s, t, low, high, common)
-        elif b.held:
-            self._split_target(s, t, low, high, common)
+        if a.held or b.held:
+            # A given piece of the target narrows the range first.
+            self._split(a.held and not (b.held and self._q is not None), s, t, low, high, common)
         elif (s.level, t.level) == self._leaves:
             if low < high:
                 run = Block(s.local + low - s.start, t.local + low - t.start, _run_axes(high - low))
                 append_block(common.setdefault((s.piece, t.piece), []), run)
         else:
-            period = math.lcm(a.block, b.block)
+            # Down the coarser digit, so that the finer one can repeat itself below it.
+            coarser, period = a.block > b.block, math.lcm(a.block, b.block)
             count = (high - low) // period
             if count > 1:
-                self._repeat(s, t, low, Axis(count, period // a.block * a.share, period // b.block * b.share), common)
+                one: _Common = {}
+                self._split(coarser, s, t, low, low + period, one)
+                repeat = Axis(count, period // a.block * a.share, period // b.block * b.share)
+                for pieces, runs in one.items():
+                    into = common.setdefault(pieces, [])
+                    for block in repeat_blocks(runs, repeat):
+                        append_block(into, block)
                 low += count * period
-            self._split(s, t, low, high, common)
+            self._split(coarser, s, t, low, high, common)
 
-    def _repeat(self, s: _Node, t: _Node, low: int, repeat: Axis, common: _Common) -> None:
-        """Walks one period of two local digits, and adds it as often as it occurs."""
-        one: _Common = {}
-        period = math.lcm(self._source[s.level].block, self._target[t.level].block)
-        self._split(s, t, low, low + period, one)
-        for pieces, runs in one.items():
-            into = common.setdefault(pieces, [])
-            for block in repeat_blocks(runs, repeat):
-                append_block(into, block)
-
-    def _split(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        """Goes down the coarser digit, so that the finer one can repeat itself below it."""
-        if self._source[s.level].block > self._target[t.level].block:
-            self._split_source(s, t, low, high, common)
-        else:
-            self._split_target(s, t, low, high, common)
-
-    def _split_source(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        for child, start, end in _split_range(self._source[s.level], s, low, high, self._p):
-            self.down(child, t, start, end, common)
-
-    def _split_target(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        for child, start, end in _split_range(self._target[t.level], t, low, high, self._q):
-            self.down(s, child, start, end, common)
-
-
-def _split_range(
-    level: Level, node: _Node, low: int, high: int, wanted: int | None
-) -> Iterator[tuple[_Node, int, int]]:
-    """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers; of a held
-    digit only that of the piece `wanted`, if one is.
-    """
-    radix, held, block, share = level
-    depth, origin, number, local = node
-    if held and wanted is not None:
-        at = origin + wanted // share % radix * block
-        low, high = max(low, at), min(high, at + block)
-    value = (low - origin) // block
-    while low < high:
-        start = origin + value * block
-        end = min(start + block, high)
-        if held:
-            yield _Node(depth + 1, start, number + value * share, local), low, end
-        else:
-            yield _Node(depth + 1, start, number, local + value * share), low, end
-        low, value = end, value + 1
+    def _split(self, at_source: bool, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        """Goes down one side's digit: its values that occur from `low` to `high`, each with the part that it covers."""
+        level, node, wanted = (self._source[s.level], s, self._p) if at_source else (self._target[t.level], t, self._q)
+        radix, held, block, share = level
+        depth, origin, number, local = node
+        if held and wanted is not None:
+            at = origin + wanted // share % radix * block
+            low, high = max(low, at), min(high, at + block)
+        value = (low - origin) // block
+        while low < high:
+            start = origin + value * block
+            end = min(start + block, high)
+            if held:
+                child = _Node(depth + 1, start, number + value * share, local)
+            else:
+                child = _Node(depth + 1, start, number, local + value * share)
+            if at_source:
+                self.down(child, t, low, end, common)
+            else:
+                self.down(s, child, low, end, common)
+            low, value = end, value + 1
 
 
 # How many indices of a dim two pieces share, counted without the runs that they share.
@@ -437,7 +428,7 @@ def _split_range(
 #
 # Both lists are made by repeating shorter ones, and the pieces at each start of a block are looked up in them: a few
 # operations on whole lists, instead of a walk down both numerals. Where the numerals repeat themselves often, the walk
-# has fewer steps than there are blocks, and is taken (`overlap.shares`).
+# has fewer steps than there are blocks, and is taken (`shares`).
 
 
 _FASTER = 8
@@ -448,40 +439,36 @@ _FASTER = 8
 def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     """For each piece of the target, how many indices it shares with each source piece that it overlaps.
 
-    >>> from reshard.types.layout import Layout
     >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> shared_elements(before, after)
     ({0: 2}, {0: 1, 1: 1}, {1: 2})
     """
     one, other = dim_levels(source), dim_levels(target)
-    period = _common_period(one, other, source.size)
+    # After a period, at most the whole dim, the pieces of both sides repeat themselves.
+    period = max(source.size, 1)
+    if not (one[0].held or other[0].held or len(one) == 1 or len(other) == 1):
+        period = min(math.lcm(one[0].block, other[0].block), period)
     blocks = period // max(1, one[-1].radix) + period // max(1, other[-1].radix)
-    if not source.size or _Steps(one, other).down(0, 0, source.size) * _FASTER < blocks:
+    if not source.size or _count_steps(one, other, source.size) * _FASTER < blocks:
         return tuple(
             {p: sum([block.elements for block in blocks]) for p, blocks in by_source.items()}
             for by_source in shares(source, target)
         )
     counts: list[dict[int, int]] = [{} for _ in range(math.prod(level.radix for level in other if level.held))]
-    _add_shared(one, other, period, source.size // period, counts)
-    _add_shared(one, other, source.size % period, 1, counts)
+    a, b = one[-1].radix, other[-1].radix
+    # The first `size` indices occur `times` times: a period as often as it fits, and the rest.
+    for size, times in (period, source.size // period), (source.size % period, 1):
+        if not size:
+            continue
+        starts = sorted([*range(0, size, a), *range(b, size, b)])
+        of_source, of_target = _number_blocks(one, -(-size // a)), _number_blocks(other, -(-size // b))
+        sources, targets = [of_source[at // a] for at in starts], [of_target[at // b] for at in starts]
+        for p, q, start, end in zip(sources, targets, starts, [*starts[1:], size], strict=True):
+            if start < end:
+                by_source = counts[q]
+                by_source[p] = by_source.get(p, 0) + (end - start) * times
     return tuple(counts)
-
-
-def _add_shared(
-    source: Sequence[Level], target: Sequence[Level], size: int, times: int, counts: list[dict[int, int]]
-) -> None:
-    """Adds the first `size` indices, which occur `times` times."""
-    if not size:
-        return
-    a, b = source[-1].radix, target[-1].radix
-    starts = sorted([*range(0, size, a), *range(b, size, b)])
-    of_source, of_target = _number_blocks(source, -(-size // a)), _number_blocks(target, -(-size // b))
-    sources, targets = [of_source[at // a] for at in starts], [of_target[at // b] for at in starts]
-    for p, q, start, end in zip(sources, targets, starts, [*starts[1:], size], strict=True):
-        if start < end:
-            by_source = counts[q]
-            by_source[p] = by_source.get(p, 0) + (end - start) * times
 
 
 def _number_blocks(of: Sequence[Level], blocks: int) -> list[int]:
@@ -496,34 +483,20 @@ def _number_blocks(of: Sequence[Level], blocks: int) -> list[int]:
     return numbers[:blocks]
 
 
-def _common_period(source: Sequence[Level], target: Sequence[Level], size: int) -> int:
-    """After how many indices the pieces of both sides repeat themselves, at most `size`."""
-    if source[0].held or target[0].held or len(source) == 1 or len(target) == 1:
-        return max(size, 1)
-    return min(math.lcm(source[0].block, target[0].block), max(size, 1))
-
-
-class _Steps:
-    """About how many steps `overlap.shares` takes, without taking them: as it goes down, but in one range a level."""
-
-    def __init__(self, source: Sequence[Level], target: Sequence[Level]) -> None:
-        self._source, self._target = source, target
-
-    def down(self, s: int, t: int, size: int) -> int:
-        a, b = self._source[s], self._target[t]
-        if a.held or b.held:
-            return self._split(s, t, size, a.held)
-        if (s, t) == (len(self._source) - 1, len(self._target) - 1):
+def _count_steps(source: Sequence[Level], target: Sequence[Level], size: int) -> int:
+    """About how many steps `shares` takes, without taking them: as it goes down, but in one range a level."""
+    a, b = source[0], target[0]
+    if not (a.held or b.held):
+        if len(source) == len(target) == 1:
             return 1
-        period, coarser = math.lcm(a.block, b.block), a.block > b.block
-        if size < 2 * period:
-            return self._split(s, t, size, coarser)
-        rest = size % period
-        return self._split(s, t, period, coarser) + (self._split(s, t, rest, coarser) if rest else 0)
-
-    def _split(self, s: int, t: int, size: int, at_source: bool) -> int:
-        block = (self._source[s] if at_source else self._target[t]).block
-        return -(-size // block) * self.down(s + at_source, t + (not at_source), min(size, block))
+        period = math.lcm(a.block, b.block)
+        if size >= 2 * period:
+            rest = size % period
+            return _count_steps(source, target, period) + (_count_steps(source, target, rest) if rest else 0)
+    at_source = a.held if a.held or b.held else a.block > b.block
+    block = (a if at_source else b).block
+    below = (source[1:], target) if at_source else (source, target[1:])
+    return -(-size // block) * _count_steps(*below, min(size, block))
 
 
 # The shortest run of neighbouring indices that two pieces of a dim share, from the ends of blocks.
@@ -540,7 +513,6 @@ class _Steps:
 def shortest_shared(source: Dim, target: Dim) -> int:
     """The fewest indices that are neighbours in both of two pieces which share them, 1 if there are none.
 
-    >>> from reshard.types.layout import Layout
     >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}9]", "f32[{y}6]"))
     >>> shortest_shared(before, after)

@@ -21,23 +21,15 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.blocks import Axis, Block
-from reshard.geometry.crossing import fewest_through, holders_of
-from reshard.geometry.dealing import Share, assign_by_quota, assign_whole
-from reshard.geometry.message import (
-    Message,
-    Product,
-    Tile,
-    count_elements,
-    cut_product,
-    list_requests,
-    shared_dims,
-    tile_of,
-)
+from reshard.geometry.dealing import assign_by_quota, assign_whole
+from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of
+from reshard.geometry.messages import Message, Product, count_elements, cut_product, list_requests, tally_messages
+from reshard.geometry.overlap import shared_dims
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
 
@@ -75,7 +67,8 @@ class _Class(NamedTuple):
 
 class _Given(NamedTuple):
     """What one device is sent of a class in the first turn: elements number `low` to `high`, which it passes on, and
-    those from `direct` to the end, which all that lack them are sent."""
+    those from `direct` to the end, which all that lack them are sent.
+    """
 
     device: int
     of: _Class
@@ -105,57 +98,7 @@ def relay_messages(operand: Layout, result: Layout) -> Relay:
     >>> [[(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver][:4] for turn in turns]
     [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
     """
-    classes, local = _list_classes(operand, result)
     holders, bound = holders_of(operand), fewest_through(operand, result)
-    demands = [Demand(count_elements(each.runs), holders[each.tile], each.lacking) for each in classes]
-    counts = balance_shares(demands, bound)
-    given = list(_list_given(classes, counts))
-    first = _first_turn(given, holders, count_passed_on(demands, counts), bound)
-    return Relay((*local, *first), tuple(_second_turn(given)))
-
-
-@lru_cache(maxsize=256)
-def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
-    """The figures of both turns.
-
-    >>> from reshard.types import Mesh
-    >>> relay_figures(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))).turns
-    (RelayTurn(received=3, sent=12, rounds=4), RelayTurn(received=9, sent=9, rounds=3))
-    """
-    turns = [
-        [_Sent(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver]
-        for turn in relay_messages(operand, result)
-    ]
-    sent: Counter[int] = Counter()
-    for sender, _, count in itertools.chain(*turns):
-        sent[sender] += count
-    largest = max((message.elements for message in itertools.chain(*turns)), default=0)
-    first, second = map(_figures_of_turn, turns)
-    return RelayFigures((first, second), max(sent.values(), default=0), largest)
-
-
-class _Sent(NamedTuple):
-    """Who sends how many elements to whom."""
-
-    sender: int
-    receiver: int
-    elements: int
-
-
-def _figures_of_turn(messages: Sequence[_Sent]) -> RelayTurn:
-    sent, received, sends, receives = (Counter[int]() for _ in range(4))
-    for sender, receiver, count in messages:
-        sent[sender] += count
-        received[receiver] += count
-        sends[sender] += 1
-        receives[receiver] += 1
-    rounds = max([*sends.values(), *receives.values()], default=0)
-    return RelayTurn(max(received.values(), default=0), max(sent.values(), default=0), rounds)
-
-
-def _list_classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Message]]:
-    """The classes, and the copies that devices make of what they hold."""
-    holders = holders_of(operand)
     classes: list[_Class] = []
     local: list[Message] = []
     for tile, wanted in list_requests(operand, result, result.mesh.devices, shared_dims(operand, result)).items():
@@ -167,56 +110,44 @@ def _list_classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[M
             else:
                 lacking.setdefault(tile_of(result, device), (runs, []))[1].append(device)
         classes += [_Class(tile, runs, tuple(devices)) for runs, devices in lacking.values()]
-    return classes, local
-
-
-def _list_given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterator[_Given]:
-    """Each class divided among the devices that lack it, by the number of elements that each passes on."""
+    demands = [Demand(count_elements(each.runs), holders[each.tile], each.lacking) for each in classes]
+    counts = balance_shares(demands, bound)
+    passed = count_passed_on(demands, counts)
+    given: dict[Tile, list[_Given]] = {}
     for each, some in zip(classes, counts, strict=True):
         ends = list(itertools.accumulate(some, initial=0))
         for device, (low, high) in zip(each.lacking, itertools.pairwise(ends), strict=True):
-            given = _Given(device, each, low, high, ends[-1])
-            if given.elements:
-                yield given
+            part = _Given(device, each, low, high, ends[-1])
+            if part.elements:
+                given.setdefault(each.tile, []).append(part)
 
-
-def _first_turn(
-    given: Sequence[_Given], holders: Mapping[Tile, Sequence[int]], passed: Counter[int], bound: int
-) -> Iterator[Message]:
-    """What is sent of each tile, dealt among its holders; those that pass on more send less."""
-    by_tile: dict[Tile, list[_Given]] = {}
-    for each in given:
-        by_tile.setdefault(each.of.tile, []).append(each)
-    quotas = {
-        tile: level_sums([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
-        for tile, queue in by_tile.items()
-    }
-    sent = passed.copy()
+    # What is sent of each tile first is dealt among its holders; those that pass on more send less.
+    quotas, sent = dict[Tile, list[int]](), passed.copy()
+    for tile, queue in given.items():
+        quotas[tile] = level_sums([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
     for tile, some in quotas.items():
         sent.update(dict(zip(holders[tile], some, strict=True)))
     limit = max([bound, *sent.values()])
-    for tile, queue in by_tile.items():
-        for part in _assign_within(
-            [each.elements for each in queue], quotas[tile], [passed[d] for d in holders[tile]], limit
-        ):
-            each = queue[part.request]
-            yield Message(holders[tile][part.holder], each.device, each.products(part.low, part.high))
+    first: list[Message] = []
+    for tile, queue in given.items():
+        givers, sizes = holders[tile], [each.elements for each in queue]
+        shares = assign_whole(sizes, len(givers))
+        loads = [passed[device] for device in givers]
+        for share in shares:
+            loads[share.holder] += share.high
+        if max(loads) > limit:
+            shares = assign_by_quota(sizes, quotas[tile])
+        for share in shares:
+            each = queue[share.request]
+            first.append(Message(givers[share.holder], each.device, each.products(share.low, share.high)))
+    return Relay((*local, *first), tuple(_second_turn(itertools.chain(*given.values()))))
 
 
-def _assign_within(sizes: Sequence[int], quotas: Sequence[int], passed: Sequence[int], limit: int) -> Sequence[Share]:
-    """Requests dealt whole if no holder then sends more than the limit with what it passes on, else by quotas."""
-    whole = assign_whole(sizes, len(quotas))
-    loads = list(passed)
-    for share in whole:
-        loads[share.holder] += share.high
-    return whole if max(loads) <= limit else assign_by_quota(sizes, quotas)
-
-
-def _second_turn(given: Sequence[_Given]) -> Iterator[Message]:
+def _second_turn(given: Iterable[_Given]) -> Iterator[Message]:
     """Each device passes its shares on, all that another one lacks of them in one message."""
     passed: dict[tuple[int, int], list[Product]] = {}
     for each in given:
-        products = [_at_both_ends(runs) for runs in cut_product(each.of.runs, each.low, each.high)]
+        products = [_read_from_result(product) for product in cut_product(each.of.runs, each.low, each.high)]
         for other in each.of.lacking if products else ():
             if other != each.device:
                 passed.setdefault((each.device, other), []).extend(products)
@@ -224,13 +155,30 @@ def _second_turn(given: Sequence[_Given]) -> Iterator[Message]:
         yield Message(sender, receiver, tuple(products))
 
 
-def _at_both_ends(runs: Product) -> Product:
-    """Runs read from a tile of the result: replicas have an element at the same place."""
-    return tuple(tuple([_from_result(block) for block in factor]) for factor in runs)
+def _read_from_result(product: Product) -> Product:
+    """The same elements, read from a tile of the result: replicas have an element at the same place."""
+    return tuple(
+        tuple([Block(dst, dst, tuple([Axis(each.extent, each.dst, each.dst) for each in axes])) for _, dst, axes in of])
+        for of in product
+    )
 
 
-def _from_result(block: Block) -> Block:
-    return Block(block.dst, block.dst, tuple([Axis(axis.extent, axis.dst, axis.dst) for axis in block.axes]))
+@lru_cache(maxsize=256)
+def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
+    """The figures of both turns.
+
+    >>> from reshard.types import Mesh
+    >>> relay_figures(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))).turns
+    (RelayTurn(received=3, sent=12, rounds=4), RelayTurn(received=9, sent=9, rounds=3))
+    """
+    turns = relay_messages(operand, result)
+    tallies = [tally_messages(turn) for turn in turns]
+    sent = sum((tally.sent for tally in tallies), Counter[int]())
+    largest = max((m.elements for m in itertools.chain(*turns) if m.sender != m.receiver), default=0)
+    first, second = (
+        RelayTurn(max(t.received.values(), default=0), max(t.sent.values(), default=0), t.rounds) for t in tallies
+    )
+    return RelayFigures((first, second), max(sent.values(), default=0), largest)
 
 
 # Who passes on how much in a relay, so that the busiest device sends as little as it can.
@@ -271,10 +219,6 @@ class Demand(NamedTuple):
         return len(self.lacking) - 1
 
 
-_Loads = dict[int, float]
-"""What each device sends."""
-
-
 def balance_shares(demands: Sequence[Demand], enough: int) -> list[tuple[int, ...]]:
     """For each class, how many elements each device that lacks them is sent first and passes on to all others.
 
@@ -284,22 +228,8 @@ def balance_shares(demands: Sequence[Demand], enough: int) -> list[tuple[int, ..
     >>> balance_shares([Demand(12, [0], [1, 2, 3, 4, 5]), Demand(12, [1], [0, 2, 3, 4, 5])], enough=20)
     [(2, 3, 3, 2, 2), (2, 2, 2, 3, 3)]
     """
-    loads: _Loads = dict.fromkeys(itertools.chain.from_iterable((*d.holders, *d.lacking) for d in demands), 0.0)
+    loads = dict.fromkeys(itertools.chain.from_iterable((*d.holders, *d.lacking) for d in demands), 0.0)
     poured = [[0.0] * (len(demand.holders) + len(demand.lacking)) for demand in demands]
-    _pour_all(demands, loads, poured, enough)
-    best, least = list[tuple[int, ...]](), math.inf
-    for _ in range(_ROUNDINGS):
-        counts = _round_all(demands, loads, poured)
-        most = max(loads.values(), default=0.0)
-        if most < least:
-            best, least = counts, most
-        if least <= enough:
-            break
-    return best
-
-
-def _pour_all(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]], enough: int) -> None:
-    """Pours all classes, in as many sweeps as it takes."""
     for _ in range(_SWEEPS):
         check_deadline()
         for at, demand in enumerate(demands):
@@ -308,18 +238,24 @@ def _pour_all(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]
             _add_loads(loads, demand, poured[at])
         if max(loads.values(), default=0.0) <= enough:
             break
-
-
-def _round_all(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]]) -> list[tuple[int, ...]]:
-    """Makes the shares of all classes whole elements, one class after the other."""
-    check_deadline()
-    counts: list[tuple[int, ...]] = []
-    for at, demand in enumerate(demands):
-        _add_loads(loads, demand, poured[at], -1)
-        counts.append(_round_class(demand, _pour_class(demand, loads), loads))
-        poured[at] = _sent_of_class(demand, counts[-1], loads)
-        _add_loads(loads, demand, poured[at])
-    return counts
+    best, least = list[tuple[int, ...]](), math.inf
+    for _ in range(_ROUNDINGS):
+        check_deadline()
+        counts: list[tuple[int, ...]] = []
+        for at, demand in enumerate(demands):
+            _add_loads(loads, demand, poured[at], -1)
+            counts.append(_round_class(demand, _pour_class(demand, loads), loads))
+            # What lacking devices pass on is whole now; the holders of the class send the rest.
+            passed_on = [float(count * demand.further) for count in counts[-1]]
+            rest = demand.size * len(demand.lacking) - sum(counts[-1]) * demand.further
+            poured[at] = _pour_water([loads[device] for device in demand.holders], rest) + passed_on
+            _add_loads(loads, demand, poured[at])
+        most = max(loads.values(), default=0.0)
+        if most < least:
+            best, least = counts, most
+        if least <= enough:
+            break
+    return best
 
 
 def level_sums(bases: Sequence[int], amount: int) -> list[int]:
@@ -345,7 +281,7 @@ def count_passed_on(demands: Sequence[Demand], counts: Sequence[Sequence[int]]) 
     return sent
 
 
-def _add_loads(loads: _Loads, demand: Demand, amounts: Sequence[float], sign: int = 1) -> None:
+def _add_loads(loads: dict[int, float], demand: Demand, amounts: Sequence[float], sign: int = 1) -> None:
     """Adds what the holders of a class, and then those that lack it, send of it."""
     for device, amount in zip((*demand.holders, *demand.lacking), amounts, strict=True):
         loads[device] += sign * amount
@@ -361,7 +297,7 @@ def _pour_water(bases: Sequence[float], amount: float) -> list[float]:
     return [max(0.0, level - base) for base in bases]
 
 
-def _pour_class(demand: Demand, loads: _Loads) -> list[float]:
+def _pour_class(demand: Demand, loads: dict[int, float]) -> list[float]:
     """What the holders of a class, and then those that lack it, best send of it beside what they send of others."""
     held = [loads[device] for device in demand.holders]
     lacking = [loads[device] for device in demand.lacking]
@@ -371,7 +307,7 @@ def _pour_class(demand: Demand, loads: _Loads) -> list[float]:
     return _pour_water(held, demand.size) + _pour_water(lacking, demand.size * demand.further)
 
 
-def _round_class(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[int, ...]:
+def _round_class(demand: Demand, amounts: Sequence[float], loads: dict[int, float]) -> tuple[int, ...]:
     """The shares as whole elements: first rounded down, then one more for who would then send the least."""
     further = demand.further
     if not further:
@@ -390,12 +326,3 @@ def _round_class(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tup
             counts[at] += 1
             heapq.heapreplace(after, (load + further, at))
     return tuple(counts)
-
-
-def _sent_of_class(demand: Demand, counts: Sequence[int], loads: _Loads) -> list[float]:
-    """What the holders of a class, and then those that lack it, send if the latter pass on these `counts` of
-    elements.
-    """
-    rest = demand.size * len(demand.lacking) - sum(counts) * demand.further
-    held = _pour_water([loads[device] for device in demand.holders], rest)
-    return [*held, *(float(count * demand.further) for count in counts)]

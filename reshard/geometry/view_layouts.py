@@ -7,18 +7,23 @@
                                                    is then written on the source's dim, as f32[3{x}2]
 
 A *unit* is an atom, or a dim of one side that does not split into its atoms. Where both layouts can be written on the
-same units, a move is an ordinary one between these two, with relabelings before and after that move nothing.
+same units, a move is an ordinary one between these two, with relabelings before and after that move nothing. Where they
+cannot, tiles are compared as boxes of atoms (`view_dims`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import lt, mul, sub
 from typing import NamedTuple
 
 from reshard.errors import LayoutError
+from reshard.geometry.blocks import Axis, Block, Factor, split_rows
+from reshard.geometry.overlap import SharedDims, list_runs, shares
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import SubAxis
 from reshard.types.view import Atom, Groups, View
@@ -45,39 +50,29 @@ def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
     rest = list(dim.digits)
     parts: list[Dim] = []
     for size in reversed(sizes[1:]):
-        digits = _take_minor_digits(rest, size)
-        if digits is None:
-            return None
+        # The minor digits whose product is the size; the last of them may have to be cut.
+        digits: list[Digit] = []
+        left = size
+        while left > 1:
+            if not rest:
+                return None
+            radix, axis = rest.pop()
+            if left % radix == 0:
+                digits.insert(0, Digit(radix, axis))
+                left //= radix
+                continue
+            major, uneven = divmod(radix, left)
+            if uneven:
+                return None
+            if axis is None:
+                rest.append(Digit(major, None))
+                digits.insert(0, Digit(left, None))
+            else:
+                rest.append(Digit(major, SubAxis(axis.axis, axis.pre, major)))
+                digits.insert(0, Digit(left, SubAxis(axis.axis, axis.pre * major, left)))
+            left = 1
         parts.append(Dim(tuple(digits), size))
     return [Dim(tuple(rest), sizes[0]), *reversed(parts)]
-
-
-def _take_minor_digits(rest: list[Digit], size: int) -> list[Digit] | None:
-    """Takes the minor digits whose product is `size` off a numeral; cuts one of them if need be."""
-    digits: list[Digit] = []
-    while size > 1:
-        if not rest:
-            return None
-        digit = rest.pop()
-        if size % digit.radix == 0:
-            digits.insert(0, digit)
-            size //= digit.radix
-        elif digit.radix % size == 0:
-            major, minor = _cut_digit(digit, size)
-            rest.append(major)
-            digits.insert(0, minor)
-            size = 1
-        else:
-            return None
-    return digits
-
-
-def _cut_digit(digit: Digit, minor: int) -> tuple[Digit, Digit]:
-    radix, axis = digit
-    if axis is None:
-        return Digit(radix // minor, None), Digit(minor, None)
-    major = SubAxis(axis.axis, axis.pre, radix // minor)
-    return Digit(major.size, major), Digit(minor, SubAxis(axis.axis, axis.pre * major.size, minor))
 
 
 def merge_dims(dims: Sequence[Dim]) -> Dim | None:
@@ -106,9 +101,13 @@ def is_local(dim: Dim) -> bool:
 def layout_over(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout | None:
     """The layout with other dims of the same holders; None where they make no layout."""
     try:
-        return Layout(layout.mesh, tuple(dims), dtype or layout.dtype, layout.reduction, layout.partial)
+        return _with_dims(layout, dims, dtype)
     except LayoutError:
         return None
+
+
+def _with_dims(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout:
+    return Layout(layout.mesh, tuple(dims), dtype or layout.dtype, layout.reduction, layout.partial)
 
 
 def split_over_atoms(layout: Layout, groups: Groups, size: Callable[[int], int]) -> dict[int, Dim] | None:
@@ -146,8 +145,7 @@ class Middle(NamedTuple):
 
     def turned(self, layout: Layout) -> Layout:
         """A layout on the units, its dims in the target's order."""
-        dims = tuple(layout.dims[at] for at in self.order)
-        return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
+        return _with_dims(layout, [layout.dims[at] for at in self.order])
 
 
 @lru_cache(maxsize=4096)
@@ -167,10 +165,8 @@ def find_middle(source: Layout, target: Layout, view: View) -> Middle | None:
     units = _find_units(view, source, target)
     if units is None:
         return None
-    before, after = (
-        _layout_on_units(source, view.source, units, view),
-        _layout_on_units(target, view.target, units, view),
-    )
+    before = _layout_on_units(source, view.source, units, view)
+    after = _layout_on_units(target, view.target, units, view)
     if before is None or after is None:
         return None
     rank = {atom: at for at, atom in enumerate(atom for dim in view.target for atom in dim)}
@@ -184,51 +180,34 @@ def fuse_atoms(view: View) -> View:
     >>> str(fuse_atoms(View((Atom("a", 2), Atom("h", 3), Atom("d", 4)), ((0, 1, 2),), ((1, 2), (0,)))))
     '(a h_d) -> h_d a'
     """
-    source, target = (_drop_ones(view, groups) for groups in (view.source, view.target))
-    following = {pair for dim in target for pair in itertools.pairwise(dim) if not _has_window(view, pair)}
-    groups = [_chain_atoms(dim, following) for dim in source]
-    chains = [*itertools.chain(*groups), *_atoms_of_target_only(source, target)]
-    number = {chain[0]: at for at, chain in enumerate(chains)}
+    alone = {dim[0] for dim in view.source if len(dim) == 1} & {dim[0] for dim in view.target if len(dim) == 1}
+    whole = {at for at, atom in enumerate(view.atoms) if atom.taken is None and atom.into is None}
+    # Atoms of one value do not matter, unless they are a dim of their own on both sides.
+    idle = {at for at in whole - alone if view.atoms[at].size == 1}
+    source, target = (
+        [tuple(at for at in dim if at not in idle) for dim in side] for side in (view.source, view.target)
+    )
+    following = {pair for dim in target for pair in itertools.pairwise(dim) if whole.issuperset(pair)}
+    groups: list[list[Unit]] = []
+    for dim in source:
+        chains: list[Unit] = []
+        for at in dim:
+            if chains and (chains[-1][-1], at) in following:
+                chains[-1] = (*chains[-1], at)
+            else:
+                chains.append((at,))
+        groups.append(chains)
+    seen = set(itertools.chain(*source))
+    every = [*itertools.chain(*groups), *((at,) for at in itertools.chain(*target) if at not in seen)]
+    number = {chain[0]: at for at, chain in enumerate(every)}
     before = tuple(tuple(number[chain[0]] for chain in group) for group in groups)
     after = tuple(tuple(number[at] for at in dim if at in number) for dim in target)
-    return View(tuple(_multiply_atoms(view, chain) for chain in chains), before, after)
-
-
-def _atoms_of_target_only(source: Groups, target: Groups) -> list[Unit]:
-    """The atoms that are in the target only."""
-    seen = set(itertools.chain(*source))
-    return [(at,) for at in itertools.chain(*target) if at not in seen]
-
-
-def _chain_atoms(dim: Sequence[int], following: set[tuple[int, int]]) -> list[Unit]:
-    """A dim's atoms, those that follow each other on the other side in one."""
-    chains: list[Unit] = []
-    for at in dim:
-        if chains and (chains[-1][-1], at) in following:
-            chains[-1] = (*chains[-1], at)
-        else:
-            chains.append((at,))
-    return chains
+    return View(tuple(_multiply_atoms(view, chain) for chain in every), before, after)
 
 
 def invert_view(view: View) -> View:
     """The view from its target to its source."""
     return View(tuple(Atom(a.name, a.size, a.into, a.taken) for a in view.atoms), view.target, view.source)
-
-
-def _drop_ones(view: View, groups: Groups) -> Groups:
-    """The atoms that matter: not those of one value, unless they are a dim of their own on both sides."""
-    alone = {dim[0] for dim in view.source if len(dim) == 1} & {dim[0] for dim in view.target if len(dim) == 1}
-
-    def kept(at: int) -> bool:
-        atom = view.atoms[at]
-        return atom.size != 1 or at in alone or atom.taken is not None or atom.into is not None
-
-    return tuple(tuple(at for at in dim if kept(at)) for dim in groups)
-
-
-def _has_window(view: View, atoms: Iterable[int]) -> bool:
-    return any(view.atoms[at].taken is not None or view.atoms[at].into is not None for at in atoms)
 
 
 def _multiply_atoms(view: View, chain: Unit) -> Atom:
@@ -340,45 +319,249 @@ def view_stages(source: Layout, target: Layout, view: View) -> Stages | None:
 
 def _open_side(layout: Layout, groups: Groups, view: View) -> Opened | None:
     """A side whose atoms have windows; None if one of them does not lie whole in every tile."""
-    tokens: list[tuple[int, ...]] = []
-    source: list[tuple[int, ...]] = []
+    tokens: list[Unit] = []
+    source: list[Unit] = []
     for group in groups:
         parts = [(at,) for at in group] if any(view.atoms[at].taken for at in group) else [group]
         source.append(tuple(range(len(tokens), len(tokens) + len(parts))))
         tokens += parts
-    atoms = [_token_atom(view, token) for token in tokens]
-    each = tuple((at,) for at in range(len(tokens)))
+    atoms: list[Atom] = []
+    for token in tokens:
+        each = [view.atoms[at] for at in token]
+        if len(each) == 1:
+            atoms.append(Atom(each[0].name, each[0].size, each[0].taken))
+        else:  # A dim that stays closed is one atom.
+            name, size = "_".join(atom.name for atom in each) or "one", math.prod(atom.source_size for atom in each)
+            atoms.append(Atom(name, size))
     dims = split_over_atoms(layout, tuple(source), lambda at: atoms[at].source_size)
     if dims is None:
         return None
     whole = [dims[at] for at in range(len(tokens))]
-    if not all(atom.taken is None or is_local(dim) for atom, dim in zip(atoms, whole, strict=True)):
+    part: list[Dim] = []
+    for atom, dim in zip(atoms, whole, strict=True):
+        if atom.taken is not None and not is_local(dim):
+            return None
+        part.append(dim if atom.taken is None else Dim((Digit(atom.size, None),), atom.size))
+    own = tuple((at,) for at in range(len(tokens)))
+    opening = View(tuple(Atom(atom.name, atom.source_size) for atom in atoms), tuple(source), own)
+    taking = View(tuple(atoms), own, own)
+    return Opened(_with_dims(layout, whole), opening, _with_dims(layout, part), taking, tuple(tokens))
+
+
+# What tiles share through a view, as boxes of its atoms.
+#
+#     view "(three h) -> three h", three=3, h=4, on <x=2, y=2>: f32[{x}6] -> f32[3, {y}2]
+#
+#     source piece 1 has indices 6 to 11   = three 1, h 2-3 and three 2, h 0-3
+#     target piece 0 wants h 0-1           it shares three 2, h 0-1 with that: a block of 1 x 2
+#
+# A run of neighbouring indices is a few boxes of atoms:
+#
+#     indices 95 to 204, digits 10 x 10 x 10    95-99 = (0, 9, 5-9), 100-199 = (1, 0-9, 0-9), 200-204 = (2, 0, 0-4)
+#
+# A box has an offset in a flat tile, and there a stride for each atom: inside a run, neighbouring indices are
+# neighbours in the tile. Boxes that go on evenly along an atom are merged, so that the rounds of a block-cyclic dim are
+# one box. The boxes of both sides are cut with each other, atom by atom, so that the work depends on pieces and runs,
+# not on elements. Dims that share no atoms, on either side, are independent: each group of dims is worked out alone.
+
+
+def view_dims(operand: Layout, result: Layout, view: View) -> list[SharedDims]:
+    """What the tiles of two layouts share through a view, for each group of dims that share atoms.
+
+    >>> from reshard.types import Mesh
+    >>> both = Layout.parse("f32[{x}6]", Mesh(x=2, y=2)), Layout.parse("f32[3, {y}2]", Mesh(x=2, y=2))
+    >>> (shared,) = view_dims(*both, View((Atom("three", 3), Atom("h", 4)), ((0, 1),), ((0,), (1,))))
+    >>> shared.source, shared.target, [block.extents for block in shared.wanted((0, 0))[1,]]
+    ((0,), (0, 1), [(2,)])
+    """
+    # Dims of both sides, as (side, number), and the atoms that they and no other dims have.
+    groups = [({(0, at)}, set(dim)) for at, dim in enumerate(view.source)]
+    for at, dim in enumerate(view.target):
+        dims, atoms = {(1, at)}, set(dim)
+        for other in [group for group in groups if group[1] & atoms]:
+            groups.remove(other)
+            dims, atoms = dims | other[0], atoms | other[1]
+        groups.append((dims, atoms))
+    shared: list[SharedDims] = []
+    for dims, atoms in groups:
+        source, target = (tuple(sorted(at for which, at in dims if which == side)) for side in (0, 1))
+        factor = _AtomFactor((operand, result), view, source, target, tuple(sorted(atoms)))
+        shared.append(SharedDims(source, target, factor))
+    return shared
+
+
+class _AtomFactor:
+    """What the pieces of some dims share, worked out once for each combination of pieces."""
+
+    def __init__(self, ends: tuple[Layout, Layout], view: View, source: Unit, target: Unit, atoms: Unit) -> None:
+        self._view, self._atoms = view, atoms
+        self._sizes = [view.atoms[at].size for at in atoms]
+        taken = [(a.taken.start if a.taken else 0, a.source_size) for a in view.atoms]
+        into = [(a.into.start if a.into else 0, a.target_size) for a in view.atoms]
+        before = self._list_boxes(ends[0], view.source, source, taken)
+        self._target = self._list_boxes(ends[1], view.target, target, into)
+        self._near = BoxIndex([(p, box) for p, boxes in before.items() for box in boxes], self._sizes)
+        self._shared: dict[Unit, Mapping[Unit, Factor]] = {}
+
+    def __call__(self, pieces: Unit) -> Mapping[Unit, Factor]:
+        """The source's pieces that overlap those of the target, with the blocks in common."""
+        if pieces not in self._shared:
+            overlaps: dict[Unit, list[Block]] = {}
+            for b in self._target[pieces]:
+                for source, a in self._near.candidates(b):
+                    common = common_block(a, b)
+                    if common is not None:
+                        overlaps.setdefault(source, []).append(common)
+            self._shared[pieces] = {p: tuple(overlaps[p]) for p in sorted(overlaps)}
+        return self._shared[pieces]
+
+    def _list_boxes(
+        self, layout: Layout, groups: Groups, dims: Unit, parts: Sequence[tuple[int, int]]
+    ) -> dict[Unit, list[SideBox]]:
+        """The boxes of every combination of pieces of a side's dims."""
+        each: list[list[list[SideBox]]] = []
+        own: list[tuple[list[int], int]] = []
+        for at in dims:
+            windows = [(parts[atom][0], self._view.atoms[atom].size, parts[atom][1]) for atom in groups[at]]
+            each.append(dim_boxes(layout.dims[at], windows))
+            own.append(([self._atoms.index(atom) for atom in groups[at]], math.prod(layout.tile_shape[at + 1 :])))
+        combined: dict[Unit, list[SideBox]] = {}
+        for pieces in itertools.product(*(range(len(dim)) for dim in each)):
+            combined[pieces] = []
+            for boxes in itertools.product(*(dim[p] for dim, p in zip(each, pieces, strict=True))):
+                # Each dim's box restricts the atoms of its own dim; those of no dim of this side are whole.
+                low, high, place, strides = [0] * len(self._sizes), list(self._sizes), 0, [0] * len(self._sizes)
+                for box, (atoms, step) in zip(boxes, own, strict=True):
+                    place += box.place * step
+                    for n, at in enumerate(atoms):
+                        low[at], high[at], strides[at] = box.low[n], box.high[n], box.strides[n] * step
+                combined[pieces].append(SideBox(tuple(low), tuple(high), place, tuple(strides)))
+        return combined
+
+
+class SideBox(NamedTuple):
+    """A box of atoms on one side: from `low` to `high` in each, at `place` of the flat tile, with strides there."""
+
+    low: Unit
+    high: Unit
+    place: int
+    strides: Unit
+
+
+class BoxIndex:
+    """Boxes sorted along the atom where they are smallest, so that few are compared with another one.
+
+    >>> boxes = [((n,), SideBox((4 * n,), (4 * n + 4,), 0, (1,))) for n in range(100)]
+    >>> [pieces for pieces, _ in BoxIndex(boxes, [400]).candidates(SideBox((6,), (9,), 0, (1,)))]
+    [(1,), (2,)]
+    """
+
+    def __init__(self, boxes: Sequence[tuple[Unit, SideBox]], sizes: Sequence[int]) -> None:
+        def share(atom: int) -> float:
+            return sum((box.high[atom] - box.low[atom]) / max(1, sizes[atom]) for _, box in boxes)
+
+        self._atom = atom = min(range(len(sizes)), key=share, default=None)
+        self._boxes = list(boxes) if atom is None else sorted(boxes, key=lambda each: each[1].low[atom])
+        self._lows = [] if atom is None else [box.low[atom] for _, box in self._boxes]
+        # Sorted by their low ends, boxes end at most this much further on.
+        self._widest = 0 if atom is None else max((box.high[atom] - box.low[atom] for _, box in boxes), default=0)
+
+    def candidates(self, box: SideBox) -> Sequence[tuple[Unit, SideBox]]:
+        """The boxes that overlap this one along the atom, and perhaps a few that do not."""
+        if self._atom is None:
+            return self._boxes
+        first = bisect_right(self._lows, box.low[self._atom] - self._widest)
+        return self._boxes[first : bisect_left(self._lows, box.high[self._atom])]
+
+
+def common_block(a: SideBox, b: SideBox) -> Block | None:
+    """What a box of the source and one of the target have in common; None if nothing.
+
+    >>> common_block(SideBox((0,), (4,), 0, (1,)), SideBox((2,), (6,), 10, (3,)))
+    Block(src=2, dst=10, axes=(Axis(extent=2, src=1, dst=3),))
+    """
+    low = [max(pair) for pair in zip(a.low, b.low, strict=True)]
+    extents = tuple(min(pair) - start for *pair, start in zip(a.high, b.high, low, strict=True))
+    if any(extent <= 0 for extent in extents):
         return None
-    part = [_part_of_dim(atom, dim) for atom, dim in zip(atoms, whole, strict=True)]
-    opening = View(tuple(Atom(atom.name, atom.source_size) for atom in atoms), tuple(source), each)
-    return Opened(
-        _layout_of_dims(layout, whole),
-        opening,
-        _layout_of_dims(layout, part),
-        View(tuple(atoms), each, each),
-        tuple(tokens),
-    )
+    src = a.place + sum((at - start) * s for at, start, s in zip(low, a.low, a.strides, strict=True))
+    dst = b.place + sum((at - start) * s for at, start, s in zip(low, b.low, b.strides, strict=True))
+    axes = zip(extents, a.strides, b.strides, strict=True)
+    return Block(src, dst, tuple([Axis(*axis) for axis in axes if axis[0] != 1]))
 
 
-def _part_of_dim(atom: Atom, dim: Dim) -> Dim:
-    return dim if atom.taken is None else Dim((Digit(atom.size, None),), atom.size)
+def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[SideBox]]:
+    """For each piece of a dim, its boxes of atoms, which are (start, values, size) windows, major first.
+
+    >>> halves = Dim((Digit(2, SubAxis("x", 1, 2)), Digit(3, None)), 6)
+    >>> [[(box.low, box.high) for box in boxes] for boxes in dim_boxes(halves, [(0, 3, 3), (0, 2, 2)])]
+    [[((0, 0), (1, 2)), ((1, 0), (2, 1))], [((1, 1), (2, 2)), ((2, 0), (3, 2))]]
+    """
+    starts, counts, sizes = ([window[at] for window in windows] for at in range(3))
+    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    strides = tuple(math.prod(sizes[n + 1 :]) for n in range(len(sizes)))
+    boxes: list[list[SideBox]] = []
+    for by_source in shares(Dim((Digit(dim.size, None),), dim.size), dim):
+        own: list[SideBox] = []
+        for run in list_runs(by_source.get(0, ())):
+            for corner, after in _digit_boxes(run.src, run.src + run.elements, sizes):
+                # The part inside the windows, its digits counted from their starts.
+                low = [max(pair) for pair in zip(corner, starts, strict=True)]
+                high = [min(pair) for pair in zip(after, ends, strict=True)]
+                if all(map(lt, low, high)):
+                    place = run.dst - run.src + sum(map(mul, low, strides))
+                    own.append(SideBox(tuple(map(sub, low, starts)), tuple(map(sub, high, starts)), place, strides))
+        boxes.append(_merge_boxes(own, len(windows)))
+    return boxes
 
 
-def _layout_of_dims(layout: Layout, dims: list[Dim]) -> Layout:
-    return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
+def _digit_boxes(low: int, high: int, sizes: Sequence[int]) -> Iterator[tuple[Unit, Unit]]:
+    """The numbers from `low` to `high` as boxes of digits, each by its lowest corner and the one after its highest.
+
+    >>> list(_digit_boxes(95, 205, (10, 10, 10)))[1]
+    ((1, 0, 0), (2, 10, 10))
+    """
+    if not sizes:
+        yield (), ()
+        return
+    rest = sizes[1:]
+    row = math.prod(rest)
+    for first, last, start, end in split_rows(low, high, row):
+        if (start, end) == (0, row):
+            yield (first, *[0] * len(rest)), (last, *rest)
+        else:
+            yield from (((first, *corner), (last, *after)) for corner, after in _digit_boxes(start, end, rest))
 
 
-def _token_atom(view: View, token: tuple[int, ...]) -> Atom:
-    """An atom of an opened dim, or another dim as one atom."""
-    if len(token) == 1:
-        atom = view.atoms[token[0]]
-        return Atom(atom.name, atom.size, atom.taken)
-    size = 1
-    for at in token:
-        size *= view.atoms[at].source_size
-    return Atom("_".join(view.atoms[at].name for at in token) or "one", size)
+def _merge_boxes(boxes: list[SideBox], rank: int) -> list[SideBox]:
+    """The boxes, neighbours along one atom made one where their places go on evenly."""
+    for atom in reversed(range(rank)):
+        merged: list[SideBox] = []
+        for box in boxes:
+            joined = _join_boxes(merged[-1], box, atom) if merged else None
+            if joined is None:
+                merged.append(box)
+            else:
+                merged[-1] = joined
+        boxes = merged
+    return boxes
+
+
+def _join_boxes(a: SideBox, b: SideBox, atom: int) -> SideBox | None:
+    """One box for two that follow each other along an atom, if all else is alike."""
+    if a.high[atom] != b.low[atom]:
+        return None
+    for at in range(len(a.low)):
+        # A stride along an atom of one value says nothing.
+        single = a.high[at] - a.low[at] == 1
+        if at != atom and (
+            (a.low[at], a.high[at]) != (b.low[at], b.high[at]) or (a.strides[at] != b.strides[at] and not single)
+        ):
+            return None
+    stride, rest = divmod(b.place - a.place, b.low[atom] - a.low[atom])
+    fits = all(box.high[atom] - box.low[atom] == 1 or box.strides[atom] == stride for box in (a, b))
+    if rest or not fits:
+        return None
+    high, strides = list(a.high), list(a.strides)
+    high[atom], strides[atom] = b.high[atom], stride
+    return SideBox(a.low, tuple(high), a.place, tuple(strides))

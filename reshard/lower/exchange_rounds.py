@@ -20,11 +20,9 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from reshard.errors import PlanError
-from reshard.geometry.blocks import Axis, Block, cut_block
+from reshard.geometry.blocks import Axis, Block, cut_block, measure_pieces, split_box
 from reshard.geometry.figures import exchange_figures
-from reshard.geometry.message import Message
-from reshard.geometry.messages import exchange_messages
-from reshard.geometry.pieces import count, cut
+from reshard.geometry.messages import Message, exchange_messages
 from reshard.geometry.refine import RefinedDigit, Refinement, refine
 from reshard.geometry.relay import relay_messages
 from reshard.lower.colouring import EvenRounds, colour_edges
@@ -308,7 +306,7 @@ def _share_pieces(r: Refinement, chunk: int | None) -> list[tuple[Span, ...]]:
     if not r.common:
         return []
     extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
-    return list(cut(extents, max(1, min(chunk or r.common, r.common))))
+    return list(split_box(extents, max(1, min(chunk or r.common, r.common))))
 
 
 def _piece_axes(
@@ -362,7 +360,9 @@ def _coloured_turns(messages: Iterable[Message], cap: int | None, device: int | 
             pieces = (piece for block in message.blocks for piece in cut_block(block, cap))
             edges += [Transfer(sender, receiver, (piece,)) for piece in pieces]
         else:
-            edges += [Transfer(sender, receiver, ())] * sum(n * count(extents, cap) for extents, n in message.shape)
+            edges += [Transfer(sender, receiver, ())] * sum(
+                n * measure_pieces(extents, cap)[0] for extents, n in message.shape
+            )
     coloured = colour_edges([(edge.sender, edge.receiver) for edge in edges])
     turns = [local, *([edges[at] for at in turn] for turn in coloured)]
     return turns if device is None else [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from reshard.errors import PlanError
-from reshard.geometry.message import Tile, tiles
+from reshard.geometry.holders import Tile, tiles
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower.colouring import EvenRounds
 from reshard.lower.exchange_rounds import Exchange as Exchange

@@ -15,11 +15,12 @@ from reshard.geometry.blocks import (
     cut_block,
     cut_range,
     fuse_axes,
+    measure_pieces,
     merge_blocks,
     multiply_blocks,
-    scale_block,
+    scale_blocks,
+    split_box,
 )
-from reshard.geometry.pieces import count, cut, largest
 from tests.geometry.brute import offsets
 
 EXTENTS = st.lists(st.integers(1, 7), max_size=4)
@@ -34,7 +35,7 @@ def test_parts_have_the_elements_of_a_block_in_order(block: Block, cap: int):
     parts = list(cut_block(block, cap))
     assert [pair for part in parts for pair in offsets(part)] == every
     assert all(part.elements <= cap for part in parts)
-    assert len(parts) == (count(block.extents, cap) if every else 1)
+    assert len(parts) == (measure_pieces(block.extents, cap)[0] if every else 1)
     marks = range(0, len(every) + 1, max(1, len(every) // 6))
     for low, high in combinations_with_replacement(marks, 2):
         assert [pair for part in cut_range(block, low, high) for pair in offsets(part)] == every[low:high]
@@ -44,7 +45,8 @@ def test_parts_have_the_elements_of_a_block_in_order(block: Block, cap: int):
 def test_other_forms_of_a_block_have_its_elements(block: Block, other: Block):
     every = offsets(block)
     assert offsets(block.reversed) == [(dst, src) for src, dst in every]
-    assert offsets(scale_block(block, 3, 5)) == [(3 * src, 5 * dst) for src, dst in every]
+    (scaled,) = scale_blocks((block,), 3, 5)
+    assert offsets(scaled) == [(3 * src, 5 * dst) for src, dst in every]
     fused = fuse_axes(block)
     assert offsets(fused) == every and len(fused.axes) <= len(block.axes)
     both = [(a + c, b + d) for (a, b), (c, d) in product(every, offsets(other))]
@@ -78,7 +80,7 @@ def test_rows_become_planes_and_planes_a_volume():
 
 @given(EXTENTS, st.integers(1, 400))
 def test_pieces_cover_the_box_once_and_are_contiguous_in_it(extents: list[int], cap: int):
-    listed = list(cut(extents, cap))
+    listed = list(split_box(extents, cap))
     strides = [prod(extents[at + 1 :]) for at in range(len(extents))]
     seen = []
     for piece in listed:
@@ -89,7 +91,7 @@ def test_pieces_cover_the_box_once_and_are_contiguous_in_it(extents: list[int], 
     assert sorted(seen) == list(product(*(range(extent) for extent in extents)))
     sizes = [prod(extent for _, extent in piece) for piece in listed]
     assert max(sizes) <= cap
-    assert (len(sizes), max(sizes)) == (count(extents, cap), largest(extents, cap))
+    assert (len(sizes), max(sizes)) == measure_pieces(extents, cap)
 
 
 @pytest.mark.parametrize(
@@ -105,4 +107,4 @@ def test_pieces_cover_the_box_once_and_are_contiguous_in_it(extents: list[int], 
     ],
 )
 def test_hand_counts(extents: tuple[int, ...], cap: int, number: int, most: int):
-    assert (count(extents, cap), largest(extents, cap), len(list(cut(extents, cap)))) == (number, most, number)
+    assert (*measure_pieces(extents, cap), len(list(split_box(extents, cap)))) == (number, most, number)

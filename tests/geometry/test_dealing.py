@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from reshard.geometry import dealing
 from reshard.geometry.dealing import Queue, assign_requests, tile_queues
 from reshard.geometry.holders import TileHolders, home_tile
-from reshard.geometry.message import list_requests, shared_dims
+from reshard.geometry.messages import list_requests
+from reshard.geometry.overlap import shared_dims
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 from reshard.types.mesh import SubAxis

@@ -10,21 +10,26 @@ from math import ceil, prod
 import pytest
 from hypothesis import given, settings
 
-from reshard.geometry import crossing, device_loads, exchange_stats
+from reshard.geometry import exchange_stats
 from reshard.geometry.exchange_stats import (
-    ByDevice,
     contiguous_stats,
-    count_kept,
     count_overlaps,
     count_rounds,
     dim_groups,
     fewest_received,
-    lacked_by_device,
     largest_message,
     shortest_run,
-    tile_elements,
 )
-from reshard.geometry.figures import most_sent, sent_by_device
+from reshard.geometry.figures import (
+    ByDevice,
+    crossing_figures,
+    lacked_by_device,
+    list_loads,
+    loads_of,
+    most_sent,
+    sent_by_device,
+)
+from reshard.geometry.holders import count_kept, fewest_through, least_received_across, tile_elements
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.overlap import fullest_piece, shared_elements
 from reshard.types.layout import Layout
@@ -232,7 +237,7 @@ SEEDS = range(150)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_figures_are_those_of_the_messages_and_the_best_there_are(seed: int):
     source, target = random_crossing(random.Random(seed))
-    figures = crossing.crossing_figures(source, target)
+    figures = crossing_figures(source, target)
     sent, received, sends, receives = Counter(), Counter(), Counter(), Counter()
     crossing_messages = [m for m in exchange_messages(source, target) if m.sender != m.receiver]
     for message in crossing_messages:
@@ -242,11 +247,11 @@ def test_figures_are_those_of_the_messages_and_the_best_there_are(seed: int):
         receives[message.receiver] += 1
     assert len({(m.sender, m.receiver) for m in crossing_messages}) == len(crossing_messages)
     assert figures.sent == max(sent.values(), default=0)
-    assert figures.received == max(received.values(), default=0) == crossing.least_received_across(source, target)
+    assert max(received.values(), default=0) == least_received_across(source, target)
     assert figures.rounds == max((*sends.values(), *receives.values()), default=0)
     assert figures.message == max((m.elements for m in crossing_messages), default=0)
     assert {d: n for d, n in (sent_by_device(source, target).listed or {}).items() if n} == sent
-    assert max(figures.sent, figures.received) == ceil(pulled(source, target) - 1e-6)
+    assert max([figures.sent, *received.values()]) == ceil(pulled(source, target) - 1e-6)
 
 
 @pytest.mark.fast(20)
@@ -260,7 +265,7 @@ def test_the_bound_of_the_busiest_device_is_below_every_plan(seed: int):
         lacked[holders] += count
         received.update(dict.fromkeys(missing, count))
     leaves = (ceil(count / len(holders)) for holders, count in lacked.items())
-    bound = crossing.fewest_through(source, target)
+    bound = fewest_through(source, target)
     assert bound == max([*received.values(), *leaves], default=0)
     assert bound <= ceil(forwarded(source, target) - 1e-6)
 
@@ -284,7 +289,7 @@ def test_queues_give_the_figures_of_the_messages_one_by_one(name: str, first: in
     sent, sends, receives = Counter(), Counter(m.sender for m in listed), Counter(m.receiver for m in listed)
     for message in listed:
         sent[message.sender] += message.elements
-    figures = crossing.crossing_figures(source, target)
+    figures = crossing_figures(source, target)
     assert (figures.sent, figures.message) == (max(sent.values()), max(m.elements for m in listed))
     assert figures.rounds == max(*sends.values(), *receives.values())
     assert {device: count for device, count in (sent_by_device(source, target).listed or {}).items() if count} == sent
@@ -294,16 +299,17 @@ def test_large_meshes_have_their_figures_at_once():
     """A pull from 1,024 devices to 512 that replicate 64 times: half a million messages, none of them listed."""
     source = Layout.parse("f32[{fsdp}8, 1024]", Mesh(fsdp=1024))
     target = Layout.parse("f32[8192, {tp}128]", Mesh.parse("tp=8,rep=64@1024"))
-    figures = crossing.crossing_figures(source, target)
-    assert (figures.rounds, figures.received, figures.sent) == (1024, 8192 * 128, 512 * 8 * 128)
+    figures = crossing_figures(source, target)
+    assert (figures.rounds, least_received_across(source, target), figures.sent) == (1024, 8192 * 128, 512 * 8 * 128)
 
 
 def test_large_meshes_that_overlap_have_their_figures_at_once():
     """Eight copies on 4,096 devices, to columns on 2,048 of these, where some hold part of what they need."""
     source = Layout.parse("f32[{x}8/4091, 4093]", Mesh(x=512, r=8))
     target = Layout.parse("f32[4091, {y}2/4093]", Mesh(y=2048))
-    figures = crossing.crossing_figures(source, target)
-    assert (figures.rounds, figures.received, figures.sent) == (511, 2 * (4091 - 8), 8 * 4093 // 8 + 3)
+    figures = crossing_figures(source, target)
+    assert least_received_across(source, target) == 2 * (4091 - 8)
+    assert (figures.rounds, figures.sent) == (511, 8 * 4093 // 8 + 3)
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -323,22 +329,22 @@ def test_loads_are_those_of_the_messages(seed: int):
     for number in range(60):
         source, target = random_crossing(choose) if number % 3 == 0 else random_pair(choose, most_rank=2)
         messages = [m for m in exchange_messages(source, target) if m.sender != m.receiver]
-        assert device_loads.loads(source, target) == device_loads.loads_of(messages), f"{source} -> {target}"
+        assert list_loads(source, target) == loads_of(messages), f"{source} -> {target}"
         sent: Counter[int] = Counter()
         for message in messages:
             sent[message.sender] += message.elements
         if number % 3:
             assert most_sent(source, target) == max(sent.values(), default=0)
-            assert device_loads.count_sent_among(source, target) == {
-                device: sent[device] for device in source.mesh.devices
-            }
+            if not (source.even and target.even):
+                counts = sent_by_device(source, target).listed
+                assert counts == {device: sent[device] for device in source.mesh.devices}
 
 
 def test_loads_of_thousands_of_devices_are_few():
     """Pieces of 157 rows to pieces of 3: a device receives of at most two pieces of rows, from 64 of columns."""
     mesh = Mesh(x=64, y=64)
     before = Layout.parse("f32[{x}157/10007, {y}65/4099]", mesh)
-    every = device_loads.loads(before, Layout.parse("f32[{x}{y}3/10007, 4099]", mesh))
+    every = list_loads(before, Layout.parse("f32[{x}{y}3/10007, 4099]", mesh))
     rows = {length for load in every for _, shape in load for (length, _), _ in shape}
     assert rows == {1, 2, 3} and len(every) < 100
     assert max(sum(number for number, _ in load) for load in every) == 2 * 64
@@ -349,7 +355,7 @@ def test_a_message_of_a_million_runs_is_a_few_blocks():
     mesh, n = Mesh(x=2, y=2), 1_024_001
     source = Layout.parse(f"f64[{-(-n // 20)}{{y}}{{x}}5/{n}]", mesh)
     target = Layout.parse(f"f64[{-(-n // 16)}{{x}}4{{y}}/{n}]", mesh)
-    every = device_loads.loads(source, target)
+    every = list_loads(source, target)
     assert max(len(shape) for load in every for _, shape in load) < 20
     blocks = [(extents, count) for load in every for _, shape in load for extents, count in shape]
     assert len(blocks) < 100 < 100_000 < sum(prod(extents[:-1]) * count for extents, count in blocks)

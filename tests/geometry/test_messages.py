@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.figures import exchange_figures, received_by_device
-from reshard.geometry.message import Message, Product, count_elements, cut_product, tile_of, tile_sizes, tiles
-from reshard.geometry.messages import exchange_messages, messages_of
-from reshard.geometry.view_boxes import BoxIndex, SideBox, common_block, dim_boxes
+from reshard.geometry.holders import tile_elements, tile_of, tiles
+from reshard.geometry.messages import Message, Product, count_elements, cut_product, exchange_messages, messages_of
+from reshard.geometry.view_layouts import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -158,9 +158,7 @@ def test_a_cut_needs_few_products():
 def test_the_size_of_a_tile_is_that_of_every_device_that_holds_it(part: int):
     for seed in range(part * 60, part * 60 + 60):
         for layout in random_pair(random.Random(seed), partial=seed % 2 == 0):
-            size_of = tile_sizes(layout)
-            sizes = {device: prod(layout.tile_shape_of(device)) for device in layout.mesh.devices}
-            assert {device: size_of(tile) for device, tile in tiles(layout).items()} == sizes
+            assert list(tile_elements(layout)) == [prod(layout.tile_shape_of(d)) for d in layout.mesh.devices]
             assert all(tile_of(layout, device) == tile for device, tile in tiles(layout).items())
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,6 @@ from hypothesis import strategies as st
 from reshard.geometry import overlap
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.overlap import (
-    Run,
     append_block,
     fullest_piece,
     list_runs,
@@ -30,6 +31,19 @@ from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
 from tests.layouts import MESHES, layouts, random_layout
+
+
+class Run(NamedTuple):
+    """Neighbouring elements, at a local index of one tile and of the other."""
+
+    src: int
+    dst: int
+    length: int
+
+
+def runs_of(blocks: Iterable[Block]) -> list[Run]:
+    """The runs of some blocks, in the order of both tiles."""
+    return [Run(run.src, run.dst, run.elements) for run in list_runs(blocks)]
 
 
 def one_dim(choose: random.Random, size: int) -> Layout:
@@ -71,7 +85,7 @@ def test_shares_are_the_common_elements_at_their_local_places(seed: int):
                 received = []
                 for p, runs in common[q].items():
                     assert runs, "a source piece without common elements"
-                    for src, dst, length in list_runs(runs):
+                    for src, dst, length in runs_of(runs):
                         assert before[p][src : src + length] == wanted[dst : dst + length]
                         received += range(dst, dst + length)
                 # Each true element exactly once, and no padding.
@@ -85,7 +99,7 @@ def test_runs_ascend_and_are_as_long_as_can_be(seed: int):
         size = choose.randint(1, 40)
         for by_source in shares(one_dim(choose, size).dims[0], one_dim(choose, size).dims[0]):
             for runs in by_source.values():
-                for run, following in pairwise(list_runs(runs)):
+                for run, following in pairwise(runs_of(runs)):
                     assert run.src + run.length <= following.src or run.dst + run.length <= following.dst
                     assert (run.src + run.length, run.dst + run.length) != (following.src, following.dst)
 
@@ -102,7 +116,7 @@ def test_long_dims_of_many_periods_against_their_meaning(seed: int):
             received = []
             for p, runs in by_source.items():
                 repeats += sum(len(each.axes) - 1 for each in runs)
-                for src, dst, length in list_runs(runs):
+                for src, dst, length in runs_of(runs):
                     assert before[p][src : src + length] == after[q][dst : dst + length]
                     received += range(dst, dst + length)
             assert sorted(received) == [at for at, index in enumerate(after[q]) if index < size]
@@ -163,7 +177,7 @@ def test_the_sizes_of_a_million_pieces():
 )
 def test_by_hand(source: str, target: str, mesh: Mesh, expected: list[dict[int, list[tuple[int, int, int]]]]):
     (before,), (after,) = (Layout.parse(text, mesh).dims for text in (source, target))
-    assert [{p: list_runs(runs) for p, runs in by.items()} for by in shares(before, after)] == [
+    assert [{p: runs_of(runs) for p, runs in by.items()} for by in shares(before, after)] == [
         {p: [Run(*run) for run in runs] for p, runs in by.items()} for by in expected
     ]
 
@@ -214,7 +228,7 @@ def test_two_levels_of_rounds_on_both_sides():
 
 def shortest_listed(source: Layout, target: Layout) -> int:
     every = shares(source.dims[0], target.dims[0])
-    return min((run.length for by in every for runs in by.values() for run in list_runs(runs)), default=1)
+    return min((run.length for by in every for runs in by.values() for run in runs_of(runs)), default=1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -299,17 +313,17 @@ def test_repeats_of_repeats_are_the_runs_merged_one_by_one(
 ):
     runs = listed(of)
     many = appended(runs)
-    assert list_runs(many) == merged(runs)
+    assert runs_of(many) == merged(runs)
     for count, extra in ((inner, inner_extra), (outer, outer_extra)):
         end = runs[-1]
         repeat = Axis(count, end.src + end.length + extra[0], end.dst + end.length + extra[1])
         many, runs = repeat_blocks(many, repeat) if count > 1 else many, copies(runs, repeat)
-        assert list_runs(many) == merged(runs)
+        assert runs_of(many) == merged(runs)
     # What follows continues the last run, and repeats, too.
     end = runs[-1]
     more = straight(end.src + end.length, end.dst + end.length, 1, Axis(3, 4, 5))
     append_block(many, more)
-    assert list_runs(many) == merged([*runs, *list_runs([more])])
+    assert runs_of(many) == merged([*runs, *runs_of([more])])
 
 
 def test_equal_distances_make_one_block():

@@ -8,8 +8,7 @@ from math import ceil
 
 import pytest
 
-from reshard.geometry.crossing import fewest_through
-from reshard.geometry.exchange_stats import count_lacked
+from reshard.geometry.holders import count_lacked, fewest_through
 from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode

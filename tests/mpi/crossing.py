@@ -21,8 +21,8 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
-from reshard.geometry.crossing import count_sent_across
-from reshard.geometry.exchange_stats import count_lacked
+from reshard.geometry.figures import count_sent_across
+from reshard.geometry.holders import count_lacked
 from reshard.geometry.relay import relay_messages
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.geometry.message import Tile, tile_of
+from reshard.geometry.holders import Tile, tile_of
 from reshard.geometry.messages import exchange_messages
 from reshard.jax.placement import devices_of
 from reshard.lower.exchange_rounds import digit_boxes

@@ -16,9 +16,9 @@ from operator import lt
 from typing import NamedTuple
 
 from reshard.errors import PlanError
-from reshard.geometry import pieces
 from reshard.geometry.blocks import Block as FlatBlock
-from reshard.geometry.message import Product
+from reshard.geometry.blocks import split_box
+from reshard.geometry.messages import Product
 from reshard.lower.exchange_rounds import Span
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
@@ -75,7 +75,7 @@ def cut_tile_block(block: Block, cap: int) -> Iterator[Block]:
     if block.elements <= cap:
         yield block
         return
-    yield from (block.part(spans) for spans in pieces.cut(block.extents, cap))
+    yield from (block.part(spans) for spans in split_box(block.extents, cap))
 
 
 def block_of_spans(send: TileView, src: Sequence[Span], receive: TileView, dst: Sequence[Span]) -> Block:

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 from reshard.geometry.blocks import cut_block
 from reshard.geometry.figures import exchange_figures
-from reshard.geometry.message import Message
-from reshard.geometry.messages import messages_of
+from reshard.geometry.messages import Message, messages_of
 from reshard.geometry.refine import refine
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.crossing import pull_limit
+from reshard.geometry.blocks import scale_blocks
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
-from reshard.geometry.holders import holders, home_tile
-from reshard.geometry.message import Message, Product, Tile, count_elements, cut_product, scale_blocks, tile_of
+from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
+from reshard.geometry.messages import Message, Product, count_elements, cut_product
 from reshard.geometry.overlap import shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.blocks import Block, blocks_of_dim, blocks_of_runs, multiply_dims

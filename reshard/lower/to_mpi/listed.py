@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from reshard.geometry.message import Message
-from reshard.geometry.messages import exchange_messages
+from reshard.geometry.messages import Message, exchange_messages
 from reshard.geometry.relay import relay_messages
 from reshard.lower.to_mpi.blocks import Block, blocks_of_products
 from reshard.lower.to_mpi.direct import Fetch

@@ -25,9 +25,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from reshard.geometry import crossing, exchange_stats
-from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, lacked_by_device
-from reshard.geometry.figures import received_by_device
+from reshard.geometry.exchange_stats import fewest_received
+from reshard.geometry.figures import MOST_DEVICES, ByDevice, lacked_by_device, received_by_device
+from reshard.geometry.holders import fewest_through, least_received_across, list_leaving
 from reshard.geometry.overlap import fullest_piece
 from reshard.geometry.refine import PartialChange, partial_change, refine, release_digits
 from reshard.geometry.remesh import disjoint, one_set
@@ -74,7 +74,7 @@ def endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> 
     ends = plain_ends(source, target, view)
     if ends is None or ends[0].partial or ends[1].partial or receivers_bound(*ends):
         return received
-    return ends[0].nbytes(crossing.fewest_through(*ends))
+    return ends[0].nbytes(fewest_through(*ends))
 
 
 def sums_stay(source: Layout, target: Layout) -> bool:
@@ -112,7 +112,7 @@ def _bound_elements(source: Layout, target: Layout) -> int:
         return _bound_of_reduction(source, target, change)
     refinement = refine(source, target)
     if refinement is None or not refinement.exact:
-        return exchange_stats.fewest_received(source, target)
+        return fewest_received(source, target)
     # The bound in elements for layouts without padding.
     shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
     return refinement.common * shares
@@ -125,7 +125,7 @@ def _bound_across(source: Layout, target: Layout) -> int:
     the devices that have them.
     """
     if not source.partial and not target.partial:
-        return crossing.least_received_across(source, target)
+        return least_received_across(source, target)
     tile = math.prod(fullest_piece(dim) for dim in target.dims)
     if source.partial or disjoint(source.mesh, target.mesh):
         return -(-tile // math.prod(axis.size for axis in target.partial))
@@ -287,7 +287,7 @@ def _must_leave(source: Layout, target: Layout, view: View | None) -> Mapping[fr
     if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:
         return {}
     leaving: Counter[frozenset[int]] = Counter()
-    for holders, elements in crossing.list_leaving(source, target):
+    for holders, elements in list_leaving(source, target):
         leaving[frozenset(holders)] += source.nbytes(elements)
     return leaving
 

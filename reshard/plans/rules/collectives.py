@@ -12,8 +12,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.errors import StepError, quoted
-from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, needs_other_digit
-from reshard.geometry.figures import even_rounds, exchange_figures, most_sent, received_by_device, sent_by_device
+from reshard.geometry.figures import (
+    MOST_DEVICES,
+    ByDevice,
+    even_rounds,
+    exchange_figures,
+    most_sent,
+    needs_other_digit,
+    received_by_device,
+    sent_by_device,
+)
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.rules import tile_view
@@ -239,7 +247,7 @@ def check_all_gather(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 # sends or receives. A message may be cut into chunks: more rounds, less scratch. Two even layouts with a common
 # refinement exchange equal messages, and their figures have a closed form.
 #
-# The two layouts may be on different sets of devices (`geometry.crossing`): then a device that is in one set only has
+# The two layouts may be on different sets of devices (`geometry.dealing`): then a device that is in one set only has
 # no tile of the other layout, and no buffer for what it never does, to send or to receive.
 #
 # They may also be of different arrays, with a view between the indices of the two:
@@ -419,5 +427,5 @@ def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
         r, tile = refine(operand, result), received.each
         if r is not None:
             devices = enumerate(operand.mesh.devices)
-            received = ByDevice(0, {device: tile * needs_other_digit(operand.mesh, r, at) for at, device in devices})
+            received = ByDevice(0, {device: tile * needs_other_digit(r, at) for at, device in devices})
     return Loads(received, received)

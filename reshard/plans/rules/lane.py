@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.message import Tile, tiles
+from reshard.geometry.holders import Tile, tiles
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set

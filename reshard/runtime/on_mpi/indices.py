@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.overlap import Run, list_runs, piece, shares
+from reshard.geometry.blocks import Block
+from reshard.geometry.overlap import list_runs, piece, shares
 from reshard.lower.to_mpi import devices_by_id
 from reshard.types import Digit, Dim, Layout
 
@@ -20,7 +21,7 @@ def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
     ((range(2, 4), range(10, 12)), (range(2, 4),))
     """
     return tuple(
-        tuple(range(run.dst, run.dst + run.length) for run in _runs_of_dim(layout, dim, seat))
+        tuple(range(run.dst, run.dst + run.elements) for run in _runs_of_dim(layout, dim, seat))
         for dim in range(len(layout.shape))
     )
 
@@ -34,7 +35,7 @@ def global_indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
     """
     index = np.zeros(layout.tile_shape[dim], np.int64)
     for run in _runs_of_dim(layout, dim, seat):
-        index[run.src : run.src + run.length] = np.arange(run.dst, run.dst + run.length)
+        index[run.src : run.src + run.elements] = np.arange(run.dst, run.dst + run.elements)
     return index
 
 
@@ -49,7 +50,7 @@ def padding_indices(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
     for dim, extent in enumerate(layout.tile_shape):
         held = np.zeros(extent, bool)
         for run in _runs_of_dim(layout, dim, seat):
-            held[run.src : run.src + run.length] = True
+            held[run.src : run.src + run.elements] = True
         unused.append(np.flatnonzero(~held))
     return tuple(unused)
 
@@ -61,7 +62,7 @@ def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
             tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
 
 
-def _runs_of_dim(layout: Layout, dim: int, seat: int) -> list[Run]:
+def _runs_of_dim(layout: Layout, dim: int, seat: int) -> list[Block]:
     """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
     numeral = layout.dims[dim]
     whole = Dim((Digit(numeral.size, None),), numeral.size)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from reshard.geometry.crossing import count_sent_across
-from reshard.geometry.exchange_stats import count_lacked
+from reshard.geometry.figures import count_sent_across
+from reshard.geometry.holders import count_lacked
 from reshard.lower.to_mpi import Fetch, fetched_across, served_across
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.geometry import pieces
+from reshard.geometry.blocks import split_box
 from reshard.runtime.on_mpi.copies.stream_copy import list_stream_steps
 from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, copy_view, needs_blocks, widen_views
 from reshard.runtime.on_mpi.wire.chunks import Region
@@ -90,7 +90,7 @@ def order_copies(regions: Sequence[Region], shape: Sequence[int], itemsize: int,
     parts: list[_Placed] = []
     for number, (region, run) in enumerate(zip(regions, runs, strict=True)):
         whole = tuple((0, extent) for extent in region.extents)
-        for spans in pieces.cut(region.extents, most) if len(regions) > 1 and run < NEAR else [whole]:
+        for spans in split_box(region.extents, most) if len(regions) > 1 and run < NEAR else [whole]:
             part = region.part(spans)
             offset = sum(at * stride for at, stride in zip(part.start, strides, strict=True))
             # An ellipsis stands for the whole axes at the end: numpy makes a view of fewer slices in less time.

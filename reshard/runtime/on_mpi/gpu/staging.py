@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from reshard.errors import TileError
-from reshard.geometry import pieces
+from reshard.geometry.blocks import split_box
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.collective import prepare_together
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
@@ -201,7 +201,7 @@ class DeviceStage:
         ordered, strides = host.transpose(order), tuple(memory.memory.strides[dim] for dim in order)
         buffers = self.gpu.pinned(self.chunk * host.itemsize)
         self.call.memory.take(self.call.device, LANES * self.chunk)
-        for number, spans in enumerate(pieces.cut(ordered.shape, self.chunk)):
+        for number, spans in enumerate(split_box(ordered.shape, self.chunk)):
             part = ordered[(*(slice(start, start + extent) for start, extent in spans), ...)]
             lane = number % LANES
             buffer = buffers[lane][: part.nbytes].view(part.dtype).reshape(part.shape)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.geometry import pieces
+from reshard.geometry.blocks import split_box
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view
 from reshard.runtime.on_mpi.direct import Copies, Direct, Fill
 from reshard.runtime.on_mpi.wire.chunks import Region
@@ -79,7 +79,7 @@ def _list_parts(
     if not buffered or both >= STRAIGHT:
         yield _RemoteRuns(_list_runs(source, strides, both, size), _list_runs(into, target.strides, both, size), into)
         return
-    for spans in pieces.cut(source.extents, max(1, SCRATCH // size)):
+    for spans in split_box(source.extents, max(1, SCRATCH // size)):
         part = source.part(spans)
         run = _measure_run(part, strides, part, strides, size)
         yield _RemoteRuns(_list_runs(part, strides, run, size), None, into.part(spans))
