@@ -18,7 +18,7 @@ from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
 from reshard.doctor import Place, examine
 from reshard.jax.doctor import optimized_text
-from reshard.jax.platform_network import options_on
+from reshard.jax.request import options_on
 from reshard.synth.options import PlanOptions
 
 _jax: Any = jax

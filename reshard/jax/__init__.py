@@ -25,12 +25,12 @@ if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax h
 from reshard.jax.compiled import deserialize as deserialize
 from reshard.jax.doctor import report as report
 from reshard.jax.jit import jit as jit
+from reshard.jax.placement import Target as Target
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.redistribute import reshard_pytree as reshard_pytree
 from reshard.jax.show import show as show
 from reshard.jax.stablehlo_pass.module_pass import transform as transform
 from reshard.jax.strict import strict as strict
-from reshard.jax.targets import Target as Target
 from reshard.jax.xla_pass.xla_hook import disable as disable
 from reshard.jax.xla_pass.xla_hook import enable as enable
 from reshard.jax.xla_pass.xla_hook import enabled as enabled

@@ -20,7 +20,7 @@ from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
-from reshard.jax.platform_network import options_on
+from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.module_pass import check_main

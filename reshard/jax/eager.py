@@ -1,9 +1,9 @@
 """Moves concrete arrays: each plan runs now, small ones many to a program; or JAX places what needs no plan.
 
 EagerMove       one array and the compiled program that moves it
-prepare_move    a move, checked and planned, but not started
-run_move        starts one; `move_now` is both, for one array
-put             what JAX places itself: arrays that are not sharded yet, and targets without a layout
+prepare_move    a move, checked and planned, but not started; `mover_of` is the way of one that was made before
+run_pending     starts one; `move_now` is both, for one array
+put_by_jax      what JAX places itself: arrays that are not sharded yet, and targets without a layout
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,9 +24,9 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import crossing, placement
+from reshard.jax.placement import local_shards
 from reshard.jax.request import ReshardRequest, check_even, plan_request
-from reshard.jax.starting import start_program
-from reshard.jax.weak_types import weaken, weaken_on
+from reshard.jax.running import start_program, weaken, weaken_on
 from reshard.lower.to_shard_map import spread_scale
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
@@ -77,11 +77,8 @@ def move_now(x: jax.Array, request: ReshardRequest) -> jax.Array:
 
 def run_pending(move: Pending) -> jax.Array:
     """Starts one move, planned or left to JAX."""
-    return run_move(move) if isinstance(move, EagerMove) else move()
-
-
-def run_move(move: EagerMove) -> jax.Array:
-    """Starts one planned move."""
+    if not isinstance(move, EagerMove):
+        return move()
     x, program, wrapped, beside = move
     moved = program.start(x) if beside is None else program.start(x, *beside(program))
     if program.request.options.donate and not x.is_deleted() and moved is not x:
@@ -91,18 +88,25 @@ def run_move(move: EagerMove) -> jax.Array:
 
 def prepare_move(x: jax.Array, request: ReshardRequest, beside: Beside | None = None) -> Pending:
     """The move of a concrete array, checked and planned."""
-    known = placement.sharding_of(x)
+    known, donate = placement.sharding_of(x), request.options.donate
     if known is None:
-        return _left_to_jax(x, request, f"it has a {type(x.sharding).__name__}, whose layout is not known")
+        if request.options.budget is None:
+            return partial(put_by_jax, x, request.target, donate=donate)
+        raise MeshError(
+            f"the array of shape {x.shape} on {len(x.sharding.device_set)} devices, the target {request.target.spec} "
+            f"on {request.target.mesh.size} (mesh {dict(request.target.mesh.shape)}): it has a "
+            f"{type(x.sharding).__name__}, whose layout is not known, so jax.device_put moves it, which keeps to no "
+            f"budget; leave budget out"
+        )
     if request.source is not None:
         check_given_source(x, request.source, known)
-    if request.plain and not request.options.donate and _has_sharding(known, request.target, x.ndim):
+    if request.plain and not donate and _has_sharding(known, request.target, x.ndim):
         return partial(put_by_jax, x, request.target, donate=False)
     near = _device_memory(known)
     if beside is not None and near != known.memory_kind:  # What is read beside the array must follow it.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
         moved = replace(request, source=None)
-        return lambda: run_pending(prepare_move(put_by_jax(x, there, donate=request.options.donate), moved, beside))
+        return lambda: run_pending(prepare_move(put_by_jax(x, there, donate=donate), moved, beside))
     move = _make_mover(replace(request, source=None), known, x.shape, x.dtype, x.weak_type)(x)
     return move._replace(beside=beside) if beside is not None and isinstance(move, EagerMove) else move
 
@@ -213,21 +217,8 @@ def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pendin
 def unwrap_shard(x: jax.Array, device: Any, weak: bool) -> jax.Array:
     """An array of one shard as an array of that device alone."""
     alone = SingleDeviceSharding(device)
-    shards = [shard.data for shard in x.addressable_shards]
-    whole = jax.make_array_from_single_device_arrays(x.shape, alone, shards, dtype=x.dtype)
+    whole = jax.make_array_from_single_device_arrays(x.shape, alone, local_shards(x), dtype=x.dtype)
     return weaken_on(alone)(whole) if weak else whole
-
-
-def _left_to_jax(x: jax.Array, request: ReshardRequest, why: str) -> Pending:
-    """The move by `jax.device_put`, which keeps to no budget."""
-    if request.options.budget is None:
-        return partial(put_by_jax, x, request.target, donate=request.options.donate)
-    mesh = dict(request.target.mesh.shape)
-    raise MeshError(
-        f"the array of shape {x.shape} on {len(x.sharding.device_set)} devices, the target {request.target.spec} on "
-        f"{request.target.mesh.size} (mesh {mesh}): {why}, so jax.device_put moves it, which keeps to no budget; leave "
-        f"budget out"
-    )
 
 
 @lru_cache(maxsize=256)
@@ -236,8 +227,9 @@ def _device_memory(sharding: NamedSharding) -> str:
 
 
 def check_given_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
-    """Raises `PlanError` for a source that is not that of the array."""
-    if not given.is_equivalent_to(known, x.ndim):
+    """Raises `PlanError` for a source that is not that of the array; one on an abstract mesh is on its devices."""
+    there = on_devices(given, known) if given.mesh.size == known.mesh.size else given
+    if not there.is_equivalent_to(known, x.ndim):
         raise PlanError(
             f"the array of shape {x.shape} is sharded as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
             f"source that is given, {given.spec} on {dict(given.mesh.shape)}; leave source out for a concrete array"
@@ -287,18 +279,14 @@ def put_by_jax(x: Any, target: Any, *, donate: bool) -> jax.Array:
     return placed
 
 
-def key_data_of(x: jax.Array) -> jax.Array:
-    """The array, or the integers that random keys consist of."""
-    return jax.random.key_data(x) if placement.is_key_array(x) else x
-
-
 def discard_donated(x: jax.Array, results: Iterable[jax.Array]) -> None:
     """Deletes a donated array, unless a result shares its memory."""
-    buffers = {
-        shard.data.unsafe_buffer_pointer() for array in results for shard in key_data_of(array).addressable_shards
-    }
-    x = key_data_of(x)
-    if not x.is_deleted() and not any(s.data.unsafe_buffer_pointer() in buffers for s in x.addressable_shards):
+
+    def shards_of_numbers(array: jax.Array) -> list[jax.Array]:  # Of random keys, the integers that they consist of.
+        return local_shards(jax.random.key_data(array) if placement.is_key_array(array) else array)
+
+    buffers = {shard.unsafe_buffer_pointer() for array in results for shard in shards_of_numbers(array)}
+    if not x.is_deleted() and not any(shard.unsafe_buffer_pointer() in buffers for shard in shards_of_numbers(x)):
         x.delete()
 
 
@@ -330,7 +318,7 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
         """The shards of an array on the target's mesh as a stack on the source's."""
         shape = (goal.mesh.size * tile[0], *tile[1:]) if tile else ()
         sharding = NamedSharding(mesh, on_jax.spell_stack_spec(mesh, goal))
-        return jax.make_array_from_single_device_arrays(shape, sharding, _shards_of_array(x), dtype=x.dtype)
+        return jax.make_array_from_single_device_arrays(shape, sharding, local_shards(x), dtype=x.dtype)
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         tiles: dict[str, jax.Array] = {}
@@ -342,10 +330,6 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
             parts = jax.jit(jnp.asarray, out_shardings=NamedSharding(placement.of_auto_axes(target.mesh), held))(blocks)
             tiles["scale"] = stack_of(parts, () if scalar else parts.sharding.shard_shape(parts.shape))
         stack = start_program(run, x, scale if first else None, tiles)
-        return jax.make_array_from_single_device_arrays(goal.shape, target, _shards_of_array(stack), dtype=stack.dtype)
+        return jax.make_array_from_single_device_arrays(goal.shape, target, local_shards(stack), dtype=stack.dtype)
 
     return moved
-
-
-def _shards_of_array(x: Any) -> list[jax.Array]:
-    return [shard.data for shard in x.addressable_shards]

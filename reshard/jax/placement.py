@@ -1,11 +1,20 @@
-"""Resolves what callers give as a target or source (shardings, specs, layouts) to one `NamedSharding` on one mesh."""
+"""What callers give as a target or source, for one array or for each leaf of a tree: read as one `NamedSharding`.
+
+Target, spread_targets     what becomes of an array, and a tree of that for a tree of arrays
+resolve_sharding           a sharding, a spec or a layout as a `NamedSharding` on one mesh, checked against the array
+layout_of                  a `NamedSharding` as a `Layout`
+the rest                   what JAX says of meshes and arrays: traced or not, explicit or auto, where and how many
+"""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -13,11 +22,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.experimental.layout import Format
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import LayoutError, MeshError, PlanError, about_sharding, quoted
-from reshard.jax.targets import is_target
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -28,6 +37,118 @@ AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
 NO_DEVICES = JaxMesh(np.empty((), dtype=object), ())
 _LAYOUTS = NamedSharding | PartitionSpec | Layout
+_DEEPEST = 200
+
+
+@dataclass(frozen=True, eq=False)
+class ViewOptions:
+    """What a move is beside its sharding: a view, parts, another dtype, and what these need."""
+
+    view: str | None = None
+    take: Mapping[Any, Any] | None = None
+    into: Mapping[Any, Any] | None = None
+    out: jax.Array | None = None
+    dtype: Any = None
+    scale: Any = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def plain(self) -> bool:
+        """Whether the array, its dims and its dtype stay as they are."""
+        given = (self.view, self.take, self.into, self.out, self.dtype, self.scale)
+        return not self.sizes and all(each is None for each in given)
+
+
+class Target:
+    """A sharding, and the view, parts and dtype of the array on it: the target of one leaf of a tree.
+
+    `redistribute(x, Target(sharding, view=...))` is `redistribute(x, sharding, view=...)`; the arguments are the same.
+
+    >>> import numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec
+    >>> from reshard.jax import Target, redistribute
+    >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+    >>> rows = NamedSharding(mesh, PartitionSpec("x"))
+    >>> fused = jax.device_put(np.arange(48.0, dtype="float32").reshape(24, 2), rows)
+    >>> parts = {
+    ...     name: Target(rows, view="(three h) d -> h d", take={"three": at}, three=3)
+    ...     for at, name in enumerate(("query", "key", "value"))
+    ... }
+    >>> moved = redistribute(dict.fromkeys(parts, fused), parts)
+    >>> [x.shape for x in moved.values()], float(moved["key"][0, 0])
+    ([(8, 2), (8, 2), (8, 2)], 16.0)
+    """
+
+    def __init__(
+        self,
+        sharding: Any,
+        *,
+        view: str | None = None,
+        take: Mapping[Any, Any] | None = None,
+        into: Mapping[Any, Any] | None = None,
+        out: jax.Array | None = None,
+        dtype: Any = None,
+        scale: Any = None,
+        **sizes: int,
+    ) -> None:
+        self.sharding = sharding
+        self.options = ViewOptions(view, take, into, out, dtype, scale, sizes)
+
+
+_FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space | Target
+
+
+def is_target(given: object) -> bool:
+    """Whether it is a target for one array, rather than a tree of targets."""
+    return given is None or isinstance(given, _FORMS)
+
+
+def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
+    """What each leaf of `arrays` gets, from one sharding for all or from a tree of them with the structure of the
+    arrays, or of its top. `what` says what they are: "target" or "source". Raises `PlanError` for a tree of another
+    structure.
+
+    >>> from jax.sharding import PartitionSpec as P
+    >>> spread_targets({"a": P("x"), "b": P()}, {"a": [1, 2], "b": 3}, "target")
+    [P('x',), P('x',), P()]
+    """
+    if is_target(given):
+        return [given] * len(jax.tree.leaves(arrays))
+    check_tree(given, f"the tree of {what} shardings")
+    try:
+        each = jax.tree.broadcast(given, arrays, is_leaf=is_target)
+    except ValueError:
+        # The leaves that only one of the trees has, by the keys on the way to them.
+        ours, theirs = (
+            [tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in leaves]
+            for leaves in (jax.tree.leaves_with_path(tree, is_leaf=is_target) for tree in (arrays, given))
+        )
+        tops = [{name[:end] for end in range(len(name) + 1)} for name in ours]
+        above = set[tuple[str, ...]]().union(*tops)
+        only = (
+            ("the arrays have", [name for name, its in zip(ours, tops, strict=True) if not its & set(theirs)]),
+            (f"the {what} shardings have", [name for name in theirs if name not in above]),
+        )
+        lines = [f"only {who} {', '.join(map('.'.join, names[:4]))}" for who, names in only if names]
+        differences = "; ".join(lines) or "lists, tuples, dicts and other nodes are not in the same places"
+        raise PlanError(
+            f"the tree of {what} shardings is not a prefix of the tree of arrays: {differences}; give one sharding for "
+            f"all, or a tree of them of the same structure"
+        ) from None
+    listed: list[Any] = []
+    jax.tree.map(lambda _, one: listed.append(one), arrays, each)  # Nodes that are None have no leaf.
+    return listed
+
+
+def check_tree(given: Any, what: str) -> None:
+    """Raises `PlanError` for a tree that contains itself, on which JAX would recurse until the stack is full."""
+    level: list[Any] = [given]
+    for _ in range(_DEEPEST):  # Each node once a level, so that one that holds itself twice does not double.
+        nodes = {id(node): node for node in level if isinstance(node, list | tuple | dict)}
+        if not nodes:
+            return
+        level = [child for node in nodes.values() for child in (node.values() if isinstance(node, dict) else node)]
+    raise PlanError(f"{what} contains itself, or has more than {_DEEPEST} levels; give a finite tree")
 
 
 def resolve_sharding(given: object, x: Any, what: str) -> NamedSharding:
@@ -42,13 +163,8 @@ def resolve_sharding(given: object, x: Any, what: str) -> NamedSharding:
             f"the {what} {given} is for an array of shape {given.shape} and dtype {given.dtype}, but this array has "
             f"{x.shape} and {x.dtype.name}; give a layout of this array"
         )
-    _check_fit(sharding, x.shape, x.dtype)
+    layout_of(sharding, x.shape, "uint32" if is_key_dtype(x.dtype) else x.dtype.name)  # It raises what does not fit.
     return sharding
-
-
-@lru_cache(maxsize=4096)
-def _check_fit(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> None:
-    layout_of(sharding, shape, "uint32" if is_key_dtype(dtype) else dtype.name)
 
 
 def leaves_open(given: object) -> bool:
@@ -80,6 +196,8 @@ def is_spread(x: Any) -> bool:
 
 def check_not_deleted(arrays: Any) -> None:
     """Raises `PlanError` if some array of a tree has been deleted."""
+    if not isinstance(arrays, jax.Array):
+        check_tree(arrays, "the tree of arrays")
     for x in (arrays,) if isinstance(arrays, jax.Array) else jax.tree.leaves(arrays):
         if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted():
             raise PlanError(
@@ -169,11 +287,6 @@ def sharding_of(x: Any) -> NamedSharding | None:
     return sharding
 
 
-def on_context_mesh(sharding: NamedSharding) -> bool:
-    """Whether a sharding is on the mesh that is set, or on an abstract mesh, which `jax.set_mesh` may still set."""
-    return not isinstance(sharding.mesh, JaxMesh) or sharding.mesh.abstract_mesh == jax.sharding.get_abstract_mesh()
-
-
 def has_explicit(mesh: AnyMesh) -> bool:
     """Whether some axes of a mesh are explicit: the types of arrays include their sharding over these."""
     return any(kind == AxisType.Explicit for kind in mesh.axis_types)
@@ -182,11 +295,6 @@ def has_explicit(mesh: AnyMesh) -> bool:
 def is_explicit(mesh: AnyMesh) -> bool:
     """Whether a mesh has axes, and all of them are explicit."""
     return not mesh.empty and set(mesh.axis_types) == {AxisType.Explicit}
-
-
-def is_of_one_type(mesh: AnyMesh) -> bool:
-    """Whether all axes of a mesh are auto, or all of them explicit."""
-    return set(mesh.axis_types) in ({AxisType.Auto}, {AxisType.Explicit})
 
 
 def of_auto_axes(mesh: AnyMesh) -> AnyMesh:
@@ -273,3 +381,8 @@ def platform_of(mesh: AnyMesh) -> str | None:
         return str(mesh.devices.flat[0].platform)
     kind = getattr(getattr(mesh, "abstract_device", None), "platform", None)
     return None if kind is None else str(kind)
+
+
+def local_shards(x: jax.Array) -> list[jax.Array]:
+    """The shards of an array on this process's devices."""
+    return [shard.data for shard in x.addressable_shards]

@@ -1,13 +1,14 @@
 """`redistribute` and `reshard_pytree`: move an array, or a tree of arrays, to another sharding by a plan.
 
-placement, views    resolve what the caller gave: to `NamedSharding`s, and to a view or a cast
-request             one array's move as a value, and its plan
-eager               moves a concrete array now; `batches` many at once, `tree_budget` all within one budget
-traced              moves a traced array: checks it, and binds `primitive`, to which every transformation applies
+placement, view_moves   resolve what the caller gave: to `NamedSharding`s, and to a view or a cast
+request                 one array's move as a value, and its plan
+eager                   moves a concrete array now; `buckets` many at once, `tree_budget` all within one budget
+traced                  moves a traced array by a JAX primitive, to which every transformation applies
 """
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import AgreementError, LayoutError, quoted, shortened
 from reshard.jax import placement, traced
-from reshard.jax.batches import run_moves
+from reshard.jax.buckets import run_moves
 from reshard.jax.eager import (
     EagerMove,
     Pending,
@@ -36,10 +37,10 @@ from reshard.jax.eager import (
     put_by_jax,
     run_pending,
 )
+from reshard.jax.placement import Target, ViewOptions, is_target, spread_targets
 from reshard.jax.request import UNLIMITED, ReshardRequest
-from reshard.jax.targets import Target, ViewOptions, is_target, spread_targets
-from reshard.jax.tree_budget import is_joint, joint_moves
-from reshard.jax.views import prepare_view, read_jax_view
+from reshard.jax.tree_budget import joint_moves
+from reshard.jax.view_moves import prepare_view, read_jax_view
 from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
 from reshard.synth.options import PlanOptions, read_budget
@@ -115,103 +116,73 @@ def redistribute(
         if sizes or any(each is not None for each in (view, take, into, out, dtype, scale)):
             given = ViewOptions(view, take, into, out, dtype, scale, sizes)
             return run_pending(prepare_view(x, sharding, source, given, options))
-        # Before all else, since it should cost nothing.
-        if not options.donate and source is None and _is_where_wanted(x, sharding):
+        concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+        # Before all else, since it should cost nothing: an array that has the very sharding that is wanted.
+        there = concrete and isinstance(sharding, NamedSharding) and x.sharding == sharding
+        if there and not options.donate and source is None:
             return put_by_jax(x, sharding, donate=False)
         if source is None and isinstance(x, jax.Array) and is_target(sharding):
             return run_pending(_prepare_leaf(x, sharding, None, options))
-        return _move_tree(x, sharding, source, options)
+        leaves, tree = jax.tree.flatten(x)
+        targets = spread_targets(sharding, x, "target")
+        sources = [None] * len(leaves) if source is None else spread_targets(source, x, "source")
+        return jax.tree.unflatten(tree, _move_leaves(x, leaves, targets, sources, options))
     except RuntimeError:
         placement.check_not_deleted(x)
         raise
 
 
-def _move_tree(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Any:
-    """A tree of arrays on its new shardings."""
-    leaves, tree = jax.tree.flatten(x)
-    targets = spread_targets(sharding, x, "target")
-    sources = [None] * len(leaves) if source is None else spread_targets(source, x, "source")
-    if options.budget is not None and is_joint(leaves):
-        return jax.tree.unflatten(tree, _move_within(x, leaves, targets, sources, options))
-    if options.donate and len({*map(id, leaves)}) < len(leaves):
-        return jax.tree.unflatten(tree, _move_shared(leaves, targets, sources, options))
-    return jax.tree.unflatten(tree, run_moves(_prepare_all(leaves, targets, sources, options)))
+def _move_leaves(
+    x: Any, leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
+) -> list[Any]:
+    """The leaves of the tree `x` on their new shardings."""
+    joint = options.budget is not None and len(leaves) > 1
+    # Leaves of a trace run when XLA chooses, so that each of them has the budget for itself.
+    if joint and not (placement.is_tracing() or any(isinstance(leaf, Tracer) for leaf in leaves)):
+        for leaf, source in zip(leaves, sources, strict=True):
+            known = placement.sharding_of(leaf)
+            if source is not None and known is not None:
+                check_given_source(leaf, placement.resolve_sharding(source, leaf, "source"), known)
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
 
+        def place(at: int) -> jax.Array:
+            return run_pending(_prepare_leaf(leaves[at], targets[at], None, options._replace(budget=None)))
 
-def _prepare_all(
-    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
-) -> list[Pending]:
-    """The moves of all leaves."""
-    each = zip(leaves, targets, sources, strict=True)
-    return [_prepare_leaf(leaf, target, source, options) for leaf, target, source in each]
-
-
-def _move_within(
-    x: Any,
-    leaves: Sequence[Any],
-    targets: Sequence[Any],
-    sources: Sequence[Any],
-    options: PlanOptions,
-) -> list[jax.Array]:
-    """All leaves within one budget."""
-    for leaf, source in zip(leaves, sources, strict=True):
-        known = placement.sharding_of(leaf)
-        if source is not None and known is not None:
-            check_given_source(leaf, placement.resolve_sharding(source, leaf, "source"), known)
-    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
-
-    def place(at: int) -> jax.Array:
-        move = _prepare_leaf(leaves[at], targets[at], None, options._replace(budget=None))
-        return run_moves([move])[0]
-
-    return joint_moves(names, leaves, targets, place, options)
-
-
-def _move_shared(
-    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
-) -> list[jax.Array]:
-    """Moves donated leaves of which some are the same array: it is deleted once all its moves are under way."""
-    moved = run_moves(_prepare_all(leaves, targets, sources, options._replace(donate=False)))
-    kept = {id(array) for array in moved}
-    for leaf in {id(leaf): leaf for leaf in leaves}.values():
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
-            discard_donated(leaf, moved)
+        return joint_moves(names, leaves, targets, place, options)
+    # An array that is donated in several places is deleted once all its moves are under way.
+    shared = options.donate and len({*map(id, leaves)}) < len(leaves)
+    used = options._replace(donate=False) if shared else options
+    moved = run_moves([_prepare_leaf(*each, used) for each in zip(leaves, targets, sources, strict=True)])
+    if shared:
+        kept = {id(array) for array in moved}
+        for leaf in {id(leaf): leaf for leaf in leaves}.values():
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
+                discard_donated(leaf, moved)
     return moved
-
-
-def _is_where_wanted(x: Any, sharding: Any) -> bool:
-    """Whether it is one concrete array that has the very sharding that is wanted."""
-    return (
-        isinstance(sharding, NamedSharding)
-        and isinstance(x, jax.Array)
-        and not isinstance(x, Tracer)
-        and (x.sharding == sharding)
-    )
 
 
 def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
     """The move of one leaf, checked; a concrete array does not move yet."""
-    mover = None if source is not None else _known_mover(x, sharding, options)
-    if mover is not None:
-        return mover(x)
-    if not isinstance(sharding, Target):
-        return _prepare_plain(x, sharding, source, options)
-    if sharding.options.plain:
-        return _prepare_plain(x, sharding.sharding, source, options)
-    return prepare_view(x, sharding.sharding, source, sharding.options, options)
-
-
-def _known_mover(x: Any, sharding: Any, options: PlanOptions) -> Callable[[jax.Array], Pending] | None:
-    """Looks up how a concrete array moves, if its type and shardings decide that: checks would outlast a small move."""
-    if not isinstance(sharding, NamedSharding) or not isinstance(x, jax.Array) or isinstance(x, Tracer):
-        return None
-    known = x.sharding
-    return mover_of(x.aval, known, sharding, options) if isinstance(known, NamedSharding) else None
-
-
-def _prepare_plain(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
-    """The move of one leaf that keeps its dims and dtype."""
-    aval = x if isinstance(x, jax.Array) else _aval_of(x)
+    concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    if source is None and concrete and isinstance(sharding, NamedSharding) and isinstance(x.sharding, NamedSharding):
+        # Where its type and shardings decide how it moves, since checks would outlast a small move.
+        mover = mover_of(x.aval, x.sharding, sharding, options)
+        if mover is not None:
+            return mover(x)
+    if isinstance(sharding, Target):
+        if not sharding.options.plain:
+            return prepare_view(x, sharding.sharding, source, sharding.options, options)
+        sharding = sharding.sharding
+    if isinstance(x, jax.Array):
+        aval = x
+    else:
+        try:
+            aval = jax.typeof(x)
+        except Exception as error:  # jax quotes what is given, whose repr is the caller's code.
+            raise LayoutError(
+                f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {error}; give arrays of numbers, "
+                f"bools or random keys, or a tree of them"
+            ) from None
     if not placement.has_layout(sharding):
         # The move of one leaf to a device, to a memory, or to wherever JAX likes.
         device = placement.one_device(sharding)
@@ -222,32 +193,20 @@ def _prepare_plain(x: Any, sharding: Any, source: Any, options: PlanOptions) -> 
         return partial(traced.constrain_open, x, sharding)
     target = placement.resolve_sharding(sharding, aval, "target")
     before = None if source is None else placement.resolve_sharding(source, aval, "source")
-    if not isinstance(x, jax.Array) or (not isinstance(x, Tracer) and placement.is_unsharded(x)):
+    if not isinstance(x, jax.Array) or (concrete and placement.is_unsharded(x)):
         place = partial(put_by_jax, donate=options.donate) if not placement.is_tracing() else traced.place_constant
         return partial(place, x, target)
     if placement.is_key_dtype(x.dtype):
         # The move of random keys as the integers that they consist of; these add a last dim, which is never split.
-        impl = jax.random.key_impl(x)
+        wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(x))
         move = _prepare_leaf(jax.random.key_data(x), target, before, options)
         if isinstance(move, EagerMove) and move.wrapped is None:
-            return move._replace(wrapped=partial(jax.random.wrap_key_data, impl=impl))
-
-        return lambda: jax.random.wrap_key_data(run_pending(move), impl=impl)
+            return move._replace(wrapped=wrap)
+        return lambda: wrap(run_pending(move))
     if isinstance(x, Tracer):
         moved = traced.move_traced(x, ReshardRequest(target, before or placement.sharding_of(x), options))
         return lambda: moved
     return prepare_move(x, ReshardRequest(target, before, options))
-
-
-def _aval_of(x: Any) -> Any:
-    """The shape and dtype of the array that JAX makes of a number or of a numpy array."""
-    try:
-        return jax.typeof(x)
-    except Exception as error:  # jax quotes what is given, whose repr is the caller's code.
-        raise LayoutError(
-            f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {error}; give arrays of numbers, bools "
-            f"or random keys, or a tree of them"
-        ) from None
 
 
 _END = "\n"
@@ -285,42 +244,37 @@ def reshard_pytree(
         agree_on_tree(
             lambda: _describe_tree(source, target, version), lambda: f"budget {read_budget(budget)}, donate {donate}"
         )
-    shardings = jax.tree.map(_sharding_of, target, is_leaf=is_target)
-    return redistribute(source, shardings, budget=budget, network=network, donate=donate)
+    return redistribute(source, _read_shardings(target), budget=budget, network=network, donate=donate)
 
 
-def _sharding_of(target: Any) -> Any:
-    """What a leaf of the target stands for: a sharding or a `Target`, or the sharding of an array."""
-    return target if is_target(target) else getattr(target, "sharding", target)
+def _read_shardings(target: Any) -> Any:
+    """What the leaves of a target stand for: a sharding or a `Target`, or the sharding of an array."""
+    placement.check_tree(target, "the tree of target shardings")
+    return jax.tree.map(lambda one: one if is_target(one) else getattr(one, "sharding", one), target, is_leaf=is_target)
 
 
 # ---- agreement of processes ------------------------------------------------------------------------
 
 
 def _describe_tree(source: Any, target: Any, version: Version | Mapping[str, Version]) -> Manifest:
-    """What this process moves; its names are the paths of the tree."""
-    shardings = jax.tree.map(_sharding_of, target, is_leaf=is_target)
+    """What this process moves, each leaf by its path in the tree; devices by their ids."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(source)
-    targets = spread_targets(shardings, source, "target")
-    entries = {
-        jax.tree_util.keystr(path, simple=True, separator="."): _describe_leaf(leaf, target)
-        for (path, leaf), target in zip(pairs, targets, strict=True)
-    }
+    goals = spread_targets(_read_shardings(target), source, "target")
+    entries: dict[str, Move | tuple[Layout, Layout]] = {}
+    for (path, leaf), goal in zip(pairs, goals, strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if isinstance(goal, Target) and not goal.options.plain:
+            request = read_jax_view(leaf, goal.sharding, None, goal.options, UNLIMITED)
+            before, after = request.ends
+            shape, dtype = request.target_shape(leaf.shape), request.target_dtype(leaf.dtype.name)
+            near, far = Layout.from_jax(before, leaf.shape, leaf.dtype.name), Layout.from_jax(after, shape, dtype)
+            entries[name] = Move(near, far, request.view, cast=True)
+            continue
+        after = placement.resolve_sharding(goal.sharding if isinstance(goal, Target) else goal, leaf, "target")
+        before = placement.sharding_of(leaf) or after
+        near, far = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))
+        entries[name] = near, far
     return Manifest.of(entries, version)
-
-
-def _describe_leaf(leaf: Any, target: Any) -> Move | tuple[Layout, Layout]:
-    """What a leaf is before and after, its devices by their ids."""
-    if isinstance(target, Target) and not target.options.plain:
-        request = read_jax_view(leaf, target.sharding, None, target.options, UNLIMITED)
-        before, after = request.ends
-        shape, dtype = request.target_shape(leaf.shape), request.target_dtype(leaf.dtype.name)
-        near, far = Layout.from_jax(before, leaf.shape, leaf.dtype.name), Layout.from_jax(after, shape, dtype)
-        return Move(near, far, request.view, cast=True)
-    after = placement.resolve_sharding(target.sharding if isinstance(target, Target) else target, leaf, "target")
-    before = placement.sharding_of(leaf) or after
-    layouts = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))
-    return next(layouts), next(layouts)
 
 
 def agree_on_tree(describe: Callable[[], Manifest], describe_options: Callable[[], str]) -> None:
@@ -334,25 +288,20 @@ def agree_on_tree(describe: Callable[[], Manifest], describe_options: Callable[[
     heads = np.asarray(multihost_utils.process_allgather(np.concatenate([digest, failed])))
     if (heads == heads[0]).all() and not heads[0, -1]:
         return
-    texts = _gather_texts(text)
-    raise AgreementError(f"the processes do not agree, so nothing was moved: {_describe_disagreement(texts)}")
-
-
-def _describe_disagreement(texts: Sequence[str]) -> str:
-    wrong = [f"process {number}: {shortened(each)}" for number, each in enumerate(texts) if _END not in each]
-    if wrong:
-        return "; ".join(wrong)
-    number = next(number for number, each in enumerate(texts) if each != texts[0])
-    (ours, mine), (theirs, other) = (texts[at].split(_END) for at in (0, number))
-    here, there = "on process 0", f"on process {number}"
-    lines = list_differences(Manifest.from_json(ours), Manifest.from_json(theirs), here, there)
-    return "; ".join(lines) or f"{mine} {here} and {other} {there}"
-
-
-def _gather_texts(text: str) -> list[str]:
+    # Of unequal lengths, so they are gathered padded to the longest.
     data = np.frombuffer(text.encode(), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.array([data.size], np.int32))).reshape(-1)
     padded = np.zeros(int(sizes.max()), np.uint8)
     padded[: data.size] = data
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
-    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+    texts = [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+    wrong = [f"process {number}: {shortened(each)}" for number, each in enumerate(texts) if _END not in each]
+    if wrong:
+        lines = wrong
+    else:
+        number = next(number for number, each in enumerate(texts) if each != texts[0])
+        (ours, mine), (theirs, other) = (texts[at].split(_END) for at in (0, number))
+        here, there = "on process 0", f"on process {number}"
+        lines = list_differences(Manifest.from_json(ours), Manifest.from_json(theirs), here, there)
+        lines = lines or [f"{mine} {here} and {other} {there}"]
+    raise AgreementError(f"the processes do not agree, so nothing was moved: {'; '.join(lines)}")

@@ -1,7 +1,12 @@
 """`ReshardRequest`, a move as its caller asks for it, and the plan that answers it.
 
-plan_request   on one set of devices, in the parts or rounds that suit their platform
-plan_across    to other devices, which are known by their numbers among those of both meshes
+plan_request      on one set of devices, in the parts or rounds that suit their platform
+plan_across       to other devices, which are known by their numbers among those of both meshes
+platform_network  the network that plans are made for, where the caller names none
+
+    $RESHARD_NETWORK              a preset, a file as `reshard calibrate` writes it, or "none"; else by the devices:
+    TPU v4 ... 7x, H100 ... B200  the preset of their kind
+    CPUs and others               none: plans have the fewest bytes
 """
 
 # jax annotates its functions only in part.
@@ -9,8 +14,10 @@ plan_across    to other devices, which are known by their numbers among those of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -20,11 +27,14 @@ from jax.sharding import NamedSharding
 from reshard.errors import LayoutError, PlanError
 from reshard.geometry.remesh import one_set
 from reshard.jax import placement
-from reshard.jax.platform_network import best_plan, best_plan_on, options_on
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
-from reshard.synth import cost
-from reshard.synth.options import PlanOptions
+from reshard.runtime.platform_network import choose_network
+from reshard.synth import Network, cost
+from reshard.synth.network import PRESETS
+from reshard.synth.options import PlanOptions, read_network
+from reshard.synth.planner import find_plan
+from reshard.synth.short import message_count, short_plans
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -32,6 +42,25 @@ from reshard.types.view import View
 
 UNLIMITED = PlanOptions()
 """The options of a move of which the caller asks nothing."""
+LONG = 8192
+"""The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
+of an exchange on 256, which need less memory and fewer bytes than two all-to-alls."""
+SLOWER = 1.6
+"""How many times as long a plan of few messages may take as one of many: 1.5 for an all-to-all and a permute in place
+of an exchange that does both.
+"""
+
+_KINDS = (
+    (r"TPU v4\b", "tpu-v4"),
+    (r"TPU v5( lite|e)\b", "tpu-v5e"),
+    (r"TPU v5p?\b", "tpu-v5p"),
+    (r"TPU v6( lite|e)\b", "tpu-v6e"),
+    (r"TPU ?v?7x?\b", "tpu-7x"),
+    (r"\bH100\b", "h100"),
+    (r"\bH200\b", "h200"),
+    (r"\bGB200\b", "gb200-nvl72"),
+    (r"\bB200\b", "b200"),
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +120,8 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     all-to-alls are rounds of permutes, unless a network or a budget says what matters, or the source is donated.
     """
     source, target = request.ends
-    options, platform = request.options, placement.platform_of(target.mesh)
+    options, budget, platform = request.options, request.options.budget, placement.platform_of(target.mesh)
+    overlap, padded = platform == "gpu", platform == "tpu"
     ids = orders_differ(source, target)
     move = Move(
         placement.layout_of(source, shape, dtype, ids=ids),
@@ -101,62 +131,50 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     )
     if not request.plain:
         # The source of a view or a cast counts as live throughout, since XLA reuses no buffer of other dims.
-        made = best_plan_on(request.target.mesh, move, request.options._replace(donate=False))
-        if platform == "cpu" or request.options.budget is not None:
-            return made
-        return on_jax.in_parts(made, overlap=platform == "gpu", lanes=platform == "tpu")
-    if platform == "cpu":
-        best = _best_on_one_set(request, move)
-        free = options.budget is None and best.seconds is None and not best.donate
-        return on_jax.in_rounds(best) if free else best
-    unbounded = _best_on_one_set(replace(request, options=options._replace(budget=None)), move)
-    overlap = platform == "gpu"
-    if options.budget is None and platform == "tpu":
-        return _plan_on_tpu(request, unbounded)
-    if options.budget is None:
-        return on_jax.in_parts(unbounded, overlap=overlap, lanes=False)
-    within = partial(_fit_parts, options.budget, padded=platform == "tpu", overlap=overlap)
-    parted = within(unbounded)
-    if parted is not None:
-        return parted
-    bounded = _best_on_one_set(request, move)
-    return within(bounded) or bounded
-
-
-def _plan_on_tpu(request: ReshardRequest, plan: Plan) -> Plan:
-    """The plan in parts; by other steps if nobody named the network and these need far less of a TPU's memory."""
-    if request.options.network_named:
-        return on_jax.in_parts(plan)
-    devices = placement.devices_of(request.target.mesh)
-    parted, network = on_jax.in_parts_on_tpu(plan), options_on(devices, request.options).network
-    same = [step.kind for step in parted.steps] == [step.kind for step in plan.steps]
-    return parted if same or network is None else cost.time_plan(parted, network.links(parted.source.mesh))
-
-
-def _fit_parts(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | None:
-    """The plan in as few parts as fit the budget: an accelerator needs more memory for a collective in one piece.
-
-    Parts overlap where some number of them that do fits the budget.
-    """
-    for overlaps, times in product((True, False) if overlap else (False,), (1, 2, 4)):
-        parted = on_jax.in_parts(whole, count=times * on_jax.PARTS, overlap=overlaps, lanes=padded)
-        if on_jax.peak_bytes(parted, padded) <= budget:
-            return parted
-    return None
-
-
-def _best_on_one_set(request: ReshardRequest, move: Move) -> Plan:
-    before, after = move.source, move.target
-    if not one_set(before.mesh, after.mesh):
+        made = best_plan_on(target.mesh, move, options._replace(donate=False))
+        return made if platform == "cpu" or budget is not None else on_jax.in_parts(made, overlap=overlap, lanes=padded)
+    before, after = move.source.mesh, move.target.mesh
+    if not one_set(before, after):
         raise PlanError(
-            f"mesh {before.mesh} of the source and mesh {after.mesh} of the target have different devices "
-            f"({before.mesh.size} and {after.mesh.size}), and a traced program (jit, grad, vmap, scan) runs on one set "
-            f"of devices: move the array of shape {before.shape} outside of it, by redistribute of a concrete array"
+            f"mesh {before} of the source and mesh {after} of the target have different devices "
+            f"({before.size} and {after.size}), and a traced program (jit, grad, vmap, scan) runs on one set "
+            f"of devices: move the array of shape {shape} outside of it, by redistribute of a concrete array"
         )
-    mesh = request.target.mesh
-    best = best_plan_on(mesh, move, request.options)
-    # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
-    return best if on_jax.overwrites_source(best) else best_plan_on(mesh, move, request.options._replace(donate=False))
+
+    def best(options: PlanOptions) -> Plan:
+        made = best_plan_on(target.mesh, move, options)
+        # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
+        return (
+            made if on_jax.overwrites_source(made) else best_plan_on(target.mesh, move, options._replace(donate=False))
+        )
+
+    if platform == "cpu":
+        made = best(options)
+        free = budget is None and made.seconds is None and not made.donate
+        return on_jax.in_rounds(made) if free else made
+    whole = best(options._replace(budget=None))
+    if budget is None:
+        if not padded or options.network_named:
+            return on_jax.in_parts(whole, overlap=overlap, lanes=padded)
+        # By other steps, where nobody named the network and these need far less of a TPU's memory.
+        parted, network = on_jax.in_parts_on_tpu(whole), options_on(placement.devices_of(target.mesh), options).network
+        same = [step.kind for step in parted.steps] == [step.kind for step in whole.steps]
+        return parted if same or network is None else cost.time_plan(parted, network.links(parted.source.mesh))
+
+    def fit(plan: Plan) -> Plan | None:
+        # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do.
+        for overlaps, times in product((True, False) if overlap else (False,), (1, 2, 4)):
+            parted = on_jax.in_parts(plan, count=times * on_jax.PARTS, overlap=overlaps, lanes=padded)
+            if on_jax.peak_bytes(parted, padded) <= budget:
+                return parted
+        return None
+
+    # The plan without a budget may keep to it in parts; only then is one planned that keeps to it in one piece.
+    fitted = fit(whole)
+    if fitted is None:
+        bounded = best(options)
+        fitted = fit(bounded) or bounded
+    return fitted
 
 
 @lru_cache(maxsize=4096)
@@ -204,7 +222,59 @@ def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:
     return None not in orders and orders[0] != orders[1]
 
 
-def lists_devices_anew(source: NamedSharding, target: NamedSharding) -> bool:
-    """Whether two meshes list the same devices in different orders."""
-    orders = [placement.device_order(sharding.mesh) or () for sharding in (source, target)]
-    return orders_differ(source, target) and sorted(orders[0]) == sorted(orders[1])
+def platform_network(kind: str) -> Network | None:
+    """The network of devices of a kind, as jax names it; None for those that no preset is of.
+
+    Raises `NetworkError` if `RESHARD_NETWORK` names neither a preset nor a file.
+
+    >>> str(platform_network("TPU v5 lite")), str(platform_network("NVIDIA H100 80GB HBM3")), platform_network("cpu")
+    ('tpu-v5e', 'h100', None)
+    """
+    chosen = choose_network(None)
+    if chosen is not None:
+        return read_network(chosen)
+    return next((PRESETS[name] for pattern, name in _KINDS if re.search(pattern, kind)), None)
+
+
+def options_on(devices: Sequence[Any], options: PlanOptions) -> PlanOptions:
+    """The options with the network of the devices, where the caller named none."""
+    if options.network_named or not devices:
+        return options
+    return options._replace(network=platform_network(str(devices[0].device_kind)))
+
+
+def best_plan(move: Move, devices: Sequence[Any], options: PlanOptions) -> Plan:
+    """The best plan on the network that a caller names, else on that of the devices.
+
+    A platform network that nobody asked for may not cost memory: the fastest plan on it is taken only if it needs no
+    more memory than the plan of fewest bytes, both with their large steps in parts.
+    """
+    used = options_on(devices, options)
+    fastest = find_plan(move, None, used)
+    if options.network_named or used.network is None:
+        return fastest
+    fewest = find_plan(move, None, used._replace(network=None))
+    needs, least = (on_jax.peak_bytes(on_jax.in_parts(each)) for each in (fastest, fewest))
+    return fastest if needs <= least else fewest
+
+
+def best_plan_on(mesh: placement.AnyMesh, move: Move, options: PlanOptions) -> Plan:
+    """`best_plan` on the devices of a mesh, on no network where these are not known and none is named.
+
+    Where nobody named the network, exchanges that are too long to compile give way to a few collectives: to the plan
+    of few messages that needs the least memory, of those that take at most `SLOWER` times as long.
+    """
+    devices = placement.devices_of(mesh)
+    best, used = best_plan(move, devices, options), options_on(devices, options)
+    # Short plans are found between two layouts alone: a view or a part would be lost.
+    if options.network_named or used.network is None or not move.plain or message_count(best) <= LONG:
+        return best
+    timed = cost.time_plan(best, used.network.links(best.source.mesh))
+    plans = short_plans(best.source, best.target, LONG, used)
+    quick = [plan for plan in plans if (plan.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)]
+    padded = placement.platform_of(mesh) == "tpu"
+
+    def needs(plan: Plan) -> tuple[int, float]:
+        return on_jax.peak_bytes(on_jax.in_parts(plan), padded), plan.seconds or 0.0
+
+    return min(quick, key=needs, default=best)

@@ -1,28 +1,53 @@
-"""Moves of traced arrays, checked while the caller's line is on the stack; most of them bind the primitive.
+"""Moves of traced arrays: checked while the caller's line is on the stack, then bound as a JAX primitive.
 
 source is known or not       `bind_move`: a plan of this package
 on no mesh, or a constant    `pin_sharding`: it is made where it is wanted
 to a mesh of another type    the move on the array's mesh, then a change of its type, which moves nothing
 dims left open, a device     JAX's own `with_sharding_constraint` and `device_put`
+
+The primitive and its rules:
+
+    moved      = redistribute_p.bind(x, request, body)
+    tangent    moves like the primal; the cotangent moves back, target -> source
+    batch      one dim in front, which stays where it is
+    lowering   the plan's collectives, in a `shard_map`; without a source, XLA's partitioner hook, or a constraint
+
+`body` is the move in JAX's own primitives, see `bind_move`.
+
+A move whose source is unknown while it is traced is planned when XLA's partitioner compiles the program:
+`custom_partitioning` calls back with the sharding that propagation gave the array. XLA has this hook on CPU and GPU,
+but not on TPU (jax-ml/jax#38196).
 """
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding
+from jax.core import Tracer
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun  # pyright: ignore[reportPrivateImportUsage]
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import LayoutError, MeshError, PlanError
+from reshard.errors import LayoutError, MeshError, PlanError, ReshardError
 from reshard.jax import placement
-from reshard.jax.primitive import bind_move, pin_sharding
-from reshard.jax.request import ReshardRequest, lists_devices_anew
+from reshard.jax.eager import move_now, put_by_jax
+from reshard.jax.request import ReshardRequest, plan_request
+from reshard.jax.xla_pass import xla_hook
+from reshard.lower import lower_plan
+from reshard.lower.to_shard_map import tile_function
+from reshard.runtime import on_jax
 
-_DEVICE_MEMORY = (None, "device")
+redistribute_p = Primitive("redistribute")
 
 
 def move_traced(x: jax.Array, request: ReshardRequest) -> jax.Array:
@@ -38,7 +63,7 @@ def move_traced(x: jax.Array, request: ReshardRequest) -> jax.Array:
             f"target's mesh {dict(target.mesh.shape)}, and a traced program runs on one set of devices: move a "
             f"concrete array, outside of it"
         ) from None
-    return result if target.memory_kind in _DEVICE_MEMORY else jax.device_put(result, target)
+    return result if target.memory_kind in (None, "device") else jax.device_put(result, target)
 
 
 def place_constant(x: Any, target: NamedSharding) -> jax.Array:
@@ -69,18 +94,48 @@ def _move_on_mesh(x: jax.Array, request: ReshardRequest) -> jax.Array:
         if request.source is None:  # The hook does not exist there.
             return pin_sharding(x, target)
         request = replace(request, target=target, source=NamedSharding(inside, request.source.spec))
-    mesh = jax.typeof(x).sharding.mesh
-    if mesh.empty and placement.on_context_mesh(request.target):  # The traced program has no mesh yet.
-        return pin_sharding(x, request.target)
-    if not placement.has_explicit(mesh) and placement.is_explicit(request.target.mesh):
-        return _made_explicit(x, request)
-    there = request.target.mesh
+    target, source = request.target, request.source
+    mesh, there = jax.typeof(x).sharding.mesh, target.mesh
+    # The traced program may have no mesh yet; an abstract one `jax.set_mesh` may still set.
+    if mesh.empty and (not isinstance(there, JaxMesh) or there.abstract_mesh == jax.sharding.get_abstract_mesh()):
+        return pin_sharding(x, target)
+    if not placement.has_explicit(mesh) and placement.is_explicit(there):
+        # From auto to explicit axes: as a move on auto axes; then its type says where it is.
+        if source is not None and placement.has_explicit(source.mesh):
+            raise MeshError(
+                f"the array of shape {x.shape} is on axes that are not explicit, and the source {source.spec} on "
+                f"{_axes_text(source.mesh)}; give a source on the array's own mesh, or none"
+            )
+        auto = NamedSharding(placement.of_auto_axes(there), target.spec)
+        return jax.sharding.reshard(_move_on_mesh(x, replace(request, target=auto)), NamedSharding(there, target.spec))
+    one_type = set(there.axis_types) in ({AxisType.Auto}, {AxisType.Explicit})
     other_axes = _axes_text(mesh) != _axes_text(there) and mesh.size == there.size
-    if placement.is_explicit(mesh) and placement.is_of_one_type(there) and other_axes:
-        return _on_another_mesh(x, request)
-    _check_types(x, request)
-    if request.source is None and not mesh.empty and dict(mesh.shape) != dict(request.target.mesh.shape):
-        return pin_sharding(x, request.target)  # JAX passes the axes of one mesh only to XLA's hook.
+    if placement.is_explicit(mesh) and one_type and other_axes:
+        # To a mesh of other axes or types, as far as the array's own can express it. If the target's axes are explicit,
+        # the result's type has them; if auto, the type stays as it is: under jit the types of arrays are on one mesh.
+        try:
+            here = placement.layout_of(target, x.shape, "uint8").to_jax(mesh)
+        except LayoutError:
+            if not placement.is_explicit(there):
+                raise MeshError(
+                    f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the target {target.spec} on "
+                    f"{_axes_text(there)}; inside jit the type of an array with explicit axes is on its mesh, whose "
+                    f"axes cannot express the target: name its axes, or give a target on explicit axes"
+                ) from None
+            moved = x  # Only JAX can move it.
+        else:
+            moved = _move_on_mesh(x, replace(request, target=here))
+        return jax.sharding.reshard(moved, target) if placement.is_explicit(there) else moved
+    meshes = (mesh, there) if source is None else (mesh, source.mesh, there)
+    if any(placement.has_explicit(each) for each in meshes):
+        _check_explicit(x, source, target)
+    if source is not None and request.reorders:
+        raise MeshError(
+            f"the meshes {dict(source.mesh.shape)} and {dict(there.shape)} of the move of shape "
+            f"{x.shape} list their devices in different orders; inside jit all arrays have one: move it outside of jit"
+        )
+    if source is None and not mesh.empty and dict(mesh.shape) != dict(there.shape):
+        return pin_sharding(x, target)  # JAX passes the axes of one mesh only to XLA's hook.
     return bind_move(x, request)
 
 
@@ -91,54 +146,8 @@ def _resolve_inside(x: Any, target: NamedSharding, inside: placement.AnyMesh) ->
     return target
 
 
-def _made_explicit(x: jax.Array, request: ReshardRequest) -> jax.Array:
-    """A move from auto to explicit axes: as one on auto axes; then its type says where it is."""
-    target = request.target
-    if request.source is not None and placement.has_explicit(request.source.mesh):
-        raise MeshError(
-            f"the array of shape {x.shape} is on axes that are not explicit, and the source {request.source.spec} on "
-            f"{_axes_text(request.source.mesh)}; give a source on the array's own mesh, or none"
-        )
-    there = _move_on_mesh(x, replace(request, target=NamedSharding(placement.of_auto_axes(target.mesh), target.spec)))
-    return jax.sharding.reshard(there, NamedSharding(target.mesh, target.spec))
-
-
-def _on_another_mesh(x: jax.Array, request: ReshardRequest) -> jax.Array:
-    """A move from an array's explicit mesh to one of other axes or types, as far as its own mesh can express it.
-
-    If the target's axes are explicit, the result's type has them. If they are auto, the type stays as it is: under jit
-    the types of arrays are on one mesh.
-    """
-    target = request.target
-    mesh = jax.typeof(x).sharding.mesh
-    try:
-        here = placement.layout_of(target, x.shape, "uint8").to_jax(mesh)
-    except LayoutError:
-        if not placement.is_explicit(target.mesh):
-            raise MeshError(
-                f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the target {target.spec} on "
-                f"{_axes_text(target.mesh)}; inside jit the type of an array with explicit axes is on its mesh, whose "
-                f"axes cannot express the target: name its axes, or give a target on explicit axes"
-            ) from None
-        there = x  # Only JAX can move it.
-    else:
-        there = _move_on_mesh(x, replace(request, target=here))
-    return jax.sharding.reshard(there, target) if placement.is_explicit(target.mesh) else there
-
-
-def _check_types(x: jax.Array, request: ReshardRequest) -> None:
-    """Raises an error for differing axis types or a wrong source, which JAX would report later, or not at all."""
-    meshes = (jax.typeof(x).sharding.mesh, *(s.mesh for s in (request.source, request.target) if s is not None))
-    if any(placement.has_explicit(mesh) for mesh in meshes):
-        _check_explicit(x, request.source, request.target)
-    if request.source is not None and lists_devices_anew(request.source, request.target):
-        raise MeshError(
-            f"the meshes {dict(request.source.mesh.shape)} and {dict(request.target.mesh.shape)} of the move of shape "
-            f"{x.shape} list their devices in different orders; inside jit all arrays have one: move it outside of jit"
-        )
-
-
 def _check_explicit(x: jax.Array, source: NamedSharding | None, target: NamedSharding) -> None:
+    """Raises an error for differing axis types or a wrong source, which JAX would report later, or not at all."""
     typed = jax.typeof(x).sharding
     mesh = typed.mesh
     if mesh.empty:
@@ -166,3 +175,175 @@ def _check_explicit(x: jax.Array, source: NamedSharding | None, target: NamedSha
 
 def _axes_text(mesh: placement.AnyMesh) -> str:
     return f"{dict(mesh.shape)} of axis types ({', '.join(kind.name for kind in mesh.axis_types)})"
+
+
+def bind_move(x: jax.Array, request: ReshardRequest) -> jax.Array:
+    """Binds the primitive, with the move in JAX's own primitives as `body`.
+
+    JAX searches programs for their devices and meshes and must see those of the move; XLA's hook needs the devices.
+    """
+    try:
+        body = jax.make_jaxpr(partial(_trace_move, request))(x)
+    except ReshardError:
+        raise
+    except ValueError:
+        if not isinstance(x, Tracer) or request.source is None or not placement.has_explicit(request.source.mesh):
+            raise
+        body = None  # Under vmap the batch's explicit axis is hidden here; batching binds again with it.
+    return redistribute_p.bind(x, request=request, body=body)
+
+
+def _trace_move(request: ReshardRequest, x: jax.Array) -> jax.Array:
+    """The move in JAX's own primitives, to be traced."""
+    with placement.without_context_mesh():
+        if request.source is None:
+            return pin_sharding(move_by_partitioner(x, request), request.target)
+        plan = plan_request(request, x.shape, x.dtype.name)
+        return pin_sharding(on_jax.apply_plan(plan, placement.manual_mesh() or request.source.mesh, x), request.target)
+
+
+@redistribute_p.def_impl
+def _move_eagerly(x: jax.Array, *, request: ReshardRequest, body: ClosedJaxpr | None) -> jax.Array:
+    """Runs the move eagerly, also at the end of an eager transformation: the array and its sharding are known now."""
+    if placement.is_unsharded(x):
+        return put_by_jax(x, request.target, donate=False)
+    return move_now(x, replace(request, source=None))
+
+
+@redistribute_p.def_abstract_eval
+def _typed_like_target(x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
+    mesh = x.sharding.mesh
+    return x.update(sharding=NamedSharding(mesh, request.target.spec)) if placement.has_explicit(mesh) else x
+
+
+def _keep_source(request: ReshardRequest) -> ReshardRequest:
+    """The move of a tangent or cotangent, which nobody donates."""
+    return replace(request, options=request.options._replace(donate=False))
+
+
+def _move_tangent(primals: Any, tangents: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> tuple[Any, Any]:
+    """Moves the tangent like the primal; outside jit, the sharding of a concrete primal is the source of both."""
+    (x,), (tangent,) = primals, tangents
+    if request.source is None and not isinstance(x, Tracer):
+        request = replace(request, source=placement.sharding_of(x))
+    moved = bind_move(x, request)
+    return moved, tangent if isinstance(tangent, ad.Zero) else bind_move(tangent, _keep_source(request))
+
+
+def _move_back(ct: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> list[Any]:
+    """Moves the cotangent back. Each summand of a partial source gets the whole cotangent, see `_dual_sharding`."""
+    if isinstance(ct, ad.Zero):
+        return [ad.Zero(x.aval)]
+    if request.source is None:  # Pin it, as a sharding constraint does, and let the partitioner choose the rest.
+        return [pin_sharding(ct, request.target)]
+    back = replace(_keep_source(request), target=_dual_sharding(request.source), source=_dual_sharding(request.target))
+    return [bind_move(ct, back)]
+
+
+def _dual_sharding(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of a cotangent: "unreduced" axes (one summand each) become "reduced" ones (all of it on each)."""
+    spec = sharding.spec
+    if not spec.unreduced and not spec.reduced:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced))
+
+
+ad.primitive_jvps[redistribute_p] = _move_tangent
+ad.primitive_transposes[redistribute_p] = _move_back
+
+
+def _move_batch(
+    axis: Any, args: Any, dims: Any, *, request: ReshardRequest, body: ClosedJaxpr | None
+) -> tuple[Any, int | None]:
+    """Puts the batch dim first and leaves it in place: on its explicit axes, on `spmd_axis_name`, or unsplit."""
+    if dims[0] is None:
+        return bind_move(args[0], request), None
+    x = jax.numpy.moveaxis(args[0], dims[0], 0)
+    # Of `spmd_axis_name`, the axes that types do not have: whether a batch is on an explicit axis, its type says.
+    names, mesh = axis.spmd_name, request.target.mesh
+    listed = () if names is None else names if isinstance(names, tuple) else (names,)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    auto = tuple(name for name in listed if kinds.get(name) != AxisType.Explicit) or None
+    held = axis.explicit_mesh_axis or auto
+    source = None if request.source is None else placement.add_leading_dim(request.source, held)
+    return bind_move(x, replace(request, target=placement.add_leading_dim(request.target, held), source=source)), 0
+
+
+batching.fancy_primitive_batchers[redistribute_p] = _move_batch
+
+
+def _lower_move(ctx: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
+    run: Any = jaxpr_as_fun(body) if body is not None else lambda x: [_trace_move(request, x)]
+    if request.source is None:
+        platforms = ctx.module_context.platforms
+        # On TPU, whose partitioner has no hook, the pass inside XLA finds the move by the collectives that XLA makes.
+        # Elsewhere the hook needs the mesh of the program to name a sharding; where nothing in the program is on a mesh
+        # yet, its arrays are made where the constraints want them.
+        context = ctx.module_context.axis_context
+        no_mesh = hasattr(context, "abstract_mesh") and context.abstract_mesh is None
+        if no_mesh or ("tpu" in platforms and xla_hook.is_on()):
+            run = lambda x: [pin_sharding(x, request.target)]  # noqa: E731
+        else:
+            check_platforms(platforms, request, ctx.avals_in[0].shape)
+    return mlir.lower_fun(run, multiple_results=True)(ctx, x)
+
+
+mlir.register_lowering(redistribute_p, _lower_move)
+
+
+def pin_sharding(x: jax.Array, target: NamedSharding) -> jax.Array:
+    """Pins the current sharding for the partitioner; unnecessary for explicitly sharded types."""
+    explicit, auto = (placement.restrict_axes(target, kind, x.ndim) for kind in (AxisType.Explicit, AxisType.Auto))
+    if placement.has_explicit(target.mesh):
+        if jax.typeof(x).sharding == NamedSharding(target.mesh.abstract_mesh, explicit.spec):
+            return x
+        x = jax.sharding.reshard(x, explicit)
+    if AxisType.Auto not in target.mesh.axis_types:
+        return x
+    with placement.without_context_mesh():
+        return jax.lax.with_sharding_constraint(x, auto)
+
+
+def check_platforms(platforms: Sequence[str], request: ReshardRequest, shape: tuple[int, ...]) -> None:
+    """Raises `LayoutError` on a platform whose partitioner has no hook."""
+    if "tpu" in platforms:
+        raise LayoutError(
+            f"redistribute to {request.target.spec} on mesh {dict(request.target.mesh.shape)}, array of shape {shape}: "
+            f"its source sharding is not known under jit with auto axes, and XLA on TPU cannot be asked for it; give "
+            f"source=, use explicit axes, or compile the program with reshard.jax.jit"
+        )
+
+
+def move_by_partitioner(x: jax.Array, request: ReshardRequest) -> jax.Array:
+    """The move, to be traced; it is planned when the partitioner knows the array's sharding."""
+    return _partitioning_identity(request, x.ndim)(x)
+
+
+@lru_cache(maxsize=1024)
+def _partitioning_identity(request: ReshardRequest, rank: int) -> Any:
+    """An identity function whose partitioning is the move; one per rank, because its sharding rule names each dim."""
+
+    @custom_partitioning
+    def move(x: Any) -> Any:
+        return x
+
+    def infer(mesh: Any, operands: Any, result: Any) -> NamedSharding:
+        return NamedSharding(mesh, request.target.spec)
+
+    def partition(mesh: Any, operands: Any, result: Any) -> tuple[Any, Any, NamedSharding, tuple[NamedSharding]]:
+        target, (operand,) = NamedSharding(mesh, request.target.spec), operands
+        source = operand.sharding
+        if isinstance(source, NamedSharding) and source.mesh.shape == target.mesh.shape:
+            source = NamedSharding(target.mesh, source.spec)
+            plan = plan_request(replace(request, source=source, target=target), operand.shape, operand.dtype.name)
+            if plan.source.even and plan.target.even:
+                run = tile_function(lower_plan(plan), on_jax.list_free_axes(target.mesh).axes)
+                return mesh, run, target, (source,)
+        # Uneven arrays are left to XLA, because its hook hands over tiles that it cannot cut evenly.
+        return mesh, lambda tile: tile, target, (target,)
+
+    before = " ".join(f"i{at}" for at in range(rank))
+    after = " ".join(f"o{at}" for at in range(rank))
+    # "i0 i1 -> o0 o1": different factors on both sides, so that the operand's sharding never becomes the result's.
+    move.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=f"{before} -> {after}")
+    return move

@@ -20,22 +20,18 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
 from reshard.jax import placement
-from reshard.jax.eager import EagerMove, compile_plan, discard_donated, on_devices, run_move, unwrap_shard
-from reshard.jax.placement import devices_of
-from reshard.jax.platform_network import options_on
-from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move
-from reshard.jax.starting import start_program
-from reshard.jax.targets import Target, ViewOptions
-from reshard.jax.views import place_beside, read_jax_view
-from reshard.jax.weak_types import weaken_on
+from reshard.jax.eager import EagerMove, compile_plan, discard_donated, on_devices, run_pending, unwrap_shard
+from reshard.jax.placement import Target, ViewOptions, devices_of
+from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move, options_on
+from reshard.jax.running import start_program, weaken_on
+from reshard.jax.view_moves import place_beside, read_jax_view
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
-from reshard.plans.step import find_peaks
+from reshard.plans.step import Footprint, find_peaks
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
 from reshard.synth.planner import find_tree_plan
@@ -57,12 +53,6 @@ class Leaf:
     finish: Callable[[jax.Array], jax.Array] | None = None
 
 
-def is_joint(leaves: Sequence[Any]) -> bool:
-    """Whether a budget bounds all leaves together; those of a trace run when XLA chooses, so each has it for itself."""
-    traces = placement.is_tracing() or any(isinstance(x, Tracer) for x in leaves)
-    return len(leaves) > 1 and not traces
-
-
 def joint_moves(
     names: Sequence[str],
     leaves: Sequence[Any],
@@ -74,19 +64,30 @@ def joint_moves(
 
     Raises `BudgetError` with the smallest budget that works, before anything moves.
     """
-    made = [leaf_of(*each) for each in zip(names, leaves, targets, strict=True)]
-    planned = [leaf for leaf in made if leaf is not None]
+    made = [_read_leaf(*each) for each in zip(names, leaves, targets, strict=True)]
     others = [at for at, leaf in enumerate(made) if leaf is None]
-    placed = _placed_bytes([(leaves[at], targets[at]) for at in others])
-    runs = _compile_tree(planned, placed, options)
+    # What JAX places counts from the start: its bytes on the busiest device, before and after.
+    held: Counter[Any] = Counter()
+    for x, target in ((leaves[at], targets[at]) for at in others):
+        aval = x if isinstance(x, jax.Array) else jax.typeof(x)
+        itemsize = 4 if placement.is_key_dtype(aval.dtype) else aval.dtype.itemsize
+        device = placement.one_device(target)
+        sharding = placement.resolve_sharding(target, aval, "target") if placement.has_layout(target) else None
+        if device is not None:
+            held[device] += math.prod(aval.shape) * itemsize
+        elif sharding is not None and isinstance(sharding.mesh, JaxMesh):
+            held.update(dict.fromkeys(sharding.device_set, math.prod(sharding.shard_shape(aval.shape)) * itemsize))
+        if isinstance(x, jax.Array):
+            held.update({shard.device: shard.data.nbytes for shard in x.addressable_shards})
+    runs = _compile_tree([leaf for leaf in made if leaf is not None], max(held.values(), default=0), options)
     moved = {at: place(at) for at in others}
     for run in runs:
         moved |= {names.index(name): array for name, array in run().items()}
     return [moved[at] for at in range(len(leaves))]
 
 
-def leaf_of(name: str, x: Any, target: Any) -> Leaf | None:
-    """What a plan moves; None for what JAX places."""
+def _read_leaf(name: str, x: Any, target: Any) -> Leaf | None:
+    """What a plan moves, checked; None for what JAX places."""
     given = target.options if isinstance(target, Target) else ViewOptions()
     sharding = target.sharding if isinstance(target, Target) else target
     device = placement.one_device(sharding)
@@ -107,11 +108,6 @@ def leaf_of(name: str, x: Any, target: Any) -> Leaf | None:
         x, finish = jax.random.key_data(x), partial(jax.random.wrap_key_data, impl=impl)
     elif x.weak_type:
         finish = partial(_weaken_result, finish)
-    return Leaf(name, x, _read_leaf(name, x, sharding, given), given, finish)
-
-
-def _read_leaf(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> ReshardRequest:
-    """Where a leaf goes, checked, by its name."""
     try:
         request = read_jax_view(x, sharding, None, given, UNLIMITED)
     except (LayoutError, MeshError) as error:
@@ -123,30 +119,12 @@ def _read_leaf(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> Re
     shape, dtype = request.target_shape(x.shape), request.target_dtype(x.dtype.name)
     if not placement.layout_of(request.target, shape, dtype).even:
         raise LayoutError(f"{name}: the target {request.target.spec} does not divide the shape {shape}; pad the array")
-    return request
+    return Leaf(name, x, request, given, finish)
 
 
 def _weaken_result(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array) -> jax.Array:
     there = x if finish is None else finish(x)
     return there if there.weak_type else weaken_on(there.sharding)(there)
-
-
-def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
-    """The bytes on the busiest device of the arrays that JAX places, before and after."""
-    held: Counter[Any] = Counter()
-    for x, target in given:
-        aval = x if isinstance(x, jax.Array) else jax.typeof(x)
-        size = math.prod(aval.shape) * (4 if placement.is_key_dtype(aval.dtype) else aval.dtype.itemsize)
-        device = placement.one_device(target)
-        sharding = placement.resolve_sharding(target, aval, "target") if placement.has_layout(target) else None
-        if device is not None:
-            held[device] += size
-        elif sharding is not None and isinstance(sharding.mesh, JaxMesh):
-            tile = math.prod(sharding.shard_shape(aval.shape)) * size // max(1, math.prod(aval.shape))
-            held.update(dict.fromkeys(sharding.device_set, tile))
-        if isinstance(x, jax.Array):
-            held.update({shard.device: shard.data.nbytes for shard in x.addressable_shards})
-    return max(held.values(), default=0)
 
 
 # ---- the plan --------------------------------------------------------------------------------------
@@ -175,7 +153,10 @@ def _compile_tree(
     spare = budget - placed - xla_peak_bytes(tree)
     by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
-    return [_compile_batch(batch, by_name, tuple(numbers), spare, options.donate, uses) for batch in tree.batches]
+    return [
+        _compile_batch(batch, [by_name[name] for name in batch.names], tuple(numbers), spare, options.donate, uses)
+        for batch in tree.batches
+    ]
 
 
 def bounded_tree(moves: Mapping[str, Any], options: PlanOptions, own: int = 0) -> TreePlan:
@@ -215,68 +196,61 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
     True
     """
     kinds = device_kinds(tree.plans.values())
-    footprints = [batch.footprint(kinds) for batch in tree.batches]
-    early = [_bytes_beside(batch) + own for batch in tree.batches]
-    shown = [
-        each._replace(during=tuple(nbytes + more for nbytes in each.during))
-        for each, more in zip(footprints, early, strict=True)
-    ]
+    shown: list[Footprint] = []
+    for batch in tree.batches:
+        # Beside a batch's own buffers: its results before the last step, and the larger of two shared buffers twice,
+        # because a TPU gives packed blocks another layout in memory than tiles.
+        early = own + (sum(plan.target.tile_bytes for plan in batch.plans) if len(batch.steps) > 1 else 0)
+        if len(batch.plans) > 1:
+            differ = (abs(sum(s.result.tile_bytes - s.operand.tile_bytes for s in steps)) for steps in batch.steps)
+            early += max(differ, default=0)
+        needed = batch.footprint(kinds)
+        shown.append(needed._replace(during=tuple(nbytes + early for nbytes in needed.during)))
     return max(find_peaks(shown))
-
-
-def _bytes_beside(batch: Batch) -> int:
-    """What XLA needs beside a batch's own buffers: results before the last step, and the larger of two shared buffers
-    twice, because a TPU gives packed blocks another layout in memory than tiles.
-    """
-    early = sum(plan.target.tile_bytes for plan in batch.plans) if len(batch.steps) > 1 else 0
-    if len(batch.plans) == 1:
-        return early
-    differ = (abs(sum(s.result.tile_bytes - s.operand.tile_bytes for s in steps)) for steps in batch.steps)
-    return early + max(differ, default=0)
 
 
 # ---- what runs -------------------------------------------------------------------------------------
 
 
 def _compile_batch(
-    batch: Batch, leaves: Mapping[str, Leaf], devices: tuple[Any, ...], spare: int, donate: bool, uses: Counter[int]
+    batch: Batch, leaves: Sequence[Leaf], devices: tuple[Any, ...], spare: int, donate: bool, uses: Counter[int]
 ) -> Callable[[], dict[str, jax.Array]]:
     """A batch, compiled: one program where it can be, else the plan of each of its arrays, one after another."""
-    members = [leaves[name] for name in batch.names]
-    once = [donate and uses[id(leaf.x)] == 1 for leaf in members]
-    start = (
-        _compile_together(batch, members)
-        if _is_one_program(members)
-        else _compile_apart(batch, members, devices, spare, once)
-    )
+    meshes = [end.mesh for leaf in leaves for end in leaf.request.ends]
+    # One program has one order of devices, one mesh if it is explicit, and changes layouts alone.
+    one_order = len({tuple(devices_of(mesh)) for mesh in meshes}) == 1
+    one_mesh = len(set(meshes)) == 1 or not any(placement.has_explicit(mesh) for mesh in meshes)
+    together = one_order and one_mesh and all(leaf.request.plain for leaf in leaves)
+    sources, targets = zip(*(leaf.request.ends for leaf in leaves), strict=True)
+    moves: list[EagerMove] = []
+    for plan, leaf in zip(() if together else batch.plans, leaves, strict=not together):
+        # What crosses sends messages within the budget, and frees a donated source as it goes; of other moves the
+        # source is freed when the batch is done, since results may share its memory.
+        once = donate and uses[id(leaf.x)] == 1
+        limits = PlanOptions(plan.peak_bytes + spare, donate=once) if leaf.request.crosses else UNLIMITED
+        program = _compile_alone(plan, replace(leaf.request, options=limits), False, devices)
+        moves.append(
+            EagerMove(leaf.x, program, None, None if leaf.request.plain else partial(place_beside, leaf.given))
+        )
 
     def run() -> dict[str, jax.Array]:
-        results = start()
+        arrays = [leaf.x for leaf in leaves]
+        results: Sequence[jax.Array]
+        if not together:
+            results = [run_pending(move).block_until_ready() for move in moves]
+        elif batch.steps:
+            results = start_program(_batch_program(batch.plans, sources, targets), *arrays)
+        else:  # They are where they should go.
+            results = [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
         jax.block_until_ready(results)  # Two batches at once would need the buffers of both.
-        for leaf, result in zip(members, results, strict=True):
-            uses[id(leaf.x)] -= 1
-            if donate and not uses[id(leaf.x)] and result is not leaf.x and not leaf.x.is_deleted():
-                discard_donated(leaf.x, [result])
-        finished = (x if leaf.finish is None else leaf.finish(x) for leaf, x in zip(members, results, strict=True))
+        for x, result in zip(arrays, results, strict=True):
+            uses[id(x)] -= 1
+            if donate and not uses[id(x)] and result is not x and not x.is_deleted():
+                discard_donated(x, [result])
+        finished = (x if leaf.finish is None else leaf.finish(x) for leaf, x in zip(leaves, results, strict=True))
         return dict(zip(batch.names, finished, strict=True))
 
     return run
-
-
-def _is_one_program(leaves: Sequence[Leaf]) -> bool:
-    """Whether all arrays are on one list of devices, and only change their layout there."""
-    meshes = [end.mesh for leaf in leaves for end in leaf.request.ends]
-    orders = {tuple(devices_of(mesh)) for mesh in meshes}
-    explicit = any(placement.has_explicit(mesh) for mesh in meshes)
-    return len(orders) == 1 and all(leaf.request.plain for leaf in leaves) and (len(set(meshes)) == 1 or not explicit)
-
-
-def _compile_together(batch: Batch, leaves: Sequence[Leaf]) -> Callable[[], Sequence[jax.Array]]:
-    sources, targets = zip(*(leaf.request.ends for leaf in leaves), strict=True)
-    arrays = [leaf.x for leaf in leaves]
-    if not batch.steps:  # They are where they should go.
-        return lambda: [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
-    return lambda: start_program(_batch_program(batch.plans, sources, targets), *arrays)
 
 
 @lru_cache(maxsize=256)
@@ -289,22 +263,3 @@ def _batch_program(
         return tuple(on_jax.apply_batch(batch, sources[0].mesh, arrays))
 
     return jax.jit(moved, in_shardings=sources, out_shardings=targets)
-
-
-def _compile_apart(
-    batch: Batch, leaves: Sequence[Leaf], devices: tuple[Any, ...], spare: int, donated: Sequence[bool]
-) -> Callable[[], Sequence[jax.Array]]:
-    """The moves of a batch that no one program can make, each after the one before."""
-    moves = [
-        _compiled_move(plan, leaf, devices, spare, donate)
-        for plan, leaf, donate in zip(batch.plans, leaves, donated, strict=True)
-    ]
-    return lambda: [run_move(move).block_until_ready() for move in moves]
-
-
-def _compiled_move(plan: Plan, leaf: Leaf, devices: tuple[Any, ...], spare: int, donate: bool) -> EagerMove:
-    """The move of one array. What crosses sends messages within the budget, and frees a donated source as it goes; of
-    other moves the source is freed when the batch is done, since results may share its memory."""
-    options = PlanOptions(plan.peak_bytes + spare, donate=donate) if leaf.request.crosses else UNLIMITED
-    program = _compile_alone(plan, replace(leaf.request, options=options), False, devices)
-    return EagerMove(leaf.x, program, None, None if leaf.request.plain else partial(place_beside, leaf.given))

@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.errors import BudgetError, LayoutError
-from reshard.jax import batches, eager, redistribute
-from reshard.jax.batches import MOST, fill_buckets
+from reshard.jax import buckets, eager, redistribute
+from reshard.jax.buckets import MOST, fill_buckets
 from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, specs
 from tests.sampling import sampled
@@ -96,7 +96,7 @@ def test_kinds_whose_steps_agree_share_a_collective() -> None:
     for n, (y, shape) in enumerate(zip(ys, shapes, strict=True)):
         assert_exact(y, on(P(None, "x")), values_of(n, shape))
     kinds = tuple(eager.program_of(ReshardRequest(on(P(None, "x")), on(P("x"))), x.shape, x.dtype, False) for x in xs)
-    text = batches._bucket_program(kinds, 1, alone=True).lower(*xs).compile().as_text()
+    text = buckets._bucket_program(kinds, 1, alone=True).lower(*xs).compile().as_text()
     assert text.count(" all-to-all(") == 1
 
 
@@ -112,11 +112,11 @@ def test_exchanges_and_permutes_of_several_shapes(before: P, after: P) -> None:
 
 
 def test_programs_are_compiled_once() -> None:
-    batches._bucket_program.cache_clear()
+    buckets._bucket_program.cache_clear()
     xs = [jax.device_put(values_of(number), on(BEFORE)) for number in range(50)]
     for _ in range(3):
         redistribute(xs, on(AFTER))
-    assert batches._bucket_program.cache_info().misses == 1
+    assert buckets._bucket_program.cache_info().misses == 1
 
 
 # ---- exactness -------------------------------------------------------------------------------------
@@ -180,11 +180,11 @@ def test_large_arrays_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(eager, "SMALL", 63)
     eager.program_of.cache_clear()
     eager.mover_of.cache_clear()
-    batches._bucket_program.cache_clear()
+    buckets._bucket_program.cache_clear()
     xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(20)]
     for n, y in enumerate(redistribute(xs, on(AFTER))):
         assert_exact(y, on(AFTER), values_of(n))
-    assert batches._bucket_program.cache_info().misses == 0
+    assert buckets._bucket_program.cache_info().misses == 0
     assert eager.program_of.cache_info().misses == 1
     eager.program_of.cache_clear()
     eager.mover_of.cache_clear()

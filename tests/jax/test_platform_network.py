@@ -10,9 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import NetworkError
-from reshard.jax import placement, platform_network
-from reshard.jax.platform_network import options_on
-from reshard.jax.request import ReshardRequest, plan_request
+from reshard.jax import placement, request
+from reshard.jax.request import ReshardRequest, options_on, plan_request
 from reshard.runtime.platform_network import choose_network
 from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
@@ -44,7 +43,7 @@ from reshard.types.move import Move
 )
 def test_kinds_of_devices_have_presets(kind: str, preset: str | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RESHARD_NETWORK", raising=False)
-    assert platform_network.platform_network(kind) is (None if preset is None else PRESETS[preset])
+    assert request.platform_network(kind) is (None if preset is None else PRESETS[preset])
 
 
 def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -53,13 +52,13 @@ def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.Monke
     for name, network in (("none", None), ("h100", PRESETS["h100"]), (str(file), Network.uniform(1e-6, 1e9))):
         monkeypatch.setenv("RESHARD_NETWORK", name)
         assert (
-            platform_network.platform_network("TPU v4") == network
+            request.platform_network("TPU v4") == network
             and choose_network(None) == name
             and choose_network("b200") == "b200"
         )
     monkeypatch.setenv("RESHARD_NETWORK", "h1000")
     with pytest.raises(NetworkError, match="'h1000' is not a preset"):
-        platform_network.platform_network("cpu")
+        request.platform_network("cpu")
 
 
 def test_what_a_caller_names_comes_first(monkeypatch: pytest.MonkeyPatch):
@@ -76,8 +75,8 @@ def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.Mon
     assert options_on(placement.devices_of(mesh), PlanOptions()).network is None
     assert plan_request(ReshardRequest(target, source), (8, 8), "float32").seconds is None
     for network, timed in (("none", False), ("h100", True)):
-        request = ReshardRequest(target, source, PlanOptions.read(network=network))
-        assert (plan_request(request, (8, 8), "float32").seconds is not None) == timed
+        named = ReshardRequest(target, source, PlanOptions.read(network=network))
+        assert (plan_request(named, (8, 8), "float32").seconds is not None) == timed
 
 
 SWAP = ("bf16[{c}256, {b}{a}16, 4096]", "bf16[4096, {c}256, {a}{b}16]")
@@ -89,21 +88,24 @@ def test_long_exchanges_give_way_to_a_few_collectives(monkeypatch: pytest.Monkey
     mesh, network = Mesh(a=16, b=16, c=16), PRESETS["tpu-v5p"]
     fast = plan(*(Layout.parse(text, mesh) for text in SWAP), network=network)
     assert message_count(fast) == 256 * 4096 and fast.seconds is not None
-    options = PlanOptions(network=network)
-    short = platform_network._short_plan(fast, options, network, padded=True)
+    monkeypatch.setattr(request, "best_plan", lambda *_: fast)
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: "tpu")
+    move, options = Move(fast.source, fast.target), PlanOptions(network=network)
+    nowhere = jax.sharding.AbstractMesh((16, 16, 16), ("a", "b", "c"))
+    short = request.best_plan_on(nowhere, move, options)
     assert short.launches <= 3 and message_count(short) <= 4096 and short.seconds is not None
     assert fast.seconds <= short.seconds <= 1.6 * fast.seconds
-    assert platform_network._short_plan(fast, options._replace(budget=fast.peak_bytes), network, padded=True) is fast
-    monkeypatch.setattr(platform_network, "SLOWER", 1.0)
-    assert platform_network._short_plan(fast, options, network, padded=True) is fast
+    assert request.best_plan_on(nowhere, move, options._replace(budget=fast.peak_bytes)) is fast
+    monkeypatch.setattr(request, "SLOWER", 1.0)
+    assert request.best_plan_on(nowhere, move, options) is fast
 
 
 def test_a_long_exchange_of_a_part_keeps_its_part(monkeypatch: pytest.MonkeyPatch):
     """Short plans are found between two layouts; the view or the part of a move must not be lost."""
-    monkeypatch.setattr(platform_network, "LONG", 2)
-    monkeypatch.setattr(platform_network, "options_on", lambda _, options: options._replace(network=PRESETS["tpu-v5e"]))
+    monkeypatch.setattr(request, "LONG", 2)
+    monkeypatch.setattr(request, "options_on", lambda _, options: options._replace(network=PRESETS["tpu-v5e"]))
     mesh = Mesh(x=2, y=2)
     move = Move(Layout.parse("f32[{x}{y}20]", mesh), Layout.parse("f32[20]", mesh), take={0: slice(0, 20)})
     devices = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
-    made = platform_network.best_plan_on(devices, move, PlanOptions())
+    made = request.best_plan_on(devices, move, PlanOptions())
     assert made.view == move.view and message_count(made) > 2

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import LayoutError
 from reshard.jax import redistribute
-from reshard.jax.primitive import check_platforms, move_by_partitioner
 from reshard.jax.request import ReshardRequest
+from reshard.jax.traced import check_platforms, move_by_partitioner
 from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import sample_pairs
 from tests.sampling import sampled

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, PlanError, ReshardError
-from reshard.jax import redistribute
+from reshard.jax import redistribute, reshard_pytree
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of
 
 SIZES = {"x": 4, "y": 2}
@@ -409,3 +409,20 @@ def test_a_platform_is_read_from_the_device_of_an_abstract_mesh():
     target = NamedSharding(AbstractMesh((4, 2), ("x", "y"), axis_types=(AUTO,) * 2), AFTER)
     f = jax.jit(lambda x: redistribute(x, target, source=on(BEFORE)))
     assert_exact(f(put(on(BEFORE))), on(AFTER), VALUES)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_tree_that_contains_itself(width: int):
+    """JAX would recurse until the stack is full."""
+    endless: list[Any] = []
+    endless += [endless] * width
+    x = np.ones(8, "float32")
+    for call in (
+        lambda: redistribute([x], endless),
+        lambda: redistribute({"w": x}, {"w": endless}),
+        lambda: redistribute(endless, None),
+        lambda: redistribute([x], None, source=endless),
+        lambda: reshard_pytree([x], endless),
+    ):
+        with pytest.raises(PlanError, match="contains itself"):
+            call()

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.jax import placement
-from reshard.jax.request import ReshardRequest, lists_devices_anew, orders_differ, plan_request
+from reshard.jax.request import ReshardRequest, orders_differ, plan_request
 from reshard.runtime import xla
 from reshard.synth.options import PlanOptions
 from tests.jax.oracle import layout_of, mesh_of
@@ -116,13 +116,16 @@ def test_without_a_source_there_is_no_plan() -> None:
 
 
 def test_orders_of_devices() -> None:
-    forward, backward = on(FORWARD, "x"), on(BACKWARD, "x")
-    assert not orders_differ(forward, on(FORWARD, "y")) and not lists_devices_anew(forward, on(FORWARD, "y"))
-    assert orders_differ(forward, backward) and lists_devices_anew(forward, backward)
     half = NamedSharding(mesh_of({"x": 4}, order=[4, 5, 6, 7]), P("x"))
-    assert orders_differ(forward, half) and not lists_devices_anew(forward, half)
     abstract = NamedSharding(AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2), P("x"))
-    assert not orders_differ(forward, abstract) and not lists_devices_anew(forward, abstract)
+    forward = on(FORWARD, "x")
+    for other, differ, anew in (
+        (on(FORWARD, "y"), False, False),
+        (on(BACKWARD, "x"), True, True),
+        (half, True, False),
+        (abstract, False, False),
+    ):
+        assert orders_differ(forward, other) is differ and ReshardRequest(other, forward).reorders is anew
 
 
 def test_requests_are_parameters_of_a_primitive() -> None:

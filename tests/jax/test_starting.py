@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import pytest
 
-from reshard.jax import starting
+from reshard.jax import running
 from tests.jax import worker
 from tests.jax.oracle import mesh_of
 
@@ -28,26 +28,26 @@ class Result:
 
 @pytest.fixture(autouse=True)
 def empty() -> Iterator[None]:
-    starting._results.clear()
+    running._results.clear()
     yield
-    starting._results.clear()
+    running._results.clear()
 
 
 def test_the_oldest_is_waited_for_and_what_is_gone_is_covered_by_the_next() -> None:
     waited: list[int] = []
-    results = [Result(number, waited) for number in range(starting.MOST + 5)]
+    results = [Result(number, waited) for number in range(running.MOST + 5)]
     for result in results[:-2]:
-        starting.limit_running(result)  # pyright: ignore[reportArgumentType]
+        running.limit_running(result)  # pyright: ignore[reportArgumentType]
     assert waited == [0, 1, 2]
     results[3].deleted = True
     for result in results[-2:]:
-        starting.limit_running(result)  # pyright: ignore[reportArgumentType]
-    assert waited == [0, 1, 2, 4] and len(starting._results) == starting.MOST
+        running.limit_running(result)  # pyright: ignore[reportArgumentType]
+    assert waited == [0, 1, 2, 4] and len(running._results) == running.MOST
 
 
 def test_a_program_runs_without_the_mesh_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[jax.Array] = []
-    monkeypatch.setattr(starting, "limit_running", noted.append)
+    monkeypatch.setattr(running, "limit_running", noted.append)
     seen: list[bool] = []
 
     def program(x: float) -> tuple[float, float]:
@@ -55,13 +55,13 @@ def test_a_program_runs_without_the_mesh_that_is_set(monkeypatch: pytest.MonkeyP
         return x, 2 * x
 
     with jax.set_mesh(mesh_of({"x": 8})):
-        assert starting.start_program(program, 3.0) == (3.0, 6.0)
+        assert running.start_program(program, 3.0) == (3.0, 6.0)
     assert seen == [True] and noted == [3.0]
 
 
 def test_a_traced_result_is_not_running() -> None:
-    jax.make_jaxpr(lambda x: starting.limit_running(x) or x)(1.0)
-    assert not starting._results
+    jax.make_jaxpr(lambda x: running.limit_running(x) or x)(1.0)
+    assert not running._results
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ class Meter:
         self.before = live_bytes()
         gc.freeze()  # what is there already is not looked through for garbage each time: that took most of the test
         self.most = 0
-        for module in ("tree_budget", "eager", "crossing.moves", "crossing.stages"):
+        for module in ("tree_budget", "eager", "crossing.across", "crossing.stages"):
             path = f"reshard.jax.{module}.start_program"
             monkeypatch.setattr(path, self.counted)
 

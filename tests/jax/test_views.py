@@ -73,6 +73,20 @@ def test_into_a_part_of_an_array():
 
 
 @pytest.mark.slow
+def test_a_donated_array_of_one_device_is_deleted():
+    x = jnp.asarray(QKV)
+    moved = redistribute(x, on(None, "b"), source=on(), view="l t d -> d l t", donate=True)
+    assert x.is_deleted() and np.array_equal(moved, QKV.transpose(2, 0, 1))
+
+
+def test_a_source_on_an_abstract_mesh_is_on_the_devices_of_the_array():
+    source = NamedSharding(MESH.abstract_mesh, P(None, ("a", "b")))
+    check(redistribute(fused(), on(None, None, "b"), source=source), QKV, on(None, None, "b"))
+    check(redistribute(fused(), on("b"), source=source, take={0: 1}), QKV[1], on("b"))
+    with pytest.raises(PlanError, match="not as the source that is given"):
+        redistribute(fused(), on("b"), source=NamedSharding(MESH.abstract_mesh, P("a")), take={0: 1})
+
+
 def test_derivatives():
     for target in (on(None, None, "b"), on("a", None, "b")):
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax import redistribute
-from reshard.jax.weak_types import weaken
+from reshard.jax.running import weaken
 from tests.jax.oracle import assert_exact, mesh_of
 
 SIZES = {"x": 4, "y": 2}

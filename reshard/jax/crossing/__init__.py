@@ -2,11 +2,11 @@
 
 host     CPU devices of one process: their tiles are memory of the process, and the exchange is one copy of it
 stages   other devices: messages are packed by one program, carried, and written by another, a few rounds at a time; a
-         `Transport` carries them: `jax.device_put` inside a process, a program over both sets of devices between
+         transport carries them: `jax.device_put` inside a process, a program over both sets of devices between
          processes
-moves    which of these a move takes, compiled once; and pipelines, whose parts are gathered while the next ones cross
+across   which of these a move takes, compiled once; and pipelines, whose parts are gathered while the next ones cross
 """
 
-from reshard.jax.crossing.moves import casts_before as casts_before
-from reshard.jax.crossing.moves import compile_across as compile_across
-from reshard.jax.crossing.moves import program_across as program_across
+from reshard.jax.crossing.across import casts_before as casts_before
+from reshard.jax.crossing.across import compile_across as compile_across
+from reshard.jax.crossing.across import program_across as program_across

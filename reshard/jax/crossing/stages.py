@@ -1,7 +1,7 @@
 """The exchange between devices that have memory of their own: pack, carry, write, a few rounds at a time.
 
     stack of source tiles     pack, one program on the source's mesh, returns one message a device for each round
-    messages                  are carried to their receivers, see `transports`
+    messages                  are carried to their receivers, by `InProcess` or `BetweenProcesses`
     stack of target tiles     write, one program on the target's mesh, which updates the tiles in place
 
 What a relay passes on is packed from the stack of target tiles instead, once what it received is written.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.jax import placement
 from reshard.jax.placement import devices_of
-from reshard.jax.starting import start_program
+from reshard.jax.running import start_program
 from reshard.lower.exchange_rounds import Exchange, SlicedTransfer, Transfer
 from reshard.lower.to_shard_map import run_exchange as messages
 from reshard.lower.to_shard_map.place import MeshPlace
@@ -64,7 +64,7 @@ class StagedExchange:
 
     stages: tuple[Stage, ...]
     start: Callable[[], jax.Array]
-    transport: Transport
+    transport: InProcess | BetweenProcesses
 
 
 def flatten_mesh(mesh: placement.AnyMesh) -> JaxMesh:
@@ -90,31 +90,28 @@ def stack_spec_of(layout: Layout) -> PartitionSpec:
 
 
 def compile_stages(
-    step: Exchange, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
+    step: Exchange,
+    operand: Layout,
+    result: Layout,
+    meshes: tuple[JaxMesh, JaxMesh],
+    transport: InProcess | BetweenProcesses,
+    dtype: Any,
 ) -> StagedExchange:
     """Compiles an exchange between these layouts, each on its own mesh of one axis."""
-    batches = messages.batch_rounds(step)
-    stages = [stage for batch in batches for stage in _stages_of_batch(step, batch, operand, result, meshes)]
+    stages: list[Stage] = []
+    for batch in messages.batch_rounds(step):
+        size = max(1, operand.nbytes(batch.elements))
+        together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.rounds)))
+        # One pair of programs for all stages of as many rounds, whose numbers it is given.
+        compiled = lru_cache(partial(_compile_stage, step, batch, operand, result, meshes))
+        for start in range(0, len(batch.rounds), together):
+            rounds = batch.rounds[start : start + together]
+            numbers = np.arange(start, start + len(rounds), dtype=np.int32)
+            programs = compiled(len(rounds))
+            stages.append(Stage(*programs, numbers, rounds, batch.elements, size * len(rounds), batch.relayed))
     sharding = NamedSharding(meshes[1], stack_spec_of(result))
-    start = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
-    return StagedExchange(tuple(stages), start, transport)
-
-
-def _stages_of_batch(
-    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
-) -> list[Stage]:
-    size = max(1, operand.nbytes(batch.elements))
-    together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.rounds)))
-    starts = range(0, len(batch.rounds), together)
-    counts = {min(together, len(batch.rounds) - start) for start in starts}
-    programs = {count: _compile_stage(step, batch, operand, result, meshes, count) for count in counts}
-
-    def stage(start: int) -> Stage:
-        rounds = batch.rounds[start : start + together]
-        numbers = np.arange(start, start + len(rounds), dtype=np.int32)
-        return Stage(*programs[len(rounds)], numbers, rounds, batch.elements, size * len(rounds), batch.relayed)
-
-    return [stage(start) for start in starts]
+    begin = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
+    return StagedExchange(tuple(stages), begin, transport)
 
 
 def _compile_stage(
@@ -166,53 +163,31 @@ def run_stages(
             waiting = 0
         held = far if stage.relayed else near
         packed = start_program(stage.pack, held, stage.numbers) if held is not None else ()
-        if donate and number == last:
-            _delete_stack(near)
+        if donate and number == last and near is not None and not near.is_deleted():
+            near.delete()
         arrived = transport.carried(packed, stage.rounds, stage.elements, stage.relayed)
         if far is not None:
             far = start_program(stage.write, far, stage.numbers, *arrived)
         del packed, arrived
         waiting += stage.message_bytes
-    if donate:
-        _delete_stack(near)
+    if donate and near is not None and not near.is_deleted():  # Nothing was packed from it.
+        near.delete()
     return far
 
 
-def _delete_stack(stack: jax.Array | None) -> None:
-    if stack is not None and not stack.is_deleted():
-        stack.delete()
-
-
-# What carries packed messages from one set of devices to the other.
+# What carries packed messages from one set of devices to the other: `carried` makes, for each round, the stack of
+# messages on the target's mesh from that on the source's, or on the target's if a relay passes them on. A stack has one
+# message of equal size for each device of a mesh of one axis. `receives` says whether this process has devices of the
+# target.
 #
 # InProcess          `jax.device_put` of the messages, one call for all of a stage
 # BetweenProcesses   one program on the union of both sets, with a `ppermute` a round; every process with a device of
-#                  either set runs it, and devices that send nothing give it an empty message
-#
-# A stack of messages has one of equal size for each device of a mesh of one axis.
+#                    either set runs it, and devices that send nothing give it an empty message
 
 
 Round = Sequence[SlicedTransfer | Transfer]
 Pairs = tuple[tuple[int, int], ...]
 """Positions of senders and receivers."""
-
-
-class Transport(Protocol):
-    """Carries messages; `receives` says whether this process has devices of the target."""
-
-    @property
-    def receives(self) -> bool: ...
-
-    def carried(
-        self, packed: Sequence[jax.Array], rounds: Sequence[Round], elements: int, relayed: bool
-    ) -> list[jax.Array]:
-        """For each round, the stack of messages on the target's mesh, from that on the source's, or on the target's if
-        a relay passes them on.
-
-        Nothing is packed in a process without devices that send, and nothing is returned in one without devices of the
-        target.
-        """
-        ...
 
 
 class InProcess:
@@ -249,7 +224,11 @@ class BetweenProcesses:
     def carried(
         self, packed: Sequence[jax.Array], rounds: Sequence[Round], elements: int, relayed: bool
     ) -> list[jax.Array]:
-        """For each round, the messages of this process's devices of the target."""
+        """For each round, the messages of this process's devices of the target.
+
+        Nothing is packed in a process without devices that send, and nothing is returned in one without devices of
+        the target.
+        """
         if not self.union.addressable_devices:
             return []
         pairs = tuple(tuple((t.sender, t.receiver) for t in each) for each in rounds)
@@ -295,5 +274,5 @@ def _stack_messages(messages: Mapping[Any, jax.Array], sharding: NamedSharding, 
 @lru_cache(maxsize=1024)
 def _zeros_program(devices: tuple[Any, ...], elements: int, dtype: Any) -> Callable[[], jax.Array]:
     """The program that makes an empty message on each of these devices of this process."""
-    sharding = _stack_sharding(JaxMesh(np.array(devices), ("device",)))
+    sharding = _stack_sharding(JaxMesh(np.array(devices), (AXIS,)))
     return jax.jit(lambda: jnp.zeros((elements * len(devices),), dtype), out_shardings=sharding)

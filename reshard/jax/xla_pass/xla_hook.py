@@ -26,7 +26,7 @@ import jax
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions
 from reshard.errors import ProgramError
-from reshard.jax.platform_network import options_on
+from reshard.jax.request import options_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 from reshard.jax import eager, redistribute
-from reshard.jax.crossing import moves
+from reshard.jax.crossing import across
 from tests.jax.oracle import assert_exact, filled, mesh_of, specs
 
 SHAPE = (60, 120)
@@ -61,7 +61,7 @@ def by_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Moves as between devices that have memory of their own."""
     forget_programs()
     with monkeypatch.context() as patch:
-        patch.setattr(moves, "on_host", lambda source, target: False)
+        patch.setattr(across, "on_host", lambda source, target: False)
         yield
     forget_programs()
 

@@ -58,7 +58,9 @@ def test_a_donated_source_is_deleted_shard_by_shard(monkeypatch: pytest.MonkeyPa
 
 def test_tiles_become_shards_as_they_are() -> None:
     """No copy is made of the memory that was filled."""
-    tile = host._allocate_aligned((64, 32), np.dtype("float32"))
+    exchange = host.plan_host_exchange(SOURCE, rs.Layout.parse("f32[6, 8]", rs.Mesh({"t": 1}, device_ids=[4])))
+    x = jax.device_put(filled((6, 8)), NamedSharding(mesh(range(4), a=2, b=2), P("a", "b")))
+    (tile,) = host.run_host_exchange(exchange, x, donate=False)
     assert tile.ctypes.data % host.ALIGNMENT == 0
     assert jax.device_put(tile, jax.devices()[3]).unsafe_buffer_pointer() == tile.ctypes.data
 

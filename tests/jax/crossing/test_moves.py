@@ -14,8 +14,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
 from reshard.jax import eager, redistribute
-from reshard.jax.crossing import host, moves
-from reshard.jax.crossing import moves as plans
+from reshard.jax.crossing import across, host
 from reshard.jax.request import ReshardRequest, plan_across
 from tests.jax.crossing.cases import (
     MESHES,
@@ -250,10 +249,10 @@ def test_equal_moves_are_compiled_once(way: str) -> None:
 @pytest.mark.slow
 def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its tiles, a device has one message, an eighth of what it would be."""
-    monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)
+    monkeypatch.setattr(across.on_jax, "LEAST", 1 << 10)
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
     whole = plan_across(ReshardRequest(target, source), (60, 120), "float32")
-    cut = plans.cut_messages(plans.split_legs(whole), None, buffers=1, pieces=False)
+    cut = across.cut_messages(across.split_legs(whole), None, buffers=1, pieces=False)
     message = whole.source.tile_bytes
     assert cut.across.peak_bytes <= max(whole.source.tile_bytes, whole.target.tile_bytes) + message // 7
     with by_messages(monkeypatch):
@@ -277,8 +276,8 @@ def test_tiles_that_stay_as_they_are(
 ) -> None:
     """They are copied at once where each goes to another device, and their memory is then the result's own."""
     made: list[bool] = []
-    decide = moves._copies_tiles
-    monkeypatch.setattr(moves, "_copies_tiles", lambda *given: made.append(decide(*given)) or made[-1])
+    decide = across._copies_tiles
+    monkeypatch.setattr(across, "_copies_tiles", lambda *given: made.append(decide(*given)) or made[-1])
     forget_programs()
     source, target = NamedSharding(mesh(near, a=4), before), NamedSharding(mesh(far, t=4), after)
     for _ in range(3):
@@ -292,9 +291,11 @@ def test_tiles_that_stay_as_they_are(
 
 def test_large_tiles_stay_with_numpy() -> None:
     near, far = rs.Mesh(t=4), rs.Mesh({"t": 4}, [4, 5, 6, 7])
-    ends = moves.Ends(*(NamedSharding(mesh(ids, t=4), P("t")) for ids in (range(4), range(4, 8))), tuple(jax.devices()))
+    ends = across.Ends(
+        *(NamedSharding(mesh(ids, t=4), P("t")) for ids in (range(4), range(4, 8))), tuple(jax.devices())
+    )
     for mib in (31, 32):
         one, other = (rs.Layout.parse(f"u8[{{t}}{mib << 18}]", each) for each in (near, far))
-        parts = plans.pull_tiles(rs.plan(one, other))
+        parts = across.pull_tiles(rs.plan(one, other))
         exchange = host.plan_host_exchange(parts.across.source, parts.across.target)
-        assert moves._copies_tiles(exchange, parts, ends) is (mib < host.THREADED >> 20)
+        assert across._copies_tiles(exchange, parts, ends) is (mib < host.THREADED >> 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.jax.crossing import moves
-from reshard.jax.crossing import moves as pipeline
+from reshard.jax.crossing import across
 from reshard.jax.crossing.stages import InProcess
 from reshard.jax.request import ReshardRequest
 from reshard.synth.options import PlanOptions
@@ -44,13 +44,13 @@ def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.Monke
     """The oracle's tiles; what devices send, receive and hold, and the launches, are the pipeline's."""
     source, target = ends(name)
     request = ReshardRequest(target, source, PlanOptions.read(network=WIRES))
-    planned = pipeline.pipeline_across(request, SHAPE, "float32")
+    planned = across.pipeline_across(request, SHAPE, "float32")
     assert planned is not None
     sent: Counter[Any] = Counter()
     received: Counter[Any] = Counter()
     counts: Counter[str] = Counter()
     most: list[int] = []
-    real, run = InProcess.carried, pipeline.start_program
+    real, run = InProcess.carried, across.start_program
     held = {id(x) for x in jax.live_arrays()}
 
     def carried(self: InProcess, packed: Any, rounds: Sequence[Any], elements: int, relayed: bool) -> Any:
@@ -66,7 +66,7 @@ def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.Monke
         return made
 
     monkeypatch.setattr(InProcess, "carried", carried)
-    monkeypatch.setattr(pipeline, "start_program", started)
+    monkeypatch.setattr(across, "start_program", started)
     with by_messages(monkeypatch):
         check(source, target, values=values(), network=WIRES)
         check(source, target, values=values(), network=WIRES, donate=True)
@@ -94,26 +94,25 @@ def _fullest(but: set[int]) -> int:
 def test_the_next_part_crosses_before_a_gather_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = ends("tiles to six replicas")
     request = ReshardRequest(target, source, PlanOptions.read(network=WIRES))
-    planned = pipeline.pipeline_across(request, SHAPE, "float32")
+    planned = across.pipeline_across(request, SHAPE, "float32")
     assert planned is not None
     events: list[str] = []
-
-    def recorded(name: str) -> None:
-        real = getattr(pipeline, name)
-        monkeypatch.setattr(pipeline, name, lambda *given: [events.append(name), real(*given)][1])
-
-    recorded("_cross_part")
-    recorded("_wait_for_goal")
+    for module, name in ((across, "run_stages"), (jax, "block_until_ready")):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, partial(lambda name, real, *given: [events.append(name), real(*given)][1], name, real)
+        )
     with by_messages(monkeypatch):
         check(source, target, values=values(), network=WIRES)
-    assert events == ["_cross_part"] + ["_cross_part", "_wait_for_goal"] * (planned.parts - 1) + ["_wait_for_goal"]
+    crosses, waits = "run_stages", "block_until_ready"
+    assert events == [crosses] + [crosses, waits] * (planned.parts - 1) + [waits]
 
 
 def test_only_where_it_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the host, without a network, within a budget, and not where parts cost more than they gain."""
     source, target = ends("rows to columns twice")
     ran: list[Any] = []
-    monkeypatch.setattr(moves, "run_pipeline", lambda *given: ran.append(given))
+    monkeypatch.setattr(across, "run_pipeline", lambda *given: ran.append(given))
     check(source, target, values=values(), network=WIRES)
     slow = rs.Network("slow", inner=(1e-3, 1e9), domain=16)
     with by_messages(monkeypatch):

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import BudgetError
-from reshard.jax.crossing import moves
+from reshard.jax.crossing import across
 from reshard.jax.request import ReshardRequest, number_devices, plan_across
 from tests.jax.crossing.cases import mesh
 
@@ -37,7 +37,7 @@ def test_plans_do_not_depend_on_the_ids_of_devices() -> None:
 
 def test_legs_are_the_plan() -> None:
     whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
-    parts = moves.split_legs(whole)
+    parts = across.split_legs(whole)
     kinds = [step.kind for leg in parts for step in leg.steps]
     assert kinds == [step.kind for step in whole.steps]
     assert (parts.before.source, parts.after.target) == (whole.source, whole.target)
@@ -45,7 +45,7 @@ def test_legs_are_the_plan() -> None:
 
 def test_pulled_legs_receive_the_fewest_bytes() -> None:
     whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
-    parts = moves.pull_tiles(whole)
+    parts = across.pull_tiles(whole)
     assert [step.kind for leg in parts for step in leg.steps] == ["exchange"]
     assert parts.across.received_bytes == whole.lower_bound_bytes
     assert parts.across.peak_bytes <= whole.peak_bytes + parts.across.steps[0].cost.scratch
@@ -53,46 +53,46 @@ def test_pulled_legs_receive_the_fewest_bytes() -> None:
 
 def test_a_sum_that_is_started_keeps_its_steps() -> None:
     whole = planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64] + sum{rep}")
-    parts = moves.split_legs(whole)
-    assert moves.pull_tiles(whole) == parts and parts.after.steps[-1].kind == "split_sum"
+    parts = across.split_legs(whole)
+    assert across.pull_tiles(whole) == parts and parts.after.steps[-1].kind == "split_sum"
 
 
 def test_a_view_is_pulled_in_one_exchange_between_its_casts() -> None:
     near, far = rs.Layout.parse("f32[{fsdp}32, 64]", TRAINER), rs.Layout.parse("bf16[{tp}32, 128]", SERVER)
-    parts = moves.pull_tiles(rs.plan(rs.Move(near, far, view="a b -> b a", cast=True)))
+    parts = across.pull_tiles(rs.plan(rs.Move(near, far, view="a b -> b a", cast=True)))
     assert [[step.kind for step in leg.steps] for leg in parts] == [["cast"], ["exchange"], []]
     ends = rs.Layout.parse("bf16[{fsdp}32, 64]", TRAINER), rs.Layout.parse("f32[{tp}64, 64]", SERVER)
-    parts = moves.pull_tiles(rs.plan(rs.Move(*ends, cast=True)))
+    parts = across.pull_tiles(rs.plan(rs.Move(*ends, cast=True)))
     assert [[step.kind for step in leg.steps] for leg in parts] == [[], ["exchange"], ["cast"]]
 
 
 def test_a_device_of_both_sets_may_send_and_receive_at_once() -> None:
     """Its two messages both count."""
     other = rs.Mesh({"tp": 2}, device_ids=[2, 7])
-    parts = moves.split_legs(planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64]", server=other))
+    parts = across.split_legs(planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64]", server=other))
     step = parts.across.steps[0]
     tiles = step.operand.tile_bytes + step.result.tile_bytes
-    cut = moves.cut_messages(parts, tiles + 2048, 1, pieces=False).across
+    cut = across.cut_messages(parts, tiles + 2048, 1, pieces=False).across
     assert cut.steps[0].mode.chunk == 256 and cut.peak_bytes <= tiles + 2048
 
 
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_messages_fit_the_budget(buffers: int) -> None:
     whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
-    parts = moves.split_legs(whole)
+    parts = across.split_legs(whole)
     step = parts.across.steps[0]
     tiles = max(step.operand.tile_bytes, step.result.tile_bytes)
     for room in (buffers * 4, 64, 4096):
-        cut = moves.cut_messages(parts, tiles + room, buffers, pieces=False).across.steps[0]
+        cut = across.cut_messages(parts, tiles + room, buffers, pieces=False).across.steps[0]
         message = (cut.mode.chunk or 10**9) * 4
         assert cut.mode.chunk is None or message * buffers <= room
     with pytest.raises(BudgetError) as raised:
-        moves.cut_messages(parts, tiles + buffers * 4 - 1, buffers, pieces=False)
+        across.cut_messages(parts, tiles + buffers * 4 - 1, buffers, pieces=False)
     assert raised.value.smallest == tiles + buffers * 4
 
 
 def test_whole_tiles_become_messages_only_between_processes() -> None:
-    parts = moves.split_legs(planned("f32[{fsdp}4]", "f32[{tp}{rep}4]"))
+    parts = across.split_legs(planned("f32[{fsdp}4]", "f32[{tp}{rep}4]"))
     assert parts.across.steps[0].kind == "permute"
-    assert moves.cut_messages(parts, None, 1, pieces=False) == parts
-    assert moves.cut_messages(parts, None, 2, pieces=True).across.steps[0].kind == "exchange"
+    assert across.cut_messages(parts, None, 1, pieces=False) == parts
+    assert across.cut_messages(parts, None, 2, pieces=True).across.steps[0].kind == "exchange"

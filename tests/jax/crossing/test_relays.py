@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax.crossing import moves
+from reshard.jax.crossing import across
 from reshard.jax.crossing.stages import InProcess
 from reshard.jax.request import ReshardRequest, plan_across
 from reshard.synth.options import PlanOptions
@@ -61,7 +61,7 @@ def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch:
 def test_on_the_host_nothing_is_passed_on() -> None:
     """There all tiles are one memory."""
     source, target = ends("one to five")
-    parts = moves.pull_tiles(plan_across(ReshardRequest(target, source), SHAPE, "float32"))
+    parts = across.pull_tiles(plan_across(ReshardRequest(target, source), SHAPE, "float32"))
     assert not parts.across.steps[0].mode.relay
     check(source, target)
 

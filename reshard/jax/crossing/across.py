@@ -12,6 +12,7 @@ Before and after, steps of the plan run on the source's and on the target's mesh
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError
@@ -30,7 +30,6 @@ from reshard.jax.crossing.host import THREADED, HostExchange, plan_host_exchange
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
     InProcess,
-    StagedExchange,
     compile_stages,
     flatten_mesh,
     run_stages,
@@ -38,9 +37,9 @@ from reshard.jax.crossing.stages import (
     stack_shards,
     stack_spec_of,
 )
-from reshard.jax.placement import devices_of
+from reshard.jax.placement import devices_of, local_shards
 from reshard.jax.request import ReshardRequest, check_even, number_devices, numbered_move, plan_across
-from reshard.jax.starting import start_program
+from reshard.jax.running import start_program
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import run_exchange as messages
@@ -84,16 +83,26 @@ def compile_across(whole: Plan, request: ReshardRequest, devices: tuple[Any, ...
     budget, donate = request.options.budget, request.options.donate
     check_even(whole.target, request)
     ends = Ends(source, target, devices or tuple(number_devices(source.mesh, target.mesh)))
-    if between_processes(source, target):
-        parts = cut_messages(split_legs(_put_in_parts(whole, ends)), budget, buffers=2, pieces=True)
-        return _compile_message_move(parts, ends, donate, between=True)
-    if on_host(source, target):
+    between = between_processes(source, target)
+    if not between and on_host(source, target):
         return _compile_host_move(pull_tiles(whole), ends, donate)
-    parts = cut_messages(split_legs(_put_in_parts(whole, ends)), budget, buffers=1, pieces=False)
-    pairs = _senders_of_tiles(parts.across)
-    if pairs is not None:
-        return _compile_tile_move(parts, pairs, ends, donate)
-    return _compile_message_move(parts, ends, donate, between=False)
+    platforms = {device.platform for device in (*ends.near, *ends.far)}
+    # In parts on accelerators, like every plan there.
+    parted = whole if platforms == {"cpu"} else on_jax.in_parts(whole, lanes="tpu" in platforms)
+    parts = cut_messages(split_legs(parted), budget, buffers=2 if between else 1, pieces=between)
+    (step,) = lower_plan(parts.across).instructions
+    if not between:
+        # Whole tiles that go from one device to another, by the number of the device that receives.
+        senders = None
+        if isinstance(step, Permute):
+            senders = {receiver: sender for sender, receiver in step.pairs}
+        elif isinstance(step, Exchange) and messages.sends_whole_tiles(step):
+            senders = {t.receiver: t.sender for t in (*step.local, *(t for each in step.rounds for t in each))}
+        if senders is not None:
+            return _compile_tile_move(parts, senders, ends, donate)
+    if not isinstance(step, Exchange):
+        raise LayoutError(f"{parts.across} does not go in messages; report this")
+    return _compile_message_move(parts, step, ends, donate, between)
 
 
 class Ends(NamedTuple):
@@ -124,33 +133,39 @@ def on_host(source: NamedSharding, target: NamedSharding) -> bool:
     return {device.platform for device in (*devices_of(source.mesh), *devices_of(target.mesh))} == {"cpu"}
 
 
-def _put_in_parts(whole: Plan, ends: Ends) -> Plan:
-    """The plan in parts on accelerators, like every plan there."""
-    platforms = {device.platform for device in (*ends.near, *ends.far)}
-    return whole if platforms == {"cpu"} else on_jax.in_parts(whole, lanes="tpu" in platforms)
-
-
 def _compile_host_move(parts: Legs, ends: Ends, donate: bool) -> Moving:
     (step,) = parts.across.steps
-    view = step.mode.view
-    exchange = plan_host_exchange(step.operand, step.result, view)
+    exchange, target = plan_host_exchange(step.operand, step.result, step.mode.view), ends.target
     if _copies_tiles(exchange, parts, ends):
-        return partial(_copy_tiles, ends.target, donate)
-    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, ends.target)
-    target, shape = ends.target, parts.after.target.shape
+
+        def copied(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+            there = jax.device_put(x, target)
+            if donate:
+                x.delete()
+            return there
+
+        return copied
+    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, target)
+    shape = parts.after.target.shape
+
+    def spans(index: Any) -> tuple[tuple[Any, Any], ...]:  # Slices are no keys.
+        return tuple((each.start, each.stop) for each in index)
+
     indices = {} if parts.after.steps else target.devices_indices_map(shape)
-    tile_of_index = {
-        _index_key(indices[device]): number
+    tile_at = {
+        spans(indices[device]): number
         for device, number in zip(ends.far, exchange.tile_at, strict=True)
         if device in indices
     }
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        near = before(x, scale)
-        old = _old_tiles(exchange, into) if exchange.fills and into is not None else None
+        near, old = before(x, scale), None
+        if exchange.fills and into is not None:
+            shards = shards_of(into)
+            old = [shards[exchange.tile_at.index(number)] for number in range(exchange.tiles)]
         tiles = run_host_exchange(exchange, near, donate or near is not x, old)
         if not parts.after.steps:
-            return jax.make_array_from_callback(shape, target, lambda at: tiles[tile_of_index[_index_key(at)]])
+            return jax.make_array_from_callback(shape, target, lambda index: tiles[tile_at[spans(index)]])
         return finish(jax.device_put([tiles[number] for number in exchange.tile_at], ends.far), into, scale)
 
     return moved
@@ -163,43 +178,14 @@ def _copies_tiles(exchange: HostExchange, parts: Legs, ends: Ends) -> bool:
     numpy, which has huge pages for them.
     """
     across = parts.across
-    steps = (*parts.before.steps, *parts.after.steps)
-    if (
-        steps
-        or across.view is not None
-        or across.source.partial
-        or across.target.tile_bytes * exchange.tiles >= THREADED
-    ):
+    if parts.before.steps or parts.after.steps or across.view is not None or across.source.partial:
         return False
-    if across.source.tile_shape != exchange.tile_shape or not exchange.tiles == len(ends.near) == len(ends.far):
+    large = across.target.tile_bytes * exchange.tiles >= THREADED
+    if large or across.source.tile_shape != exchange.tile_shape:
         return False
-    each = [(at, at) for at in range(exchange.tiles)]
-    others = all(near != far for near, far in zip(ends.near, ends.far, strict=True))
-    return others and [(copy.sender, copy.receiver) for copy in exchange.copies] == each
-
-
-def _copy_tiles(
-    target: NamedSharding,
-    donate: bool,
-    x: jax.Array,
-    into: jax.Array | None = None,
-    scale: jax.Array | None = None,
-) -> jax.Array:
-    moved = jax.device_put(x, target)
-    if donate:
-        x.delete()
-    return moved
-
-
-def _old_tiles(exchange: HostExchange, into: jax.Array) -> list[jax.Array]:
-    """The tiles of an array on the target's devices, by their numbers."""
-    shards = shards_of(into)
-    return [shards[exchange.tile_at.index(number)] for number in range(exchange.tiles)]
-
-
-def _index_key(index: Any) -> tuple[tuple[Any, Any], ...]:
-    """The spans of an index, since slices are no keys; JAX gives None for the ends of a dim that is not split."""
-    return tuple((each.start, each.stop) for each in index)
+    if not exchange.tiles == len(ends.near) == len(ends.far) or any(map(operator.eq, ends.near, ends.far)):
+        return False
+    return [(copy.sender, copy.receiver) for copy in exchange.copies] == [(at, at) for at in range(exchange.tiles)]
 
 
 def _compile_tile_move(parts: Legs, pairs: dict[int, int], ends: Ends, donate: bool) -> Moving:
@@ -221,21 +207,7 @@ def _compile_tile_move(parts: Legs, pairs: dict[int, int], ends: Ends, donate: b
     return moved
 
 
-def _senders_of_tiles(across: Plan) -> dict[int, int] | None:
-    """Who sends to whom, if only whole tiles go from one device to another; else None."""
-    (instruction,) = lower_plan(across).instructions
-    if isinstance(instruction, Permute):
-        return {receiver: sender for sender, receiver in instruction.pairs}
-    if not isinstance(instruction, Exchange) or not messages.sends_whole_tiles(instruction):
-        return None
-    transfers = [*instruction.local, *(t for each in instruction.rounds for t in each)]
-    return {t.receiver: t.sender for t in transfers}
-
-
-def _compile_message_move(parts: Legs, ends: Ends, donate: bool, *, between: bool) -> Moving:
-    (step,) = lower_plan(parts.across).instructions
-    if not isinstance(step, Exchange):
-        raise LayoutError(f"{parts.across} does not go in messages; report this")
+def _compile_message_move(parts: Legs, step: Exchange, ends: Ends, donate: bool, between: bool) -> Moving:
     near_layout, far_layout = parts.across.source, parts.across.target
     dtype = jnp.dtype(near_layout.dtype)
     meshes = flatten_mesh(ends.source.mesh), flatten_mesh(ends.target.mesh)
@@ -247,31 +219,25 @@ def _compile_message_move(parts: Legs, ends: Ends, donate: bool, *, between: boo
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         near = before(x, scale) if sends else x
-        stack = stack_shards(_local_shards(near), meshes[0], near_layout, dtype) if sends else None
-        old = (
-            stack_shards(_local_shards(into), meshes[1], far_layout, dtype).copy()
-            if fills and into is not None
-            else None
-        )
+        stack = stack_shards(local_shards(near), meshes[0], near_layout, dtype) if sends else None
+        old = None
+        if fills and into is not None:
+            old = stack_shards(local_shards(into), meshes[1], far_layout, dtype).copy()
         far = run_stages(exchange, stack, donate or near is not x, old)
         if donate and not x.is_deleted():
             x.delete()
-        return finish([] if far is None else _local_shards(far), into, scale)
+        return finish([] if far is None else local_shards(far), into, scale)
 
     return moved
 
 
-def _local_shards(x: jax.Array) -> list[jax.Array]:
-    return [shard.data for shard in x.addressable_shards]
-
-
 def _compile_before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
     """The steps on the source's devices, to tiles of which each is a shard."""
-    if not leg.steps:
-        return _as_it_is
-    run = on_jax.compile_to_stack(leg.source, leg.steps, source.mesh)
+    run = on_jax.compile_to_stack(leg.source, leg.steps, source.mesh) if leg.steps else None
 
     def before(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        if run is None:
+            return x
         near = start_program(run, x, scale) if leg.casts and scale is not None else start_program(run, x)
         if donate:
             x.delete()
@@ -280,21 +246,15 @@ def _compile_before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
     return before
 
 
-def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
-    return x
-
-
-def _join_tiles(
-    end: Layout, target: NamedSharding, shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None
-) -> jax.Array:
-    """The tiles as shards of the target."""
-    return jax.make_array_from_single_device_arrays(end.shape, target, shards, dtype=jnp.dtype(end.dtype))
-
-
 def _compile_after(leg: Leg, target: NamedSharding) -> Moving:
-    """The steps on the target's devices, from this process's tiles; none if there are none."""
+    """The steps on the target's devices, from this process's tiles; without any, the tiles as shards of the target."""
+    end, dtype = leg.target, jnp.dtype(leg.target.dtype)
+
+    def join(shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(end.shape, target, shards, dtype=dtype)
+
     if not leg.steps or not target.addressable_devices:
-        return partial(_join_tiles, leg.target, target)
+        return join
     run, sharding = on_jax.compile_from_stack(leg.source, leg.steps, target.mesh, target)
     fills = any(step.mode.view is not None and step.mode.view.into for step in leg.steps)
 
@@ -331,93 +291,61 @@ def run_pipeline(
     pipeline: Pipeline, source: NamedSharding, target: NamedSharding, donate: bool
 ) -> Callable[[jax.Array], jax.Array]:
     """The compiled move; it deletes a donated source."""
-    whole, each = pipeline.plan, pipeline.each
-    far, after = each.steps[0].result, each.steps[1:]
+    whole, each, (near_cut, far_cut) = pipeline.plan, pipeline.each, pipeline.cuts
+    far, dtype = each.steps[0].result, jnp.dtype(whole.source.dtype)
     meshes = flatten_mesh(source.mesh), flatten_mesh(target.mesh)
-    dtype = jnp.dtype(whole.source.dtype)
     # A part crosses in messages even where its tiles stay whole: it is written into the target's tiles in place.
-    devices = list(number_devices(source.mesh, target.mesh))
-    result = each.steps[0].result
-    (step,) = lower_plan(chain(each.source, result, [StepSpec("exchange", result)], donate=True)).instructions
+    (step,) = lower_plan(chain(each.source, far, [StepSpec("exchange", far)], donate=True)).instructions
     if not isinstance(step, Exchange):
-        raise LayoutError(f"{each.source} -> {result} does not go in messages; report this")
-    crossing = compile_stages(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
-    gather, sharding = on_jax.compile_from_stack(far, after, target.mesh, target)
-    take, put = _compile_take(pipeline, meshes[0]), _compile_put(pipeline, meshes[1])
+        raise LayoutError(f"{each.source} -> {far} does not go in messages; report this")
+    transport = InProcess(meshes, list(number_devices(source.mesh, target.mesh)))
+    crossing = compile_stages(step, each.source, far, meshes, transport, dtype)
+    gather, sharding = on_jax.compile_from_stack(far, each.steps[1:], target.mesh, target)
     stack = NamedSharding(meshes[1], stack_spec_of(whole.target))
     start = jax.jit(lambda: jnp.zeros(stack_shape(whole.target), dtype), out_shardings=stack)
 
-    def moved(x: jax.Array) -> jax.Array:
-        near = stack_shards(_pipeline_shards(x), meshes[0], whole.source, dtype)
-        goal, arriving = start_program(start), _cross_part(crossing, start_program(take, near, np.int32(0)))
-        for number in range(pipeline.parts):
-            tiles = jax.make_array_from_single_device_arrays(stack_shape(far), sharding, _pipeline_shards(arriving))
-            part = stack_shards(_pipeline_shards(start_program(gather, tiles)), meshes[1], each.target, dtype)
-            goal = start_program(put, goal, part, np.int32(number))
-            del part, tiles
-            if number + 1 < pipeline.parts:
-                arriving = _cross_part(crossing, start_program(take, near, np.int32(number + 1)))
-            elif donate:
-                _delete_arrays(near, x)
-            _wait_for_goal(goal)
-        return jax.make_array_from_single_device_arrays(whole.target.shape, target, _pipeline_shards(goal), dtype=dtype)
-
-    return moved
-
-
-def _cross_part(exchange: StagedExchange, part: jax.Array) -> Any:
-    """The tiles of a part on the target's devices, under way; the part is freed once it is packed."""
-    return run_stages(exchange, part, donate=True)
-
-
-def _wait_for_goal(goal: jax.Array) -> None:
-    goal.block_until_ready()
-
-
-def _compile_take(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
-    """The program that cuts a part, of a given number, out of the tiles of the source."""
-    cut, _ = pipeline.cuts
-    before, after = pipeline.plan.source, pipeline.each.source
+    def split_axis(tile: tuple[int, ...], cut: Cut) -> tuple[int, ...]:
+        """The shape of a tile with its cut axis in three: outer, parts, inner."""
+        return (*tile[: cut.axis], cut.outer, cut.parts, cut.inner, *tile[cut.axis + 1 :])
 
     def take(tile: jax.Array, number: jax.Array) -> jax.Array:
-        part = lax.dynamic_index_in_dim(
-            tile.reshape(_split_cut_axis(before, cut)), number, cut.axis + 1, keepdims=False
-        )
-        return part.reshape(after.tile_shape)
-
-    specs = (stack_spec_of(before), PartitionSpec())
-    return jax.jit(jax.shard_map(take, mesh=mesh, in_specs=specs, out_specs=stack_spec_of(after), check_vma=False))
-
-
-def _compile_put(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
-    """The program that writes a part, of a given number, into the tiles of the target, in place."""
-    _, cut = pipeline.cuts
-    goal = pipeline.plan.target
+        opened = tile.reshape(split_axis(tile.shape, near_cut))
+        part = lax.dynamic_index_in_dim(opened, number, near_cut.axis + 1, keepdims=False)
+        return part.reshape(each.source.tile_shape)
 
     def put(tile: jax.Array, part: jax.Array, number: jax.Array) -> jax.Array:
-        opened = tile.reshape(_split_cut_axis(goal, cut))
-        fitting = part.reshape((*opened.shape[: cut.axis + 1], *opened.shape[cut.axis + 2 :]))
-        return lax.dynamic_update_index_in_dim(opened, fitting, number, cut.axis + 1).reshape(tile.shape)
+        opened, at = tile.reshape(split_axis(tile.shape, far_cut)), far_cut.axis + 1
+        fitting = part.reshape((*opened.shape[:at], *opened.shape[at + 1 :]))
+        return lax.dynamic_update_index_in_dim(opened, fitting, number, at).reshape(tile.shape)
 
-    specs = (stack_spec_of(goal), stack_spec_of(pipeline.each.target), PartitionSpec())
-    run = jax.shard_map(put, mesh=mesh, in_specs=specs, out_specs=stack_spec_of(goal), check_vma=False)
-    return jax.jit(run, donate_argnums=0)
+    # Programs that cut a part, of a given number, out of the source's tiles, and write it into the target's in place.
+    here, there = stack_spec_of(whole.source), stack_spec_of(whole.target)
+    one, other = stack_spec_of(each.source), stack_spec_of(each.target)
+    spread, number_spec = partial(jax.shard_map, check_vma=False), PartitionSpec()
+    taken = jax.jit(spread(take, mesh=meshes[0], in_specs=(here, number_spec), out_specs=one))
+    written = jax.jit(
+        spread(put, mesh=meshes[1], in_specs=(there, other, number_spec), out_specs=there), donate_argnums=0
+    )
 
+    def moved(x: jax.Array) -> jax.Array:
+        near = stack_shards(local_shards(x), meshes[0], whole.source, dtype)
+        goal, arriving = start_program(start), run_stages(crossing, start_program(taken, near, np.int32(0)), True)
+        for number in range(pipeline.parts):
+            shards = [] if arriving is None else local_shards(arriving)
+            tiles = jax.make_array_from_single_device_arrays(stack_shape(far), sharding, shards)
+            part = stack_shards(local_shards(start_program(gather, tiles)), meshes[1], each.target, dtype)
+            goal = start_program(written, goal, part, np.int32(number))
+            del part, tiles, shards
+            if number + 1 < pipeline.parts:  # A part is freed once it is packed.
+                arriving = run_stages(crossing, start_program(taken, near, np.int32(number + 1)), True)
+            elif donate:
+                for array in (near, x):
+                    if not array.is_deleted():
+                        array.delete()
+            jax.block_until_ready(goal)
+        return jax.make_array_from_single_device_arrays(whole.target.shape, target, local_shards(goal), dtype=dtype)
 
-def _split_cut_axis(layout: Layout, cut: Cut) -> tuple[int, ...]:
-    """The shape of a tile with its cut axis in three: outer, parts, inner."""
-    tile = layout.tile_shape
-    return (*tile[: cut.axis], cut.outer, cut.parts, cut.inner, *tile[cut.axis + 1 :])
-
-
-def _pipeline_shards(x: jax.Array) -> list[jax.Array]:
-    return [shard.data for shard in x.addressable_shards]
-
-
-def _delete_arrays(*arrays: jax.Array) -> None:
-    for x in arrays:
-        if not x.is_deleted():
-            x.delete()
+    return moved
 
 
 # The legs of a plan to other devices.
@@ -476,25 +404,19 @@ def pull_tiles(whole: Plan) -> Legs:
     Where all devices share one memory, gathers among the target's devices would copy data a second time, and so would
     reshapes and transposes.
     """
-    parts = split_legs(whole)
-    target = whole.target
-    if target.partial:
+    parts, view = split_legs(whole), whole.view
+    if whole.target.partial:
         return parts
-    if whole.view is None or (whole.view.plain and not parts.before.casts and not parts.after.casts):
-        return Legs(
-            parts.before, _plan_of_step(Step("exchange", parts.across.source, target), whole.donate), Leg(target)
-        )
-    return parts if whole.source.partial else _pull_view(whole, parts)
-
-
-def _pull_view(whole: Plan, parts: Legs) -> Legs:
-    """The legs of a move with a view or a cast: the whole view in the exchange, between its casts."""
-    first, last = whole.steps[:1], whole.steps[-1:]
-    before = Leg(whole.source, first if first[0].kind == "cast" else ())
-    after = Leg(whole.target) if last[0].kind != "cast" else Leg(last[0].operand, last)
-    if (before.casts, after.casts) != (parts.before.casts, parts.after.casts) or whole.view is None:
-        return parts  # A cast in between, before a part of the target is filled.
-    mode = StepMode() if whole.view.plain else StepMode(view=whole.view)
+    before, after, mode = parts.before, Leg(whole.target), StepMode()
+    if view is not None and not (view.plain and not before.casts and not parts.after.casts):
+        # The whole view is in the exchange, between its casts.
+        first, last = whole.steps[:1], whole.steps[-1:]
+        before = Leg(whole.source, first if first[0].kind == "cast" else ())
+        after = Leg(whole.target) if last[0].kind != "cast" else Leg(last[0].operand, last)
+        # A sum is finished first, and a cast in between comes before a part of the target is filled.
+        if whole.source.partial or (before.casts, after.casts) != (parts.before.casts, parts.after.casts):
+            return parts
+        mode = mode if view.plain else StepMode(view=view)
     return Legs(before, _plan_of_step(Step("exchange", before.target, after.source, mode), whole.donate), after)
 
 

@@ -22,10 +22,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import MeshError, PlanError, quoted
 from reshard.jax import placement
-from reshard.jax.eager import EagerProgram, Pending, move_now, prepare_move, put_by_jax
-from reshard.jax.primitive import pin_sharding
+from reshard.jax.eager import (
+    EagerProgram,
+    Pending,
+    check_given_source,
+    discard_donated,
+    move_now,
+    prepare_move,
+    put_by_jax,
+    run_pending,
+)
+from reshard.jax.placement import ViewOptions
 from reshard.jax.request import ReshardRequest, plan_request
-from reshard.jax.targets import ViewOptions
+from reshard.jax.traced import pin_sharding
 from reshard.lower.to_shard_map.run_program import check_scale
 from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
@@ -50,9 +59,18 @@ def prepare_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options
         )
     if isinstance(x, Tracer) or placement.manual_mesh() is not None:
         return partial(_move_traced, x, request, given)
-    if placement.sharding_of(x) is None:  # On one device: the source that is given says where it starts.
-        x = put_by_jax(x, before, donate=False)
-    return prepare_move(x, request, None if request.plain else lambda program: place_beside(given, program))
+    beside = None if request.plain else partial(place_beside, given)
+    if placement.sharding_of(x) is not None:
+        return prepare_move(x, request, beside)
+    # On one device: the source that is given says where it starts. What is donated is the caller's array as well.
+    move = prepare_move(put_by_jax(x, before, donate=False), request, beside)
+
+    def moved() -> jax.Array:
+        result = run_pending(move)
+        discard_donated(x, [result])
+        return result
+
+    return moved if options.donate else move
 
 
 def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options: PlanOptions) -> ReshardRequest:
@@ -63,13 +81,32 @@ def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, option
             f"reshard.jax.Target(sharding, view=...) for each leaf"
         )
     _check_view_options(x, given)
-    before = placement.resolve_sharding(source, x, "source") if source is not None else placement.sharding_of(x)
+    known = placement.sharding_of(x)
+    before = known if source is None else placement.resolve_sharding(source, x, "source")
     if before is None:
         raise PlanError(f"the sharding of the array of shape {x.shape} is not known while it is traced; give source=")
-    view = _read_einops(x.shape, given, sharding)
-    dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
-    after = _target_of_view(jax.ShapeDtypeStruct(view.target_shape, dtype), sharding, before)
+    if source is not None and known is not None and not isinstance(x, Tracer):
+        check_given_source(x, before, known)
+        before = known  # A source on an abstract mesh has no devices.
+    # The target has the shape of `out`, or of a layout, or the one that follows from the pattern.
+    shape = given.out.shape if given.out is not None else sharding.shape if isinstance(sharding, Layout) else None
     moves = given.view is not None or given.take or given.into
+    view = View.identity(x.shape)
+    if moves:
+        named = given.view is not None  # Without a pattern, the atoms are dims: `take={0: ...}` is of `d0`.
+        dims = " ".join(f"d{at}" for at in range(x.ndim))
+        take, into = (
+            {name if named else f"d{name}": part for name, part in (parts or {}).items()}
+            for parts in (given.take, given.into)
+        )
+        pattern = einops.parse(given.view if given.view is not None else f"{dims} -> {dims}")
+        view = einops.resolve(pattern, (x.shape, shape), given.sizes, take, into)
+    dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
+    if isinstance(sharding, Layout):
+        sharding = sharding.to_jax(before.mesh)
+    if isinstance(sharding, PartitionSpec):
+        sharding = NamedSharding(before.mesh, sharding)
+    after = placement.resolve_sharding(sharding, jax.ShapeDtypeStruct(view.target_shape, dtype), "target")
     cast = None if dtype == x.dtype else dtype.name
     request = ReshardRequest(after, before, options, view if moves else None, cast)
     _check_jax_scale(x, request, given)
@@ -100,7 +137,16 @@ def _move_traced(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> j
 
 def place_beside(given: ViewOptions, program: EagerProgram) -> tuple[jax.Array | None, jax.Array | None]:
     """The array of which a part is filled and the scale of the cast, where the program reads them."""
-    scale = None if given.scale is None else _place_scale(given.scale, program.scale_on)
+    scale = given.scale
+    if scale is not None:
+        target = NamedSharding(program.scale_on.mesh, PartitionSpec())  # On all devices of a mesh.
+        if isinstance(scale, jax.Array) and not placement.is_unsharded(scale):
+            scale = move_now(scale, ReshardRequest(target))
+        else:
+            values = np.asarray(scale)
+            dtype = jax.dtypes.canonicalize_dtype(values.dtype)
+            shards = [jax.device_put(values.astype(dtype), device) for device in target.addressable_devices]
+            scale = jax.make_array_from_single_device_arrays(values.shape, target, shards, dtype=dtype)
     return _place_out(given.out, program.request.target), scale
 
 
@@ -108,20 +154,6 @@ def _place_out(out: jax.Array | None, target: NamedSharding) -> jax.Array | None
     if out is None or isinstance(out, Tracer):
         return out
     return move_now(out, ReshardRequest(target)) if placement.is_spread(out) else put_by_jax(out, target, donate=False)
-
-
-def _place_scale(scale: Any, there: NamedSharding) -> jax.Array:
-    """The scale on all devices of a mesh."""
-    target = NamedSharding(there.mesh, PartitionSpec())
-    if isinstance(scale, jax.Array) and not placement.is_unsharded(scale):
-        return move_now(scale, ReshardRequest(target))
-    values = np.asarray(scale)
-    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
-    shards = [jax.device_put(values.astype(dtype), device) for device in target.addressable_devices]
-    return jax.make_array_from_single_device_arrays(values.shape, target, shards, dtype=dtype)
-
-
-# ---- what was given --------------------------------------------------------------------------------
 
 
 def _check_view_options(x: jax.Array, given: ViewOptions) -> None:
@@ -156,27 +188,3 @@ def _check_jax_scale(x: jax.Array, request: ReshardRequest, given: ViewOptions) 
     if given.into and not narrows and any(size > 1 for size in shape):
         raise PlanError(f"a scale of shape {shape} for an array that fills part of another: give one number")
     check_scale(shape, x.shape if narrows else request.target_shape(x.shape))
-
-
-def _read_einops(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
-    """The view of a call; its target has the shape of `out`, or of a layout, or the one that follows from the
-    pattern.
-    """
-    target = given.out.shape if given.out is not None else sharding.shape if isinstance(sharding, Layout) else None
-    if given.view is None and not given.take and not given.into:
-        return View.identity(shape)
-    text = given.view if given.view is not None else " -> ".join([" ".join(f"d{at}" for at in range(len(shape)))] * 2)
-    take, into = (
-        {f"d{name}" if given.view is None else name: part for name, part in (parts or {}).items()}
-        for parts in (given.take, given.into)
-    )
-    return einops.resolve(einops.parse(text), (shape, target), given.sizes, take, into)
-
-
-def _target_of_view(aval: Any, sharding: Any, before: NamedSharding) -> NamedSharding:
-    if not isinstance(sharding, NamedSharding):
-        with_mesh = sharding.to_jax(before.mesh) if isinstance(sharding, Layout) else sharding
-        if isinstance(with_mesh, jax.sharding.PartitionSpec):
-            with_mesh = NamedSharding(before.mesh, with_mesh)
-        sharding = with_mesh
-    return placement.resolve_sharding(sharding, aval, "target")

@@ -16,7 +16,7 @@ Large arrays have programs of their own, one for all equal moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -25,10 +25,9 @@ import jax
 from jax import lax
 
 from reshard.jax import placement
-from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_move, run_pending
+from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_pending
 from reshard.jax.request import plan_request
-from reshard.jax.starting import start_program
-from reshard.jax.weak_types import weaken
+from reshard.jax.running import start_program, weaken
 from reshard.plans.plan import Batch, Plan, list_lanes
 from reshard.runtime import on_jax
 
@@ -55,23 +54,22 @@ class Bucket(NamedTuple):
 
 def run_moves(moves: Sequence[Pending]) -> list[jax.Array]:
     """Starts all moves; the results are in the order of the moves."""
-    moved: dict[int, jax.Array] = {}
-    for places in _group_by_program(moves).values():
-        for bucket in fill_buckets(places):
-            moved |= zip(bucket.places, _run_bucket(bucket, [moves[at] for at in bucket.places]), strict=True)
-    for at, move in enumerate(moves):
-        if at not in moved:
-            moved[at] = run_pending(move)
-    return [moved[at] for at in range(len(moves))]
-
-
-def _group_by_program(moves: Sequence[Pending]) -> Mapping[object, Mapping[EagerProgram, list[int]]]:
-    """The places of the moves that may share programs, by mesh and kind."""
+    # The places of the moves that may share programs, by mesh and kind; one alone keeps its own program.
     shared: dict[object, dict[EagerProgram, list[int]]] = {}
     for at, move in enumerate(moves if len(moves) > 1 else ()):
         if isinstance(move, EagerMove) and move.program.together:
             shared.setdefault(_mesh_of_kind(move.program), {}).setdefault(move.program, []).append(at)
-    return shared
+    moved: dict[int, jax.Array] = {}
+    for places in shared.values():
+        for bucket in fill_buckets(places):
+            eager = [move for move in (moves[at] for at in bucket.places) if isinstance(move, EagerMove)]
+            if len(eager) == 1:
+                continue
+            program = _bucket_program(bucket.kinds, bucket.stack, alone=not placement.is_tracing())
+            results = start_program(program, *(move.x for move in eager))
+            for at, move, x in zip(bucket.places, eager, results, strict=True):
+                moved[at] = x if move.wrapped is None else move.wrapped(x)
+    return [moved[at] if at in moved else run_pending(move) for at, move in enumerate(moves)]
 
 
 def _mesh_of_kind(kind: EagerProgram) -> placement.AnyMesh:
@@ -93,16 +91,6 @@ def fill_buckets(
 
     A program costs more to compile than some arrays cost to move twice: the last start has as many as the others.
     """
-    for kinds in _of_like_counts(places, lane_of):
-        each = -(-len(kinds) // -(-len(kinds) // MOST_KINDS))
-        for first in range(0, len(kinds), each):
-            yield from _fill_starts(kinds[first : first + each], places)
-
-
-def _of_like_counts(
-    places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object]
-) -> Iterator[tuple[EagerProgram, ...]]:
-    """Groups of kinds with about equally many arrays, so that few move twice; kinds of one lane are neighbours."""
     rest = sorted(places, key=lambda kind: -len(places[kind]))
     while rest:
         number = _alike_counts([len(places[kind]) for kind in rest])
@@ -110,7 +98,17 @@ def _of_like_counts(
         by_lane: dict[object, list[EagerProgram]] = {}
         for kind in alike:
             by_lane.setdefault(lane_of(kind), []).append(kind)
-        yield tuple(kind for lane in by_lane.values() for kind in lane)
+        ordered = tuple(kind for lane in by_lane.values() for kind in lane)
+        each = -(-len(ordered) // -(-len(ordered) // MOST_KINDS))
+        for first in range(0, len(ordered), each):
+            kinds = ordered[first : first + each]
+            listed = [places[kind] for kind in kinds]
+            count = max(map(len, listed))
+            stack = choose_stack(count, max(MOST_KINDS // len(kinds), min(STACK, MOST // len(kinds))))
+            for start in range(0, count, stack):
+                yield Bucket(
+                    kinds, stack, [every[(start + at) % len(every)] for every in listed for at in range(stack)]
+                )
 
 
 def _alike_counts(counts: Sequence[int]) -> int:
@@ -127,15 +125,6 @@ def _alike_counts(counts: Sequence[int]) -> int:
     return len(counts)
 
 
-def _fill_starts(kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]]) -> Iterator[Bucket]:
-    """The starts of the one program that moves all arrays of these kinds, some of them twice."""
-    count = max(len(places[kind]) for kind in kinds)
-    stack = choose_stack(count, max(MOST_KINDS // len(kinds), min(STACK, MOST // len(kinds))))
-    for start in range(0, count, stack):
-        listed = [places[kind] for kind in kinds]
-        yield Bucket(kinds, stack, [every[(start + at) % len(every)] for every in listed for at in range(stack)])
-
-
 def choose_stack(count: int, most: int) -> int:
     """The arrays of a stack: a divisor of their number above half of the most, else one by which few move twice.
 
@@ -145,15 +134,6 @@ def choose_stack(count: int, most: int) -> int:
     divisors = [stack for stack in range(most, most // 2, -1) if count % stack == 0]
     starts = -(-count // most)
     return next(iter(divisors), -(-count // starts))
-
-
-def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
-    eager = [move for move in moves if isinstance(move, EagerMove)]
-    if len(eager) == 1:
-        return [run_move(eager[0])]
-    program = _bucket_program(bucket.kinds, bucket.stack, alone=not placement.is_tracing())
-    moved = start_program(program, *(move.x for move in eager))
-    return [x if move.wrapped is None else move.wrapped(x) for move, x in zip(eager, moved, strict=True)]
 
 
 @lru_cache(maxsize=1024)
@@ -168,40 +148,30 @@ def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int, alone: bool) ->
 
 def _move_stacks(kinds: Sequence[EagerProgram], stack: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """All moves of one start: the arrays of a kind stacked, and the stacks whose steps share launches in one batch."""
-    stacks = [_stack_arrays(arrays[at : at + stack]) for at in range(0, len(arrays), stack)]
-    plans = [_plan_stack(kind, stack, x.dtype.name) for kind, x in zip(kinds, stacks, strict=True)]
+    stacks: list[jax.Array] = []
+    plans: list[Plan] = []
+    groups: dict[object, list[int]] = {}
+    for at, kind in enumerate(kinds):
+        own, plan, request = arrays[at * stack : (at + 1) * stack], kind.plan, kind.request
+        # Stacked along a new dim in front, which stays whole on each device; an array alone is as it is.
+        stacks.append(own[0] if stack == 1 else lax.concatenate([lax.expand_dims(x, [0]) for x in own], 0))
+        if stack > 1 and plan.steps:
+            source, target = (placement.add_leading_dim(end, None) for end in request.ends)
+            request = replace(request, source=source, target=target)
+            plan = plan_request(request, (stack, *plan.source.shape), stacks[-1].dtype.name)
+        plans.append(plan)
+        lane = list_lanes(plan)
+        groups.setdefault(at if lane is None else lane, []).append(at)
     moved = dict[int, jax.Array]()
-    for places in _group_by_lane(plans):
+    for places in groups.values():
         batch = Batch(tuple(map(str, places)), tuple(plans[at] for at in places))
         mesh = _mesh_of_kind(kinds[places[0]])
         moved |= zip(places, on_jax.apply_batch(batch, mesh, [stacks[at] for at in places]), strict=True)
-    each = ((kind.weak, x) for at, kind in enumerate(kinds) for x in _split_stack(moved[at], stack))
-    return tuple(weaken(x) if weak else x for weak, x in each)
-
-
-def _stack_arrays(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Arrays along a new dim in front; an array alone as it is."""
-    return arrays[0] if len(arrays) == 1 else lax.concatenate([lax.expand_dims(x, [0]) for x in arrays], 0)
-
-
-def _split_stack(array: jax.Array, stack: int) -> list[jax.Array]:
-    if stack == 1:
-        return [array]
-    return [lax.squeeze(lax.slice_in_dim(array, at, at + 1), [0]) for at in range(stack)]
-
-
-def _plan_stack(kind: EagerProgram, stack: int, dtype: str) -> Plan:
-    """The plan of a stack: the new dim stays whole on each device."""
-    if stack == 1 or not kind.plan.steps:
-        return kind.plan
-    source, target = (placement.add_leading_dim(end, None) for end in kind.request.ends)
-    return plan_request(replace(kind.request, source=source, target=target), (stack, *kind.plan.source.shape), dtype)
-
-
-def _group_by_lane(plans: Sequence[Plan]) -> Iterable[list[int]]:
-    """The numbers of the plans that can be one batch."""
-    groups: dict[object, list[int]] = {}
-    for at, plan in enumerate(plans):
-        lane = list_lanes(plan)
-        groups.setdefault(at if lane is None else lane, []).append(at)
-    return groups.values()
+    results: list[jax.Array] = []
+    for at, kind in enumerate(kinds):
+        each = moved[at]
+        alone = (
+            [lax.squeeze(lax.slice_in_dim(each, one, one + 1), [0]) for one in range(stack)] if stack > 1 else [each]
+        )
+        results += [weaken(x) if kind.weak else x for x in alone]
+    return tuple(results)
