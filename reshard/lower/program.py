@@ -19,7 +19,7 @@ particular no layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -140,8 +140,6 @@ class CastTiles:
 
 ViewInstruction = Reorder | TakePart | PutPart | CastTiles
 
-VIEW_INSTRUCTIONS = (Reorder, TakePart, PutPart, CastTiles)
-
 Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Permute | Exchange | ExchangeInPlace
 
 
@@ -149,8 +147,8 @@ Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Pe
 class InParts:
     """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result.
 
-    With `overlap`, a part may be written while the next one is on its way.
-    With `lower_in_place` the operand's memory becomes the result's (`lower.parts_in_place`).
+    With `overlap`, a part may be written while the next one is on its way. `in_place` the operand's memory becomes the
+    result's: see `transposing_stops`.
     """
 
     each: Plain
@@ -165,7 +163,10 @@ Instruction = Plain | InParts | ViewInstruction
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions, and the shape of a tile after each; `keep_source` unless the source was donated."""
+    """One array's instructions, and the shape of a tile after each; `keep_source` unless the source was donated.
+
+    Several arrays whose steps share launches are as many programs, side by side: see `join_launches`.
+    """
 
     devices: tuple[int, ...]
     dtype: str
@@ -173,16 +174,6 @@ class Program:
     instructions: tuple[Instruction, ...]
     tile_shapes: tuple[tuple[int, ...], ...]
     keep_source: bool
-
-    @property
-    def programs(self) -> tuple[Program, ...]:
-        """The programs of the arrays, as a `BatchProgram` has them: this one."""
-        return (self,)
-
-    @property
-    def joint(self) -> tuple[None, ...]:
-        """For each step what stands for the instructions of all arrays: nothing, since there is one array."""
-        return (None,) * len(self.instructions)
 
 
 def lower_plan(plan: Plan, device: int | None = None) -> Program:
@@ -238,55 +229,72 @@ def part_of(step: Step) -> Part | None:
     return split_step(step.operand, step.result, step.mode.parts, in_place=step.mode.in_place)
 
 
+def shape_of_part(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of one part of a tile of this shape."""
+    return (*shape[: cut.axis], cut.outer * cut.inner, *shape[cut.axis + 1 :])
+
+
+def view_instruction(step: Step) -> ViewInstruction:
+    """The instruction of a step that changes indices or the dtype, and sends nothing.
+
+    >>> from reshard.types import Mesh
+    >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
+    >>> view_instruction(Step("cast", *layouts))
+    CastTiles(dtype='bfloat16')
+    """
+    if step.kind == "cast":
+        return CastTiles(step.result.dtype)
+    view = step.mode.view or View.identity(step.operand.shape)
+    if step.kind == "view":
+        return Reorder(tile_order(step.operand, step.result, view))
+    # The windows of the dims of which part moves, the whole tile along the others.
+    tile = (step.operand if step.kind == "take" else step.result).tile_shape
+    spans: list[tuple[int, int]] = []
+    for atom, extent in zip(view.atoms, tile, strict=True):
+        window = atom.taken or atom.into
+        spans.append((0, extent) if window is None else (window.start, atom.size))
+    return TakePart(tuple(spans)) if step.kind == "take" else PutPart(tuple(spans))
+
+
+def is_alias(instruction: object) -> bool:
+    """Whether an instruction leaves every tile's memory as it is."""
+    return isinstance(instruction, Reorder) and instruction.order.aliases
+
+
 def _lower_whole(step: Step, device: int | None) -> Plain:
-    operand, result = step.operand, step.result
+    operand, result, mesh = step.operand, step.result, step.operand.mesh
     if step.kind == "permute":
         return Permute(permute_pairs(operand, result))
     if step.kind == "exchange":
         return lower_in_place(operand, result, step.mode.chunk) if step.mode.in_place else lower_exchange(step, device)
-    refinement = refine(operand, result)
-    if refinement is None:  # The typing rule of a checked step required one.
+    r = refine(operand, result)
+    if r is None:  # The typing rule of a checked step required one.
         raise PlanError(f"{step.kind}: {operand} and {result} have no common refinement; check the plan first")
-    return _COLLECTIVES[step.kind](operand, result, refinement)
-
-
-def _lower_slice(operand: Layout, result: Layout, r: Refinement) -> Slice:
-    order = scatter_order(r)
-    numbers = block_numbers(operand.mesh, _position_factors(r, order))
-    return Slice(tile_view.before(operand, r, order), tile_view.after(result, r), numbers)
-
-
-def _lower_all_gather(operand: Layout, result: Layout, r: Refinement) -> AllGather:
-    order = gather_order(r)
-    groups = groups_along(operand.mesh, _position_factors(r, order))
-    return AllGather(groups, tile_view.before(operand, r), tile_view.after(result, r, order))
-
-
-def _lower_all_to_all(operand: Layout, result: Layout, r: Refinement) -> AllToAll:
-    order = scatter_order(r)
-    groups = groups_along(operand.mesh, _position_factors(r, order))
-    return AllToAll(groups, tile_view.before(operand, r, order), tile_view.after(result, r, order))
-
-
-def _lower_reduce_scatter(operand: Layout, result: Layout, r: Refinement) -> ReduceScatter:
-    order = scatter_order(r)
-    groups = groups_along(operand.mesh, _position_factors(r, order))
-    return ReduceScatter(
-        groups, tile_view.before(operand, r, order), tile_view.after(result, r), str(operand.reduction)
-    )
-
-
-def _lower_all_reduce(operand: Layout, result: Layout, r: Refinement) -> AllReduce:
-    return AllReduce(groups_along(operand.mesh, r.reduced), str(operand.reduction))
-
-
-def _lower_split_sum(operand: Layout, result: Layout, r: Refinement) -> SplitSum:
-    kept, released = scatter_order(r), gather_order(r)
-    keep = block_numbers(operand.mesh, _position_factors(r, kept))
-    numbers = block_numbers(operand.mesh, _position_factors(r, released))
+    if step.kind == "all_reduce":
+        return AllReduce(groups_along(mesh, r.reduced), str(operand.reduction))
+    # Blocks are numbered by the positions along strides that hold a digit on one side only: a scatter's after the
+    # step, a gather's before it.
+    radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
+    kept = [(stride, radix[stride]) for stride in scatter_order(r)]
+    released = [(stride, radix[stride]) for stride in gather_order(r)]
+    if step.kind == "all_gather":
+        return AllGather(
+            groups_along(mesh, released), tile_view.before(operand, r), tile_view.after(result, r, gather_order(r))
+        )
+    send = tile_view.before(operand, r, scatter_order(r))
+    match step.kind:
+        case "slice":
+            return Slice(send, tile_view.after(result, r), block_numbers(mesh, kept))
+        case "all_to_all":
+            return AllToAll(groups_along(mesh, kept), send, tile_view.after(result, r, scatter_order(r)))
+        case "reduce_scatter":
+            return ReduceScatter(groups_along(mesh, kept), send, tile_view.after(result, r), str(operand.reduction))
+        case kind:
+            assert kind == "split_sum", kind
+    numbers = block_numbers(mesh, released)
     place = {device: number if _has_data(operand, r, device) else None for device, number in numbers.items()}
-    send, receive = tile_view.before(operand, r, kept), tile_view.after(result, r, released)
-    return SplitSum(send, receive, keep, place, str(result.reduction))
+    receive = tile_view.after(result, r, gather_order(r))
+    return SplitSum(send, receive, block_numbers(mesh, kept), place, str(result.reduction))
 
 
 def _has_data(operand: Layout, r: Refinement, device: int) -> bool:
@@ -300,30 +308,46 @@ def _has_data(operand: Layout, r: Refinement, device: int) -> bool:
     )
 
 
-_COLLECTIVES: dict[str, Callable[[Layout, Layout, Refinement], Plain]] = {
-    "slice": _lower_slice,
-    "all_gather": _lower_all_gather,
-    "all_to_all": _lower_all_to_all,
-    "reduce_scatter": _lower_reduce_scatter,
-    "all_reduce": _lower_all_reduce,
-    "split_sum": _lower_split_sum,
-}
+def permute_pairs(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
+    """(sender, receiver) for every receiver: who holds before what it must hold after.
+
+    Where several devices hold the same tile, senders are chosen so that each sends once.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2, y=2)
+    >>> permute_pairs(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
+    ((0, 0), (2, 1), (1, 2), (3, 3))
+    """
+    r = refine(operand, result)
+    if r is not None and operand.partial_as(result):
+        rounds = EvenRounds(r)
+        ids = operand.mesh.devices
+        return tuple((ids[rounds.sender(at, ())], ids[at]) for at in range(operand.mesh.size))
+    # No closed form: devices are matched by the tile that they hold and need; a device keeps its own where it can.
+    waiting: dict[Tile, list[int]] = {}
+    pairs: list[tuple[int, int]] = []
+    needs = tiles(result)
+    for device, held in tiles(operand).items():
+        if held == needs.get(device):
+            pairs.append((device, device))
+            del needs[device]
+        else:
+            waiting.setdefault(held, []).append(device)
+    for device, needed in needs.items():
+        if not waiting.get(needed):
+            raise PlanError(f"permute: no device is left that holds what device {device} of {result} needs")
+        pairs.append((waiting[needed].pop(), device))
+    return tuple(sorted(pairs, key=lambda pair: pair[1]))
 
 
-def _position_factors(r: Refinement, order: Sequence[int]) -> list[tuple[int, int]]:
-    """The (stride, size) factors of the positions along strides that hold a digit on one side only."""
-    radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
-    return [(stride, radix[stride]) for stride in order]
-
-
-# Batches as programs: for each step, one instruction that moves the packed blocks of all arrays.
+# Programs of several arrays whose steps share launches: one instruction for each launch.
 #
 #     w: all_gather, blocks of 32 elements      packed tile   w w w ... b b      34 elements
 #     b: all_gather, blocks of 2 elements       all_gather of 34 elements, then w's part of each block, and b's
 #
 # A collective sees a tile as numbered blocks (`TileView`). Packing puts the blocks of the same number side by side, so
-# the collective on the packed tile is one with plain views, and unpacking takes each array's part of every block. An
-# exchange has messages of boxes instead: in each round, the messages of all arrays between two devices travel as one.
+# the collective on the packed tile is one with plain views, and unpacking takes each array's part of every block.
+# Exchanges have messages instead: in each round, the messages of all arrays between two devices travel as one.
 
 
 @dataclass(frozen=True)
@@ -338,50 +362,41 @@ class PackedCollective:
     receive: tuple[TileView, ...]
 
 
-@dataclass(frozen=True)
-class JointExchange:
-    """The exchanges of several arrays, round by round: in each round all have the same senders and receivers."""
-
-    each: tuple[Exchange, ...]
+Joint = PackedCollective | tuple[Exchange, ...]
+"""What several arrays do in one launch; their exchanges have the same senders and receivers in each round."""
 
 
-Joint = PackedCollective | JointExchange
-
-
-@dataclass(frozen=True)
-class BatchProgram:
-    """The programs of a batch's arrays, and for each step the instruction that stands for all of them.
-
-    None stands for a step that is local: each array's own instruction runs.
-    """
-
-    programs: tuple[Program, ...]
-    joint: tuple[Joint | None, ...]
-
-
-AnyProgram = Program | BatchProgram
-"""The program of one array or of many; runtimes read `programs` and `joint`, which both have."""
-
-
-def lower_batch(batch: Batch) -> AnyProgram:
-    """Spells out a checked batch; that of one array is the program of its plan.
+def lower_batch(batch: Batch) -> tuple[Program, ...]:
+    """Spells out the plan of every array of a checked batch; `join_launches` says what they do together.
 
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))
-    >>> (step,) = lower_batch(Batch(("a", "b"), (rs.plan(rows, whole),) * 2)).joint
+    >>> (step,) = join_launches(lower_batch(Batch(("a", "b"), (rs.plan(rows, whole),) * 2)))
     >>> step.packed.groups, step.packed.receive.block_shape
     (((0, 1),), (8,))
     """
     if not isinstance(batch, Batch):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"lower_batch takes a checked Batch, not {type(batch).__name__}; make one with plan_tree()")
     lowered = {plan: lower_plan(plan) for plan in dict.fromkeys(batch.plans)}
-    if len(batch.plans) == 1:
-        return lowered[batch.plans[0]]
-    programs = tuple(lowered[plan] for plan in batch.plans)
-    columns = zip(batch.steps, zip(*(program.instructions for program in programs), strict=True), strict=True)
-    return BatchProgram(
-        programs, tuple(join_instructions(each) if steps[0].cost.launches else None for steps, each in columns)
-    )
+    return tuple(lowered[plan] for plan in batch.plans)
+
+
+def join_launches(programs: Sequence[Program]) -> list[Joint | None]:
+    """For each step, the instruction that stands for those of all arrays.
+
+    None where each array's own instruction runs: one array has no other, and a local step has no launch to share.
+    """
+    if len(programs) == 1:
+        return [None] * len(programs[0].instructions)
+    columns = zip(*(program.instructions for program in programs), strict=True)
+    return [None if _is_local(each[0]) else join_instructions(each) for each in columns]
+
+
+def _is_local(instruction: Instruction) -> bool:
+    if isinstance(instruction, InParts):
+        return _is_local(instruction.each)
+    silent = isinstance(instruction, Exchange) and not instruction.rounds
+    return silent or isinstance(instruction, Slice | SplitSum | ViewInstruction)
 
 
 def join_instructions(each: Sequence[Instruction]) -> Joint:
@@ -396,9 +411,14 @@ def join_instructions(each: Sequence[Instruction]) -> Joint:
         ends = [[[(t.sender, t.receiver) for t in turn] for turn in step.rounds] for step in exchanges]
         if len(exchanges) != len(each) or any(one != ends[0] for one in ends):
             raise PlanError("the exchanges of a batch do not have the same senders and receivers in each round")
-        return JointExchange(exchanges)
+        return exchanges
+
+    def devices(step: Instruction) -> list[object]:
+        """Who sends to whom, and how summands are combined: what instructions that share a launch have in common."""
+        return [type(step), *(getattr(step, name, None) for name in ("groups", "pairs", "reduction"))]
+
     for other in each[1:]:
-        if type(other) is not type(first) or _devices_of(other) != _devices_of(first):
+        if devices(other) != devices(first):
             raise PlanError(f"{type(first).__name__} and {type(other).__name__} are not between the same devices")
     send = tuple(step.send for step in each if isinstance(step, AllGather | AllToAll | ReduceScatter))
     receive = tuple(step.receive for step in each if isinstance(step, AllGather | AllToAll | ReduceScatter))
@@ -418,111 +438,12 @@ def join_instructions(each: Sequence[Instruction]) -> Joint:
     return PackedCollective(packed, send, receive)
 
 
-def _devices_of(step: Instruction) -> object:
-    """Who sends to whom, and how summands are combined: what instructions that share a launch have in common."""
-    match step:
-        case AllGather(groups=groups) | AllToAll(groups=groups):
-            return groups
-        case ReduceScatter(groups=groups, reduction=reduction) | AllReduce(groups=groups, reduction=reduction):
-            return groups, reduction
-        case Permute(pairs=pairs):
-            return pairs
-        case _:
-            raise PlanError(f"{type(step).__name__} shares its launches with no other")
-
-
 def _packed_view(views: Sequence[TileView], count: int) -> TileView:
     """The view of a packed tile: `count` blocks one after another, or none and the tile as it is."""
     elements = sum(view.elements for view in views)
     if not count:
         return TileView((elements,), (elements,), (elements,), (0,), ())
     return TileView((elements,), (elements,), (count, elements // count), (0, 0), (0,))
-
-
-# The pairs of a permute: which device sends its whole tile to which.
-
-
-def permute_pairs(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
-    """(sender, receiver) for every receiver: who holds before what it must hold after.
-
-    Where several devices hold the same tile, senders are chosen so that each sends once.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=2, y=2)
-    >>> permute_pairs(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
-    ((0, 0), (2, 1), (1, 2), (3, 3))
-    """
-    r = refine(operand, result)
-    if r is not None and operand.partial_as(result):
-        rounds = EvenRounds(r)
-        ids = operand.mesh.devices
-        return tuple((ids[rounds.sender(at, ())], ids[at]) for at in range(operand.mesh.size))
-    return _match_devices(operand, result)
-
-
-def _match_devices(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
-    """Devices matched by the tile that they hold and need; a device keeps its own where it can."""
-    waiting: dict[Tile, list[int]] = {}
-    pairs: list[tuple[int, int]] = []
-    needs = tiles(result)
-    for device, held in tiles(operand).items():
-        if held == needs.get(device):
-            pairs.append((device, device))
-            del needs[device]
-        else:
-            waiting.setdefault(held, []).append(device)
-    for device, needed in needs.items():
-        if not waiting.get(needed):
-            raise PlanError(f"permute: no device is left that holds what device {device} of {result} needs")
-        pairs.append((waiting[needed].pop(), device))
-    return tuple(sorted(pairs, key=lambda pair: pair[1]))
-
-
-def view_instruction(step: Step) -> ViewInstruction:
-    """The instruction of a step that changes indices or the dtype, and sends nothing.
-
-    >>> from reshard.types import Mesh
-    >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
-    >>> view_instruction(Step("cast", *layouts))
-    CastTiles(dtype='bfloat16')
-    """
-    if step.kind == "cast":
-        return CastTiles(step.result.dtype)
-    view = step.mode.view or View.identity(step.operand.shape)
-    if step.kind == "view":
-        return Reorder(tile_order(step.operand, step.result, view))
-    if step.kind == "take":
-        return TakePart(_part_spans(step.operand, view))
-    return PutPart(_part_spans(step.result, view))
-
-
-def is_alias(instruction: object) -> bool:
-    """Whether an instruction leaves every tile's memory as it is."""
-    return isinstance(instruction, Reorder) and instruction.order.aliases
-
-
-def is_filling(instruction: object) -> bool:
-    """Whether an instruction writes into the target's tile that is there already."""
-    return isinstance(instruction, PutPart) or (isinstance(instruction, Exchange) and instruction.fills)
-
-
-def last_dtype(instructions: Sequence[object]) -> str | None:
-    """The dtype of the last cast; None without one.
-
-    >>> last_dtype([CastTiles("bfloat16")])
-    'bfloat16'
-    """
-    return next((each.dtype for each in reversed(instructions) if isinstance(each, CastTiles)), None)
-
-
-def _part_spans(layout: Layout, view: View) -> Spans:
-    """The windows of the dims of which part moves, the whole tile along the others."""
-    starts = [window.start if window is not None else 0 for window in (a.taken or a.into for a in view.atoms)]
-    whole = [atom.taken is None and atom.into is None for atom in view.atoms]
-    extents = [
-        tile if all_of else atom.size for tile, all_of, atom in zip(layout.tile_shape, whole, view.atoms, strict=True)
-    ]
-    return tuple(zip(starts, extents, strict=True))
 
 
 # Parts that take each other's place: a tile becomes the result part by part, in its own memory.
@@ -559,13 +480,9 @@ def transposing_stops(rows: int, columns: int) -> tuple[int, ...]:
         if start in moved:
             continue
         cycle = [start]
-        while (at := _transposed(cycle[-1], rows, columns)) != start:
+        # In row-major order of the transposed slots, slot r, c of the original is slot c, r.
+        while (at := cycle[-1] % columns * rows + cycle[-1] // columns) != start:
             cycle.append(at)
         moved.update(cycle)
         stops += [*cycle, start] if len(cycle) > 1 else []
     return tuple(stops)
-
-
-def _transposed(slot: int, rows: int, columns: int) -> int:
-    """Where a slot's content belongs."""
-    return slot % columns * rows + slot // columns

@@ -19,7 +19,7 @@ import numpy as np
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
-from reshard.lower.program import Instruction, lower_batch
+from reshard.lower.program import Instruction, join_launches, lower_batch
 from reshard.plans.plan import Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
@@ -314,7 +314,7 @@ def prove(
     if program is not None:
         raise PlanError("a tree of plans has a program for each batch; prove the tree without one")
     for batch in plan.batches:
-        lower_batch(batch)
+        join_launches(lower_batch(batch))
     different = dict.fromkeys(plan.plans.values())
     return TreeProof(plan, tuple(prove_plan(each, launches=launches, limit=limit) for each in different))
 

@@ -23,7 +23,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import MeshError
 from reshard.lower import lower_plan
-from reshard.lower.program import AnyProgram, lower_batch, lower_steps
+from reshard.lower.program import Program, lower_batch, lower_steps
 from reshard.lower.to_shard_map import Beside, batch_function, shares_lie_in_order, spread_scale
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.runtime.xla import LEAST as LEAST
@@ -57,7 +57,7 @@ def apply_plan(
     """
     if not plan.steps:
         return array
-    return _move_arrays([plan], lower_plan(plan), mesh, [array], into, scale)[0]
+    return _move_arrays([plan], [lower_plan(plan)], mesh, [array], into, scale)[0]
 
 
 def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -76,13 +76,13 @@ def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> lis
 
 def _move_arrays(
     plans: Sequence[Plan],
-    program: AnyProgram,
+    programs: Sequence[Program],
     mesh: AnyMesh,
     arrays: Sequence[jax.Array],
     into: jax.Array | None = None,
     scale: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Moves arrays by the program of their plans, in one `shard_map`; uneven ones are padded before and cut after."""
+    """Moves arrays by the programs of their plans, in one `shard_map`; uneven ones are padded before and cut after."""
     mesh = cut_mesh(mesh, [end for plan in dict.fromkeys(plans) for end in (plan.source, plan.target)])
     axes = list_free_axes(mesh)
     before, after = [spell_spec(plan.source, axes) for plan in plans], [spell_spec(plan.target, axes) for plan in plans]
@@ -100,7 +100,7 @@ def _move_arrays(
         wide, held = (plans[0].source, before[0]) if first else (plans[0].target, after[0])
         more["scale"], spelled = spread_scale(scale, wide, held)
         specs.append(spelled)
-    moved = _map_tiles(program, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
+    moved = _map_tiles(programs, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
     each = zip(plans, moved, after, strict=True)
     return [_trim_array(array, plan.target, NamedSharding(mesh, held)) for plan, array, held in each]
 
@@ -133,7 +133,7 @@ def compile_to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> 
     axes = list_free_axes(mesh)
     before, result = spell_spec(source, axes), steps[-1].result if steps else source
     stack = spell_stack_spec(mesh, result)
-    program = lower_steps(source, steps)
+    programs = [lower_steps(source, steps)]
 
     def moved(
         array: jax.Array, scale: jax.Array | None = None, tiles: Mapping[str, jax.Array] = MappingProxyType({})
@@ -142,7 +142,7 @@ def compile_to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> 
         if scale is not None:
             more["scale"], held = spread_scale(scale, source, before)
             specs.append(held)
-        return _map_tiles(program, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
+        return _map_tiles(programs, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
 
     return jax.jit(moved)
 
@@ -160,7 +160,7 @@ def compile_from_stack(
     axes = list_free_axes(mesh)
     stack = NamedSharding(mesh, spell_stack_spec(mesh, source))
     after = spell_spec(result, axes)
-    program = lower_steps(source, steps, donate=True)
+    programs = [lower_steps(source, steps, donate=True)]
 
     def moved(tiles: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         more = {} if into is None else {"into": into}
@@ -168,7 +168,7 @@ def compile_from_stack(
         if scale is not None:
             more["scale"], held = spread_scale(scale, result, after)
             specs.append(held)
-        return _map_tiles(program, mesh, axes, specs, (after,), tuple(more))(tiles, *more.values())[0]
+        return _map_tiles(programs, mesh, axes, specs, (after,), tuple(more))(tiles, *more.values())[0]
 
     donated = (0,) if source.tile_bytes == result.tile_bytes and source.dtype == result.dtype else ()
     return jax.jit(moved, out_shardings=target, donate_argnums=donated), stack
@@ -180,15 +180,15 @@ def spell_stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
 
 
 def _map_tiles(
-    program: AnyProgram,
+    programs: Sequence[Program],
     mesh: AnyMesh,
     axes: Mesh,
     before: Sequence[PartitionSpec],
     after: tuple[PartitionSpec, ...],
     more: tuple[str, ...] = (),
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """The program on global arrays: those of the sources, then `more` by name."""
-    run, count = batch_function(program, axes.axes), len(after)
+    """The programs on global arrays: those of the sources, then `more` by name."""
+    run, count = batch_function(programs, axes.axes), len(after)
 
     def run_on_tiles(*tiles: jax.Array) -> tuple[jax.Array, ...]:
         return run(*tiles[:count], beside=Beside(**dict(zip(more, tiles[count:], strict=True))))

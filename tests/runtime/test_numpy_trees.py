@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import TileError
-from reshard.lower.program import lower_batch
+from reshard.lower.program import join_launches
 from reshard.runtime import Account, measure, on_numpy
 from tests.oracle import source_tiles
 from tests.trees import check_tree, llama
@@ -64,18 +64,14 @@ def test_measure_sees_a_tree_as_one_call():
 
 
 def test_a_batch_packed_in_the_wrong_order_is_seen(monkeypatch: pytest.MonkeyPatch):
-    def turned(batch):
-        lowered = lower_batch(batch)
-        joint = [
-            replace(step, receive=step.receive[::-1]) if getattr(step, "receive", ()) else step
-            for step in lowered.joint
-        ]
-        return replace(lowered, joint=tuple(joint))
+    def turned(programs):
+        joint = join_launches(programs)
+        return [replace(step, receive=step.receive[::-1]) if getattr(step, "receive", ()) else step for step in joint]
 
     ends = [tuple(rs.Layout.parse(t, MESH) for t in (f"s32[{{x}}{n}]", f"s32[{4 * n}]")) for n in (2, 3)]
     tree = rs.plan_tree(ends)
     check_tree(tree)
-    monkeypatch.setattr(on_numpy, "lower_batch", turned)
+    monkeypatch.setattr(on_numpy, "join_launches", turned)
     with pytest.raises((AssertionError, ValueError)):
         check_tree(tree)
 

@@ -30,6 +30,7 @@ from reshard.lower.program import (
     ReduceScatter,
     Slice,
     part_of,
+    shape_of_part,
     transposing_stops,
 )
 from reshard.lower.to_shard_map.part_writers import (
@@ -41,7 +42,6 @@ from reshard.lower.to_shard_map.part_writers import (
     make_part_writer,
     open_cut,
     pack_as_it_is,
-    shape_of_part,
     slice_part,
     write_part,
 )

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice
+from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice, shape_of_part
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.run_collectives import find_gathered_dim, gather_along, send_blocks
 from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
@@ -108,11 +108,6 @@ def make_part_writer(
         return write_part(put, filled, part.transpose(order), number)
 
     return PartWriter(tuple(shape[dim] for dim in order), order, pack_as_it_is, send, write)
-
-
-def shape_of_part(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of one part of a tile."""
-    return (*shape[: cut.axis], cut.outer * cut.inner, *shape[cut.axis + 1 :])
 
 
 def open_cut(cut: Cut, shape: Sequence[int], count: int) -> tuple[int, ...]:

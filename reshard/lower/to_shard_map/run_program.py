@@ -23,19 +23,17 @@ from jax.sharding import PartitionSpec
 from reshard.errors import LayoutError, PlanError
 from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import (
-    AnyProgram,
     CastTiles,
     Exchange,
     InParts,
     Instruction,
-    JointExchange,
     PackedCollective,
     Plain,
     Program,
     PutPart,
     Reorder,
     TakePart,
-    is_filling,
+    join_launches,
 )
 from reshard.lower.to_shard_map.part_loops import group_instructions, run_part_loop, run_parts_in_place
 from reshard.lower.to_shard_map.place import MeshPlace
@@ -78,7 +76,7 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     >>> "all_to_all" in str(jax.make_jaxpr(moved)(jax.ShapeDtypeStruct((4, 4), "float32")))
     True
     """
-    tiles = batch_function(program, axes)
+    tiles = batch_function([program], axes)
 
     def run(tile: Array, beside: Beside = ALONE) -> Array:
         return tiles(tile, beside=beside)[0]
@@ -86,7 +84,7 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     return run
 
 
-def batch_function(program: AnyProgram, axes: Mapping[str, int]) -> Callable[..., tuple[Array, ...]]:
+def batch_function(programs: Sequence[Program], axes: Mapping[str, int]) -> Callable[..., tuple[Array, ...]]:
     """The function from a device's tiles of the sources to its tiles of the targets; `axes` as in `tile_function`.
 
     >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
@@ -100,29 +98,27 @@ def batch_function(program: AnyProgram, axes: Mapping[str, int]) -> Callable[...
     >>> str(jax.make_jaxpr(moved)(*[jax.ShapeDtypeStruct((4,), "float32")] * 2)).count("all_gather[")
     1
     """
-    programs, devices = program.programs, program.programs[0].devices
+    devices = programs[0].devices
     if math.prod(axes.values()) != len(devices):
         raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(devices)}")
+    joint_launches = join_launches(programs)
     # Steps in parts share loops where one array moves alone; those of several arrays go launch by launch.
-    launches = (
-        group_instructions(programs[0].instructions)
-        if len(programs) == 1
-        else [[at] for at in range(len(program.joint))]
-    )
+    alone = len(programs) == 1
+    launches = group_instructions(programs[0].instructions) if alone else [[at] for at in range(len(joint_launches))]
 
     def run(*tiles: Array, beside: Beside = ALONE) -> tuple[Array, ...]:
         place = MeshPlace(devices, axes)
         for numbers in launches:
-            joint = program.joint[numbers[0]]
+            joint = joint_launches[numbers[0]]
             shapes = [[each.tile_shapes[at] for at in numbers] for each in programs]
             if joint is None:
                 steps = [[each.instructions[at] for at in numbers] for each in programs]
                 each = zip(steps, tiles, shapes, strict=True)
                 tiles = tuple(_run_alone(together, place, tile, after, beside) for together, tile, after in each)
-            elif isinstance(joint, JointExchange):
-                tiles = tuple(run_exchange(joint.each, place, tiles, [after for (after,) in shapes]))
-            else:
+            elif isinstance(joint, PackedCollective):
                 tiles = _run_packed(joint, place, tiles, [after for (after,) in shapes])
+            else:
+                tiles = tuple(run_exchange(joint, place, tiles, [after for (after,) in shapes]))
         return tiles
 
     return run
@@ -131,7 +127,8 @@ def batch_function(program: AnyProgram, axes: Mapping[str, int]) -> Callable[...
 def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shapes: Shapes, beside: Beside) -> Array:
     """The tile of one array after an instruction, or after several in parts that share a loop."""
     step, shape = steps[0], tuple(shapes[0])
-    if is_filling(step) and beside.into is None:
+    fills = isinstance(step, PutPart) or (isinstance(step, Exchange) and step.fills)
+    if fills and beside.into is None:
         raise PlanError("the move fills part of its target: give the target's array")
     match step:
         case InParts(in_place=True):

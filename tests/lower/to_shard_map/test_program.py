@@ -105,7 +105,7 @@ def test_the_devices_of_a_program_are_those_of_the_mesh_by_position():
     mesh = Mesh({"x": 4}, device_ids=[10, 3, 7, 20])
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
     check_on_xla(plan)
-    for function in (tile_function, batch_function):
+    for function in (tile_function, lambda program, axes: batch_function([program], axes)):
         with pytest.raises(PlanError, match=r"\{'x': 2\} have 2 devices, not 4"):
             function(lower_plan(plan), {"x": 2})
 
