@@ -222,21 +222,18 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
             turns = [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
         else:
             turns = _coloured_turns(exchange_messages(operand, result, view), cap, device)
-    local = tuple(t for turn in turns if not _crosses_wire(turn) for t in turn)
+    # A turn in which every device keeps its own is no round.
+    crossing = [any(t.sender != t.receiver for t in turn) for turn in turns]
     return Exchange(
         send,
         receive,
         result.mesh.devices,
-        local,
-        tuple(tuple(turn) for turn in turns if _crosses_wire(turn)),
+        local=tuple(t for turn, crosses in zip(turns, crossing, strict=True) if not crosses for t in turn),
+        rounds=tuple(tuple(turn) for turn, crosses in zip(turns, crossing, strict=True) if crosses),
         staged=step.cost.scratch > 0,
         fills=view is not None and view.into,
         strided=view is not None,
     )
-
-
-def _crosses_wire(turn: Sequence[Transfer]) -> bool:
-    return any(t.sender != t.receiver for t in turn)
 
 
 def _merged_view(layout: Layout, view: TileView, local: Sequence[RefinedDigit]) -> TileView:
@@ -262,17 +259,21 @@ def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int |
         return []
     me = None if device is None else operand.mesh.position(device)
     send, receive = _digit_strides(r, held_before=True), _digit_strides(r, held_before=False)
-    pieces = _share_pieces(r, chunk)
+    # A share is cut into pieces of at most `chunk` elements: spans of the digits that are local on both sides.
+    extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
+    pieces = list(split_box(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
     axes = [_piece_axes(r, piece, send, receive) for piece in pieces]
 
     @cache
     def sent(receiver: int) -> list[int]:
-        return [_offset_of_spans(sent_spans(r, receiver, piece), send) for piece in pieces]
+        each = [sent_spans(r, receiver, piece) for piece in pieces]
+        return [sum(low * send[at] for at, (low, _) in spans.items()) for spans in each]
 
     @cache
     def received(numbers: tuple[int, ...]) -> list[int]:
         share = {digit.src: n for (digit, _), n in zip(even.shares, numbers, strict=True)}
-        return [_offset_of_spans(received_spans(r, share, piece), receive) for piece in pieces]
+        each = [received_spans(r, share, piece) for piece in pieces]
+        return [sum(low * receive[at] for at, (low, _) in spans.items()) for spans in each]
 
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
@@ -295,18 +296,6 @@ def _digit_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
             strides[at] = stride
             stride *= digit.radix
     return strides
-
-
-def _offset_of_spans(spans: Mapping[int, Span], strides: Mapping[int, int]) -> int:
-    return sum(low * strides[at] for at, (low, _) in spans.items())
-
-
-def _share_pieces(r: Refinement, chunk: int | None) -> list[tuple[Span, ...]]:
-    """A share, cut into pieces of at most `chunk` elements: spans of the digits that are local on both sides."""
-    if not r.common:
-        return []
-    extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
-    return list(split_box(extents, max(1, min(chunk or r.common, r.common))))
 
 
 def _piece_axes(
@@ -414,35 +403,6 @@ class ExchangeInPlace:
     staged: bool
 
 
-class _Send(NamedTuple):
-    """One share on its way: positions of sender and receiver, its place in the operand and in the result."""
-
-    sender: int
-    receiver: int
-    src: Place
-    dst: Place
-
-
-class _Buffer:
-    """Which slots of a device hold a share that waits to be sent, a share that has arrived, or nothing."""
-
-    def __init__(self, slots: int) -> None:
-        self.free = list(range(slots))[::-1]
-        self.waiting: dict[Place, int] = {}
-        self.arrived: dict[Place, int] = {}
-
-    def put(self, shares: dict[Place, int], place: Place) -> int:
-        """Gives a share a free slot."""
-        shares[place] = slot = self.free.pop()
-        return slot
-
-    def release(self, src: Place) -> None:
-        """Frees the slot of a share that was sent for the last time, unless the device keeps the share."""
-        slot = self.waiting[src]
-        if slot not in self.arrived.values():
-            self.free.append(slot)
-
-
 def lower_in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPlace:
     """The rounds of an even exchange between slots, in messages of at most `chunk` elements.
 
@@ -473,69 +433,52 @@ def lower_in_place(operand: Layout, result: Layout, chunk: int | None) -> Exchan
     send, receive = tile_view.before(operand, r), tile_view.after(result, r)
     slots = max(send.elements, receive.elements) // r.common if r.common else 0
     ids = operand.mesh.devices
-    buffers = [_Buffer(slots) for _ in ids]
-    turns = list(_bijections(r, len(ids))) if r.common else []
+    turns = list(_list_bijections(r, len(ids))) if r.common else []
+    # By position: the slots that are free, those of shares that wait to be sent, and those of shares that have arrived.
+    free = [list(range(slots))[::-1] for _ in ids]
+    waiting: list[dict[Place, int]] = [{} for _ in ids]
+    arrived: list[dict[Place, int]] = [{} for _ in ids]
     # A slot for every share that is sent, or kept, on the device that has it, in the order of the rounds.
     for share in itertools.chain(*turns):
-        if share.src not in buffers[share.sender].waiting:
-            buffers[share.sender].put(buffers[share.sender].waiting, share.src)
-    pack = {device: _slots_of_places(buffer.waiting) for device, buffer in zip(ids, buffers, strict=True)}
+        if share.src not in waiting[share.sender]:
+            waiting[share.sender][share.src] = free[share.sender].pop()
+    last_turn = {(share.sender, share.src): number for number, turn in enumerate(turns) for share in turn}
     largest = in_place_cut(r.common, chunk)[1]
-    rounds = [
-        tuple(SlotTransfer(ids[m.sender], ids[m.receiver], m.src_slot, m.dst_slot, start, length) for m in moves)
-        for moves in _between_slots(turns, buffers)
-        if moves
-        for start, length in _chunk_spans(r.common, largest)
-    ]
-    unpack = {device: _slots_of_places(buffer.arrived) for device, buffer in zip(ids, buffers, strict=True)}
+    pieces = [(start, min(largest, r.common - start)) for start in range(0, r.common, max(1, largest))]
+    rounds: list[tuple[SlotTransfer, ...]] = []
+    for number, turn in enumerate(turns):
+        # All slots that a turn frees are free before it fills any; that of a share that a device keeps is not freed.
+        for sender, receiver, src, _ in turn:
+            slot, leaves = waiting[sender][src], last_turn[sender, src] == number and sender != receiver
+            if leaves and slot not in arrived[sender].values():
+                free[sender].append(slot)
+        moves: list[tuple[int, int, int, int]] = []
+        for sender, receiver, src, dst in turn:
+            arrived[receiver][dst] = waiting[sender][src] if sender == receiver else free[receiver].pop()
+            if sender != receiver:
+                moves.append((ids[sender], ids[receiver], waiting[sender][src], arrived[receiver][dst]))
+        rounds += [tuple(SlotTransfer(*move, *piece) for move in moves) for piece in pieces if moves]
+    pack, unpack = (
+        {
+            device: tuple((slot, place) for place, slot in shares.items())
+            for device, shares in zip(ids, own, strict=True)
+        }
+        for own in (waiting, arrived)
+    )
     # A single element needs no staging buffer: it can be read and written at once.
     return ExchangeInPlace(send, receive, r.common, slots, pack, tuple(rounds), unpack, staged=largest > 1)
 
 
-def _slots_of_places(shares: dict[Place, int]) -> tuple[tuple[int, Place], ...]:
-    return tuple((slot, place) for place, slot in shares.items())
-
-
-def _chunk_spans(elements: int, largest: int) -> list[tuple[int, int]]:
-    """(start, length) of the pieces of a share, in order.
-
-    >>> _chunk_spans(10, 4)
-    [(0, 4), (4, 4), (8, 2)]
-    """
-    return [(start, min(largest, elements - start)) for start in range(0, elements, largest)]
-
-
-class _SlotMove(NamedTuple):
-    """A share from slot to slot: positions of sender and receiver, and their slots."""
+class _Send(NamedTuple):
+    """One share on its way: positions of sender and receiver, its place in the operand and in the result."""
 
     sender: int
     receiver: int
-    src_slot: int
-    dst_slot: int
+    src: Place
+    dst: Place
 
 
-def _between_slots(turns: list[list[_Send]], buffers: list[_Buffer]) -> Iterator[list[_SlotMove]]:
-    """The moves of each turn, while the buffers follow."""
-    last_turn = {(share.sender, share.src): number for number, turn in enumerate(turns) for share in turn}
-    for number, turn in enumerate(turns):
-        leaving = [share for share in turn if last_turn[share.sender, share.src] == number]
-        yield list(_slot_moves(turn, leaving, buffers))
-
-
-def _slot_moves(turn: list[_Send], leaving: list[_Send], buffers: list[_Buffer]) -> Iterator[_SlotMove]:
-    """The moves of one turn: all slots that it frees are free before it fills any."""
-    for share in leaving:
-        if share.sender != share.receiver:
-            buffers[share.sender].release(share.src)
-    for sender, receiver, src, dst in turn:
-        slot = buffers[sender].waiting[src]
-        if sender == receiver:
-            buffers[receiver].arrived[dst] = slot
-        else:
-            yield _SlotMove(sender, receiver, slot, buffers[receiver].put(buffers[receiver].arrived, dst))
-
-
-def _bijections(r: Refinement, size: int) -> Iterator[list[_Send]]:
+def _list_bijections(r: Refinement, size: int) -> Iterator[list[_Send]]:
     """The bijections of the exchange, those that send the same share next to each other."""
     rounds = EvenRounds(r)
     replicates = [head not in r.used_after for _, head in rounds.shares]
@@ -545,14 +488,13 @@ def _bijections(r: Refinement, size: int) -> Iterator[list[_Send]]:
         turn = [0] * len(ranges)
         for at, value in zip(order, values, strict=True):
             turn[at] = value
-        yield [_share_to_send(r, rounds, receiver, turn) for receiver in range(size)]
-
-
-def _share_to_send(r: Refinement, rounds: EvenRounds, receiver: int, turn: list[int]) -> _Send:
-    values = {d.src: value for (d, _), value in zip(rounds.shares, rounds.share(receiver, turn), strict=True)}
-    src = tuple(None if d.dst is None else coordinate(receiver, d.dst, d.radix) for d in r.digits if d.src is None)
-    dst = tuple(None if d.src is None else values[d.src] for d in r.digits if d.dst is None)
-    return _Send(rounds.sender(receiver, turn), receiver, src, dst)
+        sends: list[_Send] = []
+        for at in range(size):
+            share = {d.src: value for (d, _), value in zip(rounds.shares, rounds.share(at, turn), strict=True)}
+            src = tuple(None if d.dst is None else coordinate(at, d.dst, d.radix) for d in r.digits if d.src is None)
+            dst = tuple(None if d.src is None else share[d.src] for d in r.digits if d.dst is None)
+            sends.append(_Send(rounds.sender(at, turn), at, src, dst))
+        yield sends
 
 
 def place_offsets(view: TileView, place: Place) -> Iterator[int]:
@@ -561,7 +503,7 @@ def place_offsets(view: TileView, place: Place) -> Iterator[int]:
     >>> list(place_offsets(TileView((2, 3), (2, 3), (2, 3), (0, 1), ()), (None, 1)))
     [1, 4]
     """
-    strides = [math.prod(view.digits[at + 1 :]) for at in range(len(view.digits))]
+    strides = _digit_strides_of(view.digits)
     spans = [range(radix) if value is None else (value,) for radix, value in zip(view.digits, place, strict=True)]
     for index in itertools.product(*spans):
         yield sum(i * stride for i, stride in zip(index, strides, strict=True))

@@ -13,12 +13,11 @@ receives (`runtime.account`), and the tests compare that independent measurement
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.groups import Groups
@@ -70,15 +69,14 @@ class InstructionTraffic:
 
     def __iter__(self) -> Iterator[Flow]:
         """The flows between different devices; a group's are listed pair by pair."""
-        for sender, receiver, elements in itertools.chain(self.flows, self._among_groups()):
+        for sender, receiver, elements in self.flows:
             yield sender, receiver, elements * self.repeats
-
-    def _among_groups(self) -> Iterator[Flow]:
         for group in self.groups if self.share else ():
+            # The first of the others, in turn, have the elements that are left over.
             each, rest = divmod(self.share, len(group) - 1)
             for at, receiver in enumerate(group):
                 for after in range(1, len(group)):
-                    yield group[(at + after) % len(group)], receiver, each + (after <= rest)
+                    yield group[(at + after) % len(group)], receiver, (each + (after <= rest)) * self.repeats
 
 
 class TrafficMatrix(NamedTuple):
@@ -152,66 +150,22 @@ def program_traffic(program: Program) -> TrafficMatrix:
 
 def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraffic:
     """The traffic of one instruction, given the number of elements in a tile before it."""
-    return _TRAFFIC[type(instruction)](instruction, tile)
-
-
-def _traffic_of_local(
-    step: Slice | SplitSum | Reorder | TakePart | PutPart | CastTiles, tile: int
-) -> InstructionTraffic:
-    return InstructionTraffic(launches=0)
-
-
-def _traffic_of_gather(step: AllGather, tile: int) -> InstructionTraffic:
-    return InstructionTraffic(1, step.groups, (len(step.groups[0]) - 1) * tile)
-
-
-def _traffic_of_blocks(step: AllToAll | ReduceScatter, tile: int) -> InstructionTraffic:
-    block = math.prod(step.send.block_shape)
-    return InstructionTraffic(1, step.groups, (len(step.groups[0]) - 1) * block)
-
-
-def _traffic_of_all_reduce(step: AllReduce, tile: int) -> InstructionTraffic:
-    return InstructionTraffic(1, step.groups, all_reduce_elements(tile, len(step.groups[0])))
-
-
-def _traffic_of_permute(step: Permute, tile: int) -> InstructionTraffic:
-    return _list_flows(1, ((sender, receiver, tile) for sender, receiver in step.pairs))
-
-
-def _traffic_of_exchange(step: Exchange, tile: int) -> InstructionTraffic:
-    transfers = itertools.chain(*step.rounds)
-    return _list_flows(len(step.rounds), ((t.sender, t.receiver, t.elements) for t in transfers))
-
-
-def _traffic_in_place(step: ExchangeInPlace, tile: int) -> InstructionTraffic:
-    transfers = itertools.chain(*step.rounds)
-    return _list_flows(len(step.rounds), ((t.sender, t.receiver, t.length) for t in transfers))
-
-
-def _list_flows(launches: int, flows: Iterator[Flow]) -> InstructionTraffic:
-    crossing = (flow for flow in flows if flow[0] != flow[1] and flow[2])
-    return InstructionTraffic(launches, flows=tuple(crossing))
-
-
-def _traffic_of_parts(step: InParts, tile: int) -> InstructionTraffic:
-    parts = step.take.parts
-    one = instruction_traffic(step.each, tile // parts)
-    return replace(one, launches=one.launches * parts, repeats=parts)
-
-
-_TRAFFIC: dict[type[Instruction], Callable[[Any, int], InstructionTraffic]] = {
-    Slice: _traffic_of_local,
-    SplitSum: _traffic_of_local,
-    AllGather: _traffic_of_gather,
-    AllToAll: _traffic_of_blocks,
-    ReduceScatter: _traffic_of_blocks,
-    AllReduce: _traffic_of_all_reduce,
-    Permute: _traffic_of_permute,
-    Exchange: _traffic_of_exchange,
-    ExchangeInPlace: _traffic_in_place,
-    InParts: _traffic_of_parts,
-    Reorder: _traffic_of_local,
-    TakePart: _traffic_of_local,
-    PutPart: _traffic_of_local,
-    CastTiles: _traffic_of_local,
-}
+    match instruction:
+        case AllGather(groups=groups):
+            return InstructionTraffic(1, groups, (len(groups[0]) - 1) * tile)
+        case AllToAll(groups=groups, send=send) | ReduceScatter(groups=groups, send=send):
+            return InstructionTraffic(1, groups, (len(groups[0]) - 1) * math.prod(send.block_shape))
+        case AllReduce(groups=groups):
+            return InstructionTraffic(1, groups, all_reduce_elements(tile, len(groups[0])))
+        case InParts(each=each, take=take):
+            one = instruction_traffic(each, tile // take.parts)
+            return replace(one, launches=one.launches * take.parts, repeats=take.parts)
+        case Permute(pairs=pairs):
+            launches, flows = 1, [(sender, receiver, tile) for sender, receiver in pairs]
+        case Exchange(rounds=rounds):
+            launches, flows = len(rounds), [(t.sender, t.receiver, t.elements) for turn in rounds for t in turn]
+        case ExchangeInPlace(rounds=rounds):
+            launches, flows = len(rounds), [(t.sender, t.receiver, t.length) for turn in rounds for t in turn]
+        case Slice() | SplitSum() | Reorder() | TakePart() | PutPart() | CastTiles():
+            launches, flows = 0, []  # Every device makes its tile of its own.
+    return InstructionTraffic(launches, flows=tuple(flow for flow in flows if flow[0] != flow[1] and flow[2]))
