@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -118,13 +118,12 @@ def _choose_orders(step: Exchange, dtype: str, loops: bool, in_part: bool) -> Or
         # In a part, and where messages differ in form, only the result of loops has an order: XLA would lay it out as
         # the loop writes it, whatever the padding.
         return Orders(None, None, choose_memory_order(step.receive.digits, dtype)) if loops else PLAIN
-    local, rounds = step.sliced
-    sent, received = next(itertools.chain(local, *rounds)).boxes[0].form
-
-    def choose(view: TileView, form: Sequence[int]) -> tuple[int, ...]:
-        return choose_memory_order(view.digits if is_cut_in_place(view.tile, box, dtype) else form, dtype)
-
-    return Orders(choose(step.send, sent), choose_memory_order(sent, dtype), choose(step.receive, received))
+    sent, received = list_rounds(step)[0][0].boxes[0].form
+    (send, receive) = (
+        choose_memory_order(view.digits if is_cut_in_place(view.tile, box, dtype) else form, dtype)
+        for view, form in ((step.send, sent), (step.receive, received))
+    )
+    return Orders(send, choose_memory_order(sent, dtype), receive)
 
 
 def _run_by_rounds(
@@ -354,14 +353,13 @@ class BlockMessages:
     def _columns(self, at: int, side: str) -> list[Array]:
         """Where block `at` lies at one end, for this device and this round, in a few numbers, whatever its size: its
         start on every digit, or its offset and strides in a flat tile."""
+        end = "src" if side == "sender" else "dst"
 
         def row(transfer: Any) -> Sequence[int]:
-            sending = side == "sender"
             if self.sliced:
-                box = transfer.boxes[at]
-                return [start for start, _ in (box.src if sending else box.dst)]
-            src, dst, axes = transfer.blocks[at]
-            return (src, *(axis.src for axis in axes)) if sending else (dst, *(axis.dst for axis in axes))
+                return [start for start, _ in getattr(transfer.boxes[at], end)]
+            block = transfer.blocks[at]
+            return [getattr(block, end), *(getattr(axis, end) for axis in block.axes)]
 
         table = np.zeros((len(self.rounds), len(self.place.devices), len(row(self.first))), np.int32)
         for number, transfers in enumerate(self.rounds):
@@ -404,33 +402,24 @@ def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
     round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
     """
+    if step.strided or len(step.rounds) > MOST:
+        return None
     rounds = list_rounds(step)
-    if step.strided or len(step.rounds) > MOST or not _are_one_box_each(rounds):
+    forms = {t.form for one in rounds for t in one}
+    if len(forms) != 1 or len(forms.pop()) != 1:
         return None
     if len({tuple(_list_pairs(one)) for one in step.rounds}) < len(step.rounds):
         return None  # Two rounds between the same devices: the pieces of messages.
-    starts = _find_starts(rounds)
+    # By receiver and round, where in its result the one box of its message starts.
+    starts: dict[int, dict[int, tuple[int, ...]]] = {}
+    for number, one in enumerate(rounds):
+        for t in one:
+            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
     count = math.prod(count_boxes(step))
     if len(rounds) != count or any(len(by_round) != count for by_round in starts.values()):
         return None
     by_device = {device: tuple(sorted(by_round, key=by_round.__getitem__)) for device, by_round in starts.items()}
     return by_device if len(set(by_device.values())) <= MOST else None
-
-
-def _are_one_box_each(rounds: Sequence[Sequence[Any]]) -> bool:
-    """Whether all messages are one box of one form."""
-    forms = {t.form for one in rounds for t in one}
-    return len(forms) == 1 and len(forms.pop()) == 1
-
-
-def _find_starts(rounds: Sequence[Round]) -> dict[int, dict[int, tuple[int, ...]]]:
-    """By receiver and round, where in its result the one box of its message starts."""
-    starts: dict[int, dict[int, tuple[int, ...]]] = {}
-    for number, one in enumerate(rounds):
-        for t in one:
-            box = cast("SlicedTransfer", t).boxes[0]
-            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in box.dst)
-    return starts
 
 
 def joins_in_one_copy(step: Exchange) -> bool:
@@ -493,8 +482,12 @@ class MessageBatch(NamedTuple):
     relayed: bool
 
 
-def _cut_local_copies(step: Exchange) -> list[tuple[AnyTransfer, ...]]:
-    """The copies that devices make for themselves, in pieces no larger than the largest message: as rounds."""
+def batch_rounds(step: Exchange) -> list[MessageBatch]:
+    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
+
+    Those that a relay passes on are the last.
+    """
+    # What devices copy for themselves goes in rounds as well, in pieces no larger than the largest message.
     most = max((t.elements for one in step.rounds for t in one), default=None)
     copies: dict[int, list[AnyTransfer]] = {}
     for t in step.local:
@@ -503,17 +496,9 @@ def _cut_local_copies(step: Exchange) -> list[tuple[AnyTransfer, ...]]:
                 one = Transfer(t.sender, t.receiver, (part,))
                 copies.setdefault(t.receiver, []).append(one if step.strided else step.slice_transfer(one))
     longest = max(map(len, copies.values()), default=0)
-    return [tuple(listed[at] for listed in copies.values() if at < len(listed)) for at in range(longest)]
-
-
-def batch_rounds(step: Exchange) -> list[MessageBatch]:
-    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
-
-    Those that a relay passes on are the last.
-    """
-    local = _cut_local_copies(step)
+    local = [[listed[at] for listed in copies.values() if at < len(listed)] for at in range(longest)]
     by_forms: dict[tuple[bool, tuple[Any, ...]], list[Round]] = {}
-    for one in (*local, *_list_transfers(step)[1]):
+    for one in (*map(tuple, local), *_list_transfers(step)[1]):
         forms = tuple(sorted({t.form for t in one}))
         by_forms.setdefault((any(t.relayed for t in one), forms), []).append(one)
     return [
@@ -579,11 +564,32 @@ def shares_lie_in_order(program: Program) -> bool:
 
 def run_exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """Packs the tile into slots, sends slots round by round, and unpacks the result."""
-    buffer = _pack_slots(step, place, tile)
+    size = step.slots * step.slot
+    if size == tile.size and slots_are_tile(step.pack, step.send):
+        buffer = tile.reshape(step.send.digits).reshape(step.slots, step.slot)
+    else:
+        opened, packed = tile.reshape(step.send.digits), _Shares(step.pack, step.send, place.devices)
+
+        def pack(place: MeshPlace, number: Array | int, buffer: Array) -> Array:
+            slot, starts = packed.look_up(place, number)
+            share = lax.dynamic_slice(opened, starts, packed.extents).reshape(1, step.slot)
+            return lax.dynamic_update_slice(buffer, share, (slot, jnp.zeros((), jnp.int32)))
+
+        buffer = repeat_rounds(packed.count, place, pack, jnp.zeros((step.slots, step.slot), tile.dtype))
     for length, same in itertools.groupby(step.rounds, lambda turn: turn[0].length):
         turns = list(same)
         buffer = repeat_rounds(len(turns), place, partial(_send_slots, turns, length), buffer)
-    return _unpack_slots(step, place, buffer, shape)
+    if size == math.prod(shape) and slots_are_tile(step.unpack, step.receive):
+        return buffer.reshape(tuple(shape))
+    unpacked = _Shares(step.unpack, step.receive, place.devices)
+
+    def unpack(place: MeshPlace, number: Array | int, filled: Array) -> Array:
+        slot, starts = unpacked.look_up(place, number)
+        share = lax.dynamic_slice(buffer, (slot, jnp.zeros((), jnp.int32)), (1, step.slot))
+        return lax.dynamic_update_slice(filled, share.reshape(unpacked.extents), starts)
+
+    empty = jnp.zeros(step.receive.digits, buffer.dtype)
+    return repeat_rounds(unpacked.count, place, unpack, empty).reshape(tuple(shape))
 
 
 def _send_slots(
@@ -604,42 +610,14 @@ def _send_slots(
     return write_box(buffer, message, [place.look_up(dst, number), first], receives)
 
 
-def _pack_slots(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
-    opened = tile.reshape(step.send.digits)
-    if step.slots * step.slot == tile.size and slots_are_tile(step.pack, step.send):
-        return opened.reshape(step.slots, step.slot)
-    shares = _Shares(step.pack, step.send, place.devices)
-
-    def one(place: MeshPlace, number: Array | int, buffer: Array) -> Array:
-        slot, starts = shares.look_up(place, number)
-        share = lax.dynamic_slice(opened, starts, shares.extents).reshape(1, step.slot)
-        return lax.dynamic_update_slice(buffer, share, (slot, jnp.zeros((), jnp.int32)))
-
-    return repeat_rounds(shares.count, place, one, jnp.zeros((step.slots, step.slot), tile.dtype))
-
-
-def _unpack_slots(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
-    if step.slots * step.slot == math.prod(shape) and slots_are_tile(step.unpack, step.receive):
-        return buffer.reshape(tuple(shape))
-    shares = _Shares(step.unpack, step.receive, place.devices)
-
-    def one(place: MeshPlace, number: Array | int, filled: Array) -> Array:
-        slot, starts = shares.look_up(place, number)
-        share = lax.dynamic_slice(buffer, (slot, jnp.zeros((), jnp.int32)), (1, step.slot))
-        return lax.dynamic_update_slice(filled, share.reshape(shares.extents), starts)
-
-    return repeat_rounds(shares.count, place, one, jnp.zeros(step.receive.digits, buffer.dtype)).reshape(tuple(shape))
-
-
 _Places = Mapping[int, tuple[tuple[int, tuple[int | None, ...]], ...]]
 """By device id, (slot, place in a view) of each share."""
 
 
 class _Shares:
-    """Every device's shares, by number: their slots, and where they lie in a view."""
+    """Every device's shares, by number: their slots, and where they lie in a view. Every device has equally many."""
 
     def __init__(self, places: _Places, view: TileView, devices: Sequence[int]) -> None:
-        """Every device has equally many."""
         rows = [[(slot, *(at or 0 for at in where)) for slot, where in places[device]] for device in devices]
         self.count = len(rows[0])
         table = np.asarray(rows, np.int32).reshape(len(devices), self.count, len(view.digits) + 1)
@@ -690,15 +668,12 @@ def repeat_rounds(
 
 def find_box_extents(step: Exchange) -> list[int] | None:
     """The extents by dim of the slices of all messages, or None if they differ."""
-    sliced = step.sliced
-    boxes = (box for turn in (sliced.local, *sliced.rounds) for t in turn for box in t.boxes)
-    forms = {_dim_extents(step.send, extents) for extents in {box.form[0] for box in boxes}}
+    forms: set[tuple[int, ...]] = set()
+    for extents in {box.form[0] for one in list_rounds(step) for t in one for box in t.boxes}:
+        by_axis = list(zip(step.send.dims, extents, strict=True))
+        dims = range(len(step.send.tile))
+        forms.add(tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in dims))
     return list(forms.pop()) if len(forms) == 1 else None
-
-
-def _dim_extents(view: TileView, extents: Sequence[int]) -> tuple[int, ...]:
-    by_axis = list(zip(view.dims, extents, strict=True))
-    return tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in range(len(view.tile)))
 
 
 def reorder_exchange(step: Exchange, order: Sequence[int]) -> Exchange:
@@ -712,17 +687,20 @@ def reorder_exchange(step: Exchange, order: Sequence[int]) -> Exchange:
     >>> step.receive.tile, reorder_exchange(step, (1, 0)).receive.tile
     ((4, 3), (3, 4))
     """
-    send, receive = _DigitsInOrder(step.send, order), _DigitsInOrder(step.receive, order)
+    receive = _DigitsInOrder(step.receive, order)
 
-    def moved(turn: Sequence[Transfer]) -> tuple[Transfer, ...]:
-        return tuple(
-            t._replace(blocks=tuple(_reorder_block(each, receive if t.relayed else send, receive) for each in t.blocks))
-            for t in turn
-        )
+    def reorder_block(block: Block, send: _DigitsInOrder) -> Block:
+        axes = [Axis(n, send.stride(src), receive.stride(dst)) for n, src, dst in block.axes if n != 1]
+        # Slices are read and written in the order of the dims.
+        axes.sort(key=lambda axis: axis.src, reverse=True)
+        return Block(send.offset(block.src), receive.offset(block.dst), tuple(axes))
 
-    return replace(
-        step, send=send.view, receive=receive.view, local=moved(step.local), rounds=tuple(map(moved, step.rounds))
+    sides = {True: receive, False: _DigitsInOrder(step.send, order)}
+    local, *rounds = (
+        tuple(t._replace(blocks=tuple(reorder_block(each, sides[t.relayed]) for each in t.blocks)) for t in turn)
+        for turn in (step.local, *step.rounds)
     )
+    return replace(step, send=sides[False].view, receive=receive.view, local=local, rounds=tuple(rounds))
 
 
 class _DigitsInOrder:
@@ -751,10 +729,3 @@ class _DigitsInOrder:
         """How far apart elements come to lie that were so far apart along one digit."""
         each = zip(self._old, self._new, self._digits, strict=True)
         return next(stride // old * new for old, new, radix in each if old <= stride and radix != 1)
-
-
-def _reorder_block(block: Block, send: _DigitsInOrder, receive: _DigitsInOrder) -> Block:
-    axes = [Axis(n, send.stride(src), receive.stride(dst)) for n, src, dst in block.axes if n != 1]
-    # Slices are read and written in the order of the dims.
-    axes.sort(key=lambda axis: axis.src, reverse=True)
-    return Block(send.offset(block.src), receive.offset(block.dst), tuple(axes))
