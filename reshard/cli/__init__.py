@@ -1,9 +1,10 @@
 """The `reshard` command: plans, layouts and simulations, what a compiled program moves, and MPI ranks.
 
     parser            all commands together, and `completion`, which prints the scripts of shells for them
-    options           what they share: groups of arguments, each a dataclass, and how a command is added
-    plan, show, simulate, prove, doctor, compiler_pass, run, calibrate
-                      one command each: its options with their arguments, what it runs, and both as `COMMAND`
+    option_groups     what they share: options as dataclasses whose fields are arguments, and what a command is
+    move_commands     plan, show, simulate, prove: each its options, what it runs, and both in `COMMANDS`
+    program_commands  doctor, pass
+    rank_commands     run, calibrate
     requests          the layouts and the plan that arguments ask for, or the lines of a file
     trial             random data for `simulate`, the check of its result, and what it prints
     playground        what the page in docs/playground.py asks, in a browser
@@ -39,9 +40,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     0
     """
-    _prepare_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # A shell has closed it (`>&-`).
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # Escapes what an encoding cannot write.
     try:
-        return _run_command(argv)
+        try:
+            code = parse_command(argv)()
+        except ReshardError as error:
+            sys.stdout.flush()
+            print(f"reshard: error: {error}", file=sys.stderr)
+            return 2
+        # Here, so that a full disk is an error of the call, and not of the process's end.
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:  # The reader (head, less) has closed the pipe.
         _discard_output()
         return 0
@@ -53,28 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _run_command(argv: Sequence[str] | None) -> int:
-    """Runs the command, and writes out what it printed: a full disk is an error of the call, and not of its end."""
-    try:
-        code = parse_command(argv)()
-    except ReshardError as error:
-        sys.stdout.flush()
-        print(f"reshard: error: {error}", file=sys.stderr)
-        return 2
-    sys.stdout.flush()
-    return code
-
-
-def _prepare_streams() -> None:
-    """Makes up for streams that a shell has closed (`>&-`), and escapes what an encoding cannot write."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-        elif mode == "w" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def _discard_output() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
 from reshard import __version__
-from reshard.cli import calibrate, compiler_pass, doctor, plan, prove, run, show, simulate
-from reshard.cli.options import NOTATIONS, Command, CommandCall, Options, add_command, list_options
+from reshard.cli import move_commands, program_commands, rank_commands
+from reshard.cli.option_groups import NARROW, NOTATIONS, Command, argument
 from reshard.errors import ReshardError, did_you_mean, quoted
 
 _EXAMPLES = """\
@@ -43,14 +44,56 @@ class _Parser(argparse.ArgumentParser):
             print(message, end="", flush=True)
 
 
-def parse_command(argv: Sequence[str] | None) -> CommandCall:
-    """The command that these arguments name, with its options.
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands. Reads no layout and loads no library but the standard one."""
+    top = _Parser(
+        prog="reshard",
+        description="The cheapest collectives that move an array\nfrom one sharded layout to another.",
+        epilog=f"{NOTATIONS}\n{_EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"reshard {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (*move_commands.COMMANDS, *program_commands.COMMANDS, *rank_commands.COMMANDS, COMPLETION):
+        summary = command.summary
+        parser = commands.add_parser(
+            command.name,
+            help=summary,
+            description=textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", NARROW),
+            epilog=command.epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(parser)
+    return top
+
+
+def find_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    groups: Any = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
+    return dict(groups[0].choices)
+
+
+def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
+    """The command that these arguments name, ready to run: calling it returns the exit code.
 
     Prints and exits for `--help`, `--version` and arguments that do not parse.
     """
     top = build_parser()
     words = sys.argv[1:] if argv is None else list(argv)
-    _check_words(top, words)
+    commands = find_commands(top)
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    early = _check_option_names(top, words[:at])
+    if at < len(words):
+        # argparse would list all commands, and say of an option before its command only that it needs one.
+        if early is not None:
+            top.error(
+                f"the option {quoted(early)} stands before the command; options follow it: {words[at]} {early} ..."
+            )
+        if words[at] not in commands:
+            known = ", ".join(commands)
+            top.error(f"there is no command {quoted(words[at])} among {known}{did_you_mean(words[at], commands)}")
+        if words[at] != "run":  # What follows a script is its own.
+            _check_option_names(commands[words[at]], words[at + 1 :])
     parsed, rest = top.parse_known_args(words)
     if rest:
         quotes = "; in a shell, put quotes around a layout: 'f32[{y}8, 16]'" if "[" in " ".join(words) else ""
@@ -62,57 +105,21 @@ def parse_command(argv: Sequence[str] | None) -> CommandCall:
     return parsed.call(parsed)
 
 
-def find_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command."""
-    groups: Any = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
-    return dict(groups[0].choices)
-
-
-def _check_words(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exits for an unknown command or option, and suggests the most similar one."""
-    commands = find_commands(top)
-    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
-    _check_option_names(top, words[:at])
-    early = next((word for word in words[:at] if word not in list_options(top)), None)
-    if early is not None and at < len(words):
-        top.error(f"the option {quoted(early)} stands before the command; options follow it: {words[at]} {early} ...")
-    if at == len(words):
-        return
-    if words[at] not in commands:
-        known = ", ".join(commands)
-        top.error(f"there is no command {quoted(words[at])} among {known}{did_you_mean(words[at], commands)}")
-    if words[at] != "run":  # What follows a script is its own.
-        _check_option_names(commands[words[at]], words[at + 1 :])
-
-
-def _check_option_names(command: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    known = list_options(command)
+def _check_option_names(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
+    """Exits for an unknown long option, and suggests the most similar one; returns the first word that is no option of
+    this parser.
+    """
+    known = [name for action in parser._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     for word in words:
         name = word.partition("=")[0]
         if word == "--":
-            return
+            break
         if name.startswith("--") and not any(option.startswith(name) for option in known):
-            command.error(f"there is no option {quoted(name)}{did_you_mean(name, known)}")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands. Reads no layout and loads no library but the standard one."""
-    top = _Parser(
-        prog="reshard",
-        description="The cheapest collectives that move an array\nfrom one sharded layout to another.",
-        epilog=f"{NOTATIONS}\n{_EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"reshard {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate):
-        add_command(commands, module.COMMAND)
-    add_command(commands, COMPLETION)
-    return top
+            parser.error(f"there is no option {quoted(name)}{did_you_mean(name, known)}")
+    return next((word for word in words if word not in known), None)
 
 
 # `reshard completion`: commands, options, files and presets for the Tab key of a shell, by shtab from the parser.
-
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -125,16 +132,11 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class CompletionOptions(Options):
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
     """The options of `reshard completion`."""
 
-    shell: str
-
-    @classmethod
-    def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds the name of the shell."""
-        parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    shell: str = argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
 
 
 def print_completion(options: CompletionOptions) -> int:

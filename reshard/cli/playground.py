@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
-from reshard.cli.options import MoveOptions
-from reshard.cli.requests import PlanRequest, plan_for_options
+from reshard.cli.option_groups import MoveOptions
+from reshard.cli.requests import plan_for_options
 from reshard.draw.plan_page import picture_of, steps_of, sums_of
 from reshard.errors import ReshardError
 from reshard.show.plan_table import size_text
@@ -28,33 +29,23 @@ def answer_fields(fields: Mapping[str, str]) -> dict[str, str]:
     given = {name: fields.get(name, "").strip() or None for name in FIELDS}
     if missing := [name for name in ("mesh", "source", "target") if given[name] is None]:
         return {"error": f"fill in {' and '.join(missing)}"}
+    # An option has the name of its field; one that is not given keeps its own default.
+    options = {name: value for name, value in given.items() if value is not None}
+    asked: dict[str, Any] = {**options, "donate": "donate" in options}
+    words = ["reshard plan"]  # The same request in a shell.
+    for name, value in options.items():
+        if name not in ("source", "target"):
+            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {shlex.quote(value)}"))
     try:
-        return _write_parts(plan_for_options(_read_fields(given)), given)
+        source, target, plan = plan_for_options(MoveOptions(**asked))
+        return {
+            "sums": sums_of(plan, given["network"]),
+            "steps": steps_of(plan, given["network"]),
+            "tiles": picture_of("tiles", plan),
+            "traffic": picture_of("traffic", plan),
+            "memory": picture_of("memory", plan, None if "budget" not in options else parse_bytes(options["budget"])),
+            "size": size_text(source, target),
+            "command": " ".join([*words, shlex.quote(options["source"]), shlex.quote(options["target"])]),
+        }
     except ReshardError as error:
         return {"error": str(error)}
-
-
-def _read_fields(given: Mapping[str, str | None]) -> MoveOptions:
-    return MoveOptions(
-        mesh=given["mesh"], shape=given["shape"], dtype=given["dtype"], source=given["source"] or "",
-        target=given["target"] or "", target_mesh=given["target_mesh"], budget=given["budget"],
-        network=given["network"], donate=given["donate"] is not None, slack=None,
-    )  # fmt: skip
-
-
-def _write_parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, str]:
-    plan, budget = request.plan, given["budget"]
-    # The same request in a shell.
-    words = ["reshard plan"]
-    for name, value in given.items():
-        if value is not None and name not in ("source", "target"):
-            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {shlex.quote(value)}"))
-    return {
-        "sums": sums_of(plan, given["network"]),
-        "steps": steps_of(plan, given["network"]),
-        "tiles": picture_of("tiles", plan),
-        "traffic": picture_of("traffic", plan),
-        "memory": picture_of("memory", plan, None if budget is None else parse_bytes(budget)),
-        "size": size_text(request.source, request.target),
-        "command": " ".join([*words, shlex.quote(given["source"] or ""), shlex.quote(given["target"] or "")]),
-    }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from reshard.errors import NotationError, ReshardError, quoted
 from reshard.hlo.proto import ModuleProto
@@ -48,17 +48,26 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
     With a `log_mark`, also a log: any text that has this mark. With `protos`, a serialized HloModuleProto is HLO too.
     Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
     """
+    parts: list[bytes] = []
     try:
         with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
-            content = _read_content(file, path)
+            while part := file.read(_PART):
+                parts.append(part)
+                if len(parts) > MOST_BYTES // _PART:  # /dev/zero has no end.
+                    raise NotationError(
+                        f"{path} has more than {bytes_text(MOST_BYTES)}, and no program does; {_WANTED}"
+                    )
     except NotationError:
         raise
     except (OSError, ValueError) as error:
         raise ReshardError(f"cannot read {_name_file(path)}: {_explain_os_error(error)}; {_WANTED}") from None
+    content = b"".join(parts)
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
-    if protos and _is_proto(content):
-        return ProgramText(content, True)
+    if protos and content.startswith(b"\n"):  # As an HloModuleProto does, whose first field is its name.
+        with suppress(NotationError):
+            if ModuleProto.decode(content).entry.name:
+                return ProgramText(content, True)
     if log_mark is not None and log_mark.encode() in content:
         return ProgramText(content.decode(errors="replace"), False, True)
     wanted = _WANTED if log_mark is None else _WANTED + _OR_LOG
@@ -72,26 +81,6 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
         return ProgramText(text, False)
     what = "empty" if not text.strip() else f"not a program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {wanted}")
-
-
-def _read_content(file: BinaryIO, path: str) -> bytes:
-    """All bytes of a file; reading stops at the most that a program may have, since /dev/zero has no end."""
-    parts: list[bytes] = []
-    while part := file.read(_PART):
-        parts.append(part)
-        if len(parts) > MOST_BYTES // _PART:
-            raise NotationError(f"{path} has more than {bytes_text(MOST_BYTES)}, and no program does; {_WANTED}")
-    return b"".join(parts)
-
-
-def _is_proto(content: bytes) -> bool:
-    """Whether the bytes are an HloModuleProto, which starts with its name."""
-    if not content.startswith(b"\n"):
-        return False
-    try:
-        return bool(ModuleProto.decode(content).entry.name)
-    except NotationError:
-        return False
 
 
 def write_output(path: str, content: str | bytes) -> None:

@@ -12,17 +12,18 @@ what a line leaves out, the options of the call give: `--mesh`, `--target-mesh`,
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from reshard.cli.options import ArrayOptions, MoveOptions
+from reshard.cli.option_groups import ArrayOptions, MoveOptions
 from reshard.errors import NotationError, ReshardError, quoted, shortened
 from reshard.geometry.detect import read
 from reshard.plans.plan import Plan
@@ -105,7 +106,7 @@ def _read_move(source: Layout, target: Layout, options: MoveOptions) -> Move | N
     return Move(source, target, options.view, take=take, into=into, cast=options.cast, **sizes)
 
 
-def _read_pairs(what: str, given: list[str] | None) -> list[tuple[str, str]]:
+def _read_pairs(what: str, given: Sequence[str] | None) -> list[tuple[str, str]]:
     """NAME=VALUE texts as pairs."""
     pairs: list[tuple[str, str]] = []
     for text in given or ():
@@ -135,15 +136,6 @@ class LayoutText:
         """A text with the shape and dtype of a call."""
         return cls(text, mesh, None if options.shape is None else parse_shape(options.shape), options.dtype)
 
-    @property
-    def ours(self) -> bool:
-        """Whether it is in our own notation, the only one with shape and dtype."""
-        return _OURS.match(self.text) is not None
-
-    def of_the_array_of(self, layout: Layout) -> LayoutText:
-        """The same text for another layout's shape and dtype."""
-        return replace(self, shape=layout.shape, dtype=layout.dtype)
-
     def read(self) -> Layout:
         """Reads the layout; an error names the options that would give what is missing."""
         try:
@@ -156,7 +148,7 @@ class LayoutText:
             raise type(error)(f"{error}: {options}") from None
 
     def read_beside(self, other: Layout) -> Layout:
-        """Reads the layout on the mesh that it is given or brings, else on the other layout's mesh."""
+        """Reads the layout on the mesh that it is given or brings, else on that of the array's other layout."""
         if self.mesh is not None:
             return self.read()
         on_other = replace(self, mesh=other.mesh)
@@ -179,13 +171,14 @@ def read_layouts(options: MoveOptions) -> tuple[Layout, Layout]:
     target_mesh = mesh if options.target_mesh is None else Mesh.parse(options.target_mesh)
     source = LayoutText.of(options.source, mesh, options)
     target = LayoutText.of(options.target, target_mesh, options)
-    if source.ours:
-        layout = source.read()
-        # A target in our notation keeps its own shape, so that the planner can say what differs.
-        return layout, target.read() if target.ours else target.of_the_array_of(layout).read_beside(layout)
-    if target.ours:
-        layout = target.read()
-        return source.of_the_array_of(layout).read_beside(layout), layout
+    # Our own notation is the only one with shape and dtype.
+    ours = [_OURS.match(text.text) is not None for text in (source, target)]
+    if all(ours):  # Each keeps its own shape, so that the planner can say what differs.
+        return source.read(), target.read()
+    if any(ours):
+        layout = source.read() if ours[0] else target.read()
+        other = replace(target if ours[0] else source, shape=layout.shape, dtype=layout.dtype).read_beside(layout)
+        return (layout, other) if ours[0] else (other, layout)
     try:
         layout = source.read()
     except ReshardError as error:
@@ -210,26 +203,33 @@ def read_batch(path: str, options: MoveOptions) -> Iterator[NamedPair]:
     except (OSError, ValueError) as error:
         raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}; give a file of JSON lines, or -") from None
     with file:
-        for number, line in enumerate(_read_lines(file, path), 1):
+        for number in itertools.count(1):
+            try:
+                line = file.readline(_MOST_LINE)
+            except (OSError, ValueError) as error:
+                raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}") from None
+            if not line:
+                return
+            if len(line) == _MOST_LINE:  # such as /dev/zero, which has no line at all
+                raise ReshardError(f"--batch {quoted(path)} has a line above {_MOST_LINE} characters; give JSON lines")
             if line.strip():
                 yield _read_line(line, number, options)
 
 
-def _read_lines(file: Any, path: str) -> Iterator[str]:
-    try:
-        while line := file.readline(_MOST_LINE):
-            if len(line) == _MOST_LINE:  # such as /dev/zero, which has no line at all
-                raise ReshardError(f"--batch {quoted(path)} has a line above {_MOST_LINE} characters; give JSON lines")
-            yield line
-    except ReshardError:
-        raise
-    except (OSError, ValueError) as error:
-        raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}") from None
-
-
 def _read_line(line: str, number: int, options: MoveOptions) -> NamedPair:
+    """A line, whose entries are written as the text of options: both are read, and refused, in one place."""
     try:
-        data = _parse_line(line)
+        try:
+            given: object = json.loads(line)
+        except (ValueError, RecursionError) as error:  # "[" * 100000 is too deep for the reader
+            raise ReshardError(f"{quoted(line.strip())} is not JSON ({shortened(str(error))})") from None
+        data = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+        texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
+        if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype"), str | None):
+            raise ReshardError(
+                f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and "
+                f"perhaps name, mesh, target_mesh, shape and dtype"
+            )
         here = replace(
             options,
             source=data["source"],
@@ -245,21 +245,6 @@ def _read_line(line: str, number: int, options: MoveOptions) -> NamedPair:
         return NamedPair(str(name), *read_layouts(here), number)
     except ReshardError as error:
         raise type(error)(f"line {number}: {error}") from None
-
-
-def _parse_line(line: str) -> dict[str, Any]:
-    try:
-        given: object = json.loads(line)
-    except (ValueError, RecursionError) as error:  # "[" * 100000 is too deep for the reader
-        raise ReshardError(f"{quoted(line.strip())} is not JSON ({shortened(str(error))})") from None
-    data = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-    texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
-    if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype"), str | None):
-        raise ReshardError(
-            f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and "
-            f"perhaps name, mesh, target_mesh, shape and dtype"
-        )
-    return data
 
 
 def _write_mesh_text(given: object, otherwise: str | None) -> str | None:

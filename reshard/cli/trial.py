@@ -101,26 +101,19 @@ class Trial:
         if name == "bool":
             return self.random.integers(0, 2, shape).astype(self.dtype)
         if name.startswith(("int", "uint")):
-            return self._integers(shape, summands)
-        numbers = self._floats(shape, summands)
+            # All values of the dtype for a single summand, else 0 to 3, as far as the dtype has them.
+            signed, bits = name.startswith("int"), dtypes.bits(name)
+            low = -(1 << bits - 1) if signed and summands == 1 else 0
+            high = 4 if summands > 1 else 1 << (bits - 1 if signed else bits)
+            kind = np.int64 if signed else np.uint64
+            return self.random.integers(low, min(high, 1 << bits), shape, dtype=kind).astype(self.dtype)
+        if summands == 1:
+            numbers = self.random.standard_normal(shape)
+        else:  # Positive ones; those of a sum add up to about 1.
+            numbers = self.random.uniform(0.5, 1.5, shape) / (summands if self.source.reduction == "sum" else 1)
         if name.startswith("complex"):
             numbers = numbers + 1j * self.random.uniform(0, 0.1, shape)
         return (np.abs(numbers) if name == "float8_e8m0fnu" else numbers).astype(self.dtype)
-
-    def _integers(self, shape: tuple[int, ...], summands: int) -> Array:
-        """All values of the dtype for a single summand, else 0 to 3, as far as the dtype has them."""
-        name = self.source.dtype
-        signed, bits = name.startswith("int"), dtypes.bits(name)
-        low = -(1 << bits - 1) if signed and summands == 1 else 0
-        high = 4 if summands > 1 else 1 << (bits - 1 if signed else bits)
-        kind = np.int64 if signed else np.uint64
-        return self.random.integers(low, min(high, 1 << bits), shape, dtype=kind).astype(self.dtype)
-
-    def _floats(self, shape: tuple[int, ...], summands: int) -> Array:
-        """Normal numbers for a single summand, else positive ones; those of a sum add up to about 1."""
-        if summands == 1:
-            return self.random.standard_normal(shape)
-        return self.random.uniform(0.5, 1.5, shape) / (summands if self.source.reduction == "sum" else 1)
 
     def source_tiles(self) -> dict[int, Array]:
         """The source's tiles, cut from the global arrays, with noise as padding."""
@@ -140,35 +133,29 @@ class Trial:
         target = self.target
         if all(device in tiles and tiles[device].shape == target.tile_shape for device in target.mesh.devices):
             target, tiles = oracle.finished(self.source, target, tiles)
-        wanted = self._seen(oracle.combine_summands(self.source, target, self._in_double_precision(target)))
-        faults = [self._fault(target, device, tiles.get(device), wanted) for device in target.mesh.devices]
-        return [fault for fault in faults if fault is not None]
-
-    def _seen(self, arrays: oracle.Arrays) -> oracle.Arrays:
-        """The arrays through the view, cast if the target has another dtype and nothing was combined."""
-        dtype = numpy_dtype(self.target.dtype)
-        casts = self.source.dtype != self.target.dtype and len(self.summands) == 1
-        if self.view is None and not casts:
-            return arrays
-        view = View.identity(self.source.shape) if self.view is None else self.view
-        each = {at: array.astype(dtype) if casts else array for at, array in arrays.items()}
-        zeros = {at: np.zeros(self.target.shape, array.dtype) for at, array in each.items()}
-        return {at: oracle.view_marks(view, array, zeros[at]) for at, array in each.items()}
-
-    def _in_double_precision(self, target: Layout) -> oracle.Arrays:
-        """The summands, as doubles if they are floats and will be combined."""
-        combines = len(self.summands) > len(oracle.summands(target))
+        summands = self.summands
         # Integers wrap around, so their sums are exact; numpy counts int2 and int4 of ml_dtypes as no kind of integer.
-        if not combines or self.dtype.kind in "biu" or self.dtype.name.startswith(("int", "uint")):
-            return self.summands
-        wide = np.complex128 if self.dtype.kind == "c" else np.float64
-        return {at: array.astype(wide) for at, array in self.summands.items()}
-
-    def _fault(self, target: Layout, device: int, tile: Array | None, wanted: oracle.Arrays) -> Fault | None:
-        if tile is None or tile.shape != target.tile_shape:
-            return Fault(device, 1, (), "no tile" if tile is None else f"shape {tile.shape}", str(target.tile_shape))
-        wrong = oracle.first_mismatch(target, device, tile, wanted, self._close)
-        return None if wrong is None else Fault(device, wrong.total, wrong.element, str(wrong.got), str(wrong.wanted))
+        exact = self.dtype.kind in "biu" or self.dtype.name.startswith(("int", "uint"))
+        if len(summands) > len(oracle.summands(target)) and not exact:
+            wide = np.complex128 if self.dtype.kind == "c" else np.float64
+            summands = {at: array.astype(wide) for at, array in summands.items()}
+        wanted = oracle.combine_summands(self.source, target, summands)
+        casts = self.source.dtype != self.target.dtype and len(self.summands) == 1
+        if casts:
+            wanted = {at: array.astype(numpy_dtype(self.target.dtype)) for at, array in wanted.items()}
+        if casts or self.view is not None:
+            view = View.identity(self.source.shape) if self.view is None else self.view
+            shape = self.target.shape
+            wanted = {at: oracle.view_marks(view, each, np.zeros(shape, each.dtype)) for at, each in wanted.items()}
+        faults: list[Fault] = []
+        for device in target.mesh.devices:
+            tile = tiles.get(device)
+            if tile is None or tile.shape != target.tile_shape:
+                got = "no tile" if tile is None else f"shape {tile.shape}"
+                faults.append(Fault(device, 1, (), got, str(target.tile_shape)))
+            elif wrong := oracle.first_mismatch(target, device, tile, wanted, self._close):
+                faults.append(Fault(device, wrong.total, wrong.element, str(wrong.got), str(wrong.wanted)))
+        return faults
 
     def _close(self, got: Array, right: Array) -> Array:
         if got.dtype == right.dtype:

@@ -63,7 +63,7 @@ def test_nothing_is_preferred_in_stablehlo(call):
 
 
 def test_long_lists_of_what_is_left_are_cut(capsys):
-    from reshard.cli.compiler_pass import warn_of_left
+    from reshard.cli.program_commands import warn_of_left
     from reshard.jax.pass_report import PassReport, Reshard
 
     left = Reshard("a.py:1", "op", True, None, None, None, False, "no plan")

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from reshard import hlo
-from reshard.cli import doctor as module
-from reshard.cli.doctor import report_progress
+from reshard.cli import program_commands as module
+from reshard.cli.program_commands import report_progress
 from reshard.doctor import examine
 from tests.cli.cases import ROOT
 from tests.cli.compiled import COMPILED, MODULE, NOTHING

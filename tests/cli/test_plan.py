@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import reshard as rs
-from reshard.cli.options import ArrayOptions
+from reshard.cli.option_groups import ArrayOptions
 from reshard.cli.requests import LayoutText
 from reshard.errors import ReshardError
 from tests.cli.cases import ARRAY, MESH, SOURCE, TARGET
@@ -249,6 +249,11 @@ def test_a_file_without_lines_is_not_read_to_its_end(call):
         ["--batch", "{moves}", "f32[4]", "f32[4]"],
         ["--batch", "{moves}", "--explain"],
         ["--batch", "{moves}", "--slack", "much"],
+        ["--batch", "{moves}", "--view", "a b -> b a"],
+        ["--batch", "{moves}", "--size", "a=2"],
+        ["--batch", "{moves}", "--take", "0=1"],
+        ["--batch", "{moves}", "--into", "0=1"],
+        ["--batch", "{moves}", "--cast"],
     ],
 )
 def test_what_does_not_go_together_is_refused(call, moves, arguments):

@@ -13,10 +13,9 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 import reshard.mpi
-from reshard.cli.calibrate import CalibrateOptions
-from reshard.cli.calibrate import run_calibrate as calibrate
-from reshard.cli.run import RunOptions
-from reshard.cli.run import run_script as run_command
+from reshard.cli.rank_commands import CalibrateOptions, RunOptions
+from reshard.cli.rank_commands import run_calibrate as calibrate
+from reshard.cli.rank_commands import run_script as run_command
 from reshard.errors import RankError
 from reshard.mpi import launch, rank
 from reshard.mpi.launch import SETTINGS, command, environment, find

@@ -1,0 +1,338 @@
+"""The commands about compiled programs: `reshard doctor`, which reports what they move, and `reshard pass`, which puts
+reshard's collectives into them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reshard.cli.option_groups import Command, argument, network_argument
+from reshard.errors import ReshardError, quoted
+from reshard.types.units import bytes_text, counted
+
+if TYPE_CHECKING:
+    from reshard.cli.programs import ProgramText
+    from reshard.doctor import Report
+    from reshard.doctor.places import Place
+    from reshard.jax.pass_report import PassReport
+
+# `reshard doctor`: where a program moves its data between devices, or what XLA warns of in a log.
+
+_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+PATIENCE = 2.0  # seconds that people wait in silence
+
+_DOCTOR_EXAMPLES = """\
+examples:
+  reshard doctor step.mlir
+  reshard doctor step.hlo.txt --all
+  reshard doctor step.mlir --html report.html
+  reshard doctor step.mlir --json --fail-on-rebuild
+  reshard doctor step.mlir --topology v5p:2x2x2
+  reshard doctor job.log
+  python train.py 2>&1 | reshard doctor -
+
+what to put into such a file,
+with lowered = jax.jit(f).lower(*args):
+  lowered.as_text(debug_info=True)  StableHLO: compiled here
+  lowered.compile().as_text()       optimized HLO: as it is
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """The options of `reshard doctor`."""
+
+    file: str = argument(
+        "file",
+        metavar="FILE",
+        help="StableHLO (text or artifact), optimized HLO, or a log with XLA's warnings; - is stdin",
+    )
+    json: bool = argument("--json", action="store_true", help="print one JSON object instead of the table")
+    html: str | None = argument("--html", metavar="FILE", help="write one self-contained page instead of the table")
+    all: bool = argument("--all", action="store_true", help="also reductions, shard_maps and small moves")
+    frames: str = argument(
+        "--frames",
+        choices=["user", "all"],
+        default="user",
+        help="the lines of a place: the program's own (user), or its whole stack with those of frameworks (all)",
+    )
+    network: str | None = network_argument()
+    platform: str | None = argument(
+        "--platform", metavar="NAME", help="compile StableHLO for this (default cpu; tpu with --topology)"
+    )
+    topology: str | None = argument("--topology", metavar="NAME", help="ahead of time for a topology: v5p:2x2x2")
+    fail_on_rebuild: bool = argument(
+        "--fail-on-rebuild", action="store_true", help="exit with 1 if a whole array is rebuilt"
+    )
+
+
+def run_doctor(options: DoctorOptions) -> int:
+    """Prints or writes the report of a program or a log; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
+    from reshard.cli.programs import read_program, write_output
+    from reshard.doctor.report.log import LogReport, show_log
+    from reshard.doctor.report.table import show_report
+    from reshard.doctor.xla_log import MARK
+    from reshard.show import terminal
+
+    program = read_program(options.file, log_mark=MARK)
+    if program.is_log:
+        if options.html is not None:
+            raise ReshardError("a log has no page: its warnings name one move each; leave --html out, or use --json")
+        log = LogReport.of(program.text, options.network)
+        if options.json:
+            print(log.to_json(indent=2))
+        else:
+            show_log(terminal.open_console(), log)
+        return int(options.fail_on_rebuild)  # Each of its warnings is a rebuild.
+    with report_progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
+        report = _report_program(program, options)
+    if options.html is not None:
+        write_output(options.html, report.to_html())
+    if options.json:
+        print(report.to_json(indent=2, every=options.all))
+    elif options.html is None:
+        show_report(terminal.open_console(), report, options.all, options.frames == "all")
+    return int(options.fail_on_rebuild and bool(report.rebuilt))
+
+
+def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
+    """Reads optimized HLO as it is, and has jax compile StableHLO first."""
+    from reshard.cli.programs import set_up_jax
+    from reshard.doctor import examine
+
+    if program.is_hlo:
+        platform = options.platform or (None if options.topology is None else "tpu")
+        if platform not in (None, *_PLATFORMS):
+            raise ReshardError(f"--platform {quoted(platform)}: give one of {', '.join(_PLATFORMS)} for HLO")
+        return examine(program.text, network=options.network, platform=platform)
+    set_up_jax()
+    try:
+        from reshard.jax.doctor import report_program
+    except ImportError:
+        raise ReshardError(
+            f"{options.file} is StableHLO, which jax has to compile first, and jax is not installed: install "
+            f"'reshard[jax]', or give the optimized HLO (compiled.as_text())"
+        ) from None
+    return report_program(
+        program.content,
+        network=options.network,
+        platform=options.platform or ("cpu" if options.topology is None else "tpu"),
+        topology=options.topology,
+    )
+
+
+@contextmanager
+def report_progress(what: str, patience: float = PATIENCE) -> Generator[None]:
+    """Says on stderr that `what` is being done after `patience` seconds, and again whenever the time has doubled.
+
+    >>> with report_progress("reading"):
+    ...     pass
+    """
+    done = threading.Event()
+
+    def speak() -> None:
+        seconds = wait = patience
+        while not done.wait(wait):
+            print(f"reshard: {what}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+            wait, seconds = seconds, 2 * seconds
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        speaker.join()
+
+
+# `reshard pass`: the compiler pass on a program in a file, StableHLO or HLO after partitioning.
+
+_TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
+_PROTO = (".pb", ".binpb", ".hlo_proto")
+_NO_JAX = "the pass needs jax, which is not installed: install 'reshard[jax]'"
+_MOST_LEFT = 8  # Reshards that are listed where no report is wanted.
+
+_PASS_EXAMPLES = """\
+examples:
+  reshard pass step.mlir -o ours.mlir
+  reshard pass step.mlir -o ours.mlirbc --report
+  reshard pass step.mlir --report --network tpu-v5p
+  reshard pass step.mlir --json --budget 1GiB
+  reshard pass step.hlo -o better.hlo --report
+  reshard pass step.hlo -o better.hlo --prefer memory
+  reshard pass step.hlo -o better.pb --topology v5p:2x2x2
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerPassOptions:
+    """The options of `reshard pass`."""
+
+    file: str = argument(
+        "file",
+        metavar="FILE",
+        help="StableHLO with Shardy shardings, text or artifact, or HLO, text or proto; - is stdin",
+    )
+    output: str | None = argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="text if it ends in .mlir, else a portable artifact; of HLO, a proto if it ends in .pb, else text",
+    )
+    report: bool = argument("--report", action="store_true", help="print what became of each reshard")
+    json: bool = argument("--json", action="store_true", help="print that as one JSON object")
+    network: str | None = network_argument()
+    budget: str | None = argument(
+        "--budget", metavar="SIZE", help="most bytes live on a device in one move, e.g. 64MiB"
+    )
+    prefer: str | None = argument(
+        "--prefer",
+        choices=["bytes", "memory", "time"],
+        help="of HLO: what plans make better, and nothing else worse: bytes (default), memory or time",
+    )
+    devices: int | None = argument(
+        "--devices", type=int, metavar="COUNT", help="of HLO: its number of partitions, where it does not say"
+    )
+    platform: str | None = argument(
+        "--platform",
+        metavar="NAME",
+        help="of HLO: the devices that it was compiled for, e.g. cpu (default; tpu with --topology)",
+    )
+    topology: str | None = argument(
+        "--topology", metavar="NAME", help="of HLO: ahead of time for a topology: v5p:2x2x2"
+    )
+
+
+def run_pass(options: CompilerPassOptions) -> int:
+    """Writes or prints the transformed program, and prints the report, or on stderr what was left if none is wanted."""
+    from reshard.cli.programs import read_program, set_up_jax, write_output
+
+    program = read_program(options.file, protos=True)
+    set_up_jax()
+    if program.is_hlo:
+        return _improve_hlo(options, program.content)
+    if options.prefer is not None:
+        raise ReshardError(
+            f"{options.file} is StableHLO, where XLA's own collectives are not known yet, so nothing can be preferred "
+            f"to them: leave --prefer out, or give the optimized HLO (compiled.as_text())"
+        )
+    try:
+        from reshard.jax.stablehlo_pass.module_pass import transform
+    except ImportError:
+        raise ReshardError(_NO_JAX) from None
+    transformed = transform(program.content, network=options.network, budget=options.budget)
+    if options.output is not None:
+        is_text = options.output == "-" or options.output.endswith(_TEXT)
+        write_output(options.output, transformed.text if is_text else transformed.to_bytes())
+    elif not (options.report or options.json):
+        print(transformed.text)
+    if options.json:
+        print(json.dumps(transformed.report.to_dict(), indent=2))
+    elif options.report:
+        _show_reshards(transformed.report)
+    else:
+        warn_of_left(transformed.report)
+    return 0
+
+
+def _improve_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
+    """The same for HLO, by the pass that works inside XLA."""
+    from reshard.cli.programs import write_output
+
+    try:
+        from reshard.jax.xla_pass.hlo_files import improve_hlo
+    except ImportError:
+        raise ReshardError(_NO_JAX) from None
+    improved = improve_hlo(
+        content,
+        devices=options.devices,
+        platform=options.platform or ("cpu" if options.topology is None else "tpu"),
+        topology=options.topology,
+        network=options.network,
+        budget=options.budget,
+        prefer=options.prefer or "bytes",
+    )
+    if options.output is not None:
+        write_output(options.output, improved.proto if options.output.endswith(_PROTO) else improved.text)
+    elif not (options.report or options.json):
+        print(improved.text)
+    if options.json:
+        print(json.dumps(improved.to_dict(), indent=2))
+    elif options.report:
+        _show_chains(improved.places)
+    if improved.unscheduled:
+        print("reshard: the schedule is left out; the compiler makes another", file=sys.stderr)
+    return 0
+
+
+def _show_chains(places: Sequence[Place]) -> None:
+    """Prints a row for each chain of collectives: what XLA does, and what the pass did with it."""
+    from reshard.doctor.places import PassOutcome
+
+    rows: list[list[str]] = []
+    for place in places:
+        where = place.line.rpartition(os.sep)[2] or place.computation
+        outcome = place.outcome or PassOutcome()
+        does = ", ".join(outcome.steps) if outcome.replaced else f"left: {outcome.why}"
+        received = "" if outcome.planned_bytes is None else bytes_text(outcome.planned_bytes)
+        rows.append([where, place.does_with_op, bytes_text(place.received_bytes), does, received])
+    summary = f"{counted(sum(place.replaced for place in places), 'chain')} of {len(places)} replaced"
+    _show_rows(summary, ["where", "XLA does", "received", "reshard does", "received"], rows)
+
+
+def _show_reshards(report: PassReport) -> None:
+    """Prints a row for each reshard of the program: those that were replaced, then those left to XLA."""
+    rows: list[list[str]] = []
+    for reshard in (*report.taken, *report.left):
+        steps = "" if reshard.plan is None else ", ".join(step.kind for step in reshard.plan.steps)
+        by = steps if reshard.taken else f"left: {reshard.why}"
+        received = bytes_text(reshard.plan.received_bytes) if reshard.plan is not None and reshard.taken else ""
+        where = reshard.where.rpartition(os.sep)[2] or reshard.operation
+        rows.append([where, str(reshard.source or ""), str(reshard.target or ""), by, received])
+    summary = f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left"
+    _show_rows(summary, ["where", "from", "to", "by", "received"], rows)
+
+
+def _show_rows(summary: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a line, and below it a numbered table if there are any rows."""
+    from reshard.show import terminal
+
+    out = terminal.open_console()
+    terminal.print_paragraph(out, summary, style=terminal.NAME)
+    if not rows:
+        return
+    out.print()
+    table = terminal.make_table("", *heads, right=["", "received"])
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *row)
+    terminal.print_table(out, table, indent=2)
+
+
+def warn_of_left(report: PassReport) -> None:
+    """Says on stderr which reshards are left to XLA, and why: the program alone does not show it."""
+    for reshard in report.left[:_MOST_LEFT]:
+        print(f"reshard: left to XLA: {reshard}", file=sys.stderr)
+    if len(report.left) > _MOST_LEFT:
+        more = len(report.left) - _MOST_LEFT
+        print(f"reshard: left to XLA: {more} more; --report lists them all", file=sys.stderr)
+
+
+COMMANDS = (
+    Command(
+        "doctor",
+        "where a program moves its data between devices, and what it wastes",
+        _DOCTOR_EXAMPLES,
+        DoctorOptions,
+        run_doctor,
+    ),
+    Command(
+        "pass", "put reshard's collectives into a StableHLO program", _PASS_EXAMPLES, CompilerPassOptions, run_pass
+    ),
+)
