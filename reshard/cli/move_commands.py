@@ -115,7 +115,7 @@ def _plan_batch(path: str, options: PlanCommand) -> None:
             "--batch plans whole arrays; leave out --view, --size, --take, --into and --cast, which are of one move"
         )
     asked = read_plan_options(options)
-    moves = {}
+    moves: dict[str, Any] = {}
     for pair in read_batch(path, options):
         if not options.tree:
             try:
