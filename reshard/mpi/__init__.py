@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from reshard.mpi.redistribution import move as move
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
-    from reshard.mpi.tiles import RAW as RAW
+    from reshard.mpi.tile_checks import RAW as RAW
     from reshard.runtime.on_mpi.copies.stream_copy import describe_copies as describe_copies
     from reshard.runtime.on_mpi.team import world as world
 
 _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "MoveHandle": "reshard.mpi.handles",
-    "RAW": "reshard.mpi.tiles",
+    "RAW": "reshard.mpi.tile_checks",
     "ScheduleFigures": "reshard.mpi.figures",
     "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.calibration",

@@ -22,7 +22,7 @@ from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi.gpu_tiles import prepare_on_gpu
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import (
+from reshard.mpi.tile_checks import (
     check_filled,
     check_given_tile,
     check_layout,

@@ -14,9 +14,9 @@ from numpy.typing import DTypeLike, NDArray
 from reshard.errors import TileError, quoted
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
-from reshard.mpi.numpy_protocol.methods import NumpyMethods
+from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import (
+from reshard.mpi.tile_checks import (
     check_fill,
     check_given_tile,
     check_global,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from reshard.errors import PlanError, quoted
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi import Reduce, stripes_received, stripes_sent
-from reshard.mpi.tiles import check_layout
+from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.direct import list_peers
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, clear_caches, plan_uncached, read_options

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, quoted, shortened
 from reshard.lower.to_mpi import Fetch, list_fetches
-from reshard.mpi.tiles import RAW, element_dtype
+from reshard.mpi.tile_checks import RAW, element_dtype
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import scatter_tiles
 from reshard.runtime.on_mpi.wire.chunks import pairs_of_block

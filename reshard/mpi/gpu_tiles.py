@@ -6,7 +6,7 @@ from typing import Any
 
 from reshard.errors import TileError
 from reshard.geometry.remesh import one_set
-from reshard.mpi.tiles import check_tile
+from reshard.mpi.tile_checks import check_tile
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.collective import ReadyCall
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, check_makes, described, on_gpu, writable

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from reshard.errors import PlanError
 from reshard.mpi.arguments import MoveArguments
-from reshard.mpi.tiles import check_layout
+from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective

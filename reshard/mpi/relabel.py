@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reshard.errors import PlanError
 from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import devices_by_id
-from reshard.mpi.tiles import check_layout
+from reshard.mpi.tile_checks import check_layout
 from reshard.types import Layout, Mesh
 
 

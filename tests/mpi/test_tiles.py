@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import LayoutError, PlanError, TileError
-from reshard.mpi import DistArray, calibration, relabel, schedule_figures, tiles
+from reshard.mpi import DistArray, calibration, relabel, schedule_figures
+from reshard.mpi import tile_checks as tiles
 from reshard.mpi.calibration import LinkMeasurement
 from reshard.mpi.relabel import count_retained, relabelled
 from reshard.synth import Network

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from reshard.errors import LayoutError
-from reshard.mpi.numpy_protocol.elementwise import apply_elementwise
-from reshard.mpi.numpy_protocol.tiled import (
+from reshard.mpi.numpy_protocol.tiled_array import (
     SINGLE,
     Array,
     TiledArray,
+    apply_elementwise,
     check_arithmetic,
     check_together,
     compute_together,
@@ -56,19 +56,23 @@ class Contraction(NamedTuple):
 def matmul(left: Any, right: Any) -> Any:
     """numpy's `matmul`, stacked matrices and vectors included."""
     one, other = _check_operands("matmul", left, right)
-    ndims = len(one.layout.shape), len(other.layout.shape)
-    if 0 in ndims:
-        raise LayoutError(f"matmul of shapes {one.layout.shape} and {other.layout.shape}; give arrays of 1 dim or more")
-    rows, columns = ["m"] * (ndims[0] > 1), ["n"] * (ndims[1] > 1)
-    stacked = _label_stacked(one.layout.shape[:-2], other.layout.shape[:-2])
-    labels = (*stacked[0], *rows, "k"), (*stacked[1], "k", *columns)
-    return _contract_arrays(Contraction("matmul", *labels, (*stacked[2], *rows, *columns), np.matmul), one, other)
+    shapes = one.layout.shape, other.layout.shape
+    if () in shapes:
+        raise LayoutError(f"matmul of shapes {shapes[0]} and {shapes[1]}; give arrays of 1 dim or more")
+    rows, columns = ["m"] * (len(shapes[0]) > 1), ["n"] * (len(shapes[1]) > 1)
+    # Stacked dims are aligned from the end, as numpy broadcasts; those of one element broadcast against wider ones.
+    stacked = [f"s{at}" for at in range(max(0, *(len(shape) - 2 for shape in shapes)), 0, -1)]
+    own = [list(zip(stacked[len(stacked) - len(shape[:-2]) :], shape[:-2], strict=True)) for shape in shapes]
+    wide = {label for pairs in own for label, size in pairs if size != 1}
+    labels = [[None if size == 1 and label in wide else label for label, size in pairs] for pairs in own]
+    ends = (*labels[0], *rows, "k"), (*labels[1], "k", *columns)
+    return _contract_arrays(Contraction("matmul", *ends, (*stacked, *rows, *columns), np.matmul), one, other)
 
 
 def dot(left: Any, right: Any) -> Any:
     """numpy's `dot`: a product by a number, or a sum over the last dim of one and the last but one of the other."""
     if not np.ndim(left) or not np.ndim(right):
-        return apply_elementwise("dot", np.dot, [left, right])  # np.dot takes a number's own dtype, unlike ufuncs
+        return apply_elementwise("dot", np.dot, left, right)  # np.dot takes a number's own dtype, unlike ufuncs
     _, other = _check_operands("dot", left, right)
     return tensordot(left, right, ([-1], [max(-2, -len(other.layout.shape))]))
 
@@ -77,15 +81,24 @@ def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
     """numpy's `tensordot`: sums over pairs of dims."""
     one, other = _check_operands("tensordot", left, right)
     ndims = len(one.layout.shape), len(other.layout.shape)
-    pairs = _pair_dims(axes, *ndims)
+    given: Any = axes
+    if isinstance(axes, int):
+        if not 0 <= axes <= min(ndims):
+            raise LayoutError(f"tensordot over {axes} dims of arrays with {ndims[0]} and {ndims[1]} dims")
+        given = range(ndims[0] - axes, ndims[0]), range(axes)
+    sides: list[list[int]] = []
+    for dims, ndim in zip(given, ndims, strict=True):
+        each = cast("Sequence[Any]", dims if isinstance(dims, list | tuple | range) else [dims])
+        sides.append([normalize_axis(at, ndim) for at in each])
+    if len(sides[0]) != len(sides[1]) or any(len(set(dims)) != len(dims) for dims in sides):
+        raise LayoutError(f"tensordot with axes={axes}: give as many dims of one array as of the other, each once")
     labels = [[f"{side}{at}" for at in range(ndim)] for side, ndim in zip("lr", ndims, strict=True)]
-    for number, (at, to) in enumerate(pairs):
+    for number, (at, to) in enumerate(zip(*sides, strict=True)):
         labels[0][at] = labels[1][to] = f"k{number}"
     out = tuple(label for label in (*labels[0], *labels[1]) if not label.startswith("k"))
-    sides = [at for at, _ in pairs], [to for _, to in pairs]
 
     def multiply(one: Array, other: Array) -> Any:
-        return np.tensordot(one, other, sides)
+        return np.tensordot(one, other, (sides[0], sides[1]))
 
     return _contract_arrays(Contraction("tensordot", tuple(labels[0]), tuple(labels[1]), out, multiply), one, other)
 
@@ -102,112 +115,58 @@ def _check_operands(name: str, left: Any, right: Any) -> tuple[TiledArray, Tiled
     return finish_sum(left), finish_sum(right)
 
 
-def _label_stacked(left: Sequence[int], right: Sequence[int]) -> tuple[list[Label], list[Label], list[str]]:
-    """The labels of stacked dims of both operands, aligned from the end, and of the result."""
-    labels = [f"s{at}" for at in range(max(len(left), len(right)), 0, -1)]
-    # Stacked dims are aligned from the end, as numpy broadcasts.
-    sizes = [dict(zip(labels[len(labels) - len(shape) :], shape, strict=True)) for shape in (left, right)]
-    wide = {label for each in sizes for label, size in each.items() if size != 1}
-
-    def of(shape: Sequence[int]) -> list[Label]:
-        own = labels[len(labels) - len(shape) :]
-        return [None if size == 1 and name in wide else name for name, size in zip(own, shape, strict=True)]
-
-    return of(left), of(right), labels
-
-
-def _pair_dims(axes: Any, left: int, right: int) -> list[tuple[int, int]]:
-    """The pairs of dims that numpy's `axes` names."""
-    if isinstance(axes, int):
-        given = list(range(left - axes, left)), list(range(axes))
-        if not 0 <= axes <= min(left, right):
-            raise LayoutError(f"tensordot over {axes} dims of arrays with {left} and {right} dims")
-    else:
-        one, other = axes
-        given = _sequence(one), _sequence(other)
-    ones = [normalize_axis(at, left) for at in given[0]]
-    others = [normalize_axis(at, right) for at in given[1]]
-    if len(ones) != len(others) or len(set(ones)) != len(ones) or len(set(others)) != len(others):
-        raise LayoutError(f"tensordot with axes={axes}: give as many dims of one array as of the other, each once")
-    return list(zip(ones, others, strict=True))
-
-
-def _sequence(axes: Any) -> list[Any]:
-    return list(cast("Sequence[Any]", axes)) if isinstance(axes, list | tuple) else [axes]
-
-
 def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArray) -> Any:
-    _check_sizes(contraction, left.layout, right.layout)
+    operands = [(left, contraction.left), (right, contraction.right)]
+    sizes: dict[str, int] = {}
+    for array, labels in operands:
+        for label, size in zip(labels, array.layout.shape, strict=True):
+            if label is not None and sizes.setdefault(label, size) != size:
+                raise LayoutError(
+                    f"{contraction.name} of shapes {left.layout.shape} and {right.layout.shape}: sizes {sizes[label]} "
+                    f"and {size} do not match"
+                )
     # Every rank decides by the layouts alone, and so alike: the operand with smaller tiles moves.
     swap = left.layout.tile_bytes < right.layout.tile_bytes
-    (home, home_labels), (guest, guest_labels) = (
-        [(right, contraction.right), (left, contraction.left)]
-        if swap
-        else [(left, contraction.left), (right, contraction.right)]
-    )
+    (home, home_labels), (guest, guest_labels) = reversed(operands) if swap else operands
     # The larger operand stays: a dim that broadcasts comes to every rank, which moves one element.
     labelled = zip(home_labels, home.layout.dims, strict=True)
     stays = replace(home.layout, dims=tuple(SINGLE if label is None else dim for label, dim in labelled))
-    comes = _place_guest(stays, home_labels, guest.layout, guest_labels)
-    # On another mesh, its axes say nothing about where the result could be.
+    fixed = _dims_by_label(stays.dims, home_labels)
+    # On another mesh, the axes of the operand that moves say nothing about where the result could be.
     own = _dims_by_label(guest.layout.dims, guest_labels) if guest.layout.mesh == stays.mesh else {}
+    used = {axis.axis for axis in stays.held}
+    placed: list[Dim] = []
+    for dim, label in zip(guest.layout.dims, guest_labels, strict=True):
+        if label is None:
+            placed.append(SINGLE)
+        elif label in fixed:  # A common dim is needed as the other operand has it.
+            placed.append(fixed[label])
+        else:  # An axis that holds a dim of the operand that stays has no room for a dim of the other one.
+            free = label in own and used.isdisjoint(axis.axis for axis in list_axes(dim))
+            placed.append(dim if free else make_local_dim(dim.size))
+    comes = Layout(stays.mesh, tuple(placed), guest.layout.dtype)
     home, guest = home.redistribute(stays), guest.redistribute(comes)
-    one, other = (guest, home) if swap else (home, guest)
-    dims = {**_dims_by_label(comes.dims, guest_labels), **_dims_by_label(stays.dims, home_labels)}
-    out = tuple(dims[label] for label in contraction.out)
+    dims = {**_dims_by_label(comes.dims, guest_labels), **fixed}
+    out = [dims[label] for label in contraction.out]
     summed = [axis for label, dim in dims.items() if label not in contraction.out for axis in list_axes(dim)]
-    parts = cut_padding(one), cut_padding(other)
+    parts = [cut_padding(array) for array in ((guest, home) if swap else (home, guest))]
     product = compute_together(home, bool(summed), lambda: np.asarray(contraction.multiply(*parts)))
     # Products of booleans are added by `or`, which is their maximum.
     operation = "max" if product.dtype == bool else "sum"
-    layout = Layout(stays.mesh, out, product.dtype.name, operation if summed else None, tuple(summed))
+    layout = Layout(stays.mesh, tuple(out), product.dtype.name, operation if summed else None, tuple(summed))
     result = wrap_true_part(home, layout, product)
     if not layout.partial:
         return unwrap_scalar(result)
-    # One plan adds the summands and splits the result: a reduce-scatter receives half of what an all-reduce does.
-    return unwrap_scalar(result.redistribute(_spread_result(layout, contraction.out, own)))
-
-
-def _check_sizes(contraction: Contraction, left: Layout, right: Layout) -> None:
-    sizes: dict[str, int] = {}
-    for labels, layout in ((contraction.left, left), (contraction.right, right)):
-        for label, size in zip(labels, layout.shape, strict=True):
-            if label is not None and sizes.setdefault(label, size) != size:
-                raise LayoutError(
-                    f"{contraction.name} of shapes {left.shape} and {right.shape}: sizes {sizes[label]} and {size} do "
-                    f"not match"
-                )
+    # One plan adds the summands and splits the result: a reduce-scatter receives half of what an all-reduce does. Dims
+    # of the operand that moved are split again as they were, where the axes are free.
+    used = {axis.axis for axis in layout.held}
+    for at, label in enumerate(contraction.out):
+        names = {axis.axis for axis in list_axes(own.get(label, SINGLE))}
+        if names and not list_axes(out[at]) and used.isdisjoint(names):
+            out[at] = own[label]
+            used |= names
+    return unwrap_scalar(result.redistribute(replace(layout, dims=tuple(out), partial=())))
 
 
 def _dims_by_label(dims: Sequence[Dim], labels: Sequence[Label]) -> dict[str, Dim]:
     return {label: dim for label, dim in zip(labels, dims, strict=True) if label is not None}
-
-
-def _place_guest(home: Layout, home_labels: Sequence[Label], guest: Layout, labels: Sequence[Label]) -> Layout:
-    """Where the operand that moves must be: common dims as the other has them, its own ones on axes that are free."""
-    common = _dims_by_label(home.dims, home_labels)
-    used = {axis.axis for axis in home.held}
-
-    def placed(dim: Dim, label: Label) -> Dim:
-        if label is None:
-            return SINGLE
-        if label in common:
-            return common[label]
-        # An axis that holds a dim of the operand that stays has no room for a dim of the other one.
-        free = guest.mesh == home.mesh and used.isdisjoint(axis.axis for axis in list_axes(dim))
-        return dim if free else make_local_dim(dim.size)
-
-    dims = tuple(placed(dim, label) for dim, label in zip(guest.dims, labels, strict=True))
-    return Layout(home.mesh, dims, guest.dtype)
-
-
-def _spread_result(layout: Layout, labels: Sequence[str], original: dict[str, Dim]) -> Layout:
-    """The finished layout: dims of the operand that moved are split again as they were, where the axes are free."""
-    dims = list(layout.dims)
-    used = {axis.axis for axis in layout.held}
-    for at, label in enumerate(labels):
-        names = {axis.axis for axis in list_axes(original.get(label, SINGLE))}
-        if names and not list_axes(dims[at]) and used.isdisjoint(names):
-            dims[at] = original[label]
-            used |= names
-    return replace(layout, dims=tuple(dims), partial=())

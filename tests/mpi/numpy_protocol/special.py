@@ -115,6 +115,25 @@ def errors(comm: MPI.Intracomm) -> Iterator[Case]:
     values = np.ones((2 * size, 3), "float32")
     values[-2:] = 3e38
 
+    def negative_powers() -> None:
+        """Of integers: numpy refuses them, and so does every rank, one without elements too."""
+        layout = _line(comm, f"s64[{{x}}1/{size}]" if size == 1 else f"s64[{{x}}1/{size - 1}]")
+        count = layout.shape[0]
+        base = distributed(comm, np.arange(1, count + 1), layout)
+        exponents = np.zeros(count, np.int64)
+        assert np.array_equal(whole(base ** distributed(comm, exponents, layout)), np.ones(count))
+        exponents[0] = -1
+        negative = distributed(comm, exponents, layout)
+        for call in (
+            lambda: base**-1,
+            lambda: base**negative,
+            lambda: 2**negative,
+            lambda: np.power(base, np.int8(-2)),
+        ):
+            _refused(ValueError, call)
+        assert np.array_equal(whole(base**-1.0), 1 / np.arange(1, count + 1))
+        assert np.array_equal(whole(base.astype("float64") ** negative)[0], 1.0)
+
     def raised(call: Any) -> None:
         a = distributed(comm, values, rows)
         start = time.monotonic()
@@ -148,3 +167,4 @@ def _refused(kind: type[Exception], call: Any) -> None:
     except kind:
         return
     raise AssertionError(f"{value} instead of a {kind.__name__}")
+    yield "negative powers", negative_powers

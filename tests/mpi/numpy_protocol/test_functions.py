@@ -13,8 +13,8 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import LayoutError, TileError
 from reshard.mpi import DistArray
-from reshard.mpi.numpy_protocol import reductions
-from reshard.mpi.numpy_protocol.elementwise import align_layouts, apply_elementwise
+from reshard.mpi.numpy_protocol.array_reductions import norm
+from reshard.mpi.numpy_protocol.tiled_array import align_layouts, apply_elementwise
 from reshard.types import Layout, Mesh
 from tests.mpi import running
 from tests.mpi.numpy_protocol.arrays import array, as_rank, whole
@@ -78,6 +78,7 @@ def test_copies_and_dtypes() -> None:
     assert (np.shape(a), np.ndim(a), np.size(a), np.size(a, 1)) == ((2, 3), 2, 6, 3)
     z = array(A + 2j * A)
     assert np.array_equal(whole(z.real + z.imag), 3 * A) and np.array_equal(whole(z.conj()), A - 2j * A)
+    assert all(array(np.ones(2, dtype)).conj().dtype == dtype for dtype in ("bool", "int8", "float32", "complex64"))
 
 
 class Somewhere(DistArray):
@@ -131,9 +132,9 @@ def test_padding_is_not_computed_with() -> None:
     a = DistArray(layout, np.array([1.0, 0.0]), as_rank(layout.mesh, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        part = apply_elementwise("reciprocal", np.reciprocal, [a])
+        part = apply_elementwise("reciprocal", np.reciprocal, a)
     assert part.tile.tolist() == [1.0, 0.0]
-    assert apply_elementwise("add", np.add, [a, 1]).tile.tolist() == [2.0, 0.0]
+    assert apply_elementwise("add", np.add, a, 1).tile.tolist() == [2.0, 0.0]
 
 
 def test_out() -> None:
@@ -194,7 +195,7 @@ def test_no_elements() -> None:
 def test_norms_of_vectors(order: object) -> None:
     values = np.array([[3.0, -4.0, 0.0], [1.0, 2.0, 5.0]])
     for axis in (0, 1, -1):
-        given = reductions.norm(array(values), order, axis)
+        given = norm(array(values), order, axis)
         assert np.allclose(whole(given), np.linalg.norm(values, order, axis))  # pyright: ignore
 
 

@@ -13,7 +13,8 @@ from mpi4py import MPI
 from reshard.errors import LayoutError
 from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray
-from reshard.mpi.numpy_protocol import tiled, views
+from reshard.mpi.numpy_protocol import array_views as views
+from reshard.mpi.numpy_protocol import tiled_array as tiled
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.mpi.numpy_protocol.arrays import COMM, array, as_rank, whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sized
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, SupportsIndex, cast
 
@@ -34,24 +35,23 @@ def represents_dtype(layout: Layout, dtype: np.dtype[Any]) -> bool:
     >>> [represents_dtype(words, np.dtype(name)) for name in ("uint64", "M8[s]", "f8")]
     [True, True, False]
     """
-    return _represents_name(layout.dtype, dtype)
+    return _is_represented(layout.dtype, dtype)
 
 
 @lru_cache(maxsize=256)
-def _represents_name(name: str, dtype: np.dtype[Any]) -> bool:
+def _is_represented(name: str, dtype: np.dtype[Any]) -> bool:
     if dtype.name == name:
         return dtype.isnative
     if name not in RAW or dtype.hasobject or dtype.itemsize * 8 != dtypes.bits(name):
         return False
-    return not _has_name(dtype)
+    return not has_layout_name(dtype)
 
 
-def _has_name(dtype: np.dtype[Any]) -> bool:
-    try:
-        dtypes.canonical(dtype)
-    except LayoutError:
-        return False
-    return True
+def has_layout_name(dtype: np.dtype[Any]) -> bool:
+    """Whether layouts have a name for a numpy dtype."""
+    with suppress(LayoutError):
+        return bool(dtypes.canonical(dtype))
+    return False
 
 
 def _array_of(given: Any, what: str) -> NDArray[Any]:
@@ -168,7 +168,7 @@ def true_part(tile: NDArray[Any], layout: Layout, seat: int) -> NDArray[Any]:
 
 def _check_combines(layout: Layout, dtype: np.dtype[Any]) -> None:
     """Raises `TileError` if a layout is partial and numpy cannot combine the summands."""
-    if layout.partial and not _has_name(dtype) and not can_combine(dtype, str(layout.reduction)):
+    if layout.partial and not has_layout_name(dtype) and not can_combine(dtype, str(layout.reduction)):
         raise TileError(
             f"{layout} is still to be reduced ({layout.reduction}), but elements of dtype {dtype} cannot be; give "
             f"numbers, or a layout that is not partial"

@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from reshard.errors import LayoutError
-from reshard.mpi.numpy_protocol.tiled import (
+from reshard.mpi.numpy_protocol.tiled_array import (
     INSTEAD,
     SINGLE,
     TiledArray,
@@ -64,9 +64,14 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
     if order != "C":
         raise TypeError(f"reshape of a DistArray with order={order!r} is not implemented; {INSTEAD}")
     layout = array.layout
-    sizes = _complete_shape(shape, layout.shape)
+    several = cast("Sequence[Any]", shape) if isinstance(shape, list | tuple) else (shape,)
+    given = tuple(operator.index(each) for each in several)
+    total, known = math.prod(layout.shape), math.prod(size for size in given if size != -1)
+    sizes = tuple(total // known if size == -1 and known else size for size in given)
+    if given.count(-1) > 1 or min(sizes, default=0) < 0 or math.prod(sizes) != total:
+        raise LayoutError(f"cannot reshape an array of shape {layout.shape} into {given}")
     # An array without elements has no digits to cut: all ranks have the whole of it.
-    if math.prod(sizes) == 0:
+    if total == 0:
         return array.with_tile(
             replace(layout, dims=tuple(map(make_local_dim, sizes))), np.empty(sizes, take_tile(array).dtype)
         )
@@ -137,8 +142,15 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
     result = wrap_true_part(
         parts[0], replace(base, dims=(*base.dims[:at], make_local_dim(size), *base.dims[at + 1 :])), joined
     )
-    dims = (*first.dims[:at], _split_like(first.dims[at], size), *first.dims[at + 1 :])
-    return result.redistribute(replace(result.layout, dims=dims))
+    digits = first.dims[at].digits
+    held = [digit for digit in digits if digit.axis is not None]
+    if (
+        held and digits[0].axis is None
+    ):  # Block-cyclic dims keep their blocks, so that equal indices stay where they were.
+        split = fit_digits(digits, size)
+    else:
+        split = Dim((*held, Digit(-(-size // math.prod(digit.radix for digit in held)), None)), size)
+    return result.redistribute(replace(result.layout, dims=(*first.dims[:at], split, *first.dims[at + 1 :])))
 
 
 def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
@@ -160,56 +172,27 @@ def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
     return replace(layout, dims=tuple(changed))
 
 
-def _split_like(dim: Dim, size: int) -> Dim:
-    """A dim of another size split like this one: in blocks of the same size, or in contiguous pieces."""
-    held = [digit for digit in dim.digits if digit.axis is not None]
-    # Block-cyclic dims keep their blocks, so that equal indices stay where they were.
-    if dim.digits and dim.digits[0].axis is None and held:
-        return fit_digits(dim.digits, size)
-    return Dim((*held, Digit(-(-size // math.prod(digit.radix for digit in held)), None)), size)
-
-
 def _list_indices(layout: Layout, key: Any) -> list[Any]:
     """An index as one number or slice for each dim, in order, and None for each new one."""
     given = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
-    if not all(_is_basic(item) for item in given):
-        kinds = ", ".join(type(item).__name__ for item in given if not _is_basic(item))
-        raise TypeError(f"a DistArray takes numbers, slices, ... and None as indices, not {kinds}; {INSTEAD}")
+    basic = int, np.integer, slice, EllipsisType, type(None)
+    if kinds := [type(item).__name__ for item in given if not isinstance(item, basic) or isinstance(item, bool)]:
+        raise TypeError(
+            f"a DistArray takes numbers, slices, ... and None as indices, not {', '.join(kinds)}; {INSTEAD}"
+        )
     used = sum(item is not None and item is not ... for item in given)
     if used > len(layout.shape) or sum(item is ... for item in given) > 1:
         raise IndexError(f"too many indices for an array of {len(layout.shape)} dims: {key!r}")
-    if not any(item is ... for item in given):
-        given.append(...)
-    at = next(number for number, item in enumerate(given) if item is ...)
+    at = next((number for number, item in enumerate(given) if item is ...), len(given))
     given[at : at + 1] = [slice(None)] * (len(layout.shape) - used)
     sizes = iter(layout.shape)
-    return [item if item is None else _check_index(item, next(sizes)) for item in given]
-
-
-def _is_basic(item: Any) -> bool:
-    if item is None or isinstance(item, slice | EllipsisType):
-        return True
-    return isinstance(item, int | np.integer) and not isinstance(item, bool)
-
-
-def _check_index(item: Any, size: int) -> Any:
-    if isinstance(item, slice):
-        return cast("Any", item)
-    number = operator.index(item)
-    if not -size <= number < size:
-        raise IndexError(f"index {number} is out of bounds for a dim of size {size}")
-    return number
-
-
-def _complete_shape(shape: Any, old: Sequence[int]) -> tuple[int, ...]:
-    """A shape with -1 replaced by what is left. Raises `LayoutError` if it has another number of elements."""
-    several = cast("Sequence[Any]", shape) if isinstance(shape, list | tuple) else (shape,)
-    given = [operator.index(each) for each in several]
-    total, known = math.prod(old), math.prod(size for size in given if size != -1)
-    sizes = tuple(total // known if size == -1 and known else size for size in given)
-    if given.count(-1) > 1 or min(sizes, default=0) < 0 or math.prod(sizes) != total:
-        raise LayoutError(f"cannot reshape an array of shape {tuple(old)} into {tuple(given)}")
-    return sizes
+    for number, item in enumerate(given):
+        size = 0 if item is None else next(sizes)
+        if isinstance(item, int | np.integer):
+            given[number] = operator.index(cast("Any", item))
+            if not -size <= item < size:
+                raise IndexError(f"index {item} is out of bounds for a dim of size {size}")
+    return given
 
 
 def _group_dims(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span, _Span]]:
@@ -246,29 +229,21 @@ def _cut_digits(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[D
     digits = list(canonical_dim(every, mesh, 0).digits)  # Neighbours that are one digit are merged.
     cut: list[Dim] = []
     for size in reversed(sizes):
-        minor = _take_minor(digits, size)
-        if minor is None:
-            return None
-        cut.insert(0, Dim(tuple(minor), size))
+        # The digits whose radices multiply to the size, off the end; the last of them is cut if it divides evenly.
+        taken, rest = list[Digit](), size
+        while rest > 1:
+            digit = digits.pop()
+            if rest % digit.radix:
+                if digit.radix % rest:
+                    return None
+                major, axis = digit.radix // rest, digit.axis
+                of_major, of_minor = (
+                    None if axis is None else SubAxis(axis.axis, axis.pre * before, radix)
+                    for before, radix in ((1, major), (major, rest))
+                )
+                digits.append(Digit(major, of_major))
+                digit = Digit(rest, of_minor)
+            rest //= digit.radix
+            taken.insert(0, digit)
+        cut.insert(0, Dim(tuple(taken), size))
     return cut
-
-
-def _take_minor(digits: list[Digit], size: int) -> list[Digit] | None:
-    """Takes the digits whose radices multiply to `size` off the end, cutting the last one if it divides evenly."""
-    taken: list[Digit] = []
-    while size > 1:
-        digit = digits.pop()
-        if size % digit.radix:
-            if digit.radix % size:
-                return None
-            digits.append(_cut_digit(digit, 1, digit.radix // size))
-            digit = _cut_digit(digit, digit.radix // size, size)
-        size //= digit.radix
-        taken.insert(0, digit)
-    return taken
-
-
-def _cut_digit(digit: Digit, before: int, radix: int) -> Digit:
-    """The factor of a digit that follows a prefix of size `before`."""
-    axis = digit.axis
-    return Digit(radix, None if axis is None else SubAxis(axis.axis, axis.pre * before, radix))

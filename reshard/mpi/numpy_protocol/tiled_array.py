@@ -1,10 +1,19 @@
-"""What numpy's functions need of a distributed array, and the part of a tile that holds elements."""
+"""What numpy's functions need of a distributed array, and elementwise functions, which each rank applies to its part.
+
+A rank's tiles hold the same elements of every operand if their dims are equal, or have one element that every rank has,
+which broadcasts as in numpy. Then no rank needs to communicate:
+
+    a             f64[{x}2/7, 5]
+    a.mean(0)     f64[5]            broadcasts: every rank has all 5
+    a.T           f64[5, {x}2/7]    refused: a rank's tiles hold other elements than those of a
+"""
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NoReturn, Self, TypeVar, cast
@@ -14,7 +23,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, TileError
-from reshard.mpi.tiles import RAW
+from reshard.mpi.tile_checks import RAW, check_not_partial, has_layout_name
 from reshard.runtime.on_mpi.indices import index_ranges
 from reshard.runtime.on_mpi.team import Comm
 from reshard.types import Digit, Dim, Layout, dtypes
@@ -82,6 +91,7 @@ def is_split(layout: Layout, dims: Sequence[int]) -> bool:
     return bool(layout.partial) or any(list_axes(layout.dims[at]) for at in dims)
 
 
+@lru_cache(maxsize=512)
 def measure_extents(layout: Layout, rank: int) -> tuple[int, ...]:
     """How many elements of each dim a rank's tile holds; they come first in the tile, padding last.
 
@@ -91,12 +101,6 @@ def measure_extents(layout: Layout, rank: int) -> tuple[int, ...]:
     >>> [measure_extents(Layout.parse("f32[2{x}2/7]", Mesh(x=2)), rank) for rank in (0, 1)]
     [(4,), (3,)]
     """
-    # Most layouts have no padding, and listing ranges takes longer than a small ufunc.
-    return layout.tile_shape if layout.even else _extents(layout, rank)
-
-
-@lru_cache(maxsize=512)
-def _extents(layout: Layout, rank: int) -> tuple[int, ...]:
     return tuple(sum(map(len, ranges)) for ranges in index_ranges(layout, rank))
 
 
@@ -112,7 +116,10 @@ def take_tile(array: TiledArray) -> Array:
 
 def cut_padding(array: TiledArray) -> Array:
     """A view of this rank's tile without padding."""
-    return take_tile(array)[(*map(slice, measure_extents(array.layout, array.comm.rank)), ...)]
+    layout = array.layout
+    # Most layouts have no padding, and looking ranges up takes longer than a small ufunc.
+    extents = layout.tile_shape if layout.even else measure_extents(layout, array.comm.rank)
+    return take_tile(array)[(*map(slice, extents), ...)]
 
 
 def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray:
@@ -138,7 +145,7 @@ def name_dtype(dtype: np.dtype[Any]) -> str:
             f"dtype {dtype} is not in this machine's byte order; take {dtype.newbyteorder('=')}, and cast it first or "
             f"afterwards where another order is needed"
         )
-    if is_named(dtype):
+    if has_layout_name(dtype):
         return dtypes.canonical(dtype)
     # Dates and the like move as words of their size; `check_arithmetic` sees to it that nothing is computed with these.
     words = [word for word in RAW if dtypes.bits(word) == 8 * dtype.itemsize]
@@ -147,18 +154,9 @@ def name_dtype(dtype: np.dtype[Any]) -> str:
     return words[0]
 
 
-def is_named(dtype: np.dtype[Any]) -> bool:
-    """Whether layouts have a name for a numpy dtype."""
-    try:
-        dtypes.canonical(dtype)
-    except LayoutError:
-        return False
-    return True
-
-
 def check_arithmetic(name: str, array: TiledArray) -> None:
     """Raises `TypeError` for elements such as dates, whose layout dtype does not tell how to compute with them."""
-    if not is_named(take_tile(array).dtype):
+    if not has_layout_name(take_tile(array).dtype):
         raise TypeError(f"{name} of a DistArray of dtype {take_tile(array).dtype} is not implemented; {INSTEAD}")
 
 
@@ -212,3 +210,95 @@ def normalize_axis(axis: Any, ndim: int) -> int:
     if not -ndim <= number < ndim:
         raise np.exceptions.AxisError(number, ndim)
     return number % ndim
+
+
+# Elementwise functions.
+
+_OPTIONS = {"out", "dtype", "casting", "order", "subok", "where"}
+
+
+def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+    """A ufunc on distributed arrays and numbers; with `out`, into arrays of the result's layout."""
+    name = ufunc.__name__
+    if ufunc.signature is not None:
+        raise TypeError(f"{name} of DistArrays is not implemented: it combines whole rows of tiles; {INSTEAD}")
+    if unknown := sorted(set(options) - _OPTIONS):
+        raise TypeError(f"{name} of DistArrays does not take {', '.join(unknown)}; {INSTEAD}")
+    # Where a mask is false, numpy leaves what memory holds: other elements on each rank that has a copy.
+    if options.pop("where", True) is not True:
+        raise TypeError(f"{name} of DistArrays does not take where; use np.where, or {INSTEAD}")
+    outs = cast("tuple[Any, ...]", options.pop("out", ()))
+    for out in outs:
+        if not isinstance(out, TiledArray):
+            raise TileError(f"{name}: out is a {type(out).__name__}; give a DistArray of the result's layout")
+    if not outs:
+        return apply_elementwise(name, lambda *parts: ufunc(*parts, **options), *inputs)
+    # Without an array among the inputs, as in np.add(1, 2, out=a), the first output gives the layout.
+    layout = align_layouts(name, _list_arrays(name, [*inputs, *outs])[: -len(outs)] or outs)
+    for out in outs:
+        if replace(out.layout, dtype=layout.dtype) != layout:
+            raise LayoutError(
+                f"{name}: out has layout {out.layout}, the result {layout}; redistribute one of them, or leave out out="
+            )
+    # Into views of the tiles: the padding of `out` stays what it is.
+    ufunc(*map(_cut_operand, inputs), out=tuple(map(_cut_operand, outs)), **options)
+    return outs[0] if len(outs) == 1 else outs
+
+
+def apply_elementwise(name: str, function: Callable[..., Any], *operands: Any) -> Any:
+    """Applies a function to the true parts of distributed arrays, and to numbers; a tuple of results stays one."""
+    arrays = _list_arrays(name, operands)
+    layout = align_layouts(name, arrays)
+    results = function(*map(_cut_operand, operands))
+    if isinstance(results, tuple):
+        return tuple(wrap_true_part(arrays[0], layout, each) for each in cast("tuple[Any, ...]", results))
+    return wrap_true_part(arrays[0], layout, results)
+
+
+def apply_to_array(name: str, function: Callable[[Array], Any], array: TiledArray) -> TiledArray:
+    """Applies a function to the true part of one array."""
+    return apply_elementwise(name, function, array)
+
+
+def align_layouts(name: str, arrays: Sequence[TiledArray]) -> Layout:
+    """The layout of an elementwise result, of the first array's dtype.
+
+    Raises `LayoutError` unless a rank's tiles hold the same elements of all arrays.
+    """
+    check_together(name, arrays)
+    layouts = [check_not_partial(array.layout) for array in arrays]
+    first, fits = layouts[0], all(layout.mesh == layouts[0].mesh for layout in layouts)
+    common: list[Dim] = []
+    for at in range(-max(len(layout.shape) for layout in layouts), 0):
+        dims = {layout.dims[at] for layout in layouts if len(layout.dims) >= -at} - {SINGLE}
+        if len({dim.size for dim in dims} - {1}) > 1:
+            shapes = ", ".join(str(each.shape) for each in layouts)
+            raise LayoutError(f"{name}: shapes {shapes} do not broadcast together")
+        # A dim of one element in another layout than `SINGLE` is on some ranks alone, and does not broadcast on the
+        # others.
+        fits = fits and len(dims) <= 1
+        common.append(dims.pop() if dims else SINGLE)
+    if fits:
+        with suppress(LayoutError):  # One axis holds dims of two operands.
+            return replace(first, dims=tuple(common))
+    shown = " and ".join(dict.fromkeys(f"{layout} on {layout.mesh!r}" for layout in layouts))
+    raise LayoutError(
+        f"{name} of arrays in layouts {shown}; redistribute one of them, so that the tiles of a rank have the same "
+        f"elements"
+    )
+
+
+def _list_arrays(name: str, operands: Sequence[Any]) -> list[TiledArray]:
+    """The distributed arrays among operands; raises `LayoutError` for other arrays than numbers."""
+    arrays = [operand for operand in operands if isinstance(operand, TiledArray)]
+    for operand in operands:
+        if not isinstance(operand, TiledArray) and np.ndim(operand):
+            raise LayoutError(
+                f"{name} of a DistArray and an array of shape {np.shape(operand)}; give a number, or a DistArray of "
+                f"layout {arrays[0].layout}"
+            )
+    return arrays
+
+
+def _cut_operand(operand: Any) -> Any:
+    return cut_padding(operand) if isinstance(operand, TiledArray) else operand

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from reshard.errors import TileError
-from reshard.mpi.numpy_protocol.elementwise import apply_elementwise, apply_to_array
-from reshard.mpi.numpy_protocol.tiled import (
+from reshard.mpi.numpy_protocol.tiled_array import (
     INSTEAD,
     SINGLE,
     Array,
     TiledArray,
+    apply_elementwise,
+    apply_to_array,
     check_arithmetic,
     compute_together,
     cut_padding,
@@ -83,9 +84,13 @@ def reduce_to_array(
     dims = normalize_axes(axis, len(array.layout.shape))
     if kind.ordered and 0 in (array.layout.shape[at] for at in dims):
         raise TileError(f"{kind.name} of {array.layout} along dims {dims}: no elements have no {kind.name}")
-    # An extremum of sums is not the sum of extrema: then the summands are combined first.
-    if array.layout.partial and not _keeps_partial(kind, array, dtype):
-        array = finish_sum(array)
+    if array.layout.partial:
+        # Summands are reduced before they are combined where both are the same sum, in the same dtype; an extremum of
+        # sums is not the sum of extrema.
+        element = take_tile(array).dtype
+        same = kind in (SUM, PRODUCT) and array.layout.reduction == kind.operation
+        if not (same and kind.function(np.empty(0, element), dtype=dtype).dtype == element):
+            array = finish_sum(array)
     local = compute_together(array, is_split(array.layout, dims), lambda: _reduce_part(kind, array, dims, dtype))
     combined = _combine_parts(kind, array, dims, local)
     return combined if keepdims else _drop_dims(combined, dims)
@@ -151,13 +156,6 @@ def _choose_extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
     return SUM if 0 in (size.layout.shape[at] for at in dims) else MAXIMUM
 
 
-def _keeps_partial(kind: ReductionKind, array: TiledArray, dtype: DTypeLike | None) -> bool:
-    """Whether summands can be reduced before they are combined: both are the same sum, in the same dtype."""
-    if kind not in (SUM, PRODUCT) or array.layout.reduction != kind.operation:
-        return False
-    return kind.function(np.empty(0, take_tile(array).dtype), dtype=dtype).dtype == take_tile(array).dtype
-
-
 def _reduce_part(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], dtype: DTypeLike | None) -> Array:
     """The reduction of this rank's true part, with dims of one element."""
     part = cut_padding(array)
@@ -186,18 +184,28 @@ def _find_identity(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
 def _combine_parts(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
     """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
     layout = array.layout
-    axes = [axis for at in dims for axis in list_axes(layout.dims[at])]
+    axes = {at: list_axes(layout.dims[at]) for at in dims}
     kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
-    if not axes and not layout.partial:
+    if not any(axes.values()) and not layout.partial:
         return wrap_true_part(array, replace(layout, dims=kept), local)
     if not supports(local.dtype.name, kind.operation):
-        return _gather_and_reduce(kind, array, dims, local)
+        # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all,
+        # an array with one element for each rank along the reduced dims' axes, and reduces them.
+        held, every = list(layout.dims), list(layout.dims)
+        for at in dims:
+            count = math.prod(axis.size for axis in axes[at])
+            held[at] = Dim(tuple(Digit(axis.size, axis) for axis in axes[at]), count)
+            every[at] = make_local_dim(count)
+        gathered = wrap_true_part(array, replace(layout, dims=tuple(held)), local)
+        gathered = gathered.redistribute(replace(gathered.layout, dims=tuple(every)))
+        # The second reduction keeps the dtype of the first, which may be wider than the elements.
+        dtype = local.dtype if kind in (SUM, PRODUCT) else None
+        return wrap_true_part(array, replace(layout, dims=kept), _reduce_part(kind, gathered, dims, dtype))
+    partial = (*(axis for at in dims for axis in axes[at]), *layout.partial)
 
     def over(values: Array, operation: str) -> TiledArray:
-        partial = (*axes, *layout.partial)
-        return finish_sum(
-            wrap_true_part(array, Layout(layout.mesh, kept, values.dtype.name, operation, partial), values)
-        )
+        of_ranks = Layout(layout.mesh, kept, values.dtype.name, operation, partial)
+        return finish_sum(wrap_true_part(array, of_ranks, values))
 
     if not (kind.ordered and local.dtype.kind == "f"):
         return over(local, kind.operation)
@@ -205,25 +213,7 @@ def _combine_parts(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...]
     lost = np.isnan(local)
     numbers = over(np.where(lost, np.asarray(_find_identity(kind, local.dtype), local.dtype), local), kind.operation)
     nans = over(lost, "max")
-    nan = local.dtype.type(np.nan)
-    return apply_elementwise(kind.name, np.where, [nans, nan, numbers])
-
-
-def _gather_and_reduce(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
-    """For operations that no partial layout has (the largest complex number): every rank gathers the reductions of all,
-    and reduces them."""
-    layout = array.layout
-    # The reductions of all ranks are an array with one element for each rank along the reduced dims' axes.
-    pieces = {at: tuple(Digit(axis.size, axis) for axis in list_axes(layout.dims[at])) for at in dims}
-    counts = {at: math.prod(digit.radix for digit in digits) for at, digits in pieces.items()}
-    held = tuple(Dim(pieces[at], counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
-    every = tuple(make_local_dim(counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
-    kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
-    # The second reduction keeps the dtype of the first, which may be wider than the elements.
-    dtype = local.dtype if kind in (SUM, PRODUCT) else None
-    gathered = wrap_true_part(array, replace(layout, dims=held), local)
-    gathered = gathered.redistribute(replace(gathered.layout, dims=every))
-    return wrap_true_part(array, replace(layout, dims=kept), _reduce_part(kind, gathered, dims, dtype))
+    return apply_elementwise(kind.name, np.where, nans, local.dtype.type(np.nan), numbers)
 
 
 def _drop_dims(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
