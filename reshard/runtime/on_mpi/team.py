@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
@@ -276,19 +275,29 @@ class Watch:
             )
 
 
-@contextmanager
-def report_failure(team: Team) -> Generator[None]:
-    """Wraps the part of a call that moves data: an error on this rank ends the call, and the team, on all ranks."""
-    try:
-        yield
-    except _OthersFailed as error:
-        team.broken = True
-        raise RankError(str(error)) from None
-    except BaseException as error:
-        if team.broken:  # An inner part of the call has reported it.
-            raise
-        team.fail(f"{type(error).__name__}: {error}")
-        raise
+class report_failure:  # noqa: N801 - it is used as a function is.
+    """Wraps the part of a call that moves data: an error on this rank ends the call, and the team, on all ranks.
+
+    A class: a generator as context takes 1 us more, and a new array of 14 us enters two.
+    """
+
+    __slots__ = ("team",)
+
+    def __init__(self, team: Team) -> None:
+        self.team = team
+
+    def __enter__(self) -> None:
+        """Nothing is done before an error."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Tells the other ranks of an error, which is raised on."""
+        if error is None:
+            return
+        if isinstance(error, _OthersFailed):
+            self.team.broken = True
+            raise RankError(str(error)) from None
+        if not self.team.broken:  # Else an inner part of the call has reported it.
+            self.team.fail(f"{type(error).__name__}: {error}")
 
 
 def world() -> Comm:
