@@ -275,7 +275,7 @@ class Watch:
             )
 
 
-class report_failure:  # noqa: N801 - it is used as a function is.
+class report_failure:
     """Wraps the part of a call that moves data: an error on this rank ends the call, and the team, on all ranks.
 
     A class: a generator as context takes 1 us more, and a new array of 14 us enters two.
