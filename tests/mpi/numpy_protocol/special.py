@@ -159,6 +159,7 @@ def errors(comm: MPI.Intracomm) -> Iterator[Case]:
     }
     for name, call in calls.items():
         yield name, partial(raised, call)
+    yield "negative powers", negative_powers
 
 
 def _refused(kind: type[Exception], call: Any) -> None:
@@ -167,4 +168,3 @@ def _refused(kind: type[Exception], call: Any) -> None:
     except kind:
         return
     raise AssertionError(f"{value} instead of a {kind.__name__}")
-    yield "negative powers", negative_powers
