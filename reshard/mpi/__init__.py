@@ -29,15 +29,15 @@ from reshard.mpi.launch import launch as launch
 if TYPE_CHECKING:
     from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
-    from reshard.mpi.figures import ScheduleFigures as ScheduleFigures
-    from reshard.mpi.figures import schedule_figures as schedule_figures
     from reshard.mpi.handles import MoveHandle as MoveHandle
     from reshard.mpi.handles import StartedMove as StartedMove
     from reshard.mpi.handles import prepare as prepare
+    from reshard.mpi.rank_figures import ScheduleFigures as ScheduleFigures
+    from reshard.mpi.rank_figures import schedule_figures as schedule_figures
     from reshard.mpi.redistribution import move as move
     from reshard.mpi.redistribution import redistribute as redistribute
-    from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tile_checks import RAW as RAW
+    from reshard.mpi.tile_checks import relabelled as relabelled
     from reshard.runtime.on_mpi.copies.stream_copy import describe_copies as describe_copies
     from reshard.runtime.on_mpi.team import world as world
 
@@ -45,15 +45,15 @@ _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "MoveHandle": "reshard.mpi.handles",
     "RAW": "reshard.mpi.tile_checks",
-    "ScheduleFigures": "reshard.mpi.figures",
+    "ScheduleFigures": "reshard.mpi.rank_figures",
     "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.calibration",
     "describe_copies": "reshard.runtime.on_mpi.copies.stream_copy",
     "move": "reshard.mpi.redistribution",
     "prepare": "reshard.mpi.handles",
     "redistribute": "reshard.mpi.redistribution",
-    "relabelled": "reshard.mpi.relabel",
-    "schedule_figures": "reshard.mpi.figures",
+    "relabelled": "reshard.mpi.tile_checks",
+    "schedule_figures": "reshard.mpi.rank_figures",
     "world": "reshard.runtime.on_mpi.team",
 }
 

@@ -18,10 +18,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.geometry.remesh import one_set
 from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import seat_of
-from reshard.mpi.gpu_tiles import prepare_on_gpu
-from reshard.mpi.relabel import relabelled
 from reshard.mpi.tile_checks import (
     check_filled,
     check_given_tile,
@@ -30,8 +29,10 @@ from reshard.mpi.tile_checks import (
     check_options,
     check_out,
     check_source,
+    check_tile,
     check_true_out,
     dtype_without_tile,
+    relabelled,
     true_part,
 )
 from reshard.plans.manifest import Version, checked_version
@@ -42,13 +43,14 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
-from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
+from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, check_makes, described, on_gpu, writable
+from reshard.runtime.on_mpi.gpu.device_messages import takes_pointers
+from reshard.runtime.on_mpi.gpu.staging import device_tiles, host_like, move_on_gpu
 from reshard.runtime.on_mpi.prepare import (
     Ends,
     Leaf,
     PreparedTree,
     Request,
-    TilePlan,
     check_seats,
     ends_of,
     prepare_tile,
@@ -101,17 +103,6 @@ class MoveArguments(NamedTuple):
         return options and of_one and type(self.source) is type(self.target) is Layout and not self._is_tree
 
     @property
-    def is_usual(self) -> bool:
-        """Whether the options that ranks may give by themselves are the usual ones."""
-        memory = self.memory is None or type(self.memory) is Account
-        return (
-            self.cuda_aware is None
-            and type(self.padded) is bool
-            and memory
-            and limit_or_usual(self.limit) is self.limit
-        )
-
-    @property
     def _is_tree(self) -> bool:
         return isinstance(self.tiles, Mapping) and not self.handle  # A handle is of one array.
 
@@ -123,7 +114,11 @@ class MoveArguments(NamedTuple):
         groups, giving = groups_of(comm, limit_or_usual(self.limit)), list[int]()
 
         def ahead(team: Team, watch: Watch) -> None:
-            giving.extend(groups.giving(team, watch, self._gives))
+            gives = False
+            with suppress(ReshardError):  # What is not a tree gives no tile, and is refused later.
+                tiles = [tile for _, tile in leaves_of(self.tiles, "")] if self._is_tree else [self.tiles]
+                gives = any(tile is not None for tile in tiles)
+            giving.extend(groups.giving(team, watch, gives))
 
         def prepare(team: Team) -> ReadyCall:
             return self._seated(groups, groups.one_giving(giving))._prepare(team)
@@ -138,18 +133,13 @@ class MoveArguments(NamedTuple):
         limit = limit_or_usual(self.limit)
         release, same = prepared.hold(limit)
         try:
-            result = prepared.run(self.tiles, self.out, limit, self.memory, same and self.is_usual)
+            # Whether the options that ranks may give by themselves are the usual ones.
+            usual = self.cuda_aware is None and type(self.padded) is bool and limit is self.limit
+            usual = usual and (self.memory is None or type(self.memory) is Account)
+            result = prepared.run(self.tiles, self.out, limit, self.memory, same and usual)
             return self.run() if result is DEFERRED else result
         finally:
             release()
-
-    @property
-    def _gives(self) -> bool:
-        """Whether this rank gives a tile; what is not a tree gives none, and is refused later."""
-        with suppress(ReshardError):
-            tiles = [tile for _, tile in leaves_of(self.tiles, "")] if self._is_tree else [self.tiles]
-            return any(tile is not None for tile in tiles)
-        return False
 
     def _seated(self, groups: MergedGroups, giving: int) -> MoveArguments:
         """The same call on the merged communicator of two groups."""
@@ -167,81 +157,65 @@ class MoveArguments(NamedTuple):
                 return Move(*ends, leaf.view, cast=leaf.cast)
             return groups.seated(leaf, group) if isinstance(leaf, Layout) else leaf
 
-        source = map_leaves(self.source, lambda leaf: seated(leaf, giving))
-        target = map_leaves(self.target, lambda leaf: seated(leaf, 1 - giving))
+        source = map_leaves(self.source, lambda _, leaf: seated(leaf, giving))
+        target = map_leaves(self.target, lambda _, leaf: seated(leaf, 1 - giving))
         return self._replace(source=source, target=target)
 
     def _prepare(self, team: Team) -> ReadyCall:
-        """Checks what this rank gave, and plans."""
+        """Checks what this rank gave, and plans. Everything that can fail for one rank's arguments is done here: from
+        the agreement on, all ranks move.
+        """
         if self._is_tree:
             return self._prepare_tree(team)
-        request = self._request_of_tile()
-        if on_gpu(self.tiles):
-            ready = prepare_on_gpu(team, request, self.tiles, self.out, self.memory, self.cuda_aware)
-            end = request.target
-
-            def with_layout(moved: Any) -> tuple[Any, Layout]:
-                return moved, end
-
-            return ready._replace(finish=with_layout) if self.relabel else ready
-        check_seats(request.source, request.target, team.size)
-        # Everything that can fail for one rank's arguments is done here: from the agreement on, all ranks move.
-        held, into = self._held(team), None
-        launch = prepare_tile(team, request, held.tile)
-        end = request.target
-        seat = seat_of(end.mesh, team.rank, team.size)
-        if seat is None:
-            check_nothing(self.out, "out", end, team.rank)
-            into = absent_tile(end, held.tile.dtype)
-        elif self._is_copied(end):
-            check_true_out(self.out, end, seat, held.tile, self.budget)
-        elif self.out is not None:
-            into = locate_tile(team, check_out(self.out, end, held.tile))
-
-        def finish(moved: WindowTile) -> Any:
-            result = None
-            if seat is not None:
-                result = moved.tile if self.padded else true_part(moved.tile, end, seat)
-                if self._is_copied(end):
-                    self.out[...], result = result, self.out
-            return (result, end) if self.relabel else result
-
-        text = f"{'prepared: ' if self.handle else ''}{request}"
-        return ReadyCall(text, post_tile(held, into), partial(self._move_tile, request, launch, held, into), finish)
-
-    def _move_tile(
-        self,
-        request: Request,
-        launch: TilePlan,
-        held: WindowTile,
-        into: WindowTile | None,
-        team: Team,
-        watch: Watch,
-    ) -> WindowTile:
-        outs = {} if into is None else {"": into}
-        moved = run_launches(team, watch, (launch,), GivenTiles({"": held}, outs), self.memory)[""]
-        if self.is_plain and isinstance(self.comm, MPI.Intracomm):
-            keep_prepared(team, watch, request, launch, now=self.handle)
-        return moved
-
-    def _request_of_tile(self) -> Request:
         if not (self.version is self.verify is self.scale is None):
             raise PlanError(
                 "version, verify and scale are for a tree of tiles, and one tile is given; give a dict of one"
             )
         check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
-        check_layout(self.source, "source")
-        check_layout(self.target, "target")
-        end = relabelled(self.source, self.target) if self.relabel else self.target
-        if on_gpu(self.tiles) and not self.padded and not end.even:
-            raise TileError(f"padded=False: a tile of {end} on a GPU has padding; give padded=True, and cut it there")
-        into = self.out is not None and not self._is_copied(end)
+        source = check_layout(self.source, "source")
+        end = check_layout(self.target, "target")
+        if self.relabel:
+            end = relabelled(source, end)
+        # An `out` without padding has another shape than the tile that moves, and is filled when that has moved.
+        is_copied = self.out is not None and not self.padded and not end.even
         options = read_options(self.budget, self.network, bool(self.donate))
-        return Request.of_tile(self.source, end, options, into)
+        request = Request.of_tile(source, end, options, self.out is not None and not is_copied)
+        if on_gpu(self.tiles):
+            if not self.padded and not end.even:
+                raise TileError(
+                    f"padded=False: a tile of {end} on a GPU has padding; give padded=True, and cut it there"
+                )
+            return self._prepare_on_gpu(team, request)
+        check_seats(source, end, team.size)
+        held, into = self._held(team), None
+        launch = prepare_tile(team, request, held.tile)
+        seat = seat_of(end.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.out, "out", end, team.rank)
+            into = absent_tile(end, held.tile.dtype)
+        elif is_copied:
+            check_true_out(self.out, end, seat, held.tile, self.budget)
+        elif self.out is not None:
+            into = locate_tile(team, check_out(self.out, end, held.tile))
 
-    def _is_copied(self, end: Layout) -> bool:
-        """Whether `out` has another shape than the tile that moves."""
-        return self.out is not None and not self.padded and not end.even
+        def run(team: Team, watch: Watch) -> WindowTile:
+            given = GivenTiles({"": held}, {} if into is None else {"": into})
+            moved = run_launches(team, watch, (launch,), given, self.memory)[""]
+            if self.is_plain and isinstance(self.comm, MPI.Intracomm):
+                keep_prepared(team, watch, request, launch, now=self.handle)
+            return moved
+
+        def finish(moved: WindowTile) -> Any:
+            result = None
+            if seat is not None:
+                result = moved.tile if self.padded else true_part(moved.tile, end, seat)
+                if is_copied:
+                    self.out[...], result = result, self.out
+            return (result, end) if self.relabel else result
+
+        # What is kept is kept by all ranks or none, so they agree on that as well: `donate=np.False_` is not plain.
+        text = f"{'prepared: ' if self.handle else ''}{request}{'' if self.is_plain else ', with options'}"
+        return ReadyCall(text, post_tile(held, into), run, finish)
 
     def _held(self, team: Team) -> WindowTile:
         """This rank's tile, which must be there if the source has one for it, and only then."""
@@ -251,15 +225,53 @@ class MoveArguments(NamedTuple):
             return absent_tile(self.source, dtype_without_tile(self.source, self.out))
         return locate_tile(team, check_given_tile(self.tiles, self.source, seat, self.budget))
 
+    def _prepare_on_gpu(self, team: Team, request: Request) -> ReadyCall:
+        """The call that makes the target's tile on the tile's GPU. Its copies on the host lie in the node's arena if
+        that has room.
+        """
+        source, target = request.source, request.target
+        if source.mesh.size != team.size or not one_set(source.mesh, target.mesh):
+            raise TileError(
+                f"tiles on GPUs move only among all {team.size} ranks of a communicator, not from {source.mesh!r} to "
+                f"{target.mesh!r}; copy the tile to the host, or give a communicator of the ranks that have one"
+            )
+        # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
+        options = request.options._replace(donate=request.options.donate or self.out is not None)
+        on_host = request._replace(options=options, shared=True)
+        on = described(self.tiles, "tile")
+        like = check_tile(host_like(on), source, "tile")
+        into = None if self.out is None else check_out_on_gpu(self.out, target, on)
+        if self.out is None:
+            check_makes(self.tiles)
+        ready = prepare_tile(team, on_host, like)
+        pointers = (takes_pointers() if self.cuda_aware is None else self.cuda_aware) and writable(self.tiles)
+        tiles = device_tiles(on, into, ready, on_host, team.rank, pointers)
+        text = f"{request}, tiles on GPUs, their pointers {'' if pointers else 'not '}given to MPI"
+
+        def run(team: Team, watch: Watch) -> Any:
+            moved = move_on_gpu(team, watch, ready, tiles, self.memory)
+            return (moved, target) if self.relabel else moved
+
+        return ReadyCall(text, NOWHERE, run)
+
     def _prepare_tree(self, team: Team) -> ReadyCall:
         """Checks and plans a dict of tiles."""
-        self._check_options_of_tree()
+        of_one = {"donate": self.donate, "relabel": self.relabel, "cuda_aware": self.cuda_aware is not None}
+        wrong = [name for name, value in of_one.items() if checked_flag(value, name)]
+        if wrong:
+            raise PlanError(f"{', '.join(wrong)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
+        if not (self.verify is None or (isinstance(self.verify, str) and self.verify == "hash")):  # pyright: ignore
+            raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
+        check_options(False, False, self.memory, None, self.padded)
         flat = dict(leaves_of(self.tiles, ""))
         leaves = moves_of(self.source, self.target, flat)
         ends = {name: ends_of(leaf) for name, leaf in leaves.items()}
+        first: dict[tuple[int, int], str] = {}  # Of hundreds of arrays, most have layouts that others have, too.
+        for name, (source, target) in ends.items():
+            first.setdefault((id(source), id(target)), name)
         with NamedErrors() as at:
-            for at.name, pair in distinct_ends(ends):
-                check_seats(*pair, team.size)
+            for at.name in first.values():
+                check_seats(*ends[at.name], team.size)
         options = read_options(self.budget, self.network)
         request = Request(tuple(leaves.items()), options, version=_freeze_version(self.version), verify=self.verify)
         prepared = prepare_tree(request, team.rank, team.facts)
@@ -274,14 +286,33 @@ class MoveArguments(NamedTuple):
             raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
         memory = begin_account("uint8", self.memory)
         memory.cast("uint8")
-        given = GivenTiles(
-            {name: WindowTile(tile) for name, tile in tiles.items()},
-            {name: WindowTile(out) for name, out in outs.items()},
-            scales,
-        )
+        held = {name: WindowTile(tile) for name, tile in tiles.items()}
+        given = GivenTiles(held, {name: WindowTile(out) for name, out in outs.items()}, scales)
         text = prepared.text + (f", scale={', '.join(sorted(scales))}" if scales else "")
         run = partial(self._move_tree, prepared, given, filled, memory)
         return ReadyCall(text, NOWHERE._replace(given=gave), run, partial(self._results, prepared, team))
+
+    def _outs(
+        self, ends: Mapping[str, Ends], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
+    ) -> tuple[dict[str, Array], int]:
+        """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
+        given = flat_or_none(self.out, "out")
+        results = [name for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None]
+        rest = [name for name in results if name not in filled]
+        gave = any(given.get(name) is not None for name in rest)
+        if unknown := [name for name in given if name not in ends]:
+            raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
+        if missing := [name for name in filled if name in results and given.get(name) is None]:
+            raise TileError(f"{quoted(missing[:4])} fill part of their targets: give their tiles with out=")
+        if gave and (without := [name for name in rest if given.get(name) is None]):
+            raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
+        outs: dict[str, Array] = {}
+        with NamedErrors() as at:
+            for at.name, (_, end) in ends.items():
+                name = at.name
+                if gave or name in filled or name not in results:
+                    outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
+        return outs, (int(gave) if rest else ABSENT)
 
     def _move_tree(
         self,
@@ -337,48 +368,25 @@ class MoveArguments(NamedTuple):
             seat = seat_of(end.mesh, team.rank, team.size)
             whole = held.tile if self.padded or seat is None else true_part(held.tile, end, seat)
             results[name] = None if seat is None else whole
-        return cast("dict[str, Any]", unflatten_tiles(self.tiles, results, ""))
-
-    def _check_options_of_tree(self) -> None:
-        of_one = {"donate": self.donate, "relabel": self.relabel, "cuda_aware": self.cuda_aware is not None}
-        given = [name for name, value in of_one.items() if checked_flag(value, name)]
-        if given:
-            raise PlanError(f"{', '.join(given)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
-        if not (self.verify is None or (isinstance(self.verify, str) and self.verify == "hash")):  # pyright: ignore
-            raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
-        check_options(False, False, self.memory, None, self.padded)
-
-    def _outs(
-        self, ends: Mapping[str, Ends], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
-    ) -> tuple[dict[str, Array], int]:
-        """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
-        given = flat_or_none(self.out, "out")
-        results = {name for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None}
-        rest = [name for name in ends if name in results and name not in filled]
-        gave = any(given.get(name) is not None for name in rest)
-        _check_given(given, ends, [name for name in filled if name in results], rest if gave else [])
-        outs: dict[str, Array] = {}
-        with NamedErrors() as at:
-            for at.name, (_, end) in ends.items():
-                name = at.name
-                if gave or name in filled or name not in results:
-                    outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
-        return outs, (int(gave) if rest else ABSENT)
+        return map_leaves(self.tiles, lambda name, _: results[name])
 
 
-def _check_given(
-    given: Mapping[str, Any], names: Collection[str], filled: Collection[str], others: Collection[str]
-) -> None:
-    """Refuses arrays for results that are not in the tree, and missing ones."""
-    unknown = [name for name in given if name not in names]
-    if unknown:
-        raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
-    missing = [name for name in filled if given.get(name) is None]
-    if missing:
-        raise TileError(f"{quoted(missing[:4])} fill part of their targets: give their tiles with out=")
-    without = [name for name in others if given.get(name) is None]
-    if without:
-        raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
+def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:
+    """The array `out` if the result for this tile can be written to it; else raises `TileError`."""
+    if not on_gpu(out) or not writable(out):
+        raise TileError(
+            f"out is a {type(out).__name__}, the tile lies on GPU {tile.device}; give an array there that can be "
+            f"written to"
+        )
+    array = described(out, "out")
+    check_tile(host_like(array), layout, "out")
+    if array.device != tile.device:
+        raise TileError(f"out is on GPU {array.device}, the tile on GPU {tile.device}; give one on the same GPU")
+    if array.dtype != tile.dtype:
+        raise TileError(f"out is {array.dtype}, the tile {tile.dtype}; give one dtype")
+    if array.overlaps(tile):
+        raise TileError("out overlaps the tile; give memory of its own, or donate=True and no out")
+    return array
 
 
 def _sum_of(plan: Plan, tile: Array, team: Team, after: bool) -> int:
@@ -397,30 +405,24 @@ def _is_comparable(plan: Plan) -> bool:
 
 def _check_scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
     """The scales of casts, checked against the tiles that are cast."""
-    unknown = [name for name in given if name not in plans]
-    if unknown:
+    if unknown := [name for name in given if name not in plans]:
         raise TileError(f"scale: {quoted(unknown[:4])} are not arrays of the tree")
+    scales = {name: scale for name, scale in given.items() if scale is not None}
     with NamedErrors() as at:
-        for at.name, scale in given.items():
-            _check_scale(plans[at.name], scale, team)
-    return {name: scale for name, scale in given.items() if scale is not None}
-
-
-def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
-    if scale is None:
-        return
-    itemsize = numpy_dtype(plan.source.dtype).itemsize
-    steps = rank_plan(plan, team.rank, team.size, itemsize).steps
-    casts = [step.before for step in steps if isinstance(step.run, CastTiles)]
-    if not casts:
-        raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
-    try:
-        np.broadcast_to(np.asarray(scale, "float64"), casts[0] if math.prod(casts[0]) else np.shape(scale))
-    except (ValueError, TypeError) as error:
-        raise TileError(
-            f"scale {quoted(scale)} does not fit the tile of shape {casts[0]} that is cast: {error}; give a number, or "
-            f"an array that broadcasts to the tile"
-        ) from None
+        for at.name, scale in scales.items():
+            plan = plans[at.name]
+            steps = rank_plan(plan, team.rank, team.size, numpy_dtype(plan.source.dtype).itemsize).steps
+            casts = [step.before for step in steps if isinstance(step.run, CastTiles)]
+            if not casts:
+                raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
+            try:
+                np.broadcast_to(np.asarray(scale, "float64"), casts[0] if math.prod(casts[0]) else np.shape(scale))
+            except (ValueError, TypeError) as error:
+                raise TileError(
+                    f"scale {quoted(scale)} does not fit the tile of shape {casts[0]} that is cast: {error}; give a "
+                    f"number, or an array that broadcasts to the tile"
+                ) from None
+    return scales
 
 
 def _freeze_version(version: object) -> Version | tuple[tuple[str, Version], ...]:
@@ -432,14 +434,6 @@ def _freeze_version(version: object) -> Version | tuple[tuple[str, Version], ...
 
 
 # The nested dicts that `redistribute` takes, by the names of their arrays: tiles, layouts, moves, results.
-
-
-def distinct_ends(ends: Mapping[str, Ends]) -> list[tuple[str, Ends]]:
-    """The different ends, each with the first array that has them."""
-    first: dict[tuple[int, int], str] = {}
-    for name, (source, target) in ends.items():
-        first.setdefault((id(source), id(target)), name)
-    return [(name, ends[name]) for name in first.values()]
 
 
 class NamedErrors:
@@ -470,21 +464,11 @@ def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:
     return leaves
 
 
-def unflatten_tiles(tree: Tree, moved: Mapping[str, Array | None], path: str) -> dict[Any, Any]:
-    """A tree of the same structure with what has moved, by name."""
-    return {
-        key: unflatten_tiles(cast("Tree", below), moved, f"{path}{key}.")
-        if isinstance(below, Mapping)
-        else moved[f"{path}{key}"]
-        for key, below in tree.items()
-    }
-
-
-def map_leaves(tree: object, leaf: Callable[[Any], Any]) -> Any:
-    """A nested dict with each of its leaves changed."""
+def map_leaves(tree: object, leaf: Callable[[str, Any], Any], path: str = "") -> Any:
+    """A nested dict with each of its leaves changed, by its name and value."""
     if not isinstance(tree, Mapping):
-        return leaf(tree)
-    return {key: map_leaves(below, leaf) for key, below in cast("Mapping[Any, Any]", tree).items()}
+        return leaf(path.removesuffix("."), tree)
+    return {key: map_leaves(below, leaf, f"{path}{key}.") for key, below in cast("Mapping[Any, Any]", tree).items()}
 
 
 def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
@@ -492,20 +476,15 @@ def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[st
     sources = _give_each(source, flat, "source", (Layout, Move), "a Layout or a Move; read a layout with Layout.parse")
     pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
     if target is None:
-        _check_moves(sources, pairs)
+        if pairs:
+            name = pairs[0]
+            raise LayoutError(
+                f"{_name_argument('source', name)} is the layout {sources[name]}, and no target is given; give "
+                f"Move(source, target), or a source and a target"
+            )
         return sources
     targets = _give_each(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
     return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
-
-
-def _check_moves(sources: Mapping[str, object], layouts: Sequence[str]) -> None:
-    """Raises `LayoutError` if some tiles have a layout, to which a target belongs, in place of a move."""
-    if layouts:
-        name = layouts[0]
-        raise LayoutError(
-            f"{_name_argument('source', name)} is the layout {sources[name]}, and no target is given; give "
-            f"Move(source, target), or a source and a target"
-        )
 
 
 def _name_argument(what: str, name: str) -> str:

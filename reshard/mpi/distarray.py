@@ -15,7 +15,6 @@ from reshard.errors import TileError, quoted
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
-from reshard.mpi.relabel import relabelled
 from reshard.mpi.tile_checks import (
     check_fill,
     check_given_tile,
@@ -27,6 +26,7 @@ from reshard.mpi.tile_checks import (
     check_out,
     check_root,
     element_dtype,
+    relabelled,
     replicate_layout,
     true_part,
     with_local_dim,

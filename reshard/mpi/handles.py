@@ -55,6 +55,8 @@ def prepare(
     [np.float64(1.0), np.float64(2.0)]
     """
 
+    plain = budget is None and network is None
+
     def plan(team: Team) -> tuple[Request, TilePlan]:
         check_layout(source, "source")
         check_layout(target, "target")
@@ -62,8 +64,9 @@ def prepare(
         request = Request.of_tile(source, target, read_options(budget, network))
         return request, prepare_tile(team, request, np.empty(0, numpy_dtype(source.dtype)))
 
-    with collective(comm, limit, plan, lambda planned: f"prepare {planned[0]}") as (team, watch, planned):
-        plain = budget is None and network is None
+    # What is kept is kept by all ranks or none, so they agree on that as well: `network="none"` is not plain.
+    options = "" if plain else ", with options"
+    with collective(comm, limit, plan, lambda planned: f"prepare {planned[0]}{options}") as (team, watch, planned):
         prepared = keep_prepared(team, watch, *planned, now=True) if plain else None
     call = MoveArguments(None, source, target, comm, float(limit), None, budget, network, handle=True)
     return MoveHandle(call, prepared)

@@ -35,21 +35,26 @@ def spell_network(given: Network | str | None) -> str:
     False
     """
     try:
-        if not isinstance(given, str) or given == "none" or given in PRESETS:
-            return _spell_named(given)
-        # What changes with a file: the time of its last change, and its size.
-        status = os.stat(given)
-        return _spell_file(given, *(status.st_mtime_ns, status.st_size))
+        network = read_network(load_once(given))
+        return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)
     except (ReshardError, OSError, ValueError):  # The call says what is wrong, on all ranks.
         return quoted(given)
 
 
-def _spell_named(given: Network | str | None) -> str:
-    network = read_network(given)
-    return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)
+def load_once(given: Network | str | None) -> Network | str | None:
+    """What a caller gives, with the network in the place of a file's name: reading it takes longer than a small move.
+
+    A file is read again when it has changed.
+    """
+    if not isinstance(given, str) or given == "none" or given in PRESETS:
+        return given
+    try:
+        status = os.stat(given)
+    except (OSError, ValueError):  # Whoever reads it says what is wrong.
+        return given
+    return _load_file(given, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=64)
-def _spell_file(path: str, modified: int, size: int) -> str:
-    """The text of a file's network: reading it takes longer than a small move."""
-    return _spell_named(path)
+def _load_file(path: str, modified: int, size: int) -> Network:
+    return Network.load(path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -146,6 +148,17 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
         "another call",
         partial(refused, AgreementError, lambda: DistArray.zeros(rows, comm) if odd else handle(tile, out=out)),
     )
+    # What one rank alone would keep for the next call, of a move that is kept already and of one that is not.
+    fresh = [replace(end, dtype="int16") for end in (rows, columns)]
+    options: list[dict[str, Any]] = [{"donate": np.False_}, {"network": "none"}]
+    options += [{"relabel": True}] if find_spec("scipy") else []
+    for option in options:
+        for ends in ((rows, columns), fresh):
+            one = given_tile(ends[0], comm.rank, ends[0].dtype)
+            kept = partial(redistribute, one, *ends, comm, limit=LIMIT, **(option if odd else {}))
+            yield f"{ends[0].dtype}, {option}", partial(refused, AgreementError, kept)
+    for_handle = partial(prepare, rows, columns, comm, network="none" if odd else None)
+    yield "no network, by its name", partial(refused, AgreementError, for_handle)
     yield "no agreement", partial(refused, AgreementError, lambda: prepare(rows, columns if odd else rows, comm))
     yield "no layout", partial(refused, ReshardError, lambda: prepare(rows, "columns" if odd else columns, comm))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,8 +14,7 @@ from mpi4py import MPI
 
 from reshard.errors import TileError
 from reshard.mpi import redistribute
-from reshard.mpi.arguments import MoveArguments
-from reshard.mpi.gpu_tiles import check_out_on_gpu
+from reshard.mpi.arguments import MoveArguments, check_out_on_gpu
 from reshard.runtime.on_mpi.gpu.device_arrays import described
 from reshard.types import Layout, Mesh
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus
@@ -73,4 +72,4 @@ def test_a_tile_with_padding_is_not_cut(driver: Driver) -> None:
     tile = TorchLike.of(driver, CONTENT[:3])
     call = MoveArguments(tile, rows, columns, MPI.COMM_SELF, padded=False)
     with pytest.raises(TileError, match=r"padded=False: a tile of .* on a GPU has padding"):
-        call._request_of_tile()  # pyright: ignore[reportPrivateUsage]
+        call._prepare(cast(Any, None))  # pyright: ignore[reportPrivateUsage]

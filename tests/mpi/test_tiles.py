@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import LayoutError, PlanError, TileError
-from reshard.mpi import DistArray, calibration, relabel, schedule_figures
+from reshard.mpi import DistArray, calibration, schedule_figures
 from reshard.mpi import tile_checks as tiles
 from reshard.mpi.calibration import LinkMeasurement
-from reshard.mpi.relabel import count_retained, relabelled
+from reshard.mpi.tile_checks import count_retained, relabelled
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of
@@ -286,7 +286,7 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(relabel, "import_module", absent)
+    monkeypatch.setattr(tiles, "import_module", absent)
     with pytest.raises(PlanError, match="pip install scipy"):
         relabelled(*layouts(PAIRS[0]))
 

@@ -29,7 +29,7 @@ from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
 from reshard.runtime.on_mpi.wire.messages import SMALL
-from reshard.runtime.platform_network import choose_network, spell_network
+from reshard.runtime.platform_network import choose_network, load_once, spell_network
 from reshard.synth import find_plan, find_tree_plan
 from reshard.synth.options import PlanOptions
 from reshard.types import Layout
@@ -50,7 +50,7 @@ Leaf = Move | Ends
 
 def read_options(budget: object = None, network: object = None, donate: object = False) -> PlanOptions:
     """What a caller asks of the planner, with the network that the environment names where the call names none."""
-    return PlanOptions.read(budget, choose_network(cast("Any", network)), donate)
+    return PlanOptions.read(budget, load_once(choose_network(cast("Any", network))), donate)
 
 
 def text_of_network(options: PlanOptions) -> str | None:
