@@ -9,9 +9,10 @@ from os import PathLike
 from typing import Any, NoReturn, SupportsIndex, cast
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import TileError, quoted
+from reshard.errors import AgreementError, TileError, quoted
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
@@ -84,43 +85,37 @@ class DistArray(NumpyMethods):
 
     def __init__(self, layout: Layout, tile: Array | None, comm: Comm) -> None:
         check_layout(layout, "layout")
+        given: Any = comm
+        if isinstance(given, MPI.Comm):
+            check_alive(comm)
+        elif not (isinstance(getattr(given, "size", None), int) and hasattr(given, "rank")):  # An array has a size.
+            raise AgreementError(
+                f"comm {quoted(comm)} is not a communicator of these ranks; give one such as MPI.COMM_WORLD"
+            )
         check_seats(layout, layout, comm.size)
-        seat = seat_of(layout.mesh, comm.rank, comm.size)
-        if seat is None:
-            check_nothing(tile, "tile", layout, comm.rank)
-            self._keep(layout, absent_tile(layout, numpy_dtype(layout.dtype)), comm)
-        else:
-            self._keep(layout, WindowTile(check_given_tile(tile, layout, seat)), comm)
-
-    def _keep(self, layout: Layout, held: WindowTile, comm: Comm) -> None:
-        self._layout, self._held, self._comm = layout, held, comm
+        self._layout, self._comm = layout, comm
         self._seat = seat_of(layout.mesh, comm.rank, comm.size)
+        if self._seat is None:
+            check_nothing(tile, "tile", layout, comm.rank)
+            self._held = absent_tile(layout, numpy_dtype(layout.dtype))
+        else:
+            self._held = WindowTile(check_given_tile(tile, layout, self._seat))
 
     @classmethod
     def _of(cls, layout: Layout, held: WindowTile, comm: Comm) -> DistArray:
+        """An array whose tile is known to fit."""
         array = cls.__new__(cls)
-        array._keep(layout, held, comm)
+        array._layout, array._held, array._comm = layout, held, comm
+        array._seat = seat_of(layout.mesh, comm.rank, comm.size)
         return array
-
-    @classmethod
-    def _made(
-        cls, layout: Layout, comm: Comm, limit: float, what: Callable[[], str], *how: Any, clear: bool = False
-    ) -> DistArray:
-        """A new array with the tile of `creation.new_held`."""
-        return cls._of(layout, new_held(layout, comm, limit, what, *how, clear=clear), comm)
-
-    @classmethod
-    def _filled(cls, layout: Layout, comm: Comm, limit: float, what: str, *how: Any) -> DistArray:
-        """A new array with the tile of `creation.new_filled`."""
-        return cls._of(layout, new_filled(layout, comm, limit, what, *how), comm)
 
     @classmethod
     def empty(
         cls, layout: Layout, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
         """An uninitialized array."""
-
-        return cls._filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), _leave_tile)
+        held = new_filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), None)
+        return cls._of(layout, held, comm)
 
     @classmethod
     def full(
@@ -136,7 +131,7 @@ class DistArray(NumpyMethods):
             check_fill(value, layout, element)
             return element
 
-        return cls._filled(layout, comm, limit, "full", dtype_of, fill)
+        return cls._of(layout, new_filled(layout, comm, limit, "full", dtype_of, fill), comm)
 
     @classmethod
     def zeros(
@@ -147,7 +142,8 @@ class DistArray(NumpyMethods):
         def fill(tile: Array) -> None:
             tile[...] = np.zeros((), tile.dtype)
 
-        return cls._filled(layout, comm, limit, "zeros", lambda: element_dtype(layout, dtype), fill)
+        held = new_filled(layout, comm, limit, "zeros", lambda: element_dtype(layout, dtype), fill)
+        return cls._of(layout, held, comm)
 
     @classmethod
     def from_function(
@@ -179,7 +175,7 @@ class DistArray(NumpyMethods):
                 raise TileError(f"{quoted(function)} is not a function of global indices")
             return element_dtype(check_not_partial(layout), dtype)
 
-        return cls._made(layout, comm, limit, lambda: "from_function", dtype_of, fill, clear=True)
+        return cls._of(layout, new_held(layout, comm, limit, lambda: "from_function", dtype_of, fill, clear=True), comm)
 
     @classmethod
     def from_global(
@@ -210,7 +206,11 @@ class DistArray(NumpyMethods):
             whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
             scatter_tiles(call, layout, whole, root, tile)
 
-        return cls._made(layout, comm, limit, lambda: f"from_global (root={root})", dtype_of, fill, clear=True)
+        return cls._of(
+            layout,
+            new_held(layout, comm, limit, lambda: f"from_global (root={root})", dtype_of, fill, clear=True),
+            comm,
+        )
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
@@ -228,7 +228,7 @@ class DistArray(NumpyMethods):
         def dtype_of() -> np.dtype[Any]:
             return files.check_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))
 
-        return cls._made(layout, comm, limit, lambda: f"load {path}", dtype_of, fill, clear=True)
+        return cls._of(layout, new_held(layout, comm, limit, lambda: f"load {path}", dtype_of, fill, clear=True), comm)
 
     @property
     def layout(self) -> Layout:
@@ -301,7 +301,15 @@ class DistArray(NumpyMethods):
             options = read_options(budget, network, bool(donate))
             request = Request.of_tile(self._layout, layout, options, out is not None, held.place != 0)
             check_seats(self._layout, layout, team.size)
-            into = None if out is None else self._checked_out(out, layout)._located(team)
+            into = None
+            if out is not None:
+                if not isinstance(out, DistArray):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise TileError(f"out is a {type(out).__name__}; give a DistArray of layout {layout}")
+                if out.layout != layout:
+                    raise TileError(f"out has layout {out.layout}, the move ends in {layout}; give one of that layout")
+                if out.has_tile and self.has_tile:
+                    check_out(out.tile, layout, self.tile)
+                into = out._located(team)
             if seat_of(layout.mesh, team.rank, team.size) is None:
                 into = absent_tile(layout, held.tile.dtype)
             launch = prepare_tile(team, request, held.tile)
@@ -317,16 +325,6 @@ class DistArray(NumpyMethods):
     def _located(self, team: Team) -> WindowTile:
         """This rank's tile with its place in the team's arena."""
         return self._held._replace(place=ABSENT) if self._seat is None else locate_tile(team, self._held.tile)
-
-    def _checked_out(self, out: object, layout: Layout) -> DistArray:
-        """The array to write the result to; raises `TileError` if it does not fit."""
-        if not isinstance(out, DistArray):
-            raise TileError(f"out is a {type(out).__name__}; give a DistArray of layout {layout}")
-        if out.layout != layout:
-            raise TileError(f"out has layout {out.layout}, the move ends in {layout}; give one of that layout")
-        if out.has_tile and self.has_tile:
-            check_out(out.tile, layout, self.tile)
-        return out
 
     def to_global(self, root: int | None = 0, *, limit: float = TIME_LIMIT) -> Array | None:
         """The whole array on the rank `root`, and None on the others; with root None, the array on all ranks."""
@@ -355,7 +353,7 @@ class DistArray(NumpyMethods):
         An array that is saved there already is replaced once the new one is on disk, and survives a save that fails.
         """
 
-        def request(_: None) -> str:
+        def request(_: None) -> str:  # A path may have a `__str__` that raises: then all ranks do.
             return f"save {self._layout} on {self._layout.mesh!r} to {path}"
 
         with collective(self._comm, limit, lambda _: files.make_folder(path), request) as (team, watch, _):
@@ -378,10 +376,6 @@ class DistArray(NumpyMethods):
     def __repr__(self) -> str:
         at = f"rank {self._comm.rank} of {self._comm.size}" if self._comm else "its communicator has been freed"
         return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
-
-
-def _leave_tile(_: Array) -> None:
-    """Leaves a tile uninitialized."""
 
 
 def _find_target(layout: Layout, target: Any, relabel: object) -> Layout | Exception:
@@ -433,7 +427,7 @@ def new_held(
         return dtype_of()
 
     def request(_: np.dtype[Any]) -> str:
-        return _text_of_request(what(), layout)
+        return f"{what()} {layout} on {layout.mesh!r}"
 
     def has_memory(team: Team, dtype: np.dtype[Any]) -> bool:
         return has_place(team, layout, math.prod(layout.tile_shape) * dtype.itemsize)
@@ -446,42 +440,41 @@ def new_held(
         if clear and seat is not None:
             clear_padding(layout, seat, held.tile)
         if alone:
-            keep_agreed(team, (what(), layout), _text_of_request(what(), layout), dtype)
+            keep_agreed(team, (what(), layout), request(dtype), dtype)
     return held
 
 
 def new_filled(
-    layout: Layout, comm: Comm, limit: float, what: str, dtype_of: Element, fill: Callable[[Array], None]
+    layout: Layout, comm: Comm, limit: float, what: str, dtype_of: Element, fill: Callable[[Array], None] | None
 ) -> WindowTile:
-    """A new tile that each rank fills by itself, which cannot fail."""
+    """A new tile that each rank fills by itself, which cannot fail; with None it is left as it is."""
+
+    def make_anew() -> WindowTile:
+        def fill_alone(_: Call, tile: Array) -> None:
+            if fill is not None:
+                fill(tile)
+
+        return new_held(layout, comm, limit, lambda: what, dtype_of, fill_alone, alone=True)
 
     agreed = find_agreed(comm, (what, layout)) if type(layout) is Layout else None
     if agreed is None:
-        return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
+        return make_anew()
     team, allowed = agreed.team, limit_or_usual(limit)
     release, same = agreed.hold(allowed)
     try:
-        plain = same and allowed is limit and _is_dtype(agreed.value, dtype_of)
+        try:  # Whether the arguments are right, and give the dtype that was agreed on.
+            plain = same and allowed is limit and dtype_of() == agreed.value
+        except Exception:  # The call that is made anew raises it, on all ranks.
+            plain = False
         watch = Watch(team, allowed)
         if not agreed.agree_again(watch, plain):
-            return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
+            return make_anew()
         with report_failure(team):
             held = new_tile(team, watch, layout, cast("np.dtype[Any]", agreed.value))
-            fill(held.tile)
+            if fill is not None:
+                fill(held.tile)
             if not held.place:  # In private memory, of which another rank may not have enough.
                 team.settle(watch)
         return held
     finally:
         release()
-
-
-def _is_dtype(agreed: object, dtype_of: Element) -> bool:
-    """Whether the arguments are right, and give the dtype that was agreed on."""
-    try:
-        return dtype_of() == agreed
-    except Exception:  # The call that is made anew raises it, on all ranks.
-        return False
-
-
-def _text_of_request(what: str, layout: Layout) -> str:
-    return f"{what} {layout} on {layout.mesh!r}"

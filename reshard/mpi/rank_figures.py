@@ -15,7 +15,7 @@ from reshard.lower.to_mpi import Reduce, stripes_received, stripes_sent
 from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.direct import list_peers
-from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, clear_caches, plan_uncached, read_options
+from reshard.runtime.on_mpi.prepare import Request, check_seats, clear_caches, plan_uncached, read_options
 from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import Facts
 from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages
@@ -69,59 +69,58 @@ def schedule_figures(
     """
     check_layout(source, "source")
     check_layout(target, "target")
-    facts = Facts(_node_of_each(nodes, _count_ranks(source, target)), True)
-    if whole(rank, 0, len(facts.nodes) - 1) is None:
-        raise PlanError(f"rank {quoted(rank)}: {source} -> {target} has ranks 0 to {len(facts.nodes) - 1}")
-    check_seats(source, target, len(facts.nodes))
+    # The smallest communicator that has all devices.
+    size = (
+        source.mesh.size if one_set(source.mesh, target.mesh) else 1 + max(*source.mesh.devices, *target.mesh.devices)
+    )
+    facts = Facts(_node_of_each(nodes, size), True)
+    at = whole(rank, 0, size - 1)
+    if at is None:
+        raise PlanError(f"rank {quoted(rank)}: {source} -> {target} has ranks 0 to {size - 1}")
+    check_seats(source, target, size)
     request = Request.of_tile(source, target, read_options(budget, network))
     itemsize = numpy_dtype(source.dtype).itemsize
-    plan_uncached(request, rank, facts, itemsize)  # Makes the plan.
+    plan_uncached(request, at, facts, itemsize)  # Makes the plan.
     clear_caches()
     start = time.thread_time()
-    ready = plan_uncached(request, rank, facts, itemsize)
+    ready = plan_uncached(request, at, facts, itemsize)
     seconds = time.thread_time() - start
     clear_caches()
-    nbytes = _measure_peak(request, rank, facts, itemsize)
-    if ready.joined is not None:
-        return ScheduleFigures(seconds, nbytes, *_count_stripes(request, rank, facts.nodes))
-    sends, receives = zip(*[(0, 0), *_count_messages(ready)], strict=True)
-    return ScheduleFigures(seconds, nbytes, sum(sends), sum(receives))
-
-
-def _count_ranks(source: Layout, target: Layout) -> int:
-    """The ranks of the smallest communicator that has all devices."""
-    if one_set(source.mesh, target.mesh):
-        return source.mesh.size
-    return 1 + max(*source.mesh.devices, *target.mesh.devices)
-
-
-def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ...]:
-    if nodes is None:
-        return tuple(range(size))
-    if isinstance(nodes, Sequence):
-        if len(nodes) != size or any(whole(node) is None for node in nodes):
-            raise PlanError(f"nodes {quoted(nodes)}: give the node of each of the {size} ranks as a number, or a count")
-        return tuple(nodes)
-    if whole(nodes, 1, size) is None or size % nodes:
-        raise PlanError(
-            f"nodes {quoted(nodes)}: {size} ranks are not spread evenly over that many; give the node of each"
-        )
-    return tuple(at // (size // nodes) for at in range(size))
-
-
-def _measure_peak(request: Request, rank: int, facts: Facts, itemsize: int) -> int:
-    """The most bytes that are allocated while a schedule is worked out."""
+    # Once more for the memory: tracing it takes time.
     tracing = tracemalloc.is_tracing()
     if not tracing:
         tracemalloc.start()
     try:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        _ = plan_uncached(request, rank, facts, itemsize)
-        return tracemalloc.get_traced_memory()[1] - before
+        _ = plan_uncached(request, at, facts, itemsize)
+        nbytes = tracemalloc.get_traced_memory()[1] - before
     finally:
         if not tracing:
             tracemalloc.stop()
+    if ready.joined is not None:
+        return ScheduleFigures(seconds, nbytes, *_count_stripes(request, at, facts.nodes))
+    steps = [step.run for step in ready.steps.steps] if ready.planned else []
+    if not ready.planned and ready.direct is not None:
+        steps = [ready.direct.messages]
+    sends, receives = zip((0, 0), *map(_count_of_step, steps), strict=True)
+    return ScheduleFigures(seconds, nbytes, sum(sends), sum(receives))
+
+
+def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ...]:
+    if nodes is None:
+        return tuple(range(size))
+    if isinstance(nodes, Sequence):
+        each = [whole(node) for node in nodes]
+        if len(each) != size or None in each:
+            raise PlanError(f"nodes {quoted(nodes)}: give the node of each of the {size} ranks as a number, or a count")
+        return tuple(node for node in each if node is not None)
+    count = whole(nodes, 1, size)
+    if count is None or size % count:
+        raise PlanError(
+            f"nodes {quoted(nodes)}: {size} ranks are not spread evenly over that many; give the node of each"
+        )
+    return tuple(at // (size // count) for at in range(size))
 
 
 def _count_stripes(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
@@ -141,14 +140,8 @@ def _count_stripes(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple
     )
 
 
-def _count_messages(ready: TilePlan) -> list[tuple[int, int]]:
-    """The messages that a rank sends and receives, step by step."""
-    if ready.planned:
-        return [_count_of_step(step.run) for step in ready.steps.steps]
-    return [] if ready.direct is None else [_count_of_step(ready.direct.messages)]
-
-
 def _count_of_step(step: RunnableStep) -> tuple[int, int]:
+    """The messages that a rank sends and receives in a step."""
     match step:
         case Messages(sends=sends, receives=receives):
             return len(sends.chunks), len(receives.chunks)

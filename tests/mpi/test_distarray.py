@@ -5,6 +5,8 @@ On several ranks the topics of `tests.mpi.arrays` run; the rest is on the one ra
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from mpi4py import MPI
 
-from reshard.errors import LayoutError, PlanError, TileError
+from reshard.errors import AgreementError, LayoutError, PlanError, RankError, TileError
 from reshard.mpi import DistArray
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh
@@ -115,3 +117,11 @@ def test_moves() -> None:
 
 def test_it_says_what_it_is() -> None:
     assert repr(DistArray.zeros(LAYOUT, COMM)) == f"DistArray({LAYOUT} on {LAYOUT.mesh}, rank 0 of 1)"
+
+
+@pytest.mark.parametrize("comm", [None, "world", np.zeros(2), 4])
+def test_what_is_no_communicator_is_refused(comm: Any) -> None:
+    with pytest.raises(AgreementError, match="is not a communicator of these ranks"):
+        DistArray(Layout.parse("f64[4]", Mesh(x=1)), np.zeros(4), comm)
+    with pytest.raises(RankError, match="or has been freed"):
+        DistArray(Layout.parse("f64[4]", Mesh(x=1)), np.zeros(4), MPI.COMM_NULL)  # pyright: ignore

@@ -320,6 +320,9 @@ def test_messages_go_to_the_ranks_of_other_nodes(nodes: int | list[int] | None, 
     figures = schedule_figures(ROWS_FIGURES, COLUMNS, rank=2, nodes=nodes)
     assert (figures.sends, figures.receives) == (messages, messages)
     assert figures.seconds > 0 and figures.bytes > 0
+    if nodes == 4:
+        same = schedule_figures(ROWS_FIGURES, COLUMNS, rank=np.array(2), nodes=np.array(4))  # pyright: ignore
+        assert same[2:] == figures[2:]
 
 
 def test_a_rank_among_thousands_needs_little_memory() -> None:
@@ -353,6 +356,7 @@ def test_reductions_and_other_devices() -> None:
     ("options", "message"),
     [
         ({"rank": 8}, "rank 8: .* has ranks 0 to 7"),
+        ({"rank": np.arange(2)}, "has ranks 0 to 7"),
         ({"nodes": 3}, "nodes 3: 8 ranks are not spread evenly over that many"),
         ({"nodes": [0, 1]}, "give the node of each of the 8 ranks"),
     ],
