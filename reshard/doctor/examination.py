@@ -37,8 +37,8 @@ from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Collective, Module
-from reshard.hlo.frames import metadata_fields
-from reshard.hlo.text import compiled_platform
+from reshard.hlo.module import metadata_fields
+from reshard.hlo.text_reader import compiled_platform
 from reshard.plans.plan import Plan
 from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.mesh import Mesh

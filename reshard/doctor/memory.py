@@ -26,7 +26,7 @@ from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, parameter_number
 from reshard.doctor.places import describe_source, format_array
 from reshard.hlo import Array, Instruction, Source
-from reshard.hlo.origin import CallSite, source_of
+from reshard.hlo.module import CallSite, source_of
 
 _NO_BUFFER = ("constant", "partition-id", "replica-id", "after-all", "tuple", "get-tuple-element", "bitcast", "domain")
 _RUNS = ("while", "conditional")

@@ -24,8 +24,8 @@ from reshard.doctor.places import describe_source
 from reshard.errors import ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
-from reshard.hlo.frames import metadata_fields
-from reshard.hlo.text import ARRAY, read_arrays
+from reshard.hlo.module import metadata_fields
+from reshard.hlo.text_reader import ARRAY, read_arrays
 from reshard.plans.plan import Plan
 from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.layout import Layout

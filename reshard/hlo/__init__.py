@@ -13,14 +13,15 @@ Collectives
     `parse_groups` reads `replica_groups` in any spelling and returns `Groups`.
     `trip_count` is the number of iterations of a while loop.
 Origins
-    `Source` is the user's line for an instruction, `Frame` one line of its stack. `origin` finds a line near an
-    instruction that has none, and `text.compiled_platform` says which compiler wrote a text.
+    `Source` is the user's line for an instruction, `Frame` one line of its stack; `module.source_of` finds a line near
+    an instruction that has none, and `text_reader.compiled_platform` says which compiler wrote a text.
 
 Rewriting a module
     `wire` is the codec, and `proto` what can be edited of a serialized module; `splice` puts a compiled fragment in the
     place of a chain and removes what nobody uses then, and `integrity` checks the result.
 
-`module` is the form that all of this reads. It is filled by `text`, and by `proto_reader` from serialized modules.
+`module` is the form that all of this reads. It is filled by `text_reader`, and by `proto_reader` from serialized
+modules.
 `executed_collectives` has the ways in which compilers spell a collective, and goes through what a module executes.
 """
 
@@ -33,10 +34,10 @@ from reshard.hlo.executed_collectives import collectives as collectives
 from reshard.hlo.executed_collectives import parse_groups as parse_groups
 from reshard.hlo.executed_collectives import traffic as traffic
 from reshard.hlo.executed_collectives import trip_count as trip_count
-from reshard.hlo.frames import Frame as Frame
-from reshard.hlo.frames import Source as Source
 from reshard.hlo.module import Array as Array
 from reshard.hlo.module import Computation as Computation
+from reshard.hlo.module import Frame as Frame
 from reshard.hlo.module import Instruction as Instruction
 from reshard.hlo.module import Module as Module
-from reshard.hlo.text import parse as parse
+from reshard.hlo.module import Source as Source
+from reshard.hlo.text_reader import parse as parse

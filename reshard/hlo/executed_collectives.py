@@ -42,11 +42,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.errors import NotationError, quoted, shortened
-from reshard.hlo.frames import Source
-from reshard.hlo.module import Array, Computation, Instruction, Module
-from reshard.hlo.origin import CallSite, source_of
+from reshard.hlo.module import Array, CallSite, Computation, Instruction, Module, Source, source_of
 from reshard.types.reductions import all_reduce_elements
-from reshard.types.whole import MOST_DEVICES, whole, written
+from reshard.types.whole import whole, written
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -88,13 +86,21 @@ def collective_form(computation: Computation, instruction: Instruction, fused: b
     if opcode == "recv":
         return _recv_form(instruction)
     kind = KINDS.get(opcode)
-    if kind is None or _continues_chain(computation, instruction):
+    if kind is None:
         return None
     results = instruction.results
+    if "chain_id=" in instruction.attributes.get("frontend_attributes", ""):
+        # All but the first fusion of a chain repeat the collective that the first one has started.
+        users = _users_through_views(computation, instruction)
+        if not any(user.attributes.get("custom_call_target") == '"AsyncCollectiveStart"' for user in users):
+            return None
     if kind == "permute":
         return CollectiveForm(kind, opcode, results, _count_partners(_pairs_text(instruction)))
-    if kind == "all_reduce" and fused and (slices := _only_slices(computation, instruction)):
-        return CollectiveForm("reduce_scatter", opcode, slices)
+    if kind == "all_reduce" and fused and not instruction.root:  # Of which nothing but slices is used.
+        users = _users_through_views(computation, instruction)
+        slices = tuple(array for user in users for array in user.arrays)
+        if slices and all(user.opcode == "dynamic-slice" for user in users):
+            return CollectiveForm("reduce_scatter", opcode, slices)
     return CollectiveForm(kind, opcode, results)
 
 
@@ -113,28 +119,17 @@ def _count_partners(pairs: str) -> int:
     return 2 if _ELSEWHERE.search(pairs) else 1
 
 
-def _continues_chain(computation: Computation, instruction: Instruction) -> bool:
-    """Whether the instruction repeats a collective that an earlier fusion of its chain has started."""
-    if "chain_id=" not in instruction.attributes.get("frontend_attributes", ""):
-        return False
-    users = _users_through_views(computation, instruction)
-    return not any(user.attributes.get("custom_call_target") == '"AsyncCollectiveStart"' for user in users)
-
-
-def _only_slices(computation: Computation, instruction: Instruction) -> tuple[Array, ...]:
-    """The slices of the result, if nothing else uses it; else none."""
-    users = _users_through_views(computation, instruction)
-    sliced = not instruction.root and all(user.opcode == "dynamic-slice" for user in users)
-    return tuple(array for user in users for array in user.arrays) if sliced else ()
-
-
 def _users_through_views(computation: Computation, instruction: Instruction) -> list[Instruction]:
     """The users of an instruction, directly or through views; a view that is the computation's root counts as one."""
     users: list[Instruction] = []
-    queue = [instruction]
-    while queue:  # ends: the uses form an acyclic graph
+    queue, seen = [instruction], {instruction.name}
+    while queue:  # ends: each user is looked through once
         for user in computation.users.get(queue.pop().name, ()):
-            (queue if user.opcode in _LOOKED_THROUGH and not user.root else users).append(user)
+            if user.opcode not in _LOOKED_THROUGH or user.root:
+                users.append(user)
+            elif user.name not in seen:
+                seen.add(user.name)
+                queue.append(user)
     return users
 
 
@@ -147,19 +142,17 @@ def _recv_form(instruction: Instruction) -> CollectiveForm | None:
                 f"HLO instruction {instruction.name}: a transfer between slices of type {transfer[1]} is not known; "
                 f"known are {', '.join(_BETWEEN_SLICES)}"
             )
-        slices = _slice_count(_SLICES.search(said))
+        # How many slices it joins: 2 for the target `1,2`, 4 for `0:3`, 2 for `100000,300000` or a pair.
+        target, slices = _SLICES.search(said), 2
+        if target is not None and "->" not in target[1]:
+            ends = [part.partition(":") for part in target[1].split(",")]
+            if not all(first.strip().isdigit() and (last or first).strip().isdigit() for first, _, last in ends):
+                raise NotationError(f"HLO instruction {instruction.name}: its slices {target[1][:80]!r} are no numbers")
+            slices = sum(int(last or first) - int(first) + 1 for first, _, last in ends)
         return CollectiveForm(_BETWEEN_SLICES[transfer[1]], "recv", results, slices)
     if pairs := _SENT.search(said):
         return CollectiveForm("permute", "recv", results, _count_partners(pairs[1]))
     return None
-
-
-def _slice_count(target: re.Match[str] | None) -> int:
-    """How many slices a transfer joins: 2 for the target `1,2`, 4 for `0:3`, 2 for `100000,300000` or a pair."""
-    if target is None or "->" in target[1]:
-        return 2
-    ends = (part.partition(":") for part in target[1].split(","))
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
 # Replica groups: the devices that exchange data in a collective, in each of XLA's spellings.
@@ -183,6 +176,10 @@ _MESH = re.compile(r"mesh\[([^\]]*)\](?:\s*,\s*device_ids=\((.*)\))?\s*\{(.*)\}"
 _AXIS = re.compile(r"['\"]?([^'\"=,:\s]+)['\"]?=(\d+)")
 _USED = re.compile(r"['\"]?([^'\"=,:\s]+)['\"]?(?::\((\d+)\)(\d+))?(?:,\s*|$)")
 _IOTA_IDS = re.compile(r"(?:<=)?\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?$")
+
+
+_MOST_LISTED = 1 << 22
+"""Devices of the largest groups, as in `Layout.from_hlo`: the ids of 16 million take 5 s and 1.5 GB to list."""
 
 
 class StridedDigit(NamedTuple):
@@ -224,97 +221,57 @@ def parse_groups(text: str, devices: int | None) -> Groups:
     if any(written(number) is None for number in re.findall(r"\d+", text)):
         raise _too_many_devices(text)
     if _LISTED.fullmatch(text):
-        return _read_listed_groups(text, devices)
+        lists = tuple(_read_ints(group) for group in _GROUP.findall(text))
+        if any(not group for group in lists):
+            raise _unreadable_groups(text)
+        if lists:
+            return Groups(len(lists), max(map(len, lists)), lambda: lists)
+        if devices is None:
+            raise NotationError(
+                f"HLO replica groups {shortened(text)}: they mean all devices, and the header does not say how many; "
+                "keep num_partitions=8 (or replica_count=8) in the HloModule line"
+            )
+        if devices > _MOST_LISTED:
+            raise _too_many_devices(text)
+        return Groups(1, devices, lambda: (tuple(range(devices)),))
     if iota := _IOTA.fullmatch(text):
         count, size = int(iota[1]), int(iota[2])
-        return _make_regular_groups(
-            text, _read_ids(text, iota[3]), [StridedDigit(count, size)], [StridedDigit(size, 1)]
-        )
+        return _regular_groups(text, iota[3], [StridedDigit(count, size)], [StridedDigit(size, 1)])
     if mesh := _MESH.fullmatch(text):
-        return _read_mesh_groups(text, mesh[1], mesh[2], mesh[3])
+        return _mesh_groups(text, *mesh.groups())
     raise _unreadable_groups(text)
 
 
-def _read_listed_groups(text: str, devices: int | None) -> Groups:
-    lists = tuple(tuple(map(int, group.split(","))) for group in _GROUP.findall(text))
-    if lists:
-        return Groups(len(lists), max(map(len, lists)), lambda: lists)
-    if devices is None:
-        raise NotationError(
-            f"HLO replica groups {shortened(text)}: they mean all devices, and the header does not say how many; "
-            "keep num_partitions=8 (or replica_count=8) in the HloModule line"
-        )
-    if devices > MOST_DEVICES:
-        raise _too_many_devices(text)
-    return Groups(1, devices, lambda: (tuple(range(devices)),))
-
-
-def _read_mesh_groups(text: str, axes: str, order: str | None, used: str) -> Groups:
+def _mesh_groups(text: str, axes: str, order: str | None, used: str) -> Groups:
     """Groups along factors of mesh axes: the used factors number the members, all others the groups."""
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
-    strides = _row_major_strides(tuple(sizes.values()))
-    factored = {
-        name: _FactoredAxis(size, stride, {1, size})
-        for (name, size), stride in zip(sizes.items(), strides, strict=True)
-    }
-    inner: list[StridedDigit] = []
-    taken: set[tuple[str, int]] = set()
+    strides = dict(zip(sizes, _row_major_strides(tuple(sizes.values())), strict=True))
+    cuts = {name: {1, size} for name, size in sizes.items()}  # where used factors begin and end, as prefixes
+    inner: list[tuple[str, int, int]] = []
     for name, before, size in _USED.findall(used):
         low = int(before or 1)
         high = low * int(size or sizes.get(name, 0))
         if not high or sizes.get(name, 0) % high:
             raise _unreadable_groups(text)
-        factored[name].cuts.update((low, high))
-        taken.add((name, low))
-        inner.append(factored[name].digit(low, high))
-    outer = [
-        axis.digit(low, high)
-        for name, axis in factored.items()
-        for low, high in pairwise(sorted(axis.cuts))
-        if (name, low) not in taken
-    ]
-    total = math.prod(sizes.values())
-    return _make_regular_groups(
-        text, _read_ids(text, order) if order else _Ids(total, lambda: range(total)), outer, inner
+        cuts[name].update((low, high))
+        inner.append((name, low, high))
+    taken = {(name, low) for name, low, _ in inner}
+    every = [(name, low, high) for name, ends in cuts.items() for low, high in pairwise(sorted(ends))]
+    # The factor of an axis between two prefixes is a digit of the positions.
+    outer, members = (
+        [StridedDigit(high // low, strides[name] * (sizes[name] // high)) for name, low, high in factors]
+        for factors in ([one for one in every if one[:2] not in taken], inner)
     )
+    return _regular_groups(text, order or f"[{math.prod(sizes.values())}]", outer, members)
 
 
-class _FactoredAxis(NamedTuple):
-    """A mesh axis, the stride of its coordinate, and the prefixes at which its used factors begin and end."""
+def _regular_groups(text: str, order: str, outer: Sequence[StridedDigit], inner: Sequence[StridedDigit]) -> Groups:
+    """Groups of positions in an order of device ids, which is a list or a transposed iota.
 
-    size: int
-    stride: int
-    cuts: set[int]
-
-    def digit(self, low: int, high: int) -> StridedDigit:
-        """The factor of the axis between two prefixes."""
-        return StridedDigit(high // low, self.stride * (self.size // high))
-
-
-class _Ids(NamedTuple):
-    """`size` device ids in a given order, listed on demand."""
-
-    size: int
-    expand: Callable[[], Sequence[int]]
-
-
-def _make_regular_groups(text: str, ids: _Ids, outer: Sequence[StridedDigit], inner: Sequence[StridedDigit]) -> Groups:
-    """Groups of positions in `ids`: the `outer` digits number the groups, the `inner` ones the members of each."""
-    count, size = (math.prod(digit.size for digit in digits) for digits in (outer, inner))
-    if ids.size != count * size:
-        raise _unreadable_groups(text)
-    if ids.size > MOST_DEVICES:
-        raise _too_many_devices(text)
-
-    def expand() -> tuple[tuple[int, ...], ...]:
-        order, members = ids.expand(), _expand_digits(inner)
-        return tuple(tuple(order[first + at] for at in members) for first in _expand_digits(outer))
-
-    return Groups(count, size, expand)
-
-
-def _read_ids(text: str, order: str) -> _Ids:
-    """Reads device ids: a list, or a transposed iota."""
+    The `outer` digits number the groups, the `inner` ones the members of each.
+    """
+    listed: Sequence[int] | None = None
+    digits: list[StridedDigit] = []
     if iota := _IOTA_IDS.fullmatch(order):
         sizes = _read_ints(iota[1])
         permutation = _read_ints(iota[2]) if iota[2] else tuple(range(len(sizes)))
@@ -322,11 +279,23 @@ def _read_ids(text: str, order: str) -> _Ids:
             raise _unreadable_groups(text)
         strides = _row_major_strides(sizes)
         digits = [StridedDigit(sizes[at], strides[at]) for at in permutation]
-        return _Ids(math.prod(sizes), lambda: _expand_digits(digits))
-    if re.fullmatch(r"[\d,\s]+", order):
+        total = math.prod(sizes)
+    elif re.fullmatch(r"[\d,\s]+", order):
         listed = _read_ints(order)
-        return _Ids(len(listed), lambda: listed)
-    raise _unreadable_groups(text)
+        total = len(listed)
+    else:
+        raise _unreadable_groups(text)
+    count, size = (math.prod(digit.size for digit in side) for side in (outer, inner))
+    if total != count * size:
+        raise _unreadable_groups(text)
+    if total > _MOST_LISTED:
+        raise _too_many_devices(text)
+
+    def expand() -> tuple[tuple[int, ...], ...]:
+        ids, members = _expand_digits(digits) if listed is None else listed, _expand_digits(inner)
+        return tuple(tuple(ids[first + at] for at in members) for first in _expand_digits(outer))
+
+    return Groups(count, size, expand)
 
 
 def _row_major_strides(sizes: Sequence[int]) -> list[int]:
@@ -343,12 +312,16 @@ def _expand_digits(digits: Sequence[StridedDigit]) -> list[int]:
 
 
 def _read_ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part.strip())
+    """The numbers between commas; raises `NotationError` for numbers that none separates."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise _unreadable_groups(text) from None
 
 
 def _too_many_devices(text: str) -> NotationError:
     return NotationError(
-        f"HLO replica groups {quoted(text)}: they are over more devices than the {MOST_DEVICES} that can be listed; "
+        f"HLO replica groups {quoted(text)}: they are over more devices than the {_MOST_LISTED} that can be listed; "
         "give the module of a real machine"
     )
 
@@ -394,6 +367,8 @@ class Collective:
     @property
     def dtype(self) -> str:
         """HLO's name of the element type (`bf16`): that of the first array, if several are combined."""
+        if not self.results:
+            raise NotationError(f"HLO instruction {self.name}: it yields no array; give a module as XLA prints it")
         return self.results[0].dtype
 
     @cached_property
@@ -482,62 +457,66 @@ class _Walk:
             raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
         fused = bool(callers) and callers[0].instruction.opcode == "fusion"
         for instruction in computation.instructions:
-            site = CallSite(computation, instruction)
+            outer = (CallSite(computation, instruction), *callers)
             if form := collective_form(computation, instruction, fused):
-                yield self._collective(form, site, times, callers)
+                yield self._collective(form, outer, times)
             elif called := self._called(instruction):
-                yield from self._inside(called, site, times, callers)
+                yield from self._inside(called, outer, times)
 
     def _called(self, instruction: Instruction) -> list[Computation]:
         """The called computations that have collectives; empty for a -done, which repeats what its -start calls."""
         if instruction.opcode.endswith(("-done", "-update")) or instruction.opcode == "constant":
             return []
-        called = [self.module.computation(name) for name in instruction.called]
-        return [computation for computation in called if self._has_collectives(computation)]
-
-    def _has_collectives(self, computation: Computation) -> bool:
-        if computation.name not in self.communicates:
-            self.communicates[computation.name] = False  # ends the recursion; `run` refuses such a computation
-            self.communicates[computation.name] = any(
-                collective_form(computation, instruction, fused=False) or self._called(instruction)
-                for instruction in computation.instructions
-            )
-        return self.communicates[computation.name]
+        with_collectives: list[Computation] = []
+        for computation in map(self.module.computation, instruction.called):
+            name = computation.name
+            if name not in self.communicates:
+                self.communicates[name] = False  # ends the recursion; `run` refuses such a computation
+                self.communicates[name] = any(
+                    collective_form(computation, one, fused=False) or self._called(one)
+                    for one in computation.instructions
+                )
+            if self.communicates[name]:
+                with_collectives.append(computation)
+        return with_collectives
 
     def _inside(
-        self, called: list[Computation], site: CallSite, times: int | None, callers: tuple[CallSite, ...]
+        self, called: list[Computation], outer: tuple[CallSite, ...], times: int | None
     ) -> Iterator[Collective]:
-        """The collectives of the computations that an instruction calls."""
-        opcode, outer = site.instruction.opcode, (site, *callers)
-        if opcode == "while":
-            yield from self._loop(called, site, times, outer)
-        elif opcode == "conditional":
+        """The collectives of the computations that the innermost site calls."""
+        inside, caller = outer[0]
+        if caller.opcode == "conditional":
             branches = [list(self.run(computation, times, outer)) for computation in called]
-            heaviest = max(branches, key=_weigh_branch)
-            for branch in branches if self.every_branch else [heaviest]:
-                yield from branch if branch is heaviest else (replace(one, counted=False) for one in branch)
-        else:
-            for computation in called:
-                yield from self.run(computation, times, outer)
-
-    def _loop(
-        self, called: list[Computation], site: CallSite, times: int | None, outer: tuple[CallSite, ...]
-    ) -> Iterator[Collective]:
-        """The collectives of a loop's condition and body."""
-        count = trip_count(self.module, site.computation, site.instruction)
-        condition = site.instruction.attributes.get("condition", "").lstrip("%")
+            totals = [traffic(branch) for branch in branches]
+            heaviest = max(range(len(branches)), key=lambda at: (totals[at].received_bytes, totals[at].launches))
+            for at, branch in enumerate(branches):
+                if at == heaviest:
+                    yield from branch
+                elif self.every_branch:
+                    yield from (replace(one, counted=False) for one in branch)
+            return
+        count = trip_count(self.module, inside, caller) if caller.opcode == "while" else 1
+        condition = caller.attributes.get("condition", "").lstrip("%") if caller.opcode == "while" else None
         for computation in called:
             last_check = int(computation.name == condition)  # the condition runs once more than the body
             runs = None if times is None or count is None else times * (count + last_check)
             yield from self.run(computation, runs, outer)
 
-    def _collective(
-        self, form: CollectiveForm, site: CallSite, times: int | None, callers: tuple[CallSite, ...]
-    ) -> Collective:
-        computation, instruction = site
+    def _collective(self, form: CollectiveForm, outer: tuple[CallSite, ...], times: int | None) -> Collective:
+        computation, instruction = outer[0]
         operands = (computation.by_name.get(name) for name in instruction.operands)
         groups = self._groups(instruction, form.opcode) if form.group_size is None else None
         size = groups.size if groups else form.group_size or 1
+        result = sum(array.nbytes for array in form.results)
+        match form.kind:
+            case "all_gather" | "all_to_all":
+                received = result * (size - 1) // size
+            case "reduce_scatter":
+                received = result * (size - 1)
+            case "all_reduce":
+                received = all_reduce_elements(result, size)
+            case _:
+                received = result if size > 1 else 0
         return Collective(
             form.kind,
             instruction.opcode,
@@ -547,9 +526,9 @@ class _Walk:
             form.results,
             size,
             groups,
-            _received_in(form.kind, sum(array.nbytes for array in form.results), size),
+            received,
             times,
-            source_of(self.module, (site, *callers)),
+            source_of(self.module, outer),
             instruction,
         )
 
@@ -567,37 +546,20 @@ class _Walk:
         if "channel_id" not in attributes:
             return parse_groups(text, replicas)
         if opcode in _JOINS_PARTITIONS and attributes.get("use_global_device_ids") != "true":
-            groups = parse_groups(text, replicas)
+            groups, partitions = parse_groups(text, replicas), module.num_partitions or 1
             if groups.count * groups.size <= (replicas or 1):  # if there are more ids than replicas, they are devices'
-                return _with_partitions(groups, module.num_partitions or 1)
+                if groups.count * groups.size * partitions > _MOST_LISTED:
+                    raise _too_many_devices(text)
+                # Every replica stands for all of its partitions.
+                return Groups(
+                    groups.count,
+                    groups.size * partitions,
+                    lambda: tuple(
+                        tuple(replica * partitions + at for replica in group for at in range(partitions))
+                        for group in groups.lists
+                    ),
+                )
         return parse_groups(text, module.devices)
-
-
-def _with_partitions(replicas: Groups, partitions: int) -> Groups:
-    """Groups of devices from groups of replicas: every replica stands for all of its partitions."""
-
-    def expand() -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(r * partitions + p for r in group for p in range(partitions)) for group in replicas.lists)
-
-    return Groups(replicas.count, replicas.size * partitions, expand)
-
-
-def _received_in(kind: str, result: int, size: int) -> int:
-    """The bytes that a device receives in a collective with `result` bytes in groups of `size` devices."""
-    match kind:
-        case "all_gather" | "all_to_all":
-            return result * (size - 1) // size
-        case "reduce_scatter":
-            return result * (size - 1)
-        case "all_reduce":
-            return all_reduce_elements(result, size)
-        case _:
-            return result if size > 1 else 0
-
-
-def _weigh_branch(branch: list[Collective]) -> tuple[int, int]:
-    total = traffic(branch)
-    return total.received_bytes, total.launches
 
 
 # The trip counts of while loops.
@@ -665,19 +627,15 @@ class _Loop:
         self.start = inside.by_name.get(loop.operands[0]) if loop.operands else None
 
     def count(self) -> int | None:
+        """How often the counter steps until the condition, `compare(counter, bound)`, fails."""
         root = _behind_copies(self.condition, self.condition.root)
         if root is None or root.opcode != "compare" or len(root.operands) != 2:
             return None
         direction = root.attributes.get("direction", "")
-        left, right = (_behind_copies(self.condition, self.condition.by_name.get(name)) for name in root.operands)
-        if direction not in _INCLUSIVE or left is None or right is None:
+        counter, bound = (_behind_copies(self.condition, self.condition.by_name.get(name)) for name in root.operands)
+        if direction not in _INCLUSIVE or counter is None or bound is None:
             return None
-        return self._iterations(left, right, direction)
-
-    def _iterations(self, counter: Instruction, bound: Instruction, direction: str) -> int | None:
-        """How often the counter steps until `compare(counter, bound)` fails."""
-        at = _element_read(self.condition, counter)
-        limit = self._constant(self.condition, bound)
+        at, limit = _element_read(self.condition, counter), self._constant(self.condition, bound)
         if at is None or limit is None:
             return None
         first, step = self._initial(at), self._step(at)
@@ -689,9 +647,10 @@ class _Loop:
     def _constant(self, computation: Computation, instruction: Instruction | None) -> int | None:
         """The integer that an instruction of the condition or the body yields in every iteration."""
         origin = _behind_copies(computation, instruction)
-        value = _integer_of(origin)
-        at = _element_read(computation, origin)
-        return self._initial(at) if value is None and at is not None and self._is_invariant(at) else value
+        value, at = _integer_of(origin), _element_read(computation, origin)
+        # What the body passes on unchanged has the value that the loop starts with.
+        invariant = value is None and at is not None and _element_read(self.body, self._next(at)) == at
+        return self._initial(at) if invariant and at is not None else value
 
     def _initial(self, at: int) -> int | None:
         """The integer in element `at` of the tuple that the loop starts with."""
@@ -700,10 +659,6 @@ class _Loop:
     def _next(self, at: int) -> Instruction | None:
         """The instruction that computes element `at` for the next iteration."""
         return _behind_copies(self.body, self._element(self.body, self.body.root, at))
-
-    def _is_invariant(self, at: int) -> bool:
-        """Whether the body passes the element on unchanged."""
-        return _element_read(self.body, self._next(at)) == at
 
     def _step(self, at: int) -> int | None:
         """The constant that the body adds to the element."""
@@ -728,7 +683,9 @@ class _Loop:
 
 def _behind_copies(computation: Computation, instruction: Instruction | None) -> Instruction | None:
     """The instruction that made the value, behind any copies."""
-    while instruction is not None and instruction.opcode in _SAME and instruction.operands:
+    for _ in computation.instructions:  # ends: copies that copy each other, in damaged text, are not followed for ever
+        if instruction is None or instruction.opcode not in _SAME or not instruction.operands:
+            break
         instruction = computation.by_name.get(instruction.operands[0])
     return instruction
 
@@ -746,4 +703,5 @@ def _element_read(computation: Computation, instruction: Instruction | None) -> 
     if instruction is None or instruction.opcode != "get-tuple-element":
         return None
     source = computation.by_name.get(instruction.operands[0]) if instruction.operands else None
-    return int(instruction.attributes["index"]) if source is not None and source.opcode == "parameter" else None
+    index = _INTEGER.fullmatch(instruction.attributes.get("index", ""))
+    return int(index[0]) if index and source is not None and source.opcode == "parameter" else None

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
 from reshard.hlo.splice import Linked, Splice, SpliceContext, replaced_values, result_ids
+from reshard.hlo.wire import refuse_damage
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
@@ -35,6 +36,7 @@ class Change(NamedTuple):
     linked: Linked
 
 
+@refuse_damage
 def check_splices(old: ModuleProto, new: ModuleProto, changes: Sequence[Change]) -> None:
     """Raises `SpliceError`, naming the instruction, unless `new` is `old` with these splices and nothing else.
 

@@ -26,10 +26,9 @@ from types import MappingProxyType
 import numpy as np
 
 from reshard.hlo import wire
-from reshard.hlo.frames import Frame, FramesById, Tables
-from reshard.hlo.module import Array, Computation, Instruction, Module, Shape
+from reshard.hlo.module import Array, Computation, Frame, FramesById, Instruction, Module, Shape, Tables
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
-from reshard.hlo.wire import Field, ProtoMessage, Value
+from reshard.hlo.wire import ProtoMessage, Value
 
 _FRAMES = 17
 _DTYPES = (
@@ -54,6 +53,7 @@ _ESCAPED = re.compile(r"[\n\r\t\"'\\]")
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
+@wire.refuse_damage
 def read_proto(proto: bytes | ModuleProto) -> Module:
     """Reads a serialized module; raises `NotationError` for other bytes.
 
@@ -82,18 +82,18 @@ def _read_computation(proto: ComputationProto, module: ModuleProto, names: Mappi
         order = None if module.schedule is None else module.schedule.get(proto.id)
         for one in proto.instructions if order is None else map(by_id.__getitem__, order):
             opcode, does = one.opcode, one
-            if opcode in _ASYNC and (inner := _wrapped_by(_start_of(one, by_id), module)) is not None:
-                # XLA prints an asynchronous call that wraps one instruction as that instruction's start and end.
-                opcode, does = f"{inner.opcode}{opcode.removeprefix('async')}", inner
+            if opcode in _ASYNC:
+                start = one
+                for _ in proto.instructions:  # An end names its start, or an update that does.
+                    if start.opcode not in _ASYNC[1:]:
+                        break
+                    start = by_id[start.operands[0]]
+                if (inner := _wrapped_by(start, module)) is not None:
+                    # XLA prints an asynchronous call that wraps one instruction as that instruction's start and end.
+                    opcode, does = f"{inner.opcode}{opcode.removeprefix('async')}", inner
             listed.append(Instruction(one.name, opcode, one.id == root, _Encoded(one, does, by_id, names)))
         proto.read = Computation(proto.name, tuple(listed))
     return proto.read
-
-
-def _start_of(instruction: InstructionProto, by_id: Mapping[int, InstructionProto]) -> InstructionProto:
-    while instruction.opcode in _ASYNC[1:]:  # ends: an operand stands before its user
-        instruction = by_id[instruction.operands[0]]
-    return instruction
 
 
 def _wrapped_by(start: InstructionProto, module: ModuleProto) -> InstructionProto | None:
@@ -119,29 +119,40 @@ class _Encoded:
     def is_array(self) -> bool:
         return isinstance(self.shape(), Array)
 
+    @wire.refuse_damage
     def shape(self) -> Shape:
         return _read_shape(self.proto.shape)
 
+    @wire.refuse_damage
     def operands(self) -> tuple[str, ...]:
         return tuple(self.by_id[one].name for one in self.proto.operands)
 
+    @wire.refuse_damage
     def called(self) -> tuple[str, ...]:
         numbers = self.does.called
         return tuple(self.names[one] for one in (reversed(numbers) if self.does.opcode == "while" else numbers))
 
+    @wire.refuse_damage
     def literal(self) -> str:
         if self.proto.opcode == "parameter":
             return str(self.proto.parameter)
         return _read_literal(self.proto.message.data(8) or b"", self.shape()) if self.proto.opcode == "constant" else ""
 
+    @wire.refuse_damage
     def metadata(self) -> str | None:
         return _read_metadata(self.proto.metadata) or None
 
+    @wire.refuse_damage
     def attributes(self) -> Mapping[str, str]:
         values: dict[int, list[Value]] = {}
-        for field in self.does.message.fields:
-            if field.number not in _READ_APART and not _is_unprinted(field):
-                values.setdefault(field.number, []).append(field.value)
+        for number, _, value in self.does.message.fields:
+            # XLA prints nothing for what holds without it, and some of that is given for some instructions only: a
+            # precision for each operand (after the field's key and length), one group, bytes that are empty.
+            unprinted = (value == b"" and number != _SOURCE_TARGET_PAIRS) or (value == 1 and number in _GROUP_COUNTS)
+            if number == _PRECISION and isinstance(value, bytes):
+                unprinted = not any(value[2:])
+            if number not in _READ_APART and not unprinted:
+                values.setdefault(number, []).append(value)
         opcode, attributes = self.does.opcode, _computations_of(self.does.opcode, self.called())
         if opcode == "get-tuple-element":
             attributes["index"] = "0"  # A number that is zero is left out of a proto.
@@ -163,14 +174,6 @@ class _Encoded:
         if metadata := _read_metadata(self.proto.metadata):
             attributes["metadata"] = metadata
         return MappingProxyType(attributes)
-
-
-def _is_unprinted(field: Field) -> bool:
-    """Whether XLA prints nothing for a field: some say what holds without them, and only of some instructions."""
-    number, _, value = field
-    if number == _PRECISION and isinstance(value, bytes):
-        return not any(value[2:])  # one number for each operand, after the field's key and length
-    return (value == b"" and number != _SOURCE_TARGET_PAIRS) or (value == 1 and number in _GROUP_COUNTS)
 
 
 def _computations_of(opcode: str, called: Sequence[str]) -> dict[str, str]:
@@ -195,18 +198,15 @@ def _read_shape(data: bytes) -> Shape:
     dtype = shape.number(2)
     if dtype == _TUPLE:
         return tuple(map(_read_shape, shape.all_data(4)))
-    layout = shape.data(5)
-    text = "" if layout is None else _spell_memory_layout(wire.decode_message(layout))
-    return Array(_DTYPES[dtype] if dtype < len(_DTYPES) else f"dtype{dtype}", tuple(shape.numbers(3)), text)
-
-
-def _spell_memory_layout(layout: ProtoMessage) -> str:
-    """A memory layout as XLA prints it: `1,0:T(8,128)(2,1)S(1)`."""
-    tiles = ["({})".format(",".join(map(str, wire.decode_message(one).numbers(1)))) for one in layout.all_data(6)]
-    bits, space = layout.number(7), layout.number(8)
-    rest = "T" + "".join(tiles) if tiles else ""
-    rest += (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
-    return ",".join(map(str, layout.numbers(1))) + (f":{rest}" if rest else "")
+    text, memory_layout = "", shape.data(5)
+    if memory_layout is not None:  # The memory layout, as XLA prints it: `1,0:T(8,128)(2,1)S(1)`.
+        layout = wire.decode_message(memory_layout)
+        tiles = ["({})".format(",".join(map(str, wire.decode_message(one).numbers(1)))) for one in layout.all_data(6)]
+        bits, space = layout.number(7), layout.number(8)
+        rest = "T" + "".join(tiles) if tiles else ""
+        rest += (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
+        text = ",".join(map(str, layout.numbers(1))) + (f":{rest}" if rest else "")
+    return Array(_DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else f"dtype{dtype}", tuple(shape.numbers(3)), text)
 
 
 def _read_literal(data: bytes, shape: Shape) -> str:
@@ -219,40 +219,34 @@ def _read_literal(data: bytes, shape: Shape) -> str:
             field, packed = _AS_BYTES[shape.dtype]
             numbers = np.frombuffer(literal.data(field) or b"", packed).tolist()
         if len(numbers) == math.prod(shape.dims):
-            text = ",".join(map(str, _order_row_major(numbers, literal, shape.dims)))
+            # A proto has the elements in the order of the literal's own memory layout: `s32[2,3]{0,1}
+            # {{1,2,3},{4,5,6}}` is stored as 1, 4, 2, 5, 3, 6, and read here in row-major order.
+            layout = wire.decode_message(literal.data(1) or b"").data(5)
+            order = [] if layout is None else wire.decode_message(layout).numbers(1)[::-1]
+            if len(order) == len(shape.dims) > 1 and order != sorted(order):
+                stored = np.array(numbers, object).reshape([shape.dims[dim] for dim in order])
+                numbers = stored.transpose(np.argsort(order)).reshape(-1).tolist()
+            text = ",".join(map(str, numbers))
             return f"{{{text}}}" if shape.dims else text
     return f"... {hashlib.blake2b(data, digest_size=16).hexdigest()}"
-
-
-def _order_row_major(numbers: Sequence[int], literal: ProtoMessage, dims: Sequence[int]) -> Sequence[int]:
-    """The elements of a literal in row-major order: a proto has them in the order of the literal's own memory layout.
-
-    For example, `s32[2,3]{0,1} {{1,2,3},{4,5,6}}` is stored as 1, 4, 2, 5, 3, 6.
-    """
-    layout = wire.decode_message(literal.data(1) or b"").data(5)
-    major_to_minor = [] if layout is None else wire.decode_message(layout).numbers(1)[::-1]
-    if len(dims) < 2 or len(major_to_minor) != len(dims) or major_to_minor == sorted(major_to_minor):
-        return numbers
-    stored = np.array(numbers, object).reshape([dims[dim] for dim in major_to_minor])
-    return stored.transpose(np.argsort(major_to_minor)).reshape(-1).tolist()
 
 
 def _read_metadata(data: bytes) -> str:
     """An OpMetadata as XLA prints it, as far as it names the operation and its line; empty if it does not."""
     if not data:
         return ""
-    message = wire.decode_message(data)
-    texts = [(key, message.text(number)) for key, number in (("op_name", 2), ("source_file", 3))]
-    numbers = [(key, message.number(number)) for key, number in (("source_line", 4), ("stack_frame_id", 15))]
-    parts = [f'{key}="{_escape_text(text)}"' for key, text in texts if text]
-    parts += [f"{key}={number}" for key, number in numbers if number]
+    message, parts = wire.decode_message(data), list[str]()
+    for key, number in (("op_name", 2), ("source_file", 3)):
+        if text := message.text(number):
+            escaped = _ESCAPED.sub(lambda match: _ESCAPES.get(match[0], f"\\{match[0]}"), text)
+            parts.append(f'{key}="{escaped}"')
+    for key, number in (("source_line", 4), ("stack_frame_id", 15)):
+        if value := message.number(number):
+            parts.append(f"{key}={value}")
     return f"{{{' '.join(parts)}}}" if parts else ""
 
 
-def _escape_text(text: str) -> str:
-    return _ESCAPED.sub(lambda match: _ESCAPES.get(match[0], f"\\{match[0]}"), text)
-
-
+@wire.refuse_damage
 def _read_frames(data: bytes) -> FramesById:
     """A StackFrameIndexProto; ids count from 1."""
     index = wire.decode_message(data)

@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, make_parameter, without_layout
+from reshard.hlo.wire import refuse_damage
 
 _ENTERED = ("fusion", "call")
 
@@ -75,6 +76,7 @@ class Splicer:
     def __init__(self, module: ModuleProto) -> None:
         self._known = SpliceContext(module)
 
+    @refuse_damage
     def splice(self, change: Splice) -> Linked:
         """Splices one fragment in; raises `SpliceError` where that cannot be done."""
         known, module = self._known, self._known.module
@@ -84,13 +86,18 @@ class Splicer:
         if (module.schedule is None) != (fragment.schedule is None):
             raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
         source = region.named(change.source)
-        uses = [_outermost_use(known, region, use) for use in change.uses]
-        first: list[int] = []
-        for use in uses:  # The instructions that need a value: the fusion that it is inside of, or its first user.
-            if use.path:
-                first.append(region.named(use.path[0]).id)
+        uses: list[Use] = []
+        first: list[int] = []  # The instructions that need a value: the fusion that it is inside of, or its first user.
+        for use in change.uses:
+            scopes, path, name = _list_scopes(known, region, use.path), list(use.path), use.name
+            while path and scopes[-1].root.name == name:  # A fusion that only yields the value stands for it.
+                scopes.pop()
+                name = path.pop()
+            uses.append(Use(tuple(path), name, use.output))
+            if path:
+                first.append(region.named(path[0]).id)
             else:
-                replaced = region.named(use.name)
+                replaced = region.named(name)
                 first += [one.id for one in region.users(replaced.id)][:1] or [replaced.id]
         at = next(at for at, one in enumerate(region.instructions) if one.id in first)
         linked, results = Linked(fragment.is_laid_out), result_ids(entry)
@@ -133,16 +140,6 @@ def replaced_values(known: SpliceContext, region: str, use: Use) -> list[int]:
         names.pop()
         values.append(scopes[-1].named(names[-1]).id)
     return values
-
-
-def _outermost_use(known: SpliceContext, region: ComputationProto, use: Use) -> Use:
-    """The use, outside of every fusion that only yields it."""
-    scopes = _list_scopes(known, region, use.path)
-    path, name = list(use.path), use.name
-    while path and scopes[-1].root.name == name:  # ends: the path gets shorter
-        scopes.pop()
-        name = path.pop()
-    return Use(tuple(path), name, use.output)
 
 
 def _list_scopes(known: SpliceContext, region: ComputationProto, path: Sequence[str]) -> list[ComputationProto]:
@@ -286,9 +283,8 @@ _KEPT = (
 )  # fmt: skip
 
 
-def remove_unused(module: ModuleProto, computation: ComputationProto, entered: Set[int]) -> bool:
-    """Removes what nobody uses from a computation and from the fusions that run an `entered` one; returns whether it
-    removed anything.
+def remove_unused(module: ModuleProto, computation: ComputationProto, entered: Set[int]) -> None:
+    """Removes what nobody uses from a computation and from the fusions that run an `entered` one.
 
     Instructions that may have an effect stay, used or not. Operands stand before their users, so one pass from the last
     instruction to the first removes everything.
@@ -297,7 +293,6 @@ def remove_unused(module: ModuleProto, computation: ComputationProto, entered: S
     followed = {one for instruction in computation.instructions for one in instruction.control}
     for instruction in computation.instructions:
         users.update(instruction.operands)
-    removed = False
     for instruction in reversed(list(computation.instructions)):
         if not users[instruction.id] and not (instruction.opcode in _KEPT or instruction.side_effect):
             users.subtract(instruction.operands)
@@ -309,29 +304,21 @@ def remove_unused(module: ModuleProto, computation: ComputationProto, entered: S
                     other.control = list(dict.fromkeys([*others, *instruction.control]))
             if module.schedule is not None and computation.id in module.schedule:
                 module.schedule[computation.id].remove(instruction.id)
-            removed = True
         elif instruction.opcode == "fusion" and instruction.called[0] in entered:
-            before = instruction.operands
-            removed = _trim_fusion(module, instruction, entered) or removed
+            # What nobody uses inside goes first, then the parameters that only that had used, and their operands.
+            inner, before = module.computation(instruction.called[0]), instruction.operands
+            remove_unused(module, inner, entered)
+            unused = [one for one in inner.parameters if inner.root_id != one.id and not inner.users(one.id)]
+            if unused:
+                numbers = {one.parameter for one in unused}
+                instruction.operands = [one for at, one in enumerate(before) if at not in numbers]
+                for parameter in unused:
+                    inner.instructions.remove(parameter)
+                for at, parameter in enumerate(inner.parameters):
+                    parameter.parameter = at
+                inner.describe_parameters()
             users.subtract(before)
             users.update(instruction.operands)
-    return removed
-
-
-def _trim_fusion(module: ModuleProto, fusion: InstructionProto, entered: Set[int]) -> bool:
-    """Whether a fusion had parameters or instructions that nobody used, which are removed."""
-    inner = module.computation(fusion.called[0])
-    changed = remove_unused(module, inner, entered)
-    unused = [one for one in inner.parameters if inner.root_id != one.id and not inner.users(one.id)]
-    if unused:
-        numbers = {one.parameter for one in unused}
-        fusion.operands = [one for at, one in enumerate(fusion.operands) if at not in numbers]
-        for parameter in unused:
-            inner.instructions.remove(parameter)
-        for at, parameter in enumerate(inner.parameters):
-            parameter.parameter = at
-        inner.describe_parameters()
-    return changed or bool(unused)
 
 
 def remove_uncalled(module: ModuleProto) -> None:

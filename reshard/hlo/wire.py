@@ -18,18 +18,44 @@ this: it leaves large constants out and prints -0 as 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from reshard.errors import NotationError
+from reshard.errors import NotationError, ReshardError
 
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
-_FIXED = frozenset((1, 3, 4, 5, 6, 7))  # of a size that the type says, or not in use
+_VARINT, _BYTES = 0, 2
+_COUNTED = frozenset((_VARINT, _BYTES))
+_SIZES = {1: 8, 5: 4}  # bytes of a value, of the types that have a size
 _MOST_BITS = 70  # ten groups of seven bits hold every 64-bit number
 _WORD = 1 << 64
 
 Value = int | bytes
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def refuse_damage(read: Callable[P, T]) -> Callable[P, T]:
+    """Makes a function raise `NotationError` where damaged bytes would lead it to raise something else.
+
+    Ids without an instruction, numbers past a table, a shape nested without end: each would need a check of its own,
+    and the first one forgotten would reach the user as a `KeyError`.
+    """
+
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except ReshardError:
+            raise
+        except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError, StopIteration) as error:
+            raise NotationError(
+                f"serialized HLO: its fields do not fit each other ({type(error).__name__}: {error}); give the bytes "
+                "of an HloModuleProto as XLA made them"
+            ) from error
+
+    return reading
 
 
 class Field(NamedTuple):
@@ -123,9 +149,7 @@ def decode_message(data: bytes) -> ProtoMessage:
             if key >= 0x80:
                 key, at = _read_varint(data, at - 1)
             wire_type = key & 7
-            if wire_type in _FIXED:
-                value, at = _read_value(data, at, wire_type)
-            else:
+            if wire_type in _COUNTED:
                 value = data[at]
                 at += 1
                 if value >= 0x80:
@@ -133,6 +157,11 @@ def decode_message(data: bytes) -> ProtoMessage:
                 if wire_type == _BYTES:
                     at += value
                     value = data[at - value : at]
+            elif wire_type in _SIZES:
+                at += _SIZES[wire_type]
+                value = data[at - _SIZES[wire_type] : at]
+            else:
+                raise NotationError(f"wire type {wire_type} is not in use")
             if key < 8 or at > end:
                 raise NotationError("it has a field that its length cuts off")
             fields.append(Field(key >> 3, wire_type, value))
@@ -158,19 +187,6 @@ def encode_message(message: ProtoMessage) -> bytes:
     return bytes(data)
 
 
-def _read_value(data: bytes, at: int, wire_type: int) -> tuple[Value, int]:
-    """The value at a position, and the position after it."""
-    if wire_type == _VARINT:
-        return _read_varint(data, at)
-    if wire_type == _BYTES:
-        length, at = _read_varint(data, at)
-        return data[at : at + length], at + length
-    if wire_type in (_EIGHT, _FOUR):
-        length = 8 if wire_type == _EIGHT else 4
-        return data[at : at + length], at + length
-    raise NotationError(f"wire type {wire_type} is not in use")
-
-
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     byte = data[at]
     if byte < 0x80:
@@ -178,6 +194,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value, shift = byte & 0x7F, 7
     while shift < _MOST_BITS:  # ends: the shift grows
         at += 1
+        if at >= len(data):
+            raise NotationError("a number is cut off")
         byte = data[at]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -195,18 +213,16 @@ def _append_varint(data: bytearray, value: int) -> None:
 
 def unpack_numbers(values: Iterable[Value]) -> list[int]:
     """The numbers of a repeated integer field, packed or not."""
-    return [
-        _sign_number(one) for value in values for one in ([value] if isinstance(value, int) else _unpack_bytes(value))
-    ]
-
-
-def _unpack_bytes(data: bytes) -> list[int]:
-    values: list[int] = []
-    at = 0
-    while at < len(data):  # ends: each number takes at least a byte
-        value, at = _read_varint(data, at)
-        values.append(value)
-    return values
+    numbers: list[int] = []
+    for value in values:
+        if isinstance(value, int):
+            numbers.append(_sign_number(value))
+            continue
+        at = 0
+        while at < len(value):  # ends: each number takes at least a byte
+            number, at = _read_varint(value, at)
+            numbers.append(_sign_number(number))
+    return numbers
 
 
 def _sign_number(value: int) -> int:

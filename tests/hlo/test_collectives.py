@@ -456,6 +456,7 @@ def test_groups_of_many_devices_cost_nothing_until_they_are_listed():
 
 HUGE = {
     "an iota": "[1000000,1000000]<=[1000000000000]",
+    "one group of 16 million": "[1,16777216]<=[16777216]",
     "a transposed iota": "[1000000,1000000]<=[1000000,1000000]T(1,0)",
     "a mesh": "mesh['x'=1000000,'y'=1000000] {'x'}",
     "a number of 5000 digits": f"[1,{'9' * 5000}]<=[{'9' * 5000}]",
@@ -465,9 +466,19 @@ HUGE = {
 
 @pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
 def test_more_devices_than_can_be_listed_are_refused_before_any_is(text: str):
-    with pytest.raises(NotationError, match="over more devices than the 16777216") as caught:
+    with pytest.raises(NotationError, match="over more devices than the 4194304") as caught:
         parse_groups(text, None)
     assert len(str(caught.value)) < 400
+
+
+def test_partitions_that_no_machine_has_are_refused_before_any_is_listed():
+    """Every replica stands for all of its partitions: 2^32 of them would take 64 GiB."""
+    line = "ROOT %r = f32[6] all-reduce(%p), channel_id=1, replica_groups={{0},{1}}"
+    read = module(line, header=f", replica_count=2, num_partitions={1 << 32}")
+    with pytest.raises(NotationError, match="over more devices than the 4194304"):
+        hlo.collectives(read)
+    with pytest.raises(NotationError, match="over more devices"):
+        hlo.collectives(module(line.replace("{0},{1}", "").replace("{{}}", "{}"), header=f", num_partitions={1 << 32}"))
 
 
 SUM = "(s32[], f32[8], s32[])"

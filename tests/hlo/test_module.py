@@ -1,18 +1,21 @@
 """How a module is read, from its text and from its proto: instructions, shapes, stack frames, lines nearby."""
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from reshard import hlo
-from reshard.errors import NotationError
-from reshard.hlo import Array, Source
+from reshard.errors import NotationError, ReshardError
+from reshard.hlo import Array, Source, integrity
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
-from reshard.hlo.text import compiled_platform, read_shape
-from reshard.hlo.wire import ProtoMessage, decode_message, encode_message
+from reshard.hlo.text_reader import compiled_platform, read_shape
+from reshard.hlo.wire import Field, ProtoMessage, decode_message, encode_message
 from tests.doctor.fragments import HLO_DATA
 from tests.hlo.fragments import GATHER, TABLES, computation, gather_source, metadata, module, only
 from tests.hlo.record import DATA
-from tests.hlo.splices import NAMES, recorded
+from tests.hlo.splices import NAMES, recorded, splice
 
 TEXTS = sorted(DATA.glob("*.hlo"))
 
@@ -290,6 +293,84 @@ def test_text_and_proto_are_one_module(name):
         for module in (text, proto)
     ]
     assert figures[0] == figures[1] != []
+
+
+def look_at_all(read):
+    """Asks a module for everything that it has."""
+    for held in read.computations.values():
+        _ = held.root, held.users
+        for one in held.instructions:
+            _ = one.arrays, one.results, one.operands, one.attributes, one.called, one.literal
+            _ = [array.nbytes for array in one.arrays], one.metadata and read.frames.source(one.metadata)
+    for one in hlo.collectives(read, every_branch=True):
+        _ = one.results and one.dtype, one.pairs, one.groups and one.groups.lists
+
+
+def damaged(choose, data):
+    """Bytes with a few of them changed, left out, put in, or copied from elsewhere."""
+    data = bytearray(data)
+    for _ in range(choose.choice((1, 1, 2, 8))):
+        at, other = choose.randrange(len(data)), choose.randrange(len(data))
+        some = choose.randbytes(choose.randrange(1, 5))
+        end, new = choose.choice(((1, some[:1]), (4 * len(some), b""), (0, some), (8, data[other : other + 8])))
+        data[at : at + end] = new
+        data = data or bytearray(b"x")
+    return bytes(data)
+
+
+def damaged_field(choose, data):
+    """A serialized module in which one field of one instruction is another, is gone, or is of another number."""
+    made = ModuleProto.decode(data)
+    held = choose.choice(made.computations)
+    fields = choose.choice(held.instructions).message.fields
+    at = choose.randrange(len(fields))
+    number, wire_type, value = fields[at]
+    if isinstance(value, int):
+        value = choose.choice((0, 1, value + 1, 1 << 40, (1 << 64) - 1))
+    else:
+        value = damaged(choose, value) if value else choose.randbytes(1)
+    number = choose.choice((number, number, 2, 3, 8, 9, 13, 14, 17, 20, 21, 26, 31, 35, 36, 38, 49, 52, 77, 87, 92, 93))
+    fields[at : at + 1] = [] if choose.random() < 0.2 else [Field(number, wire_type, value)]
+    held.is_changed = True
+    return made.encode()
+
+
+def read_damaged(choose, number):
+    """Reads one damaged module: text, bytes, a field; or splices into it, or a damaged fragment into a whole one."""
+    module = recorded(choose.choice(NAMES))
+    if number == 0:
+        text = choose.choice((module.text, choose.choice(TEXTS).read_text(encoding="utf-8")))
+        look_at_all(hlo.parse(damaged(choose, text.encode()).decode("utf-8", "replace")))
+    elif number == 1:
+        look_at_all(read_proto(damaged(choose, module.module)))
+    elif number == 2:
+        look_at_all(read_proto(damaged_field(choose, module.module)))
+    elif number == 3:
+        check_spliced(damaged_field(choose, module.module), module.splices)
+    else:
+        change = choose.choice(module.splices)
+        fragment = choose.choice((damaged, damaged_field))(choose, change.fragment)
+        check_spliced(module.module, [replace(change, fragment=fragment)])
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_damaged_modules_are_read_or_refused(number):
+    """Whatever is broken, nothing but an error of this package leaves the readers, the splicer and its check."""
+    choose, refused = random.Random(number), 0
+    for _ in range(60):
+        try:
+            read_damaged(choose, number)
+        except ReshardError as error:
+            assert str(error)
+            refused += 1
+    assert 2 < refused < 60
+
+
+def check_spliced(data, splices):
+    proto = ModuleProto.decode(data)
+    changes = [integrity.Change(one, splice(proto, one)) for one in splices]
+    old = ModuleProto.decode(data)
+    integrity.check_splices(old, ModuleProto.decode(proto.encode(), like=old), changes)
 
 
 def test_computations_that_two_modules_share_are_read_once():

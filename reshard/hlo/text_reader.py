@@ -1,7 +1,7 @@
 """Reads XLA's text of an HLO module, as far as communication needs it, and lazily.
 
     module      = "HloModule" name {"," attribute} [tables] {computation}
-    tables      = "FileNames" ... "FunctionNames" ... "FileLocations" ... "StackFrames" ...    see `frames`
+    tables      = "FileNames" ... "FunctionNames" ... "FileLocations" ... "StackFrames" ...    see `module`
     computation = ["ENTRY"] name ["(" parameters ")" "->" shape] "{" {instruction} "}" {"," attribute}
     instruction = ["ROOT"] name "=" shape opcode "(" operands ")" {"," attribute}              one line each
     operands    = [[shape] name {"," [shape] name}] | the literal of a constant, the number of a parameter
@@ -22,11 +22,10 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from reshard.errors import NotationError
-from reshard.hlo.frames import Tables, read_tables
-from reshard.hlo.module import Array, Computation, Instruction, Module, Shape
+from reshard.hlo.module import Array, Computation, Instruction, Module, Shape, Tables, read_tables
 
 _MOST_DIGITS = 4300  # Python reads no longer numbers.
 _MODULE = re.compile(r"^HloModule +([^\s,]+)(.*)$", re.MULTILINE)
@@ -73,8 +72,18 @@ class _Line(NamedTuple):
         return tuple(part.split()[-1] for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
 
     def attributes(self) -> Mapping[str, str]:
-        parts = _split_outside_brackets(self.rest[_find_close(self.rest) + 1 :])
-        pairs = (part.partition("=") for part in parts)
+        text = self.rest[_find_close(self.rest) + 1 :]
+        parts: list[str] = []
+        depth = start = 0
+        for mark in _MARK.finditer(text):  # The commas that are outside of all brackets and quotes end an attribute.
+            if mark[0] == "," and depth == 0:
+                parts.append(text[start : mark.start()])
+                start = mark.end()
+            elif mark[0] in "{([":
+                depth += 1
+            elif mark[0] in "})]":
+                depth -= 1
+        pairs = (part.partition("=") for part in (*parts, text[start:]))
         return MappingProxyType({key.strip(): value.strip() for key, _, value in pairs if key.strip()})
 
     def called(self) -> tuple[str, ...]:
@@ -107,33 +116,21 @@ def parse(text: str) -> Module:
     """
     headers = list(_MODULE.finditer(text)) if isinstance(text, str) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(headers) != 1:
-        _refuse_text(text, len(headers))
+        raise NotationError(f"HLO text: {_diagnose_text(text, len(headers))}")
     if re.search(rf"[0-9]{{{_MOST_DIGITS + 1}}}", text):
         raise NotationError(
             f"HLO text: it has a number of more than {_MOST_DIGITS} digits; give a module as XLA prints it"
         )
     header = headers[0]
-    computations, entry, preamble = _read_computations(header[1], text[header.end() :].split("\n"))
-    return Module(
-        header[1],
-        MappingProxyType(computations),
-        computations[entry],
-        _read_count(header[2], "num_partitions"),
-        _read_count(header[2], "replica_count"),
-        Tables(lambda: read_tables("\n".join(preamble))),
-    )
-
-
-def _read_computations(module: str, lines: list[str]) -> tuple[dict[str, Computation], str, list[str]]:
-    """The computations by name, the name of the entry, and the lines before the first computation."""
     computations: dict[str, Computation] = {}
     entry: str | None = None
     name: str | None = None
     preamble: list[str] = []
     body: list[Instruction] = []
-    for line in lines:
+    for line in text[header.end() :].split("\n"):
         if line[:1] in (" ", "\t") and name is not None:
-            body += _read_line(module, name, line)
+            if (instruction := _read_line(header[1], name, line)) is not None:
+                body.append(instruction)
         elif line[:1] == "}" and name is not None:
             computations[name], name, body = Computation(name, tuple(body)), None, []
         elif name is None and (head := _COMPUTATION.match(line)):
@@ -143,24 +140,27 @@ def _read_computations(module: str, lines: list[str]) -> tuple[dict[str, Computa
             preamble.append(line)
     if name is not None or entry is None:
         where = f"inside computation {name}" if name else "before its ENTRY computation"
-        raise NotationError(f"HLO module {module}: the text ends {where}; give the whole module")
-    return computations, entry, preamble
+        raise NotationError(f"HLO module {header[1]}: the text ends {where}; give the whole module")
+    counts = [re.search(rf"\b{key}=(\d+)", header[2]) for key in ("num_partitions", "replica_count")]
+    partitions, replicas = (None if count is None else int(count[1]) for count in counts)
+    frames = Tables(lambda: read_tables("\n".join(preamble)))
+    return Module(header[1], MappingProxyType(computations), computations[entry], partitions, replicas, frames)
 
 
-def _read_line(module: str, computation: str, line: str) -> list[Instruction]:
-    """The instruction on a line; empty if the line only continues a literal."""
+def _read_line(module: str, computation: str, line: str) -> Instruction | None:
+    """The instruction on a line; None if the line only continues a literal."""
     if plain := _ONE_ARRAY.match(line):
-        return [Instruction(plain[2], plain[4], bool(plain[1]), _Line(plain[4], plain[3], line[plain.end() :]))]
+        return Instruction(plain[2], plain[4], bool(plain[1]), _Line(plain[4], plain[3], line[plain.end() :]))
     named = _NAMED.match(line)
     if named is None:
-        return []
+        return None
     opcode = _OPCODE.match(line, named.end())
     if opcode is None:
         raise NotationError(
             f"HLO module {module}, computation {computation}: cannot read the instruction {line.strip()[:120]!r}; "
             "an instruction is a name, =, a shape, an opcode and its operands in parentheses"
         )
-    return [Instruction(named[2], opcode[2], bool(named[1]), _Line(opcode[2], opcode[1], line[opcode.end() :]))]
+    return Instruction(named[2], opcode[2], bool(named[1]), _Line(opcode[2], opcode[1], line[opcode.end() :]))
 
 
 def _find_close(text: str) -> int:
@@ -173,35 +173,11 @@ def _find_close(text: str) -> int:
     return len(text)
 
 
-def _split_outside_brackets(text: str) -> list[str]:
-    """Splits at the commas that are outside of all brackets and quotes."""
-    parts: list[str] = []
-    depth = start = 0
-    for mark in _MARK.finditer(text):
-        if mark[0] == "," and depth == 0:
-            parts.append(text[start : mark.start()])
-            start = mark.end()
-        elif mark[0] in "{([":
-            depth += 1
-        elif mark[0] in "})]":
-            depth -= 1
-    return [*parts, text[start:]]
-
-
-def _read_count(header: str, key: str) -> int | None:
-    count = re.search(rf"\b{key}=(\d+)", header)
-    return int(count[1]) if count else None
-
-
-def _refuse_text(text: object, headers: int) -> NoReturn:
-    if headers:
-        raise NotationError(f"HLO text: it has {headers} HloModule headers; give one module at a time")
-    raise NotationError(f"HLO text: {_diagnose_text(text)}")
-
-
-def _diagnose_text(text: object) -> str:
+def _diagnose_text(text: object, headers: int) -> str:
     """What the text seems to be, and what to give instead."""
     advice = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
+    if headers:
+        return f"it has {headers} HloModule headers; give one module at a time"
     if not isinstance(text, str):
         return f"it is {type(text).__name__}, not text; {advice}"
     if not text.strip():
@@ -255,4 +231,7 @@ def read_arrays(text: str) -> tuple[Array, ...]:
 
 @lru_cache(maxsize=1 << 14)  # A module has few shapes, and names each of them often.
 def _make_array(dtype: str, dims: str, layout: str) -> Array:
-    return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)
+    try:
+        return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)
+    except ValueError:
+        raise NotationError(f"HLO shape {dtype}[{dims[:80]}]: its sizes are not numbers; write f32[8,4]") from None
