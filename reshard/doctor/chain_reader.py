@@ -23,8 +23,7 @@ from reshard.doctor.chains import REDUCTIONS, Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.sums import is_sum, summed_digits
-from reshard.doctor.dataflow.trace import Tracer
+from reshard.doctor.dataflow.trace import Tracer, is_sum, summed_digits
 from reshard.doctor.elements import LeafOrigin, first_copies
 from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
 from reshard.doctor.places import ArrayMove, Known

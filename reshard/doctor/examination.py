@@ -11,7 +11,7 @@ from reshard import hlo
 from reshard.doctor.chain_reader import Matcher, Pair
 from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
-from reshard.doctor.dataflow.index_maps import IndexMaps
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.memory import ProgramMemory, add_up_program
 from reshard.doctor.places import (
@@ -35,7 +35,7 @@ from reshard.doctor.proposals import (
 from reshard.doctor.rebuilds import find_rebuilt
 from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
-from reshard.errors import MeshError, ReshardError, quoted
+from reshard.errors import MeshError, NotationError, ReshardError, quoted
 from reshard.hlo import Collective, Module
 from reshard.hlo.module import metadata_fields
 from reshard.hlo.text_reader import compiled_platform
@@ -86,11 +86,41 @@ def examine(
         raise ReshardError(f"platform {quoted(platform)}: give cpu, gpu or tpu, or None to go by the text")
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
+    _check_operands(module)
     options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text))
     examination = _Examination(module, collectives, tuple(known), options)
     places = sort_by_waste(examination.places())
     devices = count_devices(module, collectives)
     return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
+
+
+_TAKES_ONE = (
+    *COLLECTIVES, "all-reduce", "reduce-scatter", "copy", "convert", "bitcast", "reshape", "transpose", "broadcast",
+    "slice", "reverse", "reduce", "while", "get-tuple-element", "copy-done",
+)  # fmt: skip
+_TAKES_TWO = ("pad", "dynamic-slice", "dynamic-update-slice", "conditional")
+_LEAST_TAKEN = {"select": 3} | dict.fromkeys(_TAKES_TWO, 2) | dict.fromkeys(_TAKES_ONE, 1)
+
+
+def _check_operands(module: Module) -> None:
+    """Raises `NotationError` for a damaged text, in which an instruction takes what is not made before it.
+
+    Data flow is followed from one instruction to another, so a circle would have no end.
+    """
+    for computation in module.computations.values():
+        made: set[str] = set()
+        for one in computation.instructions:
+            where = f"HLO module {module.name}, computation {computation.name}: {one.name}"
+            unknown = next((name for name in one.operands if name not in made), None)
+            if unknown is not None:
+                raise NotationError(f"{where} takes {unknown}, which nothing before it makes; is the text whole?")
+            if len(one.operands) < _LEAST_TAKEN.get(one.opcode.removesuffix("-start"), 0):
+                raise NotationError(f"{where}, a {one.opcode}, takes only {len(one.operands)} operands")
+            if one.opcode == "get-tuple-element" and not one.attributes.get("index", "").isdigit():
+                raise NotationError(f"{where}, a get-tuple-element, does not say which element")
+            if one.name in made:
+                raise NotationError(f"{where} is made twice; is the text whole?")
+            made.add(one.name)
 
 
 class _Examination:

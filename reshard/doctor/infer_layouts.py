@@ -31,8 +31,7 @@ import numpy as np
 from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.sums import strided_digits
-from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, at_places
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, points_at, strided_digits
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
 from reshard.types import Layout, Mesh
@@ -94,7 +93,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
     if result.array is None or not 0 < result.array.elements <= _CHECKED:
         return None
     try:
-        origins = tracer(result, at_places(result, tracer.devices))
+        origins = tracer(result, points_at(result, tracer.devices))
         places, senders = (part.reshape(tracer.devices, -1) for part in (origins.place, origins.device))
         if (origins.leaf != origins.leaf[0]).any() or origins.leaf[0] == NOWHERE:
             return None

@@ -23,7 +23,7 @@ from reshard.doctor.chain_reader import ChainReader, Unfit, use_of
 from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
-from reshard.doctor.dataflow.trace import Tracer, at_places
+from reshard.doctor.dataflow.trace import Tracer, points_at
 from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, build_layouts, build_mesh, trace_digits
 from reshard.errors import LayoutError, MeshError, ReshardError
 from reshard.hlo import Array, Instruction
@@ -283,7 +283,7 @@ def is_index(maps: IndexMaps, numbering: Numbering, value: HloValue, dim: int) -
     places = (
         np.arange(count) if count == array.elements else np.random.default_rng(0).integers(0, array.elements, count)
     )
-    points = at_places(value, maps.scalars.devices, places)
+    points = points_at(value, maps.scalars.devices, places)
     tracer = Tracer(maps, numbering, frozenset())
     try:
         origins = tracer(value, points)

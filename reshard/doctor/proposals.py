@@ -21,7 +21,7 @@ from reshard.doctor.chain_reader import ChainReader, Replacement, Unfit, holds_w
 from reshard.doctor.chains import REDUCTIONS, Chain, list_chains
 from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
-from reshard.doctor.dataflow.sums import is_exact
+from reshard.doctor.dataflow.trace import is_exact
 from reshard.doctor.memory import Liveness, PlannedChain, add_up_program
 from reshard.doctor.op_layouts import OpFinder, OpMoves, OpOutput, OpReplacement
 from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_chain

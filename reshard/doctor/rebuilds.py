@@ -29,7 +29,7 @@ from reshard.doctor.chains import Chain
 from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.trace import Origins, Tracer, at_places
+from reshard.doctor.dataflow.trace import Origins, Tracer, points_at
 from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, find_device_groups
 from reshard.hlo import Array
 
@@ -178,7 +178,7 @@ class _Search:
     def _held(self, value: HloValue, places: Numbers | None = None, stop: HloValue | None = None) -> HeldElements:
         """The elements of a value on all devices, all or those at some places; traced to the leaves, or to `stop`."""
         ends = self.chain.leaves if stop is None else self.chain.leaves | {stop}
-        points = at_places(value, self.devices, places)
+        points = points_at(value, self.devices, places)
         return HeldElements(points.device, Tracer(self.maps, self.numbering, ends)(value, points))
 
     def _held_here(self, value: HloValue, places: Numbers) -> HeldElements:
@@ -186,7 +186,7 @@ class _Search:
         try:
             return self._held(value, places)
         except Untraceable:
-            points = at_places(value, self.devices, places)
+            points = points_at(value, self.devices, places)
             operands = frozenset(self.maps.flow.operands(value))
             return HeldElements(points.device, Tracer(self.maps, self.numbering, operands)(value, points))
 

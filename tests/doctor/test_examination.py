@@ -256,3 +256,21 @@ def test_a_collective_that_overlaps_with_computation():
 def test_text_that_is_not_a_module_is_refused(given):
     with pytest.raises(NotationError, match="HLO"):
         examine(given)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        ((GATHER, "ROOT %r = f32[8,8]{1,0} add(%g, %lost)"), "r takes lost, which nothing before it makes"),
+        (
+            (GATHER.replace("(%p)", "(%g)"), "ROOT %r = f32[8,8]{1,0} add(%g, %g)"),
+            "g takes g",
+        ),  # followed, it has no end
+        ((GATHER, "ROOT %p = f32[8,8]{1,0} add(%g, %g)"), "p is made twice"),
+        (("%s = f32[] slice()", GATHER), "s, a slice, takes only 0 operands"),
+        (("%t = (f32[2,8]) tuple(%p)", "%e = f32[2,8]{1,0} get-tuple-element(%t)", GATHER), "which element"),
+    ],
+)
+def test_a_damaged_text_is_refused_with_what_was_found(damaged, why):
+    with pytest.raises(NotationError, match=why):
+        examine(text(*damaged))

@@ -23,7 +23,6 @@ from reshard.doctor.checks.proofs import Key, Proofs, Signatures
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import (
     Conversion,
-    FragmentMaps,
     IndexMaps,
     Points,
     Unconvertible,
@@ -35,8 +34,7 @@ from reshard.doctor.dataflow.index_maps import (
 )
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
-from reshard.doctor.dataflow.sums import Summands, list_summands, same_sums
-from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Summands, Tracer, list_summands, same_sums
 from reshard.doctor.infer_layouts import list_axis_points
 from reshard.doctor.op_layouts import OpReplacement, is_index
 from reshard.errors import SpliceError
@@ -52,7 +50,7 @@ class Traced:
     def __init__(self, module: Module, devices: int, spliced: bool = False) -> None:
         self.flow = Flow(module)
         scalars = Scalars(self.flow, devices)
-        self.maps = FragmentMaps(self.flow, scalars) if spliced else IndexMaps(self.flow, scalars)
+        self.maps = IndexMaps(self.flow, scalars, spliced)
         self.numbering = Numbering(self.flow)
         self.devices = devices
         self._signatures: dict[HloValue, Signatures] = {}

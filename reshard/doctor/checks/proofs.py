@@ -17,14 +17,14 @@ import numpy as np
 
 from reshard.doctor.batch_ops import batch_op
 from reshard.doctor.dataflow.flow import HloValue, Numbering
-from reshard.doctor.dataflow.index_maps import FragmentMaps, IndexMaps
+from reshard.doctor.dataflow.index_maps import FRAGMENT_MOVES, IndexMaps
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.hlo import Instruction
 
 _CALLS = ("parameter", "conditional")
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
-_FOLLOWED = FragmentMaps.moves.difference(_CALLS).union(("constant", "iota", *_REDUCTIONS))
+_FOLLOWED = FRAGMENT_MOVES.difference(_CALLS).union(("constant", "iota", *_REDUCTIONS))
 _OPS = ("fft", "sort", "custom-call")
 _FIRST_SCALAR = {"dynamic-slice": (1, None), "dynamic-update-slice": (2, None), "select": (0, 1), "conditional": (0, 1)}
 _NOT_SAID = frozenset((

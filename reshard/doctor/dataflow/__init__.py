@@ -4,9 +4,8 @@ flow         sees through fusions, tuples and asynchronous calls to where a valu
              values (`Numbering`)
 scalars      evaluates the integers that depend only on the device: offsets of slices
 index_maps   knows, for each instruction that only moves data, where each element was before, and how it was rounded
-             (`Conversion`); `FragmentMaps` are those of what compiled plans consist of
-trace        follows elements back to where they were made
-sums         knows which summands elements are made of
+             (`Conversion`); in compiled plans, too
+trace        follows elements back to where they were made, and sums to the summands that they are made of
 replicas     knows which devices surely have equal values
 
 It knows nothing of collectives that could be replaced, nor of plans: the examination and the pass build on it.

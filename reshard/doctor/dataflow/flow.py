@@ -57,8 +57,14 @@ class HloValue(NamedTuple):
 
     @property
     def instruction(self) -> Instruction:
-        """The instruction that yields the value."""
-        return self.scope.computation.by_name[self.name]
+        """The instruction that yields the value; raises `NotationError` where a damaged text has none."""
+        try:
+            return self.scope.computation.by_name[self.name]
+        except KeyError:
+            where = self.scope.computation.name
+            raise NotationError(
+                f"HLO computation {where} has no instruction {self.name}, which another takes"
+            ) from None
 
     @property
     def site(self) -> Site:
@@ -97,6 +103,7 @@ class Flow:
         self._orders: dict[str, dict[str, int]] = {}
         self._sites: dict[Scope, list[Site]] = {}
         self._makers: dict[Scope, list[Site]] = {}
+        self._shared: set[str] = set()  # computations that several instructions start
         self.regions: tuple[Scope, ...] = tuple(self._all_regions())
 
     def sites(self, scope: Scope) -> list[Site]:
@@ -131,17 +138,28 @@ class Flow:
         key = scope, instruction.name
         if key not in self._inner:
             computation = self.module.computation(instruction.called[0])
-            if any(computation is outer.computation for outer in _list_enclosing(scope)):
-                raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
+            outer: Scope | None = scope
+            while outer is not None:  # ends: scopes are nested in their callers
+                if computation is outer.computation:
+                    raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
+                outer = None if outer.caller is None else outer.caller.scope
             self._inner[key] = Scope(computation, Site(scope, instruction), True)
         return self._inner[key]
 
-    def body(self, scope: Scope) -> Scope | None:
-        """The loop body, for a region that is the body or the condition of a loop."""
-        if scope.caller is None or scope.caller.instruction.opcode != "while":
+    def root_of(self, site: Site, name: str) -> HloValue | None:
+        """What a region yields that the instruction starts; None if another starts it as well, or none does."""
+        regions = [one for one in self.regions if one.computation.name == name and one.caller == site]
+        if not regions or name in self._shared or regions[0].computation.root is None:
             return None
-        name = scope.caller.instruction.attributes.get("body", "").lstrip("%")
-        return next((region for region in self.regions if region.computation.name == name), None)
+        return HloValue(regions[0], regions[0].computation.root.name)
+
+    def branch_operand(self, parameter: HloValue) -> HloValue | None:
+        """What a conditional gives to a parameter of its branch; None if it is no such parameter, or has two values."""
+        caller, name = parameter.scope.caller, parameter.scope.computation.name
+        if caller is None or caller.instruction.opcode != "conditional" or name in self._shared:
+            return None  # a computation that is both branches is shared: it has the operands of either
+        operands, at = caller.instruction.operands, 1 + caller.instruction.called.index(name)
+        return HloValue(caller.scope, operands[at], parameter.path) if at < len(operands) else None
 
     def origin(self, value: HloValue) -> HloValue:
         """The value that has the same data where it was made, or where it enters the region."""
@@ -224,6 +242,7 @@ class Flow:
         while queue:  # ends: each computation is entered once
             region = queue.pop(0)
             if region.computation.name in seen:
+                self._shared.add(region.computation.name)
                 continue
             seen.add(region.computation.name)
             yield region
@@ -232,12 +251,9 @@ class Flow:
                 queue += [Scope(computation, site, False) for computation in started]
 
 
-def _list_enclosing(scope: Scope) -> Iterator[Scope]:
-    """A scope, and those that its callers are in, outwards."""
-    yield scope
-    while scope.caller is not None:  # ends: scopes are nested in their callers
-        scope = scope.caller.scope
-        yield scope
+def loop_body(loop: Instruction) -> str:
+    """The name of the computation that a loop repeats."""
+    return loop.attributes.get("body", "").lstrip("%")
 
 
 def parameter_number(instruction: Instruction) -> int:
@@ -280,14 +296,8 @@ def array_paths(shape: Shape) -> Iterator[tuple[int, ...]]:
 
 
 _IGNORED = (
-    "metadata",
-    "frontend_attributes",
-    "backend_config",
-    "sharding",
-    "calls",
-    "channel_id",
-    "control-predecessors",
-)
+    "metadata", "frontend_attributes", "backend_config", "sharding", "calls", "channel_id", "control-predecessors",
+)  # fmt: skip
 _UNIQUE = ("parameter", "while", "conditional", "custom-call", "rng", "rng-bit-generator", "infeed", "recv", "call")
 _MOVES = ("bitcast", "reshape", "transpose", "slice", "dynamic-slice", "concatenate", "pad", "constant")
 
@@ -306,23 +316,19 @@ class Numbering:
     def of(self, value: HloValue) -> int:
         """The number of a value."""
         value = self.flow.origin(value)
-        if value not in self._known:
-            self._known[value] = self._number(value)
-        return self._known[value]
-
-    def _number(self, value: HloValue) -> int:
-        instruction = value.instruction
-        if instruction.opcode == "copy":
-            return self.of(HloValue(value.scope, instruction.operands[0]))
-        return self._numbers.setdefault(self._key(value, instruction), len(self._numbers))
-
-    def _key(self, value: HloValue, instruction: Instruction) -> tuple[object, ...]:
-        """What makes two values equal: opcode, shape, attributes and the numbers of the operands."""
-        opcode = instruction.opcode
-        if opcode in _UNIQUE or not (value.scope.opened or opcode in _MOVES):
-            return value.scope, value.name, value.path
-        kept = [(key, text) for key, text in instruction.attributes.items() if key not in _IGNORED]
-        literal = instruction.literal if instruction.opcode == "constant" else ""
-        shape = tuple((array.dtype, array.dims) for array in instruction.arrays)
-        operands = tuple(self.of(HloValue(value.scope, name)) for name in instruction.operands)
-        return instruction.opcode, value.path, shape, literal, tuple(kept), operands
+        if value in self._known:
+            return self._known[value]
+        instruction, opcode = value.instruction, value.instruction.opcode
+        if opcode == "copy":
+            number = self.of(HloValue(value.scope, instruction.operands[0]))
+        else:
+            key: tuple[object, ...] = (value.scope, value.name, value.path)
+            if opcode not in _UNIQUE and (value.scope.opened or opcode in _MOVES):
+                kept = tuple((name, text) for name, text in instruction.attributes.items() if name not in _IGNORED)
+                literal = instruction.literal if opcode == "constant" else ""
+                shape = tuple((array.dtype, array.dims) for array in instruction.arrays)
+                operands = tuple(self.of(HloValue(value.scope, name)) for name in instruction.operands)
+                key = (opcode, value.path, shape, literal, kept, operands)
+            number = self._numbers.setdefault(key, len(self._numbers))
+        self._known[value] = number
+        return number

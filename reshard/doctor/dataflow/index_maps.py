@@ -8,29 +8,39 @@ device and at which index:
     %m = f32[2,8] collective-permute(%p), {{0,1}}        (1, [i, j])               ->  %p, (0, [i, j])
 
 Points that no operand has (padding, or a device to which a permute sends nothing) have no preimage.
+
+Compiled plans, which the pass splices in, also move data by instructions that make new data in a user's program:
+
+    dynamic-update-slice    a received box is written to its place
+    conditional             devices that receive nothing skip the writing
+    reduce                  over dims of size 1: TPU's spelling of a reshape
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
+from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
 from reshard.hlo.executed_collectives import permute_pairs
 
 COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
-_ALL_OPERANDS = (
-    *COLLECTIVES, "concatenate", "copy", "convert", "transpose", "reshape", "bitcast", "slice", "reverse",
+_REORDERED = ("copy", "convert", "transpose", "reshape", "bitcast", "slice", "reverse")
+_ALL_OPERANDS = (*COLLECTIVES, *_REORDERED, "concatenate")
+_MOVES = frozenset((*_ALL_OPERANDS, "pad", "broadcast", "dynamic-slice", "select"))
+FRAGMENT_MOVES = _MOVES | {"dynamic-update-slice", "reduce", "conditional", "parameter"}
+_ARITHMETIC = (
+    "add", "subtract", "multiply", "divide", "remainder", "minimum", "maximum", "and", "or", "not", "compare",
+    "convert", "broadcast", "reshape", "bitcast", "copy", "clamp", "select", "slice", "dynamic-slice", "transpose",
 )  # fmt: skip
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _NUMBER = re.compile(r"-?\d+")
@@ -63,12 +73,16 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class IndexMaps:
-    """The index maps of a module's instructions; `moves` has the opcodes of those that may have any."""
-
-    moves: ClassVar[frozenset[str]] = frozenset((*_ALL_OPERANDS, "pad", "broadcast", "dynamic-slice", "select"))
+    """The index maps of a module's instructions; those of compiled plans too if fragments were `spliced` into it."""
 
     flow: Flow
     scalars: Scalars
+    spliced: bool = False
+
+    @property
+    def moves(self) -> frozenset[str]:
+        """The opcodes of instructions that may have an index map."""
+        return FRAGMENT_MOVES if self.spliced else _MOVES
 
     def sources(self, value: HloValue) -> list[HloValue] | None:
         """The operands whose elements a value has, in other places; None if it is computed or comes from outside."""
@@ -80,22 +94,37 @@ class IndexMaps:
             case "pad":
                 return operands[:1]
             case "broadcast":
-                return operands if _count_or_none(operands[0]) == _count_or_none(value) else None
+                return operands if _count_elements_or_none(operands[0]) == _count_elements_or_none(value) else None
             case "dynamic-slice":
                 known = all(self.scalars.at(offset) is not None for offset in operands[1:])
                 return operands[:1] if known else None
-            case "select":
-                return self._choices(operands)
+            case "select":  # it moves data if its predicate depends on the device and the index alone
+                predicate, *choices = operands
+                moved = [choice for choice in choices if not self.is_constant(choice)]
+                known = bool(moved) and (self.scalars.at(predicate) is not None or self._is_positional(predicate))
+                return moved if known else None
+            case _:
+                return self._sources_in_fragment(value, operands) if self.spliced else None
+
+    def _sources_in_fragment(self, value: HloValue, operands: list[HloValue]) -> list[HloValue] | None:
+        match value.opcode:
+            case "dynamic-update-slice":
+                known = all(self.scalars.at(offset) is not None for offset in operands[2:])
+                return operands[:2] if known else None
+            case "reduce":
+                return operands[:1] if array_of(operands[0]).elements == array_of(value).elements else None
+            case "conditional":
+                if not isinstance(self.scalars.at(operands[0]), np.ndarray):
+                    return None
+                roots = [self.flow.root_of(value.site, name) for name in value.instruction.called]
+                # Branches are told apart by their number, so that none may be missing.
+                known = [self.flow.origin(root._replace(path=value.path)) for root in roots if root is not None]
+                return known if len(known) == len(roots) else None
+            case "parameter":
+                argument = self.flow.branch_operand(value)
+                return None if argument is None else [self.flow.origin(argument)]
             case _:
                 return None
-
-    def _choices(self, operands: list[HloValue]) -> list[HloValue] | None:
-        """The operands of a select that moves data: its predicate depends on the device and the index alone."""
-        predicate, *choices = operands
-        constant = [self.is_constant(value) for value in choices]
-        if all(constant) or (self.scalars.at(predicate) is None and not self._is_positional(predicate)):
-            return None
-        return [value for value, is_constant in zip(choices, constant, strict=True) if not is_constant]
 
     def is_constant(self, value: HloValue) -> bool:
         """Whether a value is the same number everywhere, as padding is."""
@@ -122,22 +151,195 @@ class IndexMaps:
 
     def preimages(self, value: HloValue, points: Points) -> list[Preimage]:
         """Where points of a value were before its instruction; raises `Untraceable` if that is not known."""
-        index_map = _INDEX_MAPS.get(value.opcode)
-        if index_map is None:
-            raise Untraceable(value.opcode)
+        opcode = value.opcode
+        if opcode not in self.moves:
+            raise Untraceable(opcode)
         try:
-            return list(index_map(self, value, points))
+            if opcode in COLLECTIVES:
+                return list(_preimages_of_collective(self, value, points))
+            if opcode in (*_REORDERED, "broadcast", "dynamic-slice", "reduce"):
+                operand = self.flow.operands(value)[0]
+                return [Preimage(None, operand, points._replace(indices=_index_before(self, value, operand, points)))]
+            return list(_preimages_of_choice(self, value, points))
         except (KeyError, ValueError, IndexError, NotationError) as error:
             raise Untraceable(f"{value.name}: {error}") from None
 
+    def numbers(self, value: HloValue, scalar: HloValue) -> Numbers:
+        """The numbers of an offset or a predicate of a value, on every device; raises `Untraceable` without them."""
+        numbers = self.scalars.at(scalar)
+        if not isinstance(numbers, np.ndarray):
+            raise Untraceable(f"{value.name}: {scalar.name} is not in the text")
+        return numbers
 
-_ARITHMETIC = (
-    "add", "subtract", "multiply", "divide", "remainder", "minimum", "maximum", "and", "or", "not", "compare",
-    "convert", "broadcast", "reshape", "bitcast", "copy", "clamp", "select", "slice", "dynamic-slice", "transpose",
-)  # fmt: skip
+
+def _index_before(maps: IndexMaps, value: HloValue, operand: HloValue, points: Points) -> Numbers:
+    """The index in an operand of points of its result, on the same device."""
+    before, after = array_of(operand), array_of(value)
+    index = points.indices
+    match value.opcode:
+        case "reshape":
+            return unravel_places(ravel_indices(index, after.dims), before.dims)
+        case "bitcast":  # the same bytes under another shape: elements keep their order in memory (tiling aside)
+            if before.elements != after.elements:
+                raise Untraceable(f"{value.name} changes the size of the elements")
+            out, inside = _dims_in_memory(after), _dims_in_memory(before)
+            place = ravel_indices(index[out], [after.dims[at] for at in out])
+            index = np.empty((len(before.dims), place.size), np.int64)
+            index[inside] = unravel_places(place, [before.dims[at] for at in inside])
+        case "transpose":
+            index = np.empty_like(index)
+            index[attribute_ints(value, "dimensions")] = points.indices
+        case "broadcast":
+            return index[attribute_ints(value, "dimensions")]
+        case "reduce":
+            reduced = attribute_ints(value, "dimensions")
+            index = np.zeros((len(before.dims), points.device.size), np.int64)
+            index[[dim for dim in range(len(before.dims)) if dim not in reduced]] = points.indices
+        case "slice":
+            ranges = _SLICE.findall(value.instruction.attributes["slice"])
+            start, step = (_as_column([int(one[at] or 1) for one in ranges]) for at in (0, 2))
+            return start + step * index
+        case "reverse":
+            index = index.copy()
+            for dim in attribute_ints(value, "dimensions"):
+                index[dim] = after.dims[dim] - 1 - index[dim]
+        case "dynamic-slice":
+            index = index.copy()
+            for dim, offset in enumerate(maps.flow.operands(value)[1:]):
+                # HLO moves a slice that would reach beyond the array back into it.
+                starts = np.clip(maps.numbers(value, offset).reshape(-1), 0, before.dims[dim] - after.dims[dim])
+                index[dim] += starts[points.device]
+        case _:  # copy, convert
+            pass
+    return index
 
 
-def _count_or_none(value: HloValue) -> int:
+def _preimages_of_choice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    """Where points come from that have no preimage in some operands: each operand has a part, and padding none."""
+    operands = maps.flow.operands(value)
+    index = points.indices.copy()
+    match value.opcode:
+        case "pad":
+            edges = [_integers_in(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
+            low, step = _as_column([edge[0] for edge in edges]), _as_column([1 + sum(edge[2:]) for edge in edges])
+            index, rest = np.divmod(index - low, step)
+            inside = ((rest == 0) & (index >= 0) & (index < _as_column(array_of(operands[0]).dims))).all(axis=0)
+            yield Preimage(inside, operands[0], Points(points.device, index).at(inside))
+        case "concatenate":
+            (dim,) = attribute_ints(value, "dimensions")
+            for operand in operands:
+                size = array_of(operand).dims[dim]
+                inside = (index[dim] >= 0) & (index[dim] < size)
+                yield Preimage(inside, operand, Points(points.device, index).at(inside))
+                index[dim] -= size
+        case "select":
+            known = maps.scalars.at(operands[0])
+            if not isinstance(known, np.ndarray):  # it depends on the index: one choice is padding, all is the other
+                (source,) = maps.sources(value) or []
+                yield Preimage(None, source, points)
+                return
+            picked = known.reshape(maps.scalars.devices, -1)
+            at = ravel_indices(index, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
+            first = picked[points.device, at] != 0
+            for where, operand in zip((first, ~first), operands[1:], strict=True):
+                if not maps.is_constant(operand):
+                    yield Preimage(where, operand, points.at(where))
+        case "dynamic-update-slice":
+            base, update, *offsets = operands
+            before, part = array_of(base), array_of(update)
+            for dim, offset in enumerate(offsets):
+                starts = np.clip(maps.numbers(value, offset).reshape(-1), 0, before.dims[dim] - part.dims[dim])
+                index[dim] -= starts[points.device]
+            inside = np.logical_and.reduce((index >= 0) & (index < _as_column(part.dims)), axis=0)
+            yield Preimage(inside, update, Points(points.device, index).at(inside))
+            if not maps.is_constant(base):
+                yield Preimage(~inside, base, points.at(~inside))
+        case "conditional":
+            results = maps.sources(value) or []
+            picked = maps.numbers(value, operands[0]).reshape(-1)[points.device]
+            if array_of(operands[0]).dtype == "pred":
+                picked = 1 - picked  # the first branch is that of true
+            picked = np.where((picked < 0) | (picked >= len(results)), len(results) - 1, picked)
+            for number, result in enumerate(results):
+                yield Preimage(picked == number, result, points.at(picked == number))
+        case _:  # the parameter of a branch
+            yield from (Preimage(None, argument, points) for argument in maps.sources(value) or [])
+
+
+def _preimages_of_collective(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    """Where points come from that a collective has moved, from one device to another."""
+    operands, index = maps.flow.operands(value), points.indices.copy()
+    operand = operands[value.path[0] if value.path else 0]
+    if value.opcode in ("collective-permute", "collective-broadcast"):  # the whole tile of one device, or of none
+        sources = senders_of(maps, value)[points.device]
+        yield Preimage(sources >= 0, operand, Points(sources, index).at(sources >= 0))
+        return
+    members, ranks = group_tables(maps, value)
+    if value.opcode == "all-gather":
+        (dim,) = attribute_ints(value, "dimensions")
+        member, index[dim] = _divide_fast(index[dim], array_of(operand).dims[dim])
+        yield Preimage(None, operand, Points(members[points.device, member], index))
+        return
+    mine = ranks[points.device]
+    if value.path:  # an all-to-all of one operand per member of the group
+        device = members[points.device, value.path[0]]
+        for rank in np.unique(mine):
+            where = mine == rank
+            yield Preimage(where, operands[rank], Points(device, index).at(where))
+        return
+    (dim,) = attribute_ints(value, "dimensions")
+    block = array_of(value).dims[dim] // members.shape[1]
+    member, rest = _divide_fast(index[dim], block)
+    index[dim] = mine * block + rest
+    yield Preimage(None, operand, Points(members[points.device, member], index))
+
+
+def senders_of(maps: IndexMaps, value: HloValue) -> Numbers:
+    """The device whose tile each device gets from a permute or a broadcast; -1 for none, which gets zeros."""
+    sources = np.full(maps.scalars.devices, -1, np.int64)
+    if value.opcode == "collective-permute":
+        for source, target in permute_pairs(value.instruction):
+            sources[target] = source
+    else:  # the first device of a group sends to all of it
+        for group in _group_lists(maps, value):
+            sources[list(group)] = group[0]
+    return sources
+
+
+def group_tables(maps: IndexMaps, value: HloValue) -> tuple[Numbers, Numbers]:
+    """The members of each device's group, a row per device in the order of the group, and the device's place there."""
+    groups = np.array(device_groups(maps, value), np.int64)
+    members, ranks = (
+        np.empty((maps.scalars.devices, groups.shape[1]), np.int64),
+        np.empty(maps.scalars.devices, np.int64),
+    )
+    members[groups] = groups[:, np.newaxis]
+    ranks[groups] = np.arange(groups.shape[1])
+    return members, ranks
+
+
+def device_groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
+    """The replica groups; raises `Untraceable` unless they cover all devices in equal parts."""
+    lists = _group_lists(maps, value)
+    sizes = {len(group) for group in lists}
+    if len(sizes) != 1 or sorted(device for group in lists for device in group) != list(range(maps.scalars.devices)):
+        raise Untraceable(f"{value.name}: its groups do not cover all devices in equal parts")
+    return lists
+
+
+def _group_lists(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
+    attributes = value.instruction.attributes
+    order = attributes.get("device_ids", "")
+    text = attributes["replica_groups"] + (f", device_ids={order}" if order else "")
+    return _parse_group_lists(text, maps.scalars.devices)
+
+
+@lru_cache(maxsize=256)
+def _parse_group_lists(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
+    return parse_groups(text, devices).lists
+
+
+def _count_elements_or_none(value: HloValue) -> int:
     return -1 if value.array is None else value.array.elements
 
 
@@ -158,190 +360,8 @@ def attribute_ints(value: HloValue, name: str) -> list[int]:
     return _integers_in(value.instruction.attributes.get(name, ""))
 
 
-def _map_same(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    yield Preimage(None, maps.flow.operands(value)[0], points)
-
-
-def _map_reshape(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operand = maps.flow.operands(value)[0]
-    before, after = array_of(operand), array_of(value)
-    yield Preimage(
-        None, operand, points._replace(indices=unravel_places(ravel_indices(points.indices, after.dims), before.dims))
-    )
-
-
-def _map_bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    """The same bytes under another shape: the elements keep their order in memory (tiling aside)."""
-    operand = maps.flow.operands(value)[0]
-    before, after = array_of(operand), array_of(value)
-    if before.elements != after.elements:
-        raise Untraceable(f"{value.name} changes the size of the elements")
-    out, inside = _dims_in_memory(after), _dims_in_memory(before)
-    place = ravel_indices(points.indices[out], [after.dims[at] for at in out])
-    index = np.empty((len(before.dims), place.size), np.int64)
-    index[inside] = unravel_places(place, [before.dims[at] for at in inside])
-    yield Preimage(None, operand, points._replace(indices=index))
-
-
-def _map_transpose(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    index = np.empty_like(points.indices)
-    index[attribute_ints(value, "dimensions")] = points.indices
-    yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
-
-
-def _map_broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operand = maps.flow.operands(value)[0]
-    yield Preimage(None, operand, points._replace(indices=points.indices[attribute_ints(value, "dimensions")]))
-
-
-def _map_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    ranges = _SLICE.findall(value.instruction.attributes["slice"])
-    start = np.array([int(first) for first, _, _ in ranges], np.int64).reshape(-1, 1)
-    step = np.array([int(stride or 1) for _, _, stride in ranges], np.int64).reshape(-1, 1)
-    yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=start + step * points.indices))
-
-
-def _map_reverse(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    index = points.indices.copy()
-    for dim in attribute_ints(value, "dimensions"):
-        index[dim] = array_of(value).dims[dim] - 1 - index[dim]
-    yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
-
-
-def _map_dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operand, *offsets = maps.flow.operands(value)
-    before, after = array_of(operand), array_of(value)
-    index = points.indices.copy()
-    for dim, offset in enumerate(offsets):
-        known = maps.scalars.at(offset)
-        if not isinstance(known, np.ndarray):
-            raise Untraceable(f"{value.name}: the offsets are not in the text")
-        starts = np.clip(known.reshape(-1), 0, before.dims[dim] - after.dims[dim])
-        index[dim] += starts[points.device]
-    yield Preimage(None, operand, points._replace(indices=index))
-
-
-def _map_pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operand = maps.flow.operands(value)[0]
-    edges = [_integers_in(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
-    low = np.array([edge[0] for edge in edges], np.int64).reshape(-1, 1)
-    step = np.array([1 + (edge[2] if len(edge) > 2 else 0) for edge in edges], np.int64).reshape(-1, 1)
-    sizes = np.array(array_of(operand).dims, np.int64).reshape(-1, 1)
-    index, rest = np.divmod(points.indices - low, step)
-    inside = ((rest == 0) & (index >= 0) & (index < sizes)).all(axis=0)
-    yield Preimage(inside, operand, Points(points.device, index).at(inside))
-
-
-def _map_concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    (dim,) = attribute_ints(value, "dimensions")
-    start = 0
-    for operand in maps.flow.operands(value):
-        stop = start + array_of(operand).dims[dim]
-        inside = (points.indices[dim] >= start) & (points.indices[dim] < stop)
-        index = points.indices.copy()
-        index[dim] -= start
-        yield Preimage(inside, operand, Points(points.device, index).at(inside))
-        start = stop
-
-
-def _map_select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    predicate, *choices = maps.flow.operands(value)
-    known = maps.scalars.at(predicate)
-    if not isinstance(known, np.ndarray):  # it depends on the index: one choice is padding, take all from the other
-        (source,) = maps.sources(value) or []
-        yield Preimage(None, source, points)
-        return
-    picked = known.reshape(maps.scalars.devices, -1)
-    at = ravel_indices(points.indices, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
-    first = picked[points.device, at] != 0
-    for where, operand in zip((first, ~first), choices, strict=True):
-        if not maps.is_constant(operand):
-            yield Preimage(where, operand, points.at(where))
-
-
-def _map_all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
-    (dim,) = attribute_ints(value, "dimensions")
-    index = points.indices.copy()
-    member, index[dim] = _divide_fast(points.indices[dim], array_of(operand).dims[dim])
-    yield Preimage(None, operand, Points(_members_by_device(maps, value)[points.device, member], index))
-
-
-def _map_all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operands, members, ranks = maps.flow.operands(value), _members_by_device(maps, value), _ranks_in_groups(maps, value)
-    mine = ranks[points.device]
-    if value.path:  # one operand per member of the group
-        device = members[points.device, value.path[0]]
-        for rank in np.unique(mine):
-            where = mine == rank
-            yield Preimage(where, operands[rank], Points(device, points.indices).at(where))
-        return
-    (dim,) = attribute_ints(value, "dimensions")
-    block = array_of(value).dims[dim] // members.shape[1]
-    index = points.indices.copy()
-    member, rest = _divide_fast(points.indices[dim], block)
-    index[dim] = mine * block + rest
-    yield Preimage(None, operands[0], Points(members[points.device, member], index))
-
-
-def _map_permute(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    sources = np.full(maps.scalars.devices, -1, np.int64)
-    for source, target in permute_pairs(value.instruction):
-        sources[target] = source
-    return _map_sent(maps, value, points, sources)
-
-
-def _map_collective_broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    """The first device of a group sends its tile to all of it; devices in no group get zeros."""
-    sources = np.full(maps.scalars.devices, -1, np.int64)
-    for group in _group_lists(maps, value):
-        sources[list(group)] = group[0]
-    return _map_sent(maps, value, points, sources)
-
-
-def _map_sent(maps: IndexMaps, value: HloValue, points: Points, sources: Numbers) -> Iterator[Preimage]:
-    """The whole tile of the source of each device; -1 stands for none."""
-    operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
-    inside = sources[points.device] >= 0
-    yield Preimage(inside, operand, Points(sources[points.device], points.indices).at(inside))
-
-
-def _members_by_device(maps: IndexMaps, value: HloValue) -> Numbers:
-    """The group of each device, a row per device, in the order of the group."""
-    lists = device_groups(maps, value)
-    members = np.zeros((maps.scalars.devices, len(lists[0])), np.int64)
-    for group in lists:
-        members[list(group)] = group
-    return members
-
-
-def _ranks_in_groups(maps: IndexMaps, value: HloValue) -> Numbers:
-    """The position of each device in its group."""
-    ranks = np.zeros(maps.scalars.devices, np.int64)
-    for group in device_groups(maps, value):
-        ranks[list(group)] = np.arange(len(group))
-    return ranks
-
-
-def device_groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
-    """The replica groups; raises `Untraceable` unless they cover all devices in equal parts."""
-    lists = _group_lists(maps, value)
-    sizes = {len(group) for group in lists}
-    if len(sizes) != 1 or sorted(device for group in lists for device in group) != list(range(maps.scalars.devices)):
-        raise Untraceable(f"{value.name}: its groups do not cover all devices in equal parts")
-    return lists
-
-
-def _group_lists(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
-    attributes = value.instruction.attributes
-    order = attributes.get("device_ids", "")
-    text = attributes["replica_groups"] + (f", device_ids={order}" if order else "")
-    return _list_groups(text, maps.scalars.devices)
-
-
-@lru_cache(maxsize=256)
-def _list_groups(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
-    return parse_groups(text, devices).lists
+def _as_column(numbers: Sequence[int]) -> Numbers:
+    return np.array(numbers, np.int64).reshape(-1, 1)
 
 
 def _dims_in_memory(array: Array) -> list[int]:
@@ -373,29 +393,6 @@ def _divide_fast(numbers: Numbers, size: int) -> tuple[Numbers, Numbers]:
         quotients = numbers // size
         return quotients, numbers - quotients * size
     return numbers >> (size.bit_length() - 1), numbers & (size - 1)
-
-
-_IndexMap = Callable[[IndexMaps, HloValue, Points], Iterator[Preimage]]
-_INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
-    {
-        "copy": _map_same,
-        "convert": _map_same,
-        "reshape": _map_reshape,
-        "bitcast": _map_bitcast,
-        "transpose": _map_transpose,
-        "broadcast": _map_broadcast,
-        "slice": _map_slice,
-        "reverse": _map_reverse,
-        "dynamic-slice": _map_dynamic_slice,
-        "pad": _map_pad,
-        "concatenate": _map_concatenate,
-        "select": _map_select,
-        "all-gather": _map_all_gather,
-        "all-to-all": _map_all_to_all,
-        "collective-permute": _map_permute,
-        "collective-broadcast": _map_collective_broadcast,
-    }
-)
 
 
 # Conversions on the way of data that is only moved: which dtypes each element has had.
@@ -445,7 +442,7 @@ def find_conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Convers
     Conversion(before='bf16', narrowest='bf16', after='f32')
     """
     before, after = _dtype_of_value(leaf), _dtype_of_value(value)
-    ways = _Ways(maps, leaf).of(value)
+    ways = _list_ways(maps, value, {leaf: frozenset({frozenset({before})})})
     if len(ways) > 1:
         raise Unconvertible(f"it converts some of the elements of {value.name} on the way, and others not")
     dtypes = next(iter(ways), frozenset({before, after}))
@@ -455,130 +452,18 @@ def find_conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Convers
     return Conversion(before, narrowest[0], after)
 
 
-class _Ways:
-    """The sets of dtypes that elements have between a leaf and values made of it, a set for each way that they take."""
+def _list_ways(maps: IndexMaps, value: HloValue, known: dict[HloValue, frozenset[_Dtypes]]) -> frozenset[_Dtypes]:
+    """The sets of dtypes that elements of a leaf have up to a value, a set for each way that they take.
 
-    def __init__(self, maps: IndexMaps, leaf: HloValue) -> None:
-        self.maps = maps
-        self.leaf = leaf
-        self._known: dict[HloValue, frozenset[_Dtypes]] = {}
-
-    def of(self, value: HloValue) -> frozenset[_Dtypes]:
-        """The ways to a value; none if it has nothing of the leaf."""
-        if value not in self._known:
-            own = frozenset({_dtype_of_value(value)})
-            sources = [] if value == self.leaf else self.maps.sources(value) or []
-            before = frozenset({own}) if value == self.leaf else frozenset[_Dtypes]()
-            self._known[value] = before.union(*({way | own for way in self.of(source)} for source in sources))
-        return self._known[value]
+    `known` has those of the leaf, and of the values that were asked for. A value with nothing of the leaf has none.
+    """
+    if value not in known:
+        own, sources = _dtype_of_value(value), maps.sources(value) or []
+        known[value] = frozenset(way | {own} for source in sources for way in _list_ways(maps, source, known))
+    return known[value]
 
 
 def _dtype_of_value(value: HloValue) -> str:
     if value.array is None:
         raise Unconvertible(f"{value.name} is not an array")
     return value.array.dtype
-
-
-# Index maps of compiled plans, which also move data by instructions that make new data in a user's program.
-#
-# dynamic-update-slice    a received box is written to its place
-# conditional             devices that receive nothing skip the writing
-# reduce                  over dims of size 1: TPU's spelling of a reshape
-
-
-class FragmentMaps(IndexMaps):
-    """The index maps of a module into which fragments were spliced."""
-
-    moves: ClassVar[frozenset[str]] = IndexMaps.moves | {"dynamic-update-slice", "reduce", "conditional", "parameter"}
-
-    def sources(self, value: HloValue) -> list[HloValue] | None:
-        """The values whose elements a value has; see `IndexMaps.sources`."""
-        operands = self.flow.operands(value)
-        match value.opcode:
-            case "dynamic-update-slice":
-                known = all(self.scalars.at(offset) is not None for offset in operands[2:])
-                return operands[:2] if known else None
-            case "reduce":
-                return operands[:1] if array_of(operands[0]).elements == array_of(value).elements else None
-            case "conditional":
-                return self._results(value)
-            case "parameter":
-                argument = self._argument(value)
-                return None if argument is None else [argument]
-            case _:
-                return super().sources(value)
-
-    def preimages(self, value: HloValue, points: Points) -> list[Preimage]:
-        """Where points of a value were before its instruction; see `IndexMaps.preimages`."""
-        match value.opcode:
-            case "dynamic-update-slice":
-                return list(self._of_update(value, points))
-            case "reduce":
-                return [self._of_reduction(value, points)]
-            case "conditional":
-                return list(self._of_conditional(value, points))
-            case "parameter":
-                return [Preimage(None, argument, points) for argument in self.sources(value) or []]
-            case _:
-                return super().preimages(value, points)
-
-    def _results(self, value: HloValue) -> list[HloValue] | None:
-        """What each branch of a conditional yields, if its predicate depends on the device alone."""
-        if not isinstance(self.scalars.at(self.flow.operands(value)[0]), np.ndarray):
-            return None
-        branches = [self._branch(value, name) for name in value.instruction.called]
-        roots = [None if branch is None else branch.computation.root for branch in branches]
-        return [
-            self.flow.origin(HloValue(branch, root.name, value.path))
-            for branch, root in zip(branches, roots, strict=True)
-            if branch is not None and root is not None
-        ]
-
-    def _branch(self, value: HloValue, name: str) -> Scope | None:
-        """The region that a conditional runs."""
-        named = (region for region in self.flow.regions if region.computation.name == name)
-        return next((region for region in named if region.caller == value.site), None)
-
-    def _argument(self, value: HloValue) -> HloValue | None:
-        """The operand of a conditional that a parameter of one of its branches is."""
-        caller = value.scope.caller
-        if caller is None or caller.instruction.opcode != "conditional":
-            return None
-        branch = caller.instruction.called.index(value.scope.computation.name)
-        return self.flow.origin(HloValue(caller.scope, caller.instruction.operands[branch + 1], value.path))
-
-    def _of_update(self, value: HloValue, points: Points) -> Iterator[Preimage]:
-        base, update, *offsets = self.flow.operands(value)
-        before, part = array_of(base), array_of(update)
-        index = points.indices.copy()
-        for dim, offset in enumerate(offsets):
-            starts = np.clip(self._known(value, offset).reshape(-1), 0, before.dims[dim] - part.dims[dim])
-            index[dim] -= starts[points.device]
-        sizes = np.array(part.dims, np.int64).reshape(-1, 1)
-        inside = np.logical_and.reduce((index >= 0) & (index < sizes), axis=0)
-        yield Preimage(inside, update, Points(points.device, index).at(inside))
-        if not self.is_constant(base):
-            yield Preimage(~inside, base, points.at(~inside))
-
-    def _of_reduction(self, value: HloValue, points: Points) -> Preimage:
-        operand = self.flow.operands(value)[0]
-        rank, reduced = len(array_of(operand).dims), attribute_ints(value, "dimensions")
-        index = np.zeros((rank, points.device.size), np.int64)
-        index[[dim for dim in range(rank) if dim not in reduced]] = points.indices
-        return Preimage(None, operand, points._replace(indices=index))
-
-    def _of_conditional(self, value: HloValue, points: Points) -> Iterator[Preimage]:
-        predicate, results = self.flow.operands(value)[0], self.sources(value) or []
-        picked = self._known(value, predicate).reshape(-1)[points.device]
-        if array_of(predicate).dtype == "pred":
-            picked = 1 - picked  # The first branch is that of true.
-        picked = np.where((picked < 0) | (picked >= len(results)), len(results) - 1, picked)
-        for number, result in enumerate(results):
-            where = picked == number
-            yield Preimage(where, result, points.at(where))
-
-    def _known(self, value: HloValue, scalar: HloValue) -> Numbers:
-        numbers = self.scalars.at(scalar)
-        if not isinstance(numbers, np.ndarray):
-            raise Untraceable(f"{value.name}: {scalar.name} is not in the text")
-        return numbers

@@ -14,16 +14,15 @@ The analysis is conservative: values that it cannot follow differ on every devic
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 
-from reshard.doctor.dataflow.flow import HloValue, Scope, Site, array_paths, parameter_number
-from reshard.doctor.dataflow.index_maps import IndexMaps, Untraceable, device_groups
+from reshard.doctor.dataflow.flow import HloValue, Scope, Site, array_paths, loop_body, parameter_number
+from reshard.doctor.dataflow.index_maps import IndexMaps, Untraceable, group_tables, senders_of
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.errors import NotationError, ReshardError
-from reshard.hlo.executed_collectives import permute_pairs
 from reshard.types.layout import Layout
 
 _GROUPED = ("all-gather", "all-reduce")
@@ -93,7 +92,7 @@ class Replicas:
         own = np.arange(self.devices)
         numbers = self.maps.scalars.at(value)
         if isinstance(numbers, np.ndarray):
-            return _number_rows([numbers.reshape(self.devices, -1)])
+            return _number_rows(numbers.reshape(self.devices, -1).T)
         if value.opcode in ("constant", "iota"):
             return np.zeros(self.devices, np.int64)
         if value.opcode == "parameter":
@@ -101,12 +100,21 @@ class Replicas:
         if value.opcode == "while":
             return self._loop(value.site).get(value.path, own)
         if value.opcode == "conditional":
-            return self._conditional(value)
+            roots = [self.maps.flow.root_of(value.site, name) for name in value.instruction.called]
+            parts = [own if root is None else self.of(root._replace(path=value.path)) for root in roots]
+            return _number_rows([self.of(self.maps.flow.operands(value)[0]), *parts])
         operands = [self._known.get(operand, own) for operand in self._operands(value)]
         if not operands:
             return own
         try:
-            return self._combined(value, operands)
+            together = _number_rows(operands)
+            if value.opcode in _DETERMINISTIC:
+                return together
+            if value.opcode == "collective-permute":
+                sources = senders_of(self.maps, value)
+                return _number_rows([np.where(sources < 0, -1, together[sources])])
+            columns = together[group_tables(self.maps, value)[0]].T
+            return _number_rows(columns if value.opcode in _GROUPED else [*columns, own])
         except (Untraceable, NotationError, KeyError, ValueError, IndexError):
             return own
 
@@ -115,20 +123,11 @@ class Replicas:
         number, caller = parameter_number(value.instruction), value.scope.caller
         if caller is not None and caller.instruction.opcode == "while":
             return self._loop(caller).get(value.path, np.arange(self.devices))
-        if caller is not None and caller.instruction.opcode == "conditional":
-            branch = caller.instruction.called.index(value.scope.computation.name)
-            return self.of(HloValue(caller.scope, caller.instruction.operands[branch + 1], value.path))
-        if value.scope.caller is not None or number >= len(self.shardings) or value.array is None:
+        if (operand := self.maps.flow.branch_operand(value)) is not None:
+            return self.of(operand)
+        if caller is not None or number >= len(self.shardings) or value.array is None:
             return np.arange(self.devices)
         return sharding_classes(self.shardings[number], len(value.array.dims), self.devices)
-
-    def _conditional(self, value: HloValue) -> Numbers:
-        """The classes of what a conditional yields."""
-        parts = [self.of(self.maps.flow.operands(value)[0])]
-        for name in value.instruction.called:
-            root = self._root(value.site, name)
-            parts.append(np.arange(self.devices) if root is None else self.of(root._replace(path=value.path)))
-        return _number_rows([part.reshape(-1, 1) for part in parts])
 
     def _loop(self, site: Site) -> dict[tuple[int, ...], Numbers]:
         """The classes of the arrays that a loop carries, in every turn and after the last; empty if not known.
@@ -136,64 +135,30 @@ class Replicas:
         Devices are equal after it only if they also make as many turns.
         """
         key = site.scope, site.instruction.name
-        if key not in self._loops:
-            self._loops[key] = {}
-            self._loops[key] = self._carried(site)
-        return self._loops[key]
-
-    def _carried(self, site: Site) -> dict[tuple[int, ...], Numbers]:
-        attributes = site.instruction.attributes
-        body, condition = (self._root(site, attributes.get(name, "").lstrip("%")) for name in ("body", "condition"))
+        if key in self._loops:
+            return self._loops[key]
+        self._loops[key] = {}  # what a loop inside itself carries is not known
+        flow, loop = self.maps.flow, site.instruction
+        condition = flow.root_of(site, loop.attributes.get("condition", "").lstrip("%"))
+        body = flow.root_of(site, loop_body(loop))
         if body is None or condition is None:
             return {}
-        carried = {
-            path: self.of(HloValue(site.scope, site.instruction.operands[0], path))
-            for path in array_paths(site.instruction.shape)
-        }
+        paths = list(array_paths(loop.shape))
+        carried = {path: self.of(HloValue(site.scope, loop.operands[0], path)) for path in paths}
         for _ in range(_TURNS):
-            turn = self._within((body.scope, condition.scope), carried)
+            turn = Replicas(self.maps, lambda: self.shardings)
+            for region in (body.scope, condition.scope):
+                (parameter,) = (one for one in region.computation.instructions if one.opcode == "parameter")
+                turn._known.update({HloValue(region, parameter.name, path): one for path, one in carried.items()})
             going_on = turn.of(condition)
             refined = {
-                path: _number_rows([part.reshape(-1, 1) for part in (was, turn.of(body._replace(path=path)), going_on)])
-                for path, was in carried.items()
+                path: _number_rows([was, turn.of(body._replace(path=path)), going_on]) for path, was in carried.items()
             }
             if all(refined[path].max() == was.max() for path, was in carried.items()):
-                return carried
+                self._loops[key] = carried
+                break
             carried = refined
-        return {}
-
-    def _within(self, regions: Sequence[Scope], carried: Mapping[tuple[int, ...], Numbers]) -> Replicas:
-        """The classes inside of a loop's regions, if it carries arrays of these classes."""
-        turn = Replicas(self.maps, lambda: self.shardings)
-        for region in regions:
-            (parameter,) = (one for one in region.computation.instructions if one.opcode == "parameter")
-            turn._known.update({HloValue(region, parameter.name, path): one for path, one in carried.items()})
-        return turn
-
-    def _root(self, site: Site, name: str) -> HloValue | None:
-        """What a region yields that the instruction starts; None if another starts it as well."""
-        regions = [one for one in self.maps.flow.regions if one.computation.name == name and one.caller == site]
-        root = regions[0].computation.root if regions else None
-        return None if root is None else HloValue(regions[0], root.name)
-
-    def _combined(self, value: HloValue, operands: Sequence[Numbers]) -> Numbers:
-        """The classes of an instruction's result, from those of its operands."""
-        own = np.arange(self.devices)
-        together = _number_rows([one.reshape(-1, 1) for one in operands])
-        if value.opcode in _DETERMINISTIC:
-            return together
-        if value.opcode == "collective-permute":
-            sources = np.full(self.devices, -1, np.int64)
-            for source, target in permute_pairs(value.instruction):
-                sources[target] = source
-            return _number_rows([np.where(sources < 0, -1, together[sources]).reshape(-1, 1)])
-        members = np.zeros((self.devices, 0), np.int64)
-        for group in device_groups(self.maps, value):
-            if members.shape[1] != len(group):
-                members = np.zeros((self.devices, len(group)), np.int64)
-            members[list(group)] = group
-        columns = [together[members]]
-        return _number_rows(columns) if value.opcode in _GROUPED else _number_rows([*columns, own.reshape(-1, 1)])
+        return self._loops[key]
 
 
 def sharding_classes(sharding: str, rank: int, devices: int) -> Numbers:
@@ -211,13 +176,13 @@ def sharding_classes(sharding: str, rank: int, devices: int) -> Numbers:
     mesh = layout.mesh
     if mesh.size != devices or mesh.device_ids is not None or layout.partial:
         return np.arange(devices)
-    rows = [[mesh.coordinate(at, axis) for axis in layout.held] for at in range(devices)]
-    return _number_rows([np.array(rows, np.int64).reshape(devices, -1)])
+    columns = [[mesh.coordinate(at, axis) for at in range(devices)] for axis in layout.held]
+    return _number_rows(np.array(columns, np.int64).reshape(-1, devices))
 
 
-def _number_rows(columns: Sequence[Numbers]) -> Numbers:
-    """Numbers equal rows alike."""
-    rows = np.concatenate(columns, axis=1)
-    if not rows.shape[1]:
-        return np.zeros(len(rows), np.int64)
-    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+def _number_rows(columns: Sequence[Numbers] | Numbers) -> Numbers:
+    """Numbers for the rows of a table, given by its columns: equal rows get equal ones."""
+    table = np.asarray(columns).T
+    if not table.shape[1]:
+        return np.zeros(len(table), np.int64)
+    return np.unique(table, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

@@ -10,6 +10,7 @@ A small interpreter evaluates such instructions for all devices at once.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.doctor.dataflow.flow import Flow, HloValue
+from reshard.doctor.dataflow.flow import Flow, HloValue, loop_body
 
 Numbers = NDArray[np.int64]
 
@@ -38,10 +39,6 @@ _MOST = 1 << 22  # elements, over all devices, that are worth computing
 _LITERAL = re.compile(r"-?\d+|true|false")
 _BOOLEANS = {"true": 1, "false": 0}
 _INTEGRAL = re.compile(r"[su]\d+|pred")
-
-
-def _pass_on(a: Numbers) -> Any:
-    return a
 
 
 def _divide_numbers(a: Numbers, b: Numbers) -> Any:
@@ -77,12 +74,9 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "shift-right-arithmetic": np.right_shift,
         "negate": np.negative,
         "not": np.logical_not,
-        "convert": _pass_on,
-        "copy": _pass_on,
-        "bitcast": _pass_on,
-        "reshape": _pass_on,
         "clamp": _clamp_numbers,
         "select": _select_numbers,
+        **dict.fromkeys(("convert", "copy", "bitcast", "reshape"), np.asarray),
     }
 )
 _COMPARE: Mapping[str, Callable[[Numbers, Numbers], Any]] = MappingProxyType(
@@ -111,14 +105,16 @@ class Scalars:
         array = value.array
         if array is None or not _INTEGRAL.fullmatch(array.dtype) or array.elements * self.devices > _MOST:
             return None
-        numbers = self._compute(value)
+        numbers = self._compute(value, array.dims)
         if not isinstance(numbers, np.ndarray):
             return numbers
+        if numbers.size != array.elements * self.devices:
+            return None  # a damaged text
         if array.dtype.startswith("u") and (numbers < 0).any():
-            numbers = numbers % (1 << int(array.dtype[1:]))
+            numbers = numbers % (1 << int(array.dtype[1:]))  # as unsigned numbers wrap around
         return numbers.reshape(self.devices, *array.dims)
 
-    def _compute(self, value: HloValue) -> Scalar:
+    def _compute(self, value: HloValue, dims: tuple[int, ...]) -> Scalar:
         devices = np.arange(self.devices, dtype=np.int64)
         partitions = max(1, self.devices // self._replicas)
         match value.opcode:
@@ -127,17 +123,27 @@ class Scalars:
             case "replica-id":
                 return devices // partitions
             case "constant":
-                return self._constant(value)
+                text = value.instruction.literal
+                if "..." in text:
+                    return UNKNOWN
+                numbers = [_BOOLEANS[one] if one in _BOOLEANS else int(one) for one in _LITERAL.findall(text)]
+                if len(numbers) != math.prod(dims):
+                    return None
+                return np.broadcast_to(np.array(numbers, np.int64), (self.devices, len(numbers)))
             case "iota":
-                return self._iota(value)
+                at = int(value.instruction.attributes.get("iota_dimension", "0"))
+                line = np.arange(dims[at] if dims else 1, dtype=np.int64)
+                shape = [-1 if dim == at else 1 for dim in range(len(dims))]
+                return np.broadcast_to(line.reshape(shape), (self.devices, *dims))
             case "parameter":
-                outer = self._invariant(value)
+                outer = self._find_outer(value)
                 return None if outer is None else self.at(outer)
             case _:
-                return self._apply(value, [self.at(operand) for operand in self.flow.operands(value)])
+                return self._apply(value, dims)
 
-    def _apply(self, value: HloValue, operands: list[Scalar]) -> Scalar:
-        """The result of an instruction for these operands."""
+    def _apply(self, value: HloValue, dims: tuple[int, ...]) -> Scalar:
+        """The result of an instruction, by the numbers of its operands."""
+        operands = [self.at(operand) for operand in self.flow.operands(value)]
         if not operands or any(operand is None for operand in operands):
             return None
         numbers = [operand for operand in operands if isinstance(operand, np.ndarray)]
@@ -145,67 +151,36 @@ class Scalars:
             return UNKNOWN
         if (elementwise := _ELEMENTWISE.get(value.opcode)) is not None:
             return np.asarray(elementwise(*numbers)).astype(np.int64, copy=False)
+        attributes = value.instruction.attributes
         match value.opcode:
             case "compare":
-                compare = _COMPARE[value.instruction.attributes.get("direction", "EQ")]
-                return np.asarray(compare(numbers[0], numbers[1])).astype(np.int64)
+                return np.asarray(_COMPARE[attributes.get("direction", "EQ")](*numbers)).astype(np.int64)
             case "broadcast":
-                return self._broadcast(value, numbers[0])
+                kept = {int(at) for at in re.findall(r"\d+", attributes.get("dimensions", ""))}
+                shape = [size if at in kept else 1 for at, size in enumerate(dims)]
+                return np.broadcast_to(numbers[0].reshape(self.devices, *shape), (self.devices, *dims))
             case "dynamic-slice":
-                return self._dynamic_slice(value, numbers)
+                table, *offsets = numbers
+                rows: list[Numbers] = []
+                for device, row in enumerate(table):
+                    starts = [int(offset[device].reshape(())) for offset in offsets]
+                    # HLO moves a slice that would reach beyond the array back into it.
+                    inside = [
+                        max(0, min(at, have - size)) for at, have, size in zip(starts, row.shape, dims, strict=True)
+                    ]
+                    rows.append(row[tuple(slice(at, at + size) for at, size in zip(inside, dims, strict=True))])
+                return np.stack(rows)
             case _:
                 return None
 
-    def _constant(self, value: HloValue) -> Scalar:
-        text = value.instruction.literal
-        if "..." in text:
-            return UNKNOWN
-        literals = _LITERAL.findall(text)
-        numbers = [_BOOLEANS[literal] if literal in _BOOLEANS else int(literal) for literal in literals]
-        if value.array is None or len(numbers) != value.array.elements:
-            return None
-        return np.broadcast_to(np.array(numbers, np.int64), (self.devices, len(numbers)))
-
-    def _iota(self, value: HloValue) -> Scalar:
-        dims = () if value.array is None else value.array.dims
-        at = int(value.instruction.attributes.get("iota_dimension", "0"))
-        line = np.arange(dims[at] if dims else 1, dtype=np.int64)
-        shape = [-1 if dim == at else 1 for dim in range(len(dims))]
-        return np.broadcast_to(line.reshape(shape), (self.devices, *dims))
-
-    def _broadcast(self, value: HloValue, operand: Numbers) -> Scalar:
-        dims = () if value.array is None else value.array.dims
-        kept = {int(at) for at in re.findall(r"\d+", value.instruction.attributes.get("dimensions", ""))}
-        shape = [size if at in kept else 1 for at, size in enumerate(dims)]
-        return np.broadcast_to(operand.reshape(self.devices, *shape), (self.devices, *dims))
-
-    def _dynamic_slice(self, value: HloValue, operands: list[Numbers]) -> Scalar:
-        dims = () if value.array is None else value.array.dims
-        table, *offsets = operands
-        rows: list[Numbers] = []
-        for device, row in enumerate(table):
-            starts = [int(offset[device].reshape(())) for offset in offsets]
-            clamped = [max(0, min(at, have - size)) for at, have, size in zip(starts, row.shape, dims, strict=True)]
-            rows.append(row[tuple(slice(at, at + size) for at, size in zip(clamped, dims, strict=True))])
-        return np.stack(rows)
-
-    def _invariant(self, value: HloValue) -> HloValue | None:
+    def _find_outer(self, value: HloValue) -> HloValue | None:
         """The value outside that a parameter of a branch has, or one of a loop that passes it on unchanged."""
-        caller = value.scope.caller
-        if caller is None:
+        if value.scope.caller is None or value.scope.caller.instruction.opcode != "while" or not value.path:
+            return self.flow.branch_operand(value)
+        scope, outer = value.scope.caller
+        body = next((one for one in self.flow.regions if one.computation.name == loop_body(outer)), None)
+        if body is None or body.computation.root is None:
             return None
-        outer = caller.instruction
-        if outer.opcode == "conditional" and value.scope.computation.name in outer.called:
-            branch = outer.called.index(value.scope.computation.name)
-            return HloValue(caller.scope, outer.operands[branch + 1], value.path)
-        if outer.opcode == "while" and self._is_loop_invariant(value):
-            return HloValue(caller.scope, outer.operands[0], value.path)
-        return None
-
-    def _is_loop_invariant(self, value: HloValue) -> bool:
-        """Whether the loop's body yields this part of its parameter unchanged."""
-        body = self.flow.body(value.scope)
-        if body is None or body.computation.root is None or not value.path:
-            return False
         yielded = self.flow.origin(HloValue(body, body.computation.root.name, value.path))
-        return yielded.scope is body and yielded.opcode == "parameter" and yielded.path == value.path
+        unchanged = yielded.scope is body and yielded.opcode == "parameter" and yielded.path == value.path
+        return HloValue(scope, outer.operands[0], value.path) if unchanged else None

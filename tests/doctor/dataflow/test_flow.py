@@ -113,10 +113,6 @@ def test_regions_and_their_instructions():
         for region in analysis.flow.regions
     }
     assert names == {"main": ["p", "i", "n", "x", "w"], "check": ["c", "less"], "outer": ["o", "i", "n", "f"]}
-    outer = next(region for region in analysis.flow.regions if region.computation.name == "outer")
-    check = next(region for region in analysis.flow.regions if region.computation.name == "check")
-    assert analysis.flow.body(check) is analysis.flow.body(outer) is outer
-    assert analysis.flow.body(analysis.flow.regions[0]) is None
 
 
 def test_the_origin_of_a_collective_that_overlaps_with_computation():

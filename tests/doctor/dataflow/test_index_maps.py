@@ -15,6 +15,7 @@ from reshard.doctor.dataflow.index_maps import (
     unravel_places,
 )
 from reshard.doctor.dataflow.scalars import UNKNOWN
+from reshard.hlo import parse
 from tests.doctor.fragments import Analysis
 from tests.doctor.tracing import follow_to_start, program
 
@@ -255,3 +256,16 @@ def test_elements_that_go_several_ways():
     )
     with pytest.raises(Unconvertible, match="and others not"):
         converted(*lines, dtype="f32")
+
+
+def test_a_computation_that_is_both_branches_has_the_operands_of_neither():
+    """Its parameter is one of two values, so nothing is known of it."""
+    branch = "%same {\n  ROOT %a = f32[2]{0} parameter(0)\n}\n\n"
+    entry = (
+        "ENTRY %main {\n  %p = f32[2]{0} parameter(0)\n  %q = f32[2]{0} parameter(1)\n  %id = u32[] partition-id()\n"
+        "  %half = u32[] constant(2)\n  %low = pred[] compare(%id, %half), direction=LT\n"
+        "  ROOT %c = f32[2]{0} conditional(%low, %p, %q), true_computation=%same, false_computation=%same\n}\n"
+    )
+    traced = Traced(parse("HloModule m, num_partitions=4\n\n" + branch + entry), 4, spliced=True)
+    assert traced.maps.sources(HloValue(traced.region("main"), "c")) is None
+    assert traced.maps.sources(HloValue(traced.region("same"), "a")) is None
