@@ -55,18 +55,34 @@ def read(
             f'[{{"x"}}, {{}}], [Shard(0), Replicate()] or {{devices=[2,1]<=[2]}}'
         )
     if kind == "reshard":
-        return _ours(source, mesh, shape, dtype)
+        layout = Layout.parse(source, _require_mesh(mesh, source, "reshard"))
+        if shape is not None and checked_shape(shape) != layout.shape:
+            raise LayoutError(f"{layout} has global shape {layout.shape}, not {quoted(tuple(shape))}; leave shape out")
+        if dtype is not None and dtypes.canonical(dtype) != layout.dtype:
+            raise LayoutError(f"{layout} has dtype {layout.dtype}, not {dtypes.canonical(dtype)}; leave dtype out")
+        return layout
     if shape is None or dtype is None:
         missing = " and ".join(n for n, given in (("shape", shape), ("dtype", dtype)) if given is None)
         raise NotationError(f"{quoted(source)} is a sharding in {kind} notation, without {missing}; give {missing}")
-    if kind == "HLO":
-        return _hlo(source, mesh, shape, dtype)
     if kind == "Shardy":
         return Layout.from_shardy(source, mesh, shape, dtype)
     if kind == "DTensor":
         on = _require_mesh(mesh, source, kind, "has a placement for each axis")
         return Layout.from_dtensor(dtensor.parse(source), on, shape, dtype)
-    return Layout.from_jax_text(source, _require_mesh(mesh, source, kind), shape, dtype)
+    if kind == "JAX":
+        return Layout.from_jax_text(source, _require_mesh(mesh, source, kind), shape, dtype)
+    if mesh is None:
+        return Layout.from_hlo(source, shape, dtype)
+    # HLO names no axes: its sharding is read on a mesh of its own, and respelled.
+    layout = Layout.from_hlo(source, shape, dtype, num_devices=checked_mesh(mesh).size)
+    on_mesh = remesh(layout, mesh)
+    if on_mesh is None:
+        raise MeshError(
+            f"sharding {quoted(source)} is over the devices {_list_ids(layout.mesh)}, mesh {mesh} over "
+            f"{_list_ids(mesh)}, whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices that has these "
+            f"axes or products of them, or none"
+        )
+    return on_mesh
 
 
 def _require_mesh(mesh: Mesh | None, source: str, kind: str, needs: str = "names axes") -> Mesh:
@@ -75,31 +91,7 @@ def _require_mesh(mesh: Mesh | None, source: str, kind: str, needs: str = "names
     return mesh
 
 
-def _ours(source: str, mesh: Mesh | None, shape: Sequence[int] | None, dtype: object | None) -> Layout:
-    layout = Layout.parse(source, _require_mesh(mesh, source, "reshard"))
-    if shape is not None and checked_shape(shape) != layout.shape:
-        raise LayoutError(f"{layout} has global shape {layout.shape}, not {quoted(tuple(shape))}; leave shape out")
-    if dtype is not None and dtypes.canonical(dtype) != layout.dtype:
-        raise LayoutError(f"{layout} has dtype {layout.dtype}, not {dtypes.canonical(dtype)}; leave dtype out")
-    return layout
-
-
-def _hlo(source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) -> Layout:
-    """An HLO sharding, respelled on `mesh` if one is given."""
-    if mesh is None:
-        return Layout.from_hlo(source, shape, dtype)
-    layout = Layout.from_hlo(source, shape, dtype, num_devices=checked_mesh(mesh).size)
-    on_mesh = remesh(layout, mesh)
-    if on_mesh is None:
-        raise MeshError(
-            f"sharding {quoted(source)} is over the devices {_ids(layout.mesh)}, mesh {mesh} over {_ids(mesh)}, "
-            f"whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices that has these "
-            f"axes or products of them, or none"
-        )
-    return on_mesh
-
-
-def _ids(mesh: Mesh) -> str:
+def _list_ids(mesh: Mesh) -> str:
     if mesh.device_ids is None:
         return f"0..{mesh.size - 1}"
     return f"[{', '.join(map(str, mesh.device_ids[:8]))}{', ...' if mesh.size > 8 else ''}]"

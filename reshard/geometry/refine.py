@@ -12,14 +12,13 @@ after, which the reverse, which change holders. A holder is written as its strid
 two neighbours along it, so that meshes with other axis names can be compared.
 
 Numerals that do not nest have no common refinement: 2 then 3 against 3 then 2, pieces of uneven sizes, overlapping
-sub-axes. Then `refine` returns None, and only an exchange of boxes (`pair.messages`) leads from one to the other.
+sub-axes. Then `refine` returns None, and only an exchange of boxes (`messages`) leads from one to the other.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -54,20 +53,11 @@ class PartialChange(NamedTuple):
 
 
 class _Segment(NamedTuple):
-    """A digit of one numeral at its place value; `stride` is its holder's, None for a local digit."""
+    """A digit of one numeral: it covers the places from `place` to `place * radix`; None is no holder's stride."""
 
     place: int
     radix: int
     stride: int | None
-
-
-class _HeldSegment(NamedTuple):
-    """A held digit of either numeral: it covers [place, place * radix) of a dim and as much of the positions."""
-
-    dim: int
-    place: int
-    radix: int
-    stride: int
 
 
 @dataclass(frozen=True)
@@ -179,68 +169,40 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
     """
     if not same_devices(operand.mesh, result.mesh):
         return None
-    padded = _common_shape(operand, result)
-    if padded is None:
-        return None
-    before, after = _layout_segments(operand, padded), _layout_segments(result, padded)
+    padded: list[int] = []
+    for one, other in zip(operand.dims, result.dims, strict=True):
+        size, most = sorted((one.padded, other.padded))
+        if size != most:
+            if not size:
+                return None
+            # Rounds without elements go in front of the numerals until both cover as much.
+            step = math.lcm(_round_elements(one), _round_elements(other))
+            size = -(-most // step) * step
+        padded.append(size)
+    before, after = (
+        [_list_segments(dim, layout.mesh, size) for dim, size in zip(layout.dims, padded, strict=True)]
+        for layout in (operand, result)
+    )
     cuts = _find_cuts(before, after, [*_partial_factors(operand), *_partial_factors(result)])
     if cuts is None:
         return None
     dims, positions = cuts
     digits: list[RefinedDigit] = []
-    for dim, size in enumerate(padded):
-        digits += (
-            _refined_digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
-        )
+    for dim, (b, a) in enumerate(zip(before, after, strict=True)):
+        own = [] if padded[dim] else [RefinedDigit(dim, 0, None, None)]
+        at = beside = 0
+        # Minor first: between two cuts, each numeral has one holder.
+        for low, high in pairwise(dims[dim]):
+            while b[at].place * b[at].radix <= low:
+                at += 1
+            while a[beside].place * a[beside].radix <= low:
+                beside += 1
+            own.append(RefinedDigit(dim, high // low, _segment_holder(b[at], low), _segment_holder(a[beside], low)))
+        digits += own[::-1]
+    exact = operand.shape == tuple(padded)
     if operand.partial == result.partial == ():
-        return Refinement(tuple(digits), padded, padded == operand.shape, (), ())
-    change = _partial_change(operand, result, positions)
-    return Refinement(tuple(digits), padded, padded == operand.shape, *change)
-
-
-def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
-    """What becomes of the partial sub-axes of two layouts on one mesh; None if the two cut an axis in ways that do
-    not nest.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=6)
-    >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
-    PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
-    """
-    cuts = sorted(_factor_ends([*_partial_factors(operand), *_partial_factors(result)]))
-    return _partial_change(operand, result, cuts) if is_chain(cuts) else None
-
-
-def _partial_change(operand: Layout, result: Layout, cuts: list[int]) -> PartialChange:
-    """The change of factors that are cut at these positions; nothing is kept where another operation follows."""
-    were, are = (_cut_factors(_partial_factors(layout), cuts) for layout in (operand, result))
-    kept = [f for f in were if f in are] if operand.reduction == result.reduction else []
-    return PartialChange(tuple(kept), tuple(f for f in were if f not in kept), tuple(f for f in are if f not in kept))
-
-
-def _partial_factors(layout: Layout) -> list[Factor]:
-    return [Factor(layout.mesh.stride(axis), axis.size) for axis in layout.partial]
-
-
-def _common_shape(a: Layout, b: Layout) -> tuple[int, ...] | None:
-    """The padded shape that both layouts fit when rounds without elements are added in front."""
-    shape: list[int] = []
-    for dim, other in zip(a.dims, b.dims, strict=True):
-        padded = _common_padded(dim, other)
-        if padded is None:
-            return None
-        shape.append(padded)
-    return tuple(shape)
-
-
-def _common_padded(a: Dim, b: Dim) -> int | None:
-    p, q = a.padded, b.padded
-    if p == q:
-        return p
-    if 0 in (p, q):
-        return None
-    step = math.lcm(_round_elements(a), _round_elements(b))
-    return -(-max(p, q) // step) * step
+        return Refinement(tuple(digits), tuple(padded), exact, (), ())
+    return Refinement(tuple(digits), tuple(padded), exact, *_partial_change(operand, result, positions))
 
 
 def _round_elements(dim: Dim) -> int:
@@ -250,11 +212,7 @@ def _round_elements(dim: Dim) -> int:
     return dim.padded // dim.digits[0].radix
 
 
-def _layout_segments(layout: Layout, shape: Sequence[int]) -> list[list[_Segment]]:
-    return [_dim_segments(dim, layout.mesh, padded) for dim, padded in zip(layout.dims, shape, strict=True)]
-
-
-def _dim_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
+def _list_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
     """The digits with their place values, minor first, the leading local one stretched to `padded`."""
     if padded == 0:
         return []
@@ -270,49 +228,38 @@ def _dim_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
     return [*segments, _Segment(place, padded // place, None)]
 
 
+def _segment_holder(segment: _Segment, place: int) -> int | None:
+    """The stride that holds the part of a segment that starts at a place."""
+    return None if segment.stride is None else segment.stride * (place // segment.place)
+
+
 def _find_cuts(
     before: list[list[_Segment]], after: list[list[_Segment]], partial: list[Factor]
 ) -> tuple[list[list[int]], list[int]] | None:
     """Where each dim and the device positions must be cut; None if the cuts do not divide each other."""
-    dims = [_factor_ends((s.place, s.radix) for s in (*b, *a)) for b, a in zip(before, after, strict=True)]
-    held = [
-        _HeldSegment(dim, s.place, s.radix, s.stride)
-        for side in (before, after)
-        for dim, segments in enumerate(side)
-        for s in segments
-        if s.stride is not None
-    ]
-    positions = _factor_ends([*partial, *((s.stride, s.radix) for s in held)])
-    if not _close_cuts(dims, positions, held):
-        return None
-    chains, chain = [sorted(cuts) for cuts in dims], sorted(positions)
-    return (chains, chain) if all(map(is_chain, (*chains, chain))) else None
-
-
-def _factor_ends(factors: Iterable[tuple[int, int]]) -> set[int]:
-    """Both ends of (low, size) factors."""
-    return {end for low, size in factors for end in (low, low * size)}
-
-
-def _close_cuts(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) -> bool:
-    """Adds the cuts that held digits carry over; False if a cut does not divide a held digit.
-
-    A cut inside a held digit cuts its sub-axis in the same proportion, and a cut inside the sub-axis cuts the digit.
-    All cuts divide the padded sizes or the number of devices, so only finitely many can be added and the loop ends.
-    """
+    dims: list[set[int]] = []
+    held: list[tuple[set[int], int, int, int]] = []
+    for b, a in zip(before, after, strict=True):
+        cuts = {end for low, radix, _ in (*b, *a) for end in (low, low * radix)}
+        dims.append(cuts)
+        held += [(cuts, place, radix, stride) for place, radix, stride in (*b, *a) if stride is not None]
+    positions = {end for _, _, radix, stride in held for end in (stride, stride * radix)}
+    positions.update(end for stride, size in partial for end in (stride, stride * size))
+    # A cut inside a held digit cuts its sub-axis in the same proportion, and a cut inside the sub-axis cuts the digit.
+    # All cuts divide the padded sizes or the number of devices, so only finitely many can be added and the loop ends.
     changed = True
     while changed:
         changed = False
-        for dim, place, radix, stride in held:
-            in_digit = _cuts_inside(dims[dim], place, radix)
-            in_axis = _cuts_inside(positions, stride, radix)
+        for cuts, place, radix, stride in held:
+            in_digit, in_axis = _cuts_inside(cuts, place, radix), _cuts_inside(positions, stride, radix)
             if in_digit is None or in_axis is None:
-                return False
+                return None
             if in_digit != in_axis:
-                dims[dim].update(place * cut for cut in in_axis)
+                cuts.update(place * cut for cut in in_axis)
                 positions.update(stride * cut for cut in in_digit)
                 changed = True
-    return True
+    chains, chain = [sorted(cuts) for cuts in dims], sorted(positions)
+    return (chains, chain) if all(map(is_chain, (*chains, chain))) else None
 
 
 def _cuts_inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
@@ -326,31 +273,35 @@ def _cuts_inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
     return inside
 
 
-def _refined_digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:
-    """The refined digits of one dim, major first: between two cuts, each numeral has one holder."""
-    digits: list[RefinedDigit] = []
-    b = a = 0
-    for low, high in itertools.pairwise(cuts):
-        while before[b].place * before[b].radix <= low:
-            b += 1
-        while after[a].place * after[a].radix <= low:
-            a += 1
-        digits.append(RefinedDigit(dim, high // low, _segment_holder(before[b], low), _segment_holder(after[a], low)))
-    return digits[::-1]
+def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
+    """What becomes of the partial sub-axes of two layouts on one mesh; None if the two cut an axis in ways that do
+    not nest.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=6)
+    >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
+    PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
+    """
+    factors = [*_partial_factors(operand), *_partial_factors(result)]
+    cuts = sorted({end for stride, size in factors for end in (stride, stride * size)})
+    return _partial_change(operand, result, cuts) if is_chain(cuts) else None
 
 
-def _segment_holder(segment: _Segment, place: int) -> int | None:
-    """The stride that holds the part of a segment that starts at a place."""
-    return None if segment.stride is None else segment.stride * (place // segment.place)
+def _partial_change(operand: Layout, result: Layout, cuts: list[int]) -> PartialChange:
+    """The change of factors that are cut at these positions; nothing is kept where another operation follows."""
+    sides: list[list[Factor]] = []
+    for layout in (operand, result):
+        sides.append([])
+        for stride, size in _partial_factors(layout):
+            ends = [cut for cut in cuts if stride <= cut <= stride * size]
+            sides[-1] += [Factor(low, high // low) for low, high in pairwise(ends)]
+    were, are = sides
+    kept = [f for f in were if f in are] if operand.reduction == result.reduction else []
+    return PartialChange(tuple(kept), tuple(f for f in were if f not in kept), tuple(f for f in are if f not in kept))
 
 
-def _cut_factors(factors: list[Factor], cuts: list[int]) -> list[Factor]:
-    """The factors, cut at every position cut inside them."""
-    parts: list[Factor] = []
-    for stride, size in factors:
-        ends = [cut for cut in cuts if stride <= cut <= stride * size]
-        parts += [Factor(low, high // low) for low, high in itertools.pairwise(ends)]
-    return parts
+def _partial_factors(layout: Layout) -> list[Factor]:
+    return [Factor(layout.mesh.stride(axis), axis.size) for axis in layout.partial]
 
 
 # A layout with some sub-axes released: the digits that they held become local.
@@ -368,28 +319,23 @@ def release_digits(layout: Layout, factors: Iterable[Factor]) -> Layout:
     >>> print(release_digits(Layout.parse("f32[{x}3/10, {y}2]", Mesh(x=4, y=2)), [Factor(2, 4)]))
     f32[10, {y}2]
     """
-    spans = [(factor.stride, factor.stride * factor.size) for factor in factors]
-    dims = tuple(fit_digits(_digits_released(layout, dim.digits, spans), dim.size) for dim in layout.dims)
-    return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
-
-
-def _digits_released(layout: Layout, digits: Iterable[Digit], spans: list[tuple[int, int]]) -> Iterator[Digit]:
-    for digit in digits:
-        if digit.axis is None:
-            yield digit
-        else:
-            yield from _released_parts(layout.mesh, *layout.mesh.span(digit.axis), spans)
-
-
-def _released_parts(mesh: Mesh, low: int, high: int, spans: list[tuple[int, int]]) -> Iterator[Digit]:
-    """The parts of a held digit, major first; the whole of it is local if a factor does not nest with its holder."""
-    if not all(is_chain(sorted({low, high, *span})) for span in spans):
-        yield Digit(high // low, None)
-        return
-    inside = [(max(low, start), min(high, end)) for start, end in spans if start < high and low < end]
-    cuts = sorted({low, high, *(end for part in inside for end in part)})
-    for lower, upper in [*pairwise(cuts)][::-1]:
-        if any(start <= lower < end for start, end in inside):
-            yield Digit(upper // lower, None)
-        else:
-            yield from (Digit(axis.size, axis) for axis in mesh.sub_axes(lower, upper // lower))
+    mesh, spans = layout.mesh, [(factor.stride, factor.stride * factor.size) for factor in factors]
+    dims: list[Dim] = []
+    for dim in layout.dims:
+        digits: list[Digit] = []
+        for digit in dim.digits:
+            if digit.axis is None:
+                digits.append(digit)
+                continue
+            low, high = mesh.span(digit.axis)
+            inside = [(max(low, start), min(high, end)) for start, end in spans if start < high and low < end]
+            if not all(is_chain(sorted({low, high, *span})) for span in spans):
+                inside = [(low, high)]  # A factor that does not nest with the holder takes all of it.
+            cuts = sorted({low, high, *(end for part in inside for end in part)})
+            for lower, upper in [*pairwise(cuts)][::-1]:
+                if any(start <= lower < end for start, end in inside):
+                    digits.append(Digit(upper // lower, None))
+                else:
+                    digits += [Digit(axis.size, axis) for axis in mesh.sub_axes(lower, upper // lower)]
+        dims.append(fit_digits(digits, dim.size))
+    return Layout(mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)

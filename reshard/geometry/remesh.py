@@ -32,9 +32,15 @@ def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
     if weights is None:
         return None
     try:
-        dims = tuple(Dim(tuple(_respell_digits(dim, layout.mesh, mesh, weights)), dim.size) for dim in layout.dims)
+        dims: list[Dim] = []
+        for dim in layout.dims:
+            digits: list[Digit] = []
+            for digit in dim.digits:
+                axes = () if digit.axis is None else _sub_axes(digit.axis, layout.mesh, mesh, weights)
+                digits += [digit] if digit.axis is None else [Digit(axis.size, axis) for axis in axes]
+            dims.append(Dim(tuple(digits), dim.size))
         partial = tuple(s for axis in layout.partial for s in _sub_axes(axis, layout.mesh, mesh, weights))
-        return Layout(mesh, dims, layout.dtype, layout.reduction, partial)
+        return Layout(mesh, tuple(dims), layout.dtype, layout.reduction, partial)
     except ReshardError:
         return None
 
@@ -45,7 +51,8 @@ def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
     >>> print(common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)))
     <d0=2, d1=2, d2=2>
     """
-    return _cut_spans(a, b, {*_span_ends(a), *_span_ends(b)})
+    spans = (mesh.span(SubAxis(name, 1, size)) for mesh in (a, b) for name, size in mesh.axes.items())
+    return _cut_spans(a, b, {end for span in spans for end in span})
 
 
 def mesh_of_used(a: Layout, b: Layout) -> Mesh | None:
@@ -67,18 +74,6 @@ def _cut_spans(a: Mesh, b: Mesh, ends: set[int]) -> Mesh | None:
         return None
     sizes = [high // low for low, high in itertools.pairwise(cuts)][::-1]
     return Mesh({f"d{at}": size for at, size in enumerate(sizes)}, device_ids=a.device_ids)
-
-
-def _span_ends(mesh: Mesh) -> Iterator[int]:
-    return (mesh.stride(SubAxis(n, 1, s)) * s for n, s in mesh.axes.items())
-
-
-def _respell_digits(dim: Dim, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[Digit]:
-    for radix, axis in dim.digits:
-        if axis is None:
-            yield Digit(radix, None)
-        else:
-            yield from (Digit(s.size, s) for s in _sub_axes(axis, old, new, weights))
 
 
 def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[SubAxis]:
