@@ -79,8 +79,8 @@ def read(
     if on_mesh is None:
         raise MeshError(
             f"sharding {quoted(source)} is over the devices {_list_ids(layout.mesh)}, mesh {mesh} over "
-            f"{_list_ids(mesh)}, whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices that has these "
-            f"axes or products of them, or none"
+            f"{_list_ids(mesh)}, whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices "
+            f"that has these axes or products of them, or none"
         )
     return on_mesh
 

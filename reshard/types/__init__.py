@@ -3,7 +3,7 @@
     Mesh, SubAxis        devices on named axes, and factors of these axes
     Digit, Dim, Layout   where each element of an array is: every dim a numeral of local and held digits
 
-    mesh.py, dims.py, layout.py     the three above; device_ids.py the ids of a mesh
+    mesh.py, dims.py, layout.py     the three above
     canonical.py                    the invariants of layouts, one check each
     meaning.py                      which elements a device holds: the definition of correctness
     move.py, view.py                a plan's request with a view; which index becomes which, and views one after another

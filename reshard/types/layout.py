@@ -344,11 +344,18 @@ class Layout:
 
     def partial_as(self, other: Layout) -> bool:
         """Whether both are partial along the same sub-axes by the same operation, or neither is."""
+        if not isinstance(other, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LayoutError(
+                f"{quoted(other)} is a {type(other).__name__}, not a Layout; give Layout.parse(text, mesh)"
+            )
         return (self.reduction, self.partial) == (other.reduction, other.partial)
 
     def nbytes(self, elements: int) -> int:
         """Bytes of a number of elements of this layout's dtype."""
-        return dtypes.nbytes(elements, self.dtype)
+        try:
+            return dtypes.nbytes(elements, self.dtype)
+        except TypeError:
+            raise LayoutError(f"{quoted(elements)} elements: give a whole number of at least 0") from None
 
     def __hash__(self) -> int:
         return self._hash

@@ -10,16 +10,16 @@ Rules, bounds and routes work on such (stride, size) pairs, so a mesh of 2^20 de
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, did_you_mean, quoted
-from reshard.types.device_ids import checked_ids, numbered_from, of_jax
-from reshard.types.whole import MOST, MOST_DEVICES, listed, primes, whole, written
+from reshard.types.whole import MOST, MOST_DEVICES, counted, listed, primes, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
@@ -58,17 +58,50 @@ class Mesh:
         **named: int,
     ) -> None:
         if hasattr(axes, "axis_names"):
-            axes, device_ids = of_jax(axes, device_ids)
+            jax_mesh = cast("Any", axes)
+            # An `AbstractMesh` has no devices.
+            devices = getattr(jax_mesh, "devices", None) if type(jax_mesh).__name__ == "Mesh" else None
+            if device_ids is None and devices is not None:
+                device_ids = [device.id for device in devices.flat]
+            axes = [(str(name), int(size)) for name, size in jax_mesh.shape.items()]
         pairs = [_checked_axis(*pair) for pair in (*_axis_pairs(axes), *named.items())]
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
             raise MeshError(f"mesh {quoted(pairs)}: an axis name occurs twice; give every axis its own name")
         if self.size > MOST:
             raise MeshError(f"mesh {quoted(pairs)} has {quoted(self.size)} devices; at most {MOST} have numbers")
-        ids = None if device_ids is None else checked_ids(device_ids, self.size, quoted(str(self)))
-        # The identity order is stored as None, so that equal meshes compare equal.
-        identity = ids is not None and ids == tuple(range(self.size))
-        object.__setattr__(self, "device_ids", None if identity else ids)
+        object.__setattr__(self, "device_ids", None if device_ids is None else self._checked_ids(device_ids))
+
+    def _checked_ids(self, device_ids: object) -> tuple[int, ...] | None:
+        """The ids of the devices, None for those that devices have by their positions: equal meshes compare equal."""
+        size, mesh, sized = self.size, quoted(str(self)), isinstance(device_ids, Sized)
+        count = counted(device_ids) if isinstance(device_ids, Sized) else None
+        iterable = isinstance(device_ids, Iterable) and not isinstance(device_ids, str | bytes)
+        if not iterable or (sized and count is None):
+            raise MeshError(
+                f"device_ids {quoted(cast('object', device_ids))}: give a list of one id per device, or None"
+            )
+        if size > MOST_DEVICES:
+            raise MeshError(
+                f"mesh {mesh} has {size} devices, too many to list ids of; at most {MOST_DEVICES} are listed"
+            )
+        # The number of ids is checked before any of them is read.
+        given = cast("Iterable[object]", device_ids)
+        read = list(itertools.islice(given, size + 1)) if count in (None, size) else []
+        if (count or len(read)) != size:
+            number = count if count is not None else f"{len(read)} or more"
+            raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {number}; list one id per device")
+        # Ints of Python are checked all at once: one by one, 2^24 of them take ten seconds instead of two.
+        if set(map(type, read)) != {int} or max(cast("list[int]", read)) > MOST:
+            bad = [each for each in read if whole(each) is None and whole(each, -MOST, -1) is None]
+            if bad:
+                like = ", such as the id of a jax device" if hasattr(bad[0], "id") else ""
+                raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0{like}")
+            read = [int(cast("int", each)) for each in read]
+        ids = tuple(cast("list[int]", read))
+        if len(set(ids)) != size or min(ids) < 0:
+            raise MeshError(f"device_ids {quoted(list(ids[:16]))} of mesh {mesh}: ids must be distinct and at least 0")
+        return None if max(ids) == size - 1 and ids == tuple(range(size)) else ids
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Mesh is immutable; build a new one instead of setting {name!r}")
@@ -86,11 +119,18 @@ class Mesh:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NotationError(f"mesh {quoted(text)} is not text; write axes as name=size, e.g. x=4,y=2")
         body, at, first = text.partition("@")
-        if at and device_ids is not None:
-            raise MeshError(f"mesh {quoted(text)} numbers its devices from {first.strip()}; leave device_ids out")
         if at:
+            first = first.strip()
+            if device_ids is not None:
+                raise MeshError(f"mesh {quoted(text)} numbers its devices from {first}; leave device_ids out")
             mesh = cls.parse(body)
-            return cls(mesh.axes, device_ids=numbered_from(first.strip(), mesh.size, text))
+            start = written(first) if first.isdecimal() and first.isascii() else None
+            if start is None or start + mesh.size > MOST or mesh.size > MOST_DEVICES:
+                raise MeshError(
+                    f"mesh {quoted(text)}: after @ comes the number of the first device, such as 8 in z=4@8; at most "
+                    f"{MOST_DEVICES} devices are numbered so"
+                )
+            return cls(mesh.axes, device_ids=range(start, start + mesh.size))
         body = body.strip().removeprefix("<").removesuffix(">")
         pairs: list[tuple[str, int]] = []
         for part in filter(None, (p.strip() for p in body.split(","))):
@@ -206,6 +246,8 @@ class Mesh:
 
     def spell(self, sub: SubAxis) -> str:
         """The text of a sub-axis: `x` for a whole axis, else `x:(pre)size`."""
+        if not isinstance(sub, SubAxis):  # pyright: ignore[reportUnnecessaryIsInstance]
+            self.checked(sub)
         if sub.pre == 1 and sub.size == self.axes.get(sub.axis):
             return sub.axis
         return f"{sub.axis}:({sub.pre}){sub.size}"
@@ -217,7 +259,11 @@ class Mesh:
         >>> mesh.stride(mesh.sub_axis("x")), mesh.stride(mesh.sub_axis("x:(1)2"))
         (2, 4)
         """
-        return self._strides[sub.axis] * (self.axes[sub.axis] // (sub.pre * sub.size))
+        try:
+            return self._strides[sub.axis] * (self.axes[sub.axis] // (sub.pre * sub.size))
+        except (AttributeError, KeyError, TypeError, ZeroDivisionError):
+            self.checked(sub)  # Says what is wrong with it. Checked first, the call would take three times as long.
+            raise
 
     def span(self, sub: SubAxis) -> tuple[int, int]:
         """The range of positions that a sub-axis covers: its stride, and its stride times its size.
@@ -236,7 +282,10 @@ class Mesh:
         >>> mesh.coordinate(5, mesh.sub_axis("x")), mesh.coordinate(5, mesh.sub_axis("x:(2)2"))
         (2, 0)
         """
-        return position // self.stride(axis) % axis.size
+        try:
+            return position // self.stride(axis) % axis.size
+        except TypeError:
+            raise MeshError(f"position {quoted(position)}: give a whole number below {self.size}") from None
 
     def coordinates(self, position: int, axes: Iterable[SubAxis]) -> tuple[int, ...]:
         """The coordinates of the device at a position along each of these sub-axes.
@@ -245,7 +294,9 @@ class Mesh:
         >>> mesh.coordinates(5, [mesh.sub_axis("x"), mesh.sub_axis("y")])
         (2, 1)
         """
-        return tuple(self.coordinate(position, axis) for axis in axes)
+        if not isinstance(axes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MeshError(f"axes {quoted(axes)}: give a list of sub-axes")
+        return tuple([self.coordinate(position, axis) for axis in axes])
 
     def sub_axes(self, stride: int, size: int) -> list[SubAxis]:
         """The sub-axes, major first, whose product is the factor (stride, size) of the positions.
@@ -253,6 +304,8 @@ class Mesh:
         >>> Mesh(x=4, y=2).sub_axes(1, 4)
         [SubAxis(axis='x', pre=2, size=2), SubAxis(axis='y', pre=1, size=2)]
         """
+        if whole(stride, 1) is None or whole(size) is None:
+            raise MeshError(f"positions {quoted(stride)} x {quoted(size)}: give a stride and a size of at least 1")
         factors: list[SubAxis] = []
         for name, axis_size in self.axes.items():
             below = self._strides[name]
@@ -270,7 +323,10 @@ class Mesh:
         >>> Mesh(x=4, y=2).axis_at(4)
         'x'
         """
-        return next(name for name, below in self._strides.items() if below <= stride < below * self.axes[name])
+        for name, below in self._strides.items() if whole(stride) is not None else ():
+            if below <= stride < below * self.axes[name]:
+                return name
+        raise MeshError(f"no axis of mesh {self} has neighbours that are {quoted(stride)} positions apart")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mesh):

@@ -77,6 +77,13 @@ class View:
     target: Groups
 
     def __post_init__(self) -> None:
+        for name in ("atoms", "source", "target"):
+            given: object = getattr(self, name)
+            if not isinstance(given, tuple | list):
+                raise PlanError(f"{name} {quoted(given)} of a view: give a tuple")
+        for dim in (*self.source, *self.target):
+            if not isinstance(dim, tuple | list) or any(whole(at, 0, len(self.atoms) - 1) is None for at in dim):  # pyright: ignore
+                raise PlanError(f"the dims of a view name its atoms by number, below {len(self.atoms)}: {quoted(dim)}")
         for at, atom in enumerate(self.atoms):
             _check_atom(atom)
             sides = [sum(dim.count(at) for dim in groups) for groups in (self.source, self.target)]
@@ -96,7 +103,10 @@ class View:
         >>> str(View.identity((4, 2)))
         'd0 d1 -> d0 d1'
         """
-        atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(shape))
+        sizes = listed(shape)
+        if sizes is None:
+            raise PlanError(f"shape {quoted(shape)} of a view: give one size per dim, such as (16, 8)")
+        atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(sizes))
         each = tuple((at,) for at in range(len(atoms)))
         return cls(atoms, each, each)
 
@@ -141,9 +151,8 @@ class View:
 
     def to_dict(self) -> dict[str, Any]:
         """The view as plain data of JSON; `from_dict` reads it back."""
-        atoms = [[a.name, a.size, *([None] if w is None else [list(w)] for w in (a.taken, a.into))] for a in self.atoms]
-        flat = [[name, size, taken[0], into[0]] for name, size, taken, into in cast("list[list[Any]]", atoms)]
-        return {"atoms": flat, "source": [list(d) for d in self.source], "target": [list(d) for d in self.target]}
+        atoms = [[a.name, a.size, *(None if w is None else list(w) for w in (a.taken, a.into))] for a in self.atoms]
+        return {"atoms": atoms, "source": [list(d) for d in self.source], "target": [list(d) for d in self.target]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> View:
@@ -161,8 +170,6 @@ class View:
             source, target = (
                 tuple(tuple(_checked_list(d)) for d in _checked_list(data[side])) for side in ("source", "target")
             )
-            if not all(whole(at, 0, len(atoms) - 1) is not None for dim in (*source, *target) for at in dim):
-                raise PlanError(f"the dims of a view in JSON name its atoms by number, below {len(atoms)}")
             return cls(tuple(atoms), source, target)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, PlanError):
@@ -170,30 +177,24 @@ class View:
             raise PlanError(f"{quoted(data)} is not a view in JSON; use the output of to_json()") from None
 
     def __str__(self) -> str:
-        arrow = " -> ".join(
-            " ".join(_atoms_text(dim, self.atoms) for dim in side) for side in (self.source, self.target)
-        )
-        parts = [
-            f"{a.name}={(str(w.start) if a.size == 1 else f'{w.start}:{w.start + a.size}')} of the {side}'s {w.size}"
-            for a, side, w in _list_windows(self.atoms)
-        ]
-        return ", ".join([arrow.strip() if arrow.strip() != "->" else "->", *parts])
+        sides: list[str] = []
+        for groups in (self.source, self.target):
+            dims = [" ".join(self.atoms[at].name for at in dim) for dim in groups]
+            sizes = [len(dim) for dim in groups]
+            sides.append(" ".join(d if n == 1 else f"({d})" if n else "1" for d, n in zip(dims, sizes, strict=True)))
+        parts = [" -> ".join(sides).strip()]
+        for atom in self.atoms:
+            for side, window in (("source", atom.taken), ("target", atom.into)):
+                if window is not None:
+                    values = window.start if atom.size == 1 else f"{window.start}:{window.start + atom.size}"
+                    parts.append(f"{atom.name}={values} of the {side}'s {window.size}")
+        return ", ".join(parts)
 
 
 def _checked_list(value: object) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise TypeError("an object or a text is no list, though it can be iterated over")
     return cast("Sequence[Any]", value)
-
-
-def _list_windows(atoms: Sequence[Atom]) -> list[tuple[Atom, str, Window]]:
-    both = [(atom, side, w) for atom in atoms for side, w in (("source", atom.taken), ("target", atom.into))]
-    return [(atom, side, w) for atom, side, w in both if w is not None]
-
-
-def _atoms_text(dim: Sequence[int], atoms: Sequence[Atom]) -> str:
-    names = " ".join(atoms[at].name for at in dim)
-    return names if len(dim) == 1 else f"({names})" if dim else "1"
 
 
 def _check_atom(atom: object) -> None:

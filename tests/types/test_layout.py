@@ -152,3 +152,15 @@ def test_tiled_has_a_sum_unless_another_reduction_is_given():
     assert str(Layout.tiled(MESH, (8,), "f32", [[]], [axis])) == "f32[8] + sum{x}"
     assert str(Layout.tiled(MESH, (8,), "f32", [[]], [axis], "min")) == "f32[8] + min{x}"
     assert Layout.tiled(MESH, (8,), "f32", [[]], [], "min").reduction is None
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        (lambda layout: layout.nbytes("x"), "'x' elements"),
+        (lambda layout: layout.partial_as(3), "3 is a int, not a Layout"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_said(call, given: str):
+    with pytest.raises(LayoutError, match=given):
+        call(Layout.parse("f32[{x}4]", Mesh(x=2)))

@@ -6,6 +6,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from math import prod
 
@@ -15,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import MeshError, NotationError
+from reshard.types import mesh as mesh_module
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis, is_chain, merged_spans, places, prime_places
+from reshard.types.whole import whole
 
 MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
     lambda sizes: Mesh({f"a{at}": size for at, size in enumerate(sizes)})
@@ -74,12 +77,62 @@ def test_rejects_axes(axes: object, words: tuple[str, str]):
         ([0, 1, 2, 2], ("[0, 1, 2, 2]", "distinct")),
         ([0, 1, 2, -3], ("-3", "at least 0")),
         ([], ("lists 0", "one id per device")),
+        ([0, 1, 2, 3.0], ("3.0", "whole number")),
+        ([0, 1, 2, True], ("True", "whole number")),
+        ([0, 1, 2, 1 << 70], (str(1 << 70), "whole number")),
+        ("abcd", ("'abcd'", "one id per device")),
+        (range(1 << 60), ("lists 1152921504606846976", "one id per device")),
     ],
 )
-def test_rejects_device_ids(ids: list[int], words: tuple[str, str]):
+def test_rejects_device_ids(ids: object, words: tuple[str, str]):
     with pytest.raises(MeshError) as caught:
-        Mesh({"x": 2, "y": 2}, device_ids=ids)
+        Mesh({"x": 2, "y": 2}, device_ids=ids)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_too_many_ids_are_refused_before_one_is_read():
+    class Endless:
+        def __len__(self) -> int:
+            return 1 << 25
+
+        def __iter__(self):
+            raise AssertionError("read")
+
+    for axes in ({"x": 1 << 25}, {"x": 4}):
+        with pytest.raises(MeshError, match=r"too many to list ids of|lists 33554432"):
+            Mesh(axes, device_ids=Endless())  # type: ignore[arg-type]
+
+
+def test_a_million_ids_are_checked_at_once(monkeypatch: pytest.MonkeyPatch):
+    """One by one, 2^24 of them took ten seconds."""
+    checks = []
+    monkeypatch.setattr(mesh_module, "whole", lambda value, *ends: checks.append(value) or whole(value, *ends))
+    ids = range(7, 7 + (1 << 20))
+    assert Mesh({"x": 1 << 20}, device_ids=ids).devices == tuple(ids)
+    assert Mesh({"x": 4}, device_ids=np.array([3, 2, 1, 0])).device_ids == (3, 2, 1, 0)
+    assert len(checks) < 100
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        (lambda mesh: mesh.axis_at("x"), "'x'"),
+        (lambda mesh: mesh.axis_at(64), "64"),
+        (lambda mesh: mesh.span("x"), "'x'"),
+        (lambda mesh: mesh.stride(SubAxis("z", 1, 2)), "'z'"),
+        (lambda mesh: mesh.stride(SubAxis([], 1, 2)), r"\[\]"),
+        (lambda mesh: mesh.stride(SubAxis("x", 0, 2)), "0 x 2"),
+        (lambda mesh: mesh.spell(5), "5"),
+        (lambda mesh: mesh.coordinate("a", SubAxis("x", 1, 4)), "'a'"),
+        (lambda mesh: mesh.coordinate(1, "y"), "'y'"),
+        (lambda mesh: mesh.coordinates(1, 3), "3"),
+        (lambda mesh: mesh.sub_axes(1.5, 2), "1.5"),
+        (lambda mesh: mesh.position([1]), r"\[1\]"),
+    ],
+)
+def test_what_is_no_sub_axis_or_position_is_said(call: Callable[[Mesh], object], given: str):
+    with pytest.raises(MeshError, match=given):
+        call(Mesh(x=4, y=2))
 
 
 def test_is_immutable():
@@ -117,6 +170,12 @@ def test_text_round_trip(mesh: Mesh):
 def test_rejects_text(text: str):
     with pytest.raises(NotationError, match="name=size"):
         Mesh.parse(text)
+
+
+@pytest.mark.parametrize("first", ["", "-1", "x", "1.5", "9" * 30, "\u0661"])
+def test_the_number_of_the_first_device_is_a_number(first: str):
+    with pytest.raises(MeshError, match="after @ comes the number of the first device"):
+        Mesh.parse(f"z=4@{first}")
 
 
 def test_devices_are_numbered_once():

@@ -44,6 +44,16 @@ def test_what_is_not_a_view_is_refused(data):
         View.from_dict(data)
 
 
+@pytest.mark.parametrize(
+    "parts", [(None, (), ()), ((), 3, ()), ((), (0,), ()), ((), ((0,),), ()), ((Atom("a", 2),), (("x",),), ((0,),))]
+)
+def test_dims_that_name_no_atoms_are_refused(parts):
+    with pytest.raises(PlanError, match="of a view"):
+        View(*parts)
+    with pytest.raises(PlanError, match="of a view"):
+        View.identity(3)  # type: ignore[arg-type]
+
+
 def test_plain():
     assert View.identity((3, 0)).plain and View((Atom("a", 2), Atom("b", 3)), ((0, 1),), ((0, 1),)).plain
     assert not QKV.plain
