@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from reshard.geometry.refine import RefinedDigit, Refinement
@@ -129,8 +129,20 @@ def _fit_edges(edges: Sequence[Edge], colours: Colours, left: Sequence[int]) -> 
         sends, receives = senders[edges[at][0]], receivers[edges[at][1]]
         number = _lowest_free(sends.colours | receives.colours)
         if number >= len(colours):
-            number = _lowest_free(sends.colours)
-            _flip_path(edges, senders, receivers, edges[at][1], number, _lowest_free(receives.colours))
+            number, other = _lowest_free(sends.colours), _lowest_free(receives.colours)
+            path: list[int] = []
+            side, node, colour = receivers, edges[at][1], number
+            while (following := side[node].edges.get(colour)) is not None:
+                path.append(following)
+                side, node = (senders, edges[following][0]) if side is receivers else (receivers, edges[following][1])
+                colour = other if colour == number else number
+            # All of the path lose their colours before any takes another: at a node, two of its edges trade theirs.
+            for step, one in enumerate(path):
+                for taken in (senders[edges[one][0]], receivers[edges[one][1]]):
+                    taken.drop(other if step % 2 else number)
+            for step, one in enumerate(path):
+                for taken in (senders[edges[one][0]], receivers[edges[one][1]]):
+                    taken.take(number if step % 2 else other, one)
         sends.take(number, at)
         receives.take(number, at)
     fitted: Colours = [[] for _ in colours]
@@ -143,31 +155,6 @@ def _fit_edges(edges: Sequence[Edge], colours: Colours, left: Sequence[int]) -> 
 def _lowest_free(taken: int) -> int:
     """The lowest bit that is not set."""
     return (~taken & (taken + 1)).bit_length() - 1
-
-
-def _flip_path(
-    edges: Sequence[Edge],
-    senders: Mapping[int, _Taken],
-    receivers: Mapping[int, _Taken],
-    start: int,
-    mine: int,
-    theirs: int,
-) -> None:
-    """Swaps two colours along the path that leaves receiver `start` by colour `mine`."""
-    path: list[int] = []
-    at_receiver, node, number = True, start, mine
-    while (at := (receivers if at_receiver else senders)[node].edges.get(number)) is not None:
-        path.append(at)
-        at_receiver, node = not at_receiver, edges[at][0 if at_receiver else 1]
-        number = theirs if number == mine else mine
-    old = [(at, mine if step % 2 == 0 else theirs) for step, at in enumerate(path)]
-    for at, number in old:
-        senders[edges[at][0]].drop(number)
-        receivers[edges[at][1]].drop(number)
-    for at, number in old:
-        new = theirs if number == mine else mine
-        senders[edges[at][0]].take(new, at)
-        receivers[edges[at][1]].take(new, at)
 
 
 # Who sends to whom in each round of an even exchange, in closed form.
@@ -242,13 +229,13 @@ class EvenRounds:
 
     def share(self, position: int, turn: Sequence[int]) -> list[int]:
         """Which share of each digit that becomes local the device at a position gets in a turn."""
-        return [self._share(position, d, head, j) for (d, head), j in zip(self.shares, turn, strict=True)]
-
-    def _share(self, position: int, digit: RefinedDigit, head: int, turned: int) -> int:
-        number = coordinate(position, head, digit.radix) + turned
-        for times, stride, size in self._shifts.get(digit.src, ()):
-            number = number + coordinate(position, stride, size) * times
-        return number % digit.radix
+        numbers: list[int] = []
+        for (digit, head), turned in zip(self.shares, turn, strict=True):
+            number = coordinate(position, head, digit.radix) + turned
+            for times, stride, size in self._shifts.get(digit.src, ()):
+                number = number + coordinate(position, stride, size) * times
+            numbers.append(number % digit.radix)
+        return numbers
 
     def sender(self, position: int, turn: Sequence[int]) -> int:
         """The position of the device that sends to the one at `position` in a turn."""

@@ -26,7 +26,7 @@ from reshard.lower.to_shard_map import tile_function
 from reshard.plans.plan import Plan
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.mesh import SubAxis
 
 # The stubs of jaxlib leave most types of MLIR unknown: they are Any here.
 Module: TypeAlias = Any
@@ -150,7 +150,12 @@ def _trace_as_function(plan: Plan) -> str:
             for call in calls:
                 _inline_call(call, module)
         for op in list_operations(function):
-            _list_groups(op, mesh)
+            if _GROUPS in op.attributes and "mesh_axes" in (text := str(op.attributes[_GROUPS])):
+                # jax 0.12 writes replica groups as axes of a mesh, a symbol of its own module: listed, they need none.
+                axes = [mesh.sub_axis(name) for name in _MESH_AXIS.findall(text)]
+                groups = [list(group) for group in groups_along(mesh, [(mesh.stride(a), a.size) for a in axes])]
+                listed = f"dense<{groups}> : tensor<{len(groups)}x{len(groups[0])}xi64>"
+                op.attributes[_GROUPS] = ir.Attribute.parse(listed)
         run_passes(module, "canonicalize,cse,symbol-dce")
         return function.get_asm()
 
@@ -200,15 +205,6 @@ def _inline_call(call: Operation, module: Module) -> None:
         op.move_before(call)
     call.erase()
     copy.erase()
-
-
-def _list_groups(op: Operation, mesh: Mesh) -> None:
-    """Writes replica groups as lists of devices; jax 0.12 writes them as axes of a mesh, a symbol of its own module."""
-    if _GROUPS not in op.attributes or "mesh_axes" not in str(op.attributes[_GROUPS]):
-        return
-    axes = [mesh.sub_axis(name) for name in _MESH_AXIS.findall(str(op.attributes[_GROUPS]))]
-    groups = [list(group) for group in groups_along(mesh, [(mesh.stride(axis), axis.size) for axis in axes])]
-    op.attributes[_GROUPS] = ir.Attribute.parse(f"dense<{groups}> : tensor<{len(groups)}x{len(groups[0])}xi64>")
 
 
 def _return_with(name: str, block: Block) -> None:

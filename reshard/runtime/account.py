@@ -83,15 +83,12 @@ class InBytes(Account):
         self._tree = tree
 
     def take(self, device: int, elements: int, dtype: str | None = None) -> None:
-        """Counts a buffer that a device allocates, of the account's dtype or of another one."""
         self._tree.take(device, dtypes.nbytes(elements, dtype or self.dtype))
 
     def free(self, device: int, elements: int, dtype: str | None = None) -> None:
-        """Counts a buffer that a device frees."""
         self._tree.free(device, dtypes.nbytes(elements, dtype or self.dtype))
 
     def receive(self, device: int, elements: int) -> None:
-        """Counts elements that a device receives from another one."""
         self._tree.receive(device, dtypes.nbytes(elements, self.dtype))
 
 

@@ -86,10 +86,14 @@ def _move_arrays(
     mesh = cut_mesh(mesh, [end for plan in dict.fromkeys(plans) for end in (plan.source, plan.target)])
     axes = list_free_axes(mesh)
     before, after = [spell_spec(plan.source, axes) for plan in plans], [spell_spec(plan.target, axes) for plan in plans]
-    given = [
-        _pad_array(_drop_reduced_axes(array), plan.source, NamedSharding(mesh, held))
-        for plan, array, held in zip(plans, arrays, before, strict=True)
-    ]
+    given: list[jax.Array] = []
+    for plan, array, held in zip(plans, arrays, before, strict=True):
+        sharding = jax.typeof(array).sharding
+        if sharding.spec.reduced:
+            # "Reduced" axes in an array's type only say that its cotangent is unreduced.
+            bare = PartitionSpec(*sharding.spec.partitions, unreduced=sharding.spec.unreduced)
+            array = jax.sharding.reshard(array, NamedSharding(sharding.mesh, bare))
+        given.append(_pad_array(array, plan.source, NamedSharding(mesh, held)))
     more: dict[str, jax.Array] = {}
     specs = list(before)
     if into is not None:
@@ -101,8 +105,13 @@ def _move_arrays(
         more["scale"], spelled = spread_scale(scale, wide, held)
         specs.append(spelled)
     moved = _map_tiles(programs, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
-    each = zip(plans, moved, after, strict=True)
-    return [_trim_array(array, plan.target, NamedSharding(mesh, held)) for plan, array, held in each]
+    results: list[jax.Array] = []
+    for plan, array, held in zip(plans, moved, after, strict=True):
+        if not plan.target.even:
+            cut = lax.slice(array, [0] * array.ndim, plan.target.shape)
+            array = lax.with_sharding_constraint(cut, NamedSharding(mesh, held))
+        results.append(array)
+    return results
 
 
 def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedSharding) -> jax.Array:
@@ -231,27 +240,12 @@ def overwrites_source(plan: Plan) -> bool:
     return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower_plan(plan))
 
 
-def _drop_reduced_axes(array: jax.Array) -> jax.Array:
-    """The array without "reduced" axes in its type, which only say that its cotangent is unreduced."""
-    sharding = jax.typeof(array).sharding
-    if not sharding.spec.reduced:
-        return array
-    bare = PartitionSpec(*sharding.spec.partitions, unreduced=sharding.spec.unreduced)
-    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, bare))
-
-
 def _pad_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
     if layout.even:
         return array
     room = [(0, to - now, 0) for now, to in zip(layout.shape, layout.padded_shape, strict=True)]
     array = lax.with_sharding_constraint(array, sharding)
     return lax.with_sharding_constraint(lax.pad(array, np.zeros((), array.dtype), room), sharding)
-
-
-def _trim_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
-    if layout.even:
-        return array
-    return lax.with_sharding_constraint(lax.slice(array, [0] * array.ndim, layout.shape), sharding)
 
 
 def cut_mesh(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:

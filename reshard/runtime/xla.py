@@ -19,7 +19,8 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
-from reshard.lower.program import Exchange, lower_steps, part_of
+from reshard.lower.exchange_rounds import lower_exchange
+from reshard.lower.program import part_of
 from reshard.lower.to_shard_map import (
     LANES,
     SUBLANES,
@@ -167,27 +168,17 @@ def _count_parts(step: Step, count: int, lanes: bool) -> int:
     possible = possible_counts(step.operand, step.result)
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
-    suited = _list_aligned_parts(step, preferred, count)
-    if lanes:
-        for number, part in suited.items():
-            # A block of less than one tile is padded to it, whatever the number of parts.
-            whole = math.prod(part.block) >= SUBLANES * LANES
-            if whole and number >= count * (1 + (count_block_padding(part) >= 2)):
-                return number
-    return next(iter(suited), next(iter(preferred), 1))
-
-
-def _list_aligned_parts(step: Step, preferred: Sequence[int], count: int) -> dict[int, Part]:
-    """The parts by the preferred numbers of them that are aligned; of an all-to-all, those with full lanes if any."""
-    suited: dict[int, Part] = {}
-    for number in preferred:
-        part = split_step(step.operand, step.result, number)
-        if part is not None and part.aligned:
-            suited[number] = part
+    splits = {number: split_step(step.operand, step.result, number) for number in preferred}
+    suited = {number: part for number, part in splits.items() if part is not None and part.aligned}
     if step.kind == "all_to_all":
         full = {number: part for number, part in suited.items() if any(n % LANES == 0 for n in part.block)}
         suited = {number: part for number, part in full.items() if 2 * number >= count} or suited
-    return suited
+    for number, part in suited.items() if lanes else ():
+        # A block of less than one tile is padded to it, whatever the number of parts.
+        whole = math.prod(part.block) >= SUBLANES * LANES
+        if whole and number >= count * (1 + (count_block_padding(part) >= 2)):
+            return number
+    return next(iter(suited), next(iter(preferred), 1))
 
 
 def count_overlapping_parts(step: Step, count: int) -> int | None:
@@ -296,27 +287,18 @@ def in_rounds(plan: Plan, least: int = LEAST_MESSAGE) -> Plan:
     >>> [step.kind for step in in_rounds(plan(rows, columns), least=16).steps]
     ['exchange']
     """
-    specs = [
-        StepSpec("exchange", step.result)
-        if _is_faster_in_rounds(step, least)
-        else StepSpec(step.kind, step.result, step.mode)
-        for step in plan.steps
-    ]
-    if all(spec.kind == step.kind for spec, step in zip(specs, plan.steps, strict=True)):
-        return plan
-    return _replace_steps(plan, specs)
-
-
-def _is_faster_in_rounds(step: Step, least: int) -> bool:
-    """Whether a step is an all-to-all that takes less time in rounds."""
-    if step.kind != "all_to_all" or step.mode != PLAIN:
-        return False
-    size = exchange_figures(step.operand, step.result)
-    enough = least if size.rounds <= FEW_ROUNDS else 2 * least
-    if step.operand.nbytes(size.message) < enough or size.rounds > MOST_ROUNDS:
-        return False
-    (exchange,) = lower_steps(step.operand, [Step("exchange", step.operand, step.result)]).instructions
-    return isinstance(exchange, Exchange) and joins_in_one_copy(exchange)
+    moves: list[StepSpec] = []
+    for step in plan.steps:
+        move = StepSpec(step.kind, step.result, step.mode)
+        if step.kind == "all_to_all" and step.mode == PLAIN:
+            size = exchange_figures(step.operand, step.result)
+            enough = least if size.rounds <= FEW_ROUNDS else 2 * least
+            if step.operand.nbytes(size.message) >= enough and size.rounds <= MOST_ROUNDS:
+                exchange = lower_exchange(Step("exchange", step.operand, step.result))
+                move = StepSpec("exchange", step.result) if joins_in_one_copy(exchange) else move
+        moves.append(move)
+    same = all(move.kind == step.kind for move, step in zip(moves, plan.steps, strict=True))
+    return plan if same else _replace_steps(plan, moves)
 
 
 # What plans need of memory. Of a loop, its ends and the buffers of one part live at once.
@@ -473,7 +455,7 @@ def count_message_bytes(step: Step) -> int:
     staged = 0 if part is None else _count_staged_bytes(step, part)
     if part is None or staged or step.mode.in_place or step.kind != "exchange":
         return staged
-    return 2 * step.received_bytes // step.launches
+    return 2 * step.received_bytes // max(1, step.launches)  # An exchange may have nothing to send.
 
 
 def _count_staged_bytes(step: Step, part: Part) -> int:

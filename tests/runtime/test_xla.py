@@ -8,6 +8,7 @@ import reshard as rs
 from reshard.lower.to_shard_map import count_padded_bytes
 from reshard.lower.to_shard_map.part_loops import group_steps
 from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules import StepMode
 from reshard.runtime import xla
 from reshard.types import Layout, Mesh
 from tests.oracle import check
@@ -130,6 +131,13 @@ def test_peaks_count_the_target_from_the_start():
     assert xla.peak_bytes(two) == two.peak_bytes == 8 + 8 + 32
     single = planned("f32[{x}4, 8]", "f32[16, 8]")
     assert xla.peak_bytes(single) == single.peak_bytes
+
+
+def test_an_exchange_in_parts_that_sends_nothing_has_no_messages():
+    """An exchange whose every element stays has no rounds: its peak is that of both tiles, and of a part of each."""
+    rows = Layout.parse("f32[{x}3/20, 8]", Mesh(x=8))
+    plan = chain(rows, rows, [StepSpec("exchange", rows, StepMode(parts=2))])
+    assert plan.launches == 0 and xla.peak_bytes(plan) == 2 * rows.tile_bytes + plan.steps[0].cost.scratch
 
 
 def test_a_slice_is_in_the_parts_of_the_step_that_it_shares_a_loop_with():

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,6 @@ from reshard.lower.program import (
     InParts,
     Instruction,
     Permute,
-    Plain,
     ReduceScatter,
     Slice,
     part_of,
@@ -117,36 +115,28 @@ def _run_before_last(
     steps: Sequence[InParts], shapes: Sequence[Shape], place: MeshPlace, run: Run, tile: Array, number: Array
 ) -> Array:
     """A part of the tile after all steps but the last."""
-    first = steps[0]
-    shape = shape_of_part(first.put, shapes[0])
-    part = None
+    first, rest = steps[0], list(zip(steps[:-1], shapes, strict=False))
+    shape, part = shape_of_part(first.put, shapes[0]), None
     if isinstance(first.each, Slice) and len(steps) > 1:
         part = slice_part(first.each, first.take, place.anew(), tile, number)
-    done = part is not None
-    part = resize_tile(part, shape) if part is not None else cut_part(first.take, tile, number)
-    if not _reads_little(first.each, part, shapes[0]):
-        # On a TPU the part is cut out before anything is done with it: XLA may give the tile the part's layout else.
+    if part is not None:
+        part, rest = resize_tile(part, shape), rest[1:]
+    else:
+        part = cut_part(first.take, tile, number)
+    # On a TPU the part is cut out before anything is done with it: XLA may give the tile the part's layout else. Of an
+    # exchange that reads at most half of a part, all would be read then: it is left where the minor dim stays minor.
+    little = False
+    dtype, read = part.dtype.name, Counter[int]()
+    if isinstance(first.each, Exchange):
+        for transfer in itertools.chain(first.each.local, *first.each.rounds):
+            read[transfer.sender] += transfer.elements
+        minors = {choose_memory_order(each, dtype)[-1] for each in (part.shape, shapes[0])}
+        little = len(minors) == 1 and 2 * max(read.values(), default=0) <= part.size
+    if not little:
         part = lax.platform_dependent(part, tpu=lax.optimization_barrier, default=pack_as_it_is)
-    for step, after in list(zip(steps[:-1], shapes, strict=False))[done:]:
+    for step, after in rest:
         part = run(step.each, place.anew(), part, shape_of_part(step.put, after))
     return part
-
-
-def _reads_little(step: Plain, part: Array, shape: Shape) -> bool:
-    """Whether an exchange reads at most half of a part, whose minor dim on a TPU stays minor in a tile of this shape.
-
-    All is read of a part that is cut out first.
-    """
-    dtype = part.dtype.name
-    if (
-        not isinstance(step, Exchange)
-        or choose_memory_order(part.shape, dtype)[-1] != choose_memory_order(shape, dtype)[-1]
-    ):
-        return False
-    read = Counter[int]()
-    for transfer in itertools.chain(step.local, *step.rounds):
-        read[transfer.sender] += transfer.elements
-    return 2 * max(read.values(), default=0) <= part.size
 
 
 def cut_part(cut: Cut, tile: Array, number: Array) -> Array:
@@ -174,42 +164,35 @@ def cut_part(cut: Cut, tile: Array, number: Array) -> Array:
 
 def group_instructions(instructions: Sequence[Instruction]) -> list[range]:
     """The numbers of all instructions, those that share a loop together."""
-    return _join_numbers([_follows(before, after) for before, after in pairwise(instructions)], len(instructions))
-
-
-def _follows(before: Instruction, after: Instruction) -> bool:
-    if not isinstance(before, InParts) or not isinstance(after, InParts) or before.in_place or after.in_place:
-        return False
-    return before.put == after.take
+    return _group_loops([each if isinstance(each, InParts) and not each.in_place else None for each in instructions])
 
 
 def group_steps(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
     """All steps, those that share a loop together.
 
     >>> from reshard.types import Layout, Mesh
-    >>> from reshard.plans.rules.step_mode import StepMode
+    >>> from reshard.plans.rules import StepMode
     >>> texts = ("f32[{x}{y}8, 3, 5]", "f32[{y}{x}8, 3, 5]", "f32[{y}32, 3, 5]")
     >>> ends = [Layout.parse(text, Mesh(x=4, y=2)) for text in texts]
     >>> two = [Step("permute", *ends[:2], StepMode(parts=2)), Step("all_gather", *ends[1:], StepMode(parts=2))]
     >>> [len(loop) for loop in group_steps(two)]
     [2]
     """
-    parts = [None if step.mode.in_place else part_of(step) for step in steps]
-    runs = _join_numbers([share_loop(before, after) for before, after in pairwise(parts)], len(steps))
-    return [tuple(steps[at] for at in run) for run in runs]
+    loops = _group_loops([None if step.mode.in_place else part_of(step) for step in steps])
+    return [tuple(steps[at] for at in loop) for loop in loops]
 
 
-def share_loop(before: Part | None, after: Part | None) -> bool:
+def _group_loops(parts: Sequence[InParts | Part | None]) -> list[range]:
+    loops: list[range] = []
+    for at, part in enumerate(parts):
+        joins = bool(at) and share_loop(parts[at - 1], part)
+        loops.append(range(loops.pop().start if joins else at, at + 1))
+    return loops
+
+
+def share_loop(before: InParts | Part | None, after: InParts | Part | None) -> bool:
     """Whether the parts of a step are those of the next."""
     return before is not None and after is not None and before.put == after.take
-
-
-def _join_numbers(joins: Sequence[bool], count: int) -> list[range]:
-    """All numbers up to a count; number n and n + 1 are together if entry n says so."""
-    runs: list[range] = []
-    for at in range(count):
-        runs.append(range(runs.pop().start if at and joins[at - 1] else at, at + 1))
-    return runs
 
 
 # Parts on their way while others are written: what a GPU runs beside a collective.
@@ -308,14 +291,6 @@ class TileMemory:
         units = [1] * (len(shape) - len(self.unit)) + list(self.unit)
         return [shape[dim] // unit for dim, unit in zip(self.order, units, strict=True)]
 
-    def fits(self, shape: Shape) -> bool:
-        """Whether a tile of this shape consists of whole units."""
-        return all(shape[dim] % self._unit_of(at) == 0 for at, dim in enumerate(self.order))
-
-    def divides(self, cut: Cut) -> bool:
-        """Whether each piece of a part consists of whole units."""
-        return cut.inner % self._unit_of(self.order.index(cut.axis)) == 0
-
     def buffer(self, tile: Array) -> Array:
         """The tile's units one after another."""
         extents = self.extents(tile.shape)
@@ -337,10 +312,6 @@ class TileMemory:
         if not self.unit:
             return tile
         return lax.optimization_barrier(fix_layout(tile.transpose(self.order))).transpose(np.argsort(self.order))
-
-    def _unit_of(self, at: int) -> int:
-        inside = at - (len(self.order) - len(self.unit))
-        return self.unit[inside] if inside >= 0 else 1
 
     def _units_last(self, inside: int) -> list[int]:
         """The axes of a tile whose last dims are opened into (extent, unit), those of units last."""
@@ -379,9 +350,12 @@ def find_tiles_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> Lyi
     if any(len({choose_memory_order(shape, dtype) for dtype in _WIDTHS}) > 1 for shape in (operand, result)):
         return None
     ends = [(shape, choose_memory_order(shape, _WIDTHS[0]), cut) for shape, cut in ((operand, take), (result, put))]
+    for shape, order, cut in ends:
+        # Both a tile and the pieces of a part consist of whole 8 x 128 tiles.
+        units = dict(zip(order[-2:], (SUBLANES, LANES), strict=True))
+        if any(shape[dim] % unit for dim, unit in units.items()) or cut.inner % units.get(cut.axis, 1):
+            return None
     in_tiles = [TileMemory(order, (SUBLANES, LANES)) for _, order, _ in ends]
-    if not all(tile.fits(shape) and tile.divides(cut) for tile, (shape, _, cut) in zip(in_tiles, ends, strict=True)):
-        return None
     minors = {shape[order[-1]] for shape, order, _ in ends}
     if len(minors) > 1 or any(cut.axis == order[-1] for _, order, cut in ends):
         return LyingTiles(*in_tiles)

@@ -72,20 +72,18 @@ class MeshPlace:
         return done
 
     def look_up(self, values: Sequence[int] | Table, turn: Array | int | None = None) -> Array:
-        """This device's entry of a table by position, or by turn and position; a constant if all entries are equal."""
+        """This device's entry of a table by position, or by turn and position; a constant if all entries are equal.
+
+        An entry that was read before is not read again, but ordered after what `after` was given since: the rounds of
+        an exchange share most tables, which on many devices are most of the program's text.
+        """
         table = np.asarray(values, np.int32)
         if isinstance(turn, int):
             return self.look_up(table[turn])
         if (table == table.flat[0]).all():
             return jnp.asarray(table.flat[0])
-        return self._entry(table) if turn is None else self._read(table, turn.astype(np.int32))
-
-    def _entry(self, table: Table) -> Array:
-        """This device's entry. An entry that was read before is not read again, but ordered after what `after` was
-        given since.
-
-        The rounds of an exchange share most tables. On many devices these are most of the program's text.
-        """
+        if turn is not None:
+            return self._read(table, turn.astype(np.int32))
         entry, since = self._entries.get(table.tobytes(), (None, None))
         if entry is None:
             entry = self._read(table[np.newaxis], np.int32(0))
@@ -96,35 +94,22 @@ class MeshPlace:
 
     def _read(self, table: Table, turn: Array | np.int32) -> Array:
         """The entry of a table by turn and position for this device and a turn."""
-        narrow, digits = self._narrowed(table)
-        units, unit = divide_table(narrow) if narrow.size > WIDE else (narrow, 1)
-        entries = jnp.asarray(self._constant(units)).astype(np.int32)
-        entry = _read_element(entries, (turn, self._along(digits)))
-        return entry if unit == 1 else entry * np.int32(unit)
-
-    def _constant(self, table: Table) -> Table:
-        """The table as one object for all loops and branches: a program's text has it once.
-
-        A copy, since jax spells a table with an axis of stride 0 as a broadcast of another constant.
-        """
-        return self._constants.setdefault(repr((table.shape, table.dtype)).encode() + table.tobytes(), table.copy())
-
-    def _narrowed(self, table: Table) -> tuple[Table, tuple[PositionDigit, ...]]:
-        """A large table by turn and position as one by turn and the digits of the position that it depends on.
-
-        On 4,096 devices, the coordinate along an axis of 16 is a table of 16 entries.
-        """
-        every = (PositionDigit(1, len(self.devices)),)
-        return narrow_table(table, tuple(self.axes.values())) if table.size > LARGE else (table, every)
-
-    def _along(self, digits: Sequence[PositionDigit]) -> Array:
-        """The number that some digits of this device's position make up."""
+        digits: tuple[PositionDigit, ...] = (PositionDigit(1, len(self.devices)),)
+        if table.size > LARGE:
+            # On 4,096 devices, the coordinate along an axis of 16 is a table of 16 entries.
+            table, digits = narrow_table(table, tuple(self.axes.values()))
+        units, unit = divide_table(table) if table.size > WIDE else (table, 1)
+        # The table is one object for all loops and branches, so that a program's text has it once. It is a copy, since
+        # jax spells a table with an axis of stride 0 as a broadcast of another constant.
+        constant = self._constants.setdefault(repr((units.shape, units.dtype)).encode() + units.tobytes(), units.copy())
+        entries = jnp.asarray(constant).astype(np.int32)
         number: Array | None = None
         for stride, radix in digits:
             value = self.here if stride == 1 else lax.div(self.here, np.int32(stride))
             value = value if stride * radix == len(self.devices) else lax.rem(value, np.int32(radix))
             number = value if number is None else number * np.int32(radix) + value
-        return jnp.zeros((), np.int32) if number is None else number
+        entry = _read_element(entries, (turn, jnp.zeros((), np.int32) if number is None else number))
+        return entry if unit == 1 else entry * np.int32(unit)
 
     def by_device(self, values: Mapping[int, int]) -> Array:
         """This device's entry of a table by device id."""
@@ -227,28 +212,16 @@ def _find_whole_axes(groups: Groups, axes: tuple[tuple[str, int], ...]) -> tuple
     ('x',)
     """
     strides = {name: math.prod(size for _, size in axes[at + 1 :]) for at, (name, _) in enumerate(axes)}
-    sizes = dict(axes)
-    names = _guess_group_axes(groups[0], sizes, strides)
-    if names is None:
-        return None
-    offsets = [0]
-    for name in names:
-        offsets = [at + strides[name] * value for at in offsets for value in range(sizes[name])]
-    same = all(group == tuple(group[0] + offset for offset in offsets) for group in groups)
-    return names if same else None
-
-
-def _guess_group_axes(
-    group: Sequence[int], sizes: Mapping[str, int], strides: Mapping[str, int]
-) -> tuple[str, ...] | None:
-    """The axes that the group's neighbours suggest: members 1, n, n m, ... differ from member 0 by an axis's stride."""
+    sizes, first = dict(axes), groups[0]
+    # What the neighbours in a group suggest: members 1, n, n m, ... differ from member 0 by an axis's stride.
     names: list[str] = []
-    below = 1
-    while below < len(group):
-        step = group[below] - group[0]
+    offsets = [0]
+    while len(offsets) < len(first):
+        step = first[len(offsets)] - first[0]
         name = next((n for n, stride in strides.items() if stride == step and n not in names), None)
-        if name is None or len(group) % (below * sizes[name]):
+        if name is None or len(first) % (len(offsets) * sizes[name]):
             return None
         names.insert(0, name)
-        below *= sizes[name]
-    return tuple(names)
+        offsets = [at + strides[name] * value for value in range(sizes[name]) for at in offsets]
+    same = all(group == tuple(group[0] + offset for offset in offsets) for group in groups)
+    return tuple(names) if same else None

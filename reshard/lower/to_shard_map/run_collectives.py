@@ -64,9 +64,8 @@ def gather_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence
     levels = _list_levels(step.groups, place)
 
     def stacked(levels: Sequence[Groups], tile: Array) -> Array:
-        return join_blocks(
-            step.receive, _gather_by_levels(levels, place, resize_tile(tile, step.send.padded)[np.newaxis], 0)
-        )
+        each = resize_tile(tile, step.send.padded)[np.newaxis]
+        return join_blocks(step.receive, _gather_by_levels(levels, place, each, 0))
 
     def tiled(levels: Sequence[Groups], tile: Array) -> Array:
         return resize_tile(_gather_by_levels(levels, place, resize_tile(tile, step.send.padded), dim or 0), shape)
@@ -111,16 +110,25 @@ def send_blocks(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
 
 def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The device's block of all members' tiles, combined."""
+
+    def at_once(tile: Array) -> Array:
+        return scatter_blocks(step.groups, place, number_blocks(step.send, tile)).reshape(step.receive.padded)
+
+    def by_levels(tile: Array) -> Array:
+        # A TPU receives twice the bytes for other spellings: libtpu makes an all-reduce of a reduce-scatter among all
+        # devices of a program, and of one that drops the dim it scatters. So the dim stays, and a group of all devices
+        # is two levels: the larger groups, along most axes of a torus, go first, when the tiles are large.
+        dim = find_gathered_dim(step.send) or 0
+        tile = resize_tile(tile, step.send.padded) if dim else number_blocks(step.send, tile)
+        for groups in place.levels(step.groups):
+            tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))
+        return tile.reshape(step.receive.padded)
+
     if step.reduction in ("sum", "mean"):
-        at_once, by_levels = partial(_scatter_at_once, step, place), partial(_scatter_by_levels, step, place)
         total = lax.platform_dependent(tile, tpu=by_levels, default=at_once)
     else:  # jax.lax has a reduce-scatter for sums only; an all-to-all moves the same bytes.
         total = _combine_parts(step.reduction, send_blocks(step.groups, place, number_blocks(step.send, tile)))
     return finish_scattered(step, total, shape)
-
-
-def _scatter_at_once(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
-    return scatter_blocks(step.groups, place, number_blocks(step.send, tile)).reshape(step.receive.padded)
 
 
 def scatter_blocks(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
@@ -133,36 +141,7 @@ def finish_scattered(step: ReduceScatter, total: Array, shape: Sequence[int]) ->
     return resize_tile(_average_total(step.reduction, total.reshape(step.receive.padded), step.send.count), shape)
 
 
-def _scatter_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
-    """The sum of the device's blocks, for a TPU, which receives twice the bytes for other spellings.
-
-    libtpu makes an all-reduce of a reduce-scatter among all devices of a program, and of one that drops the dim it
-    scatters. So the dim stays, and a group of all devices is two levels: the larger groups, along most axes of a torus,
-    go first, when the tiles are large.
-    """
-    dim = find_gathered_dim(step.send) or 0
-    tile = resize_tile(tile, step.send.padded) if dim else number_blocks(step.send, tile)
-    for groups in place.levels(step.groups):
-        tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))
-    return tile.reshape(step.receive.padded)
-
-
-def reduce_tiles(step: AllReduce, place: MeshPlace, tile: Array) -> Array:
-    """The tiles of all members, combined."""
-    group = place.group(step.groups)
-    match step.reduction:
-        case "sum" | "mean":
-            total = lax.psum(tile, **group)
-        case "max":
-            total = lax.pmax(tile, **group)
-        case "min":
-            total = lax.pmin(tile, **group)
-        case _:
-            total = _combine_parts(step.reduction, lax.all_gather(tile, **group))
-    return _average_total(step.reduction, total, len(step.groups[0]))
-
-
-def split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def _split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """What the device keeps of its tile, in a tile of zeros, or of the identity of another operation."""
     nothing = np.asarray(identity(tile.dtype.name, step.reduction)).astype(tile.dtype)
     block = _read_block(step.send, place.by_device(step.keep), tile).reshape(_list_block_sizes(step.receive))
@@ -202,8 +181,12 @@ def run_collective(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[i
         case ReduceScatter():
             return scatter_sum(step, place, tile, shape)
         case AllReduce():
-            return reduce_tiles(step, place, tile)
+            group = place.group(step.groups)
+            reduce = {"sum": lax.psum, "mean": lax.psum, "max": lax.pmax, "min": lax.pmin}.get(step.reduction)
+            if reduce is None:  # jax.lax has no product over devices, so all tiles are gathered.
+                return _combine_parts(step.reduction, lax.all_gather(tile, **group))
+            return _average_total(step.reduction, reduce(tile, **group), len(step.groups[0]))
         case SplitSum():
-            return split_tile(step, place, tile, shape)
+            return _split_tile(step, place, tile, shape)
         case _:
             raise TypeError(f"{type(step).__name__} is no collective")

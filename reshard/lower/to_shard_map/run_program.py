@@ -146,20 +146,16 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
             into = jnp.asarray(beside.into).reshape(shape)
             return lax.dynamic_update_slice(into, tile, [start for start, _ in spans])
         case CastTiles(dtype=dtype):
-            return _cast_tile(tile, dtype, shape, beside.scale)
+            if beside.scale is None:
+                return tile.astype(dtype)
+            # A scale belongs to the narrow side: what becomes narrow is divided by it before it is rounded, and what
+            # becomes wide is multiplied after.
+            scale = expand_scale(beside.scale, shape)
+            if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
+                return (tile / scale.astype(tile.dtype)).astype(dtype)
+            return tile.astype(dtype) * scale.astype(dtype)
         case _:
             return run_plain(step, place, tile, shape)
-
-
-def _cast_tile(tile: Array, dtype: str, shape: Sequence[int], scale: Array | None) -> Array:
-    """The tile in another dtype. A scale belongs to the narrow side: what becomes narrow is divided by it before it is
-    rounded, and what becomes wide is multiplied after."""
-    if scale is None:
-        return tile.astype(dtype)
-    scale = expand_scale(scale, shape)
-    if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
-        return (tile / scale.astype(tile.dtype)).astype(dtype)
-    return tile.astype(dtype) * scale.astype(dtype)
 
 
 def run_plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int], in_part: bool = False) -> Array:
@@ -230,7 +226,13 @@ def spread_scale(scale: Array, layout: Layout, spec: PartitionSpec) -> tuple[Arr
         blocks = scale.shape[at]
         held.append(None if blocks == 1 else entries[at])
         if blocks > 1:
-            scale = jnp.repeat(scale, _count_scale_blocks(blocks, size, padded // tile) // blocks, axis=at)
+            # As few as both the scale's blocks and the tiles can be cut into.
+            tiles, both = padded // tile, size
+            if size % tiles == 0 and blocks % tiles == 0:
+                both = blocks
+            elif size % tiles == 0 and tiles % blocks == 0:
+                both = tiles
+            scale = jnp.repeat(scale, both // blocks, axis=at)
         if blocks > 1 and padded > size:
             more = (*scale.shape[:at], padded - size, *scale.shape[at + 1 :])
             scale = jnp.concatenate([scale, jnp.ones_like(scale, shape=more)], axis=at)
@@ -243,10 +245,3 @@ def expand_scale(scale: Array, shape: Sequence[int]) -> Array:
         if 1 < scale.shape[at] < size:
             scale = jnp.repeat(scale, size // scale.shape[at], axis=at)
     return scale
-
-
-def _count_scale_blocks(blocks: int, size: int, tiles: int) -> int:
-    """How many blocks of a dim both the scale's and the tiles can be cut into."""
-    if size % tiles == 0 and blocks % tiles == 0:
-        return blocks
-    return tiles if size % tiles == 0 and tiles % blocks == 0 else size

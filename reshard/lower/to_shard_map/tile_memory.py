@@ -31,7 +31,10 @@ def merge_block_digits(view: TileView) -> TileView:
     """
     groups: list[list[int]] = []
     for axis in range(len(view.digits)):
-        joins = bool(groups) and _are_one_digit(view, groups[-1][-1], axis)
+        before = groups[-1][-1] if groups else axis
+        joins = axis > 0 and view.dims[before] == view.dims[axis] and (before in view.blocks) == (axis in view.blocks)
+        if joins and axis in view.blocks:
+            joins = view.blocks.index(axis) == view.blocks.index(before) + 1
         groups[-1].append(axis) if joins else groups.append([axis])
     return TileView(
         view.tile,
@@ -40,13 +43,6 @@ def merge_block_digits(view: TileView) -> TileView:
         tuple(view.dims[group[0]] for group in groups),
         tuple(at for axis in view.blocks for at, group in enumerate(groups) if group[0] == axis),
     )
-
-
-def _are_one_digit(view: TileView, axis: int, following: int) -> bool:
-    """Whether two neighbouring digits are one digit to the blocks."""
-    if view.dims[axis] != view.dims[following] or (axis in view.blocks) != (following in view.blocks):
-        return False
-    return axis not in view.blocks or view.blocks.index(following) == view.blocks.index(axis) + 1
 
 
 def make_unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
