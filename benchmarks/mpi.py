@@ -37,7 +37,8 @@ import numpy as np
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from reshard.lower.to_mpi import Block, list_fetches
+from reshard.geometry.blocks import Block
+from reshard.lower.to_mpi import list_fetches
 from reshard.mpi import launch
 from reshard.types import Layout, Mesh
 
@@ -126,8 +127,7 @@ class Bench:
 
     def blocks(self, receiver: int) -> dict[int, tuple[Block, ...]]:
         """What a rank needs, by the rank that has it."""
-        fetched = list_fetches(self.source, self.target, receiver, lambda one, other: True)
-        return {fetch.rank: fetch.blocks for fetch in fetched}
+        return list_fetches(self.source, self.target, receiver, lambda one, other: True)
 
     def views(self, tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> list[np.ndarray]:
         return [strided(tile, block, end) for block in blocks]
@@ -245,10 +245,9 @@ def filled(layout: Layout, rank: int) -> np.ndarray:
 
 def strided(tile: np.ndarray, block: Block, end: str) -> np.ndarray:
     """One end of a block as a view."""
-    start = block.src if end == "src" else block.dst
-    steps = [tile.strides[a.dim] * (a.src if end == "src" else a.dst) for a in block.axes]
-    offset = sum(at * stride for at, stride in zip(start, tile.strides, strict=True))
-    return np.ndarray(block.extents, tile.dtype, tile, offset, steps)
+    from reshard.runtime.on_mpi.copies.strided_copy import view_block
+
+    return view_block(tile, block, end)
 
 
 def datatype(tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> Any:
@@ -285,12 +284,12 @@ def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
 
 def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
-    from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
-    from reshard.runtime.on_mpi.direct import node_packing, pack_for_node
+    from reshard.runtime.on_mpi.copies.strided_copy import view_as_words, view_block
+    from reshard.runtime.on_mpi.direct_moves import node_packing, pack_for_node
 
     comm, tile = bench.comm, np.asarray(bench.tile, order=order)
     plan = node_packing(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)
-    views = [region.of(tile) for region in plan.regions]
+    views = [view_block(tile, block, "src") for block in plan.blocks]
     packed = np.zeros(sum(view.size for view in views), tile.dtype)
     starts = np.cumsum([0, *(view.size for view in views)])
     into = [packed[at : at + view.size].reshape(view.shape) for at, view in zip(starts, views, strict=False)]

@@ -43,9 +43,8 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
-from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, check_makes, described, on_gpu, writable
-from reshard.runtime.on_mpi.gpu.device_messages import takes_pointers
-from reshard.runtime.on_mpi.gpu.staging import device_tiles, host_like, move_on_gpu
+from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
+from reshard.runtime.on_mpi.gpu.gpu_moves import host_like, move_on_gpu, prepare_device_tiles, takes_pointers
 from reshard.runtime.on_mpi.prepare import (
     Ends,
     Leaf,
@@ -146,7 +145,7 @@ class MoveArguments(NamedTuple):
         if not self._is_tree:
             check_layout(self.source, "source")
             check_layout(self.target, "target")
-            if on_gpu(self.tiles) or self.relabel:
+            if is_on_gpu(self.tiles) or self.relabel:
                 raise TileError(
                     "between the groups of an inter-communicator: give tiles in host memory, and no relabel"
                 )
@@ -180,7 +179,7 @@ class MoveArguments(NamedTuple):
         is_copied = self.out is not None and not self.padded and not end.even
         options = read_options(self.budget, self.network, bool(self.donate))
         request = Request.of_tile(source, end, options, self.out is not None and not is_copied)
-        if on_gpu(self.tiles):
+        if is_on_gpu(self.tiles):
             if not self.padded and not end.even:
                 raise TileError(
                     f"padded=False: a tile of {end} on a GPU has padding; give padded=True, and cut it there"
@@ -238,14 +237,14 @@ class MoveArguments(NamedTuple):
         # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
         options = request.options._replace(donate=request.options.donate or self.out is not None)
         on_host = request._replace(options=options, shared=True)
-        on = described(self.tiles, "tile")
+        on = describe_array(self.tiles, "tile")
         like = check_tile(host_like(on), source, "tile")
         into = None if self.out is None else check_out_on_gpu(self.out, target, on)
         if self.out is None:
             check_makes(self.tiles)
         ready = prepare_tile(team, on_host, like)
-        pointers = (takes_pointers() if self.cuda_aware is None else self.cuda_aware) and writable(self.tiles)
-        tiles = device_tiles(on, into, ready, on_host, team.rank, pointers)
+        pointers = (takes_pointers() if self.cuda_aware is None else self.cuda_aware) and is_writable(self.tiles)
+        tiles = prepare_device_tiles(on, into, ready, on_host, team.rank, pointers)
         text = f"{request}, tiles on GPUs, their pointers {'' if pointers else 'not '}given to MPI"
 
         def run(team: Team, watch: Watch) -> Any:
@@ -373,12 +372,12 @@ class MoveArguments(NamedTuple):
 
 def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:
     """The array `out` if the result for this tile can be written to it; else raises `TileError`."""
-    if not on_gpu(out) or not writable(out):
+    if not is_on_gpu(out) or not is_writable(out):
         raise TileError(
             f"out is a {type(out).__name__}, the tile lies on GPU {tile.device}; give an array there that can be "
             f"written to"
         )
-    array = described(out, "out")
+    array = describe_array(out, "out")
     check_tile(host_like(array), layout, "out")
     if array.device != tile.device:
         raise TileError(f"out is on GPU {array.device}, the tile on GPU {tile.device}; give one on the same GPU")

@@ -50,7 +50,7 @@ from reshard.runtime.on_mpi.window_tiles import (
     new_tile,
     post_tile,
 )
-from reshard.runtime.on_mpi.wire.exchange import Call
+from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
 from reshard.types.whole import checked_flag

@@ -31,12 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, quoted, shortened
-from reshard.lower.to_mpi import Fetch, list_fetches
+from reshard.lower.to_mpi import Fetches, list_fetches
 from reshard.mpi.tile_checks import RAW, element_dtype
-from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, pair_views, view_as_words
 from reshard.runtime.on_mpi.global_array import scatter_tiles
-from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
-from reshard.runtime.on_mpi.wire.exchange import Call
+from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.types import Layout, Mesh
 from reshard.types.json_fields import Fields
 
@@ -117,26 +116,25 @@ def check_saved(path: Folder, layout: Layout, seat: int | None) -> np.dtype[Any]
     first = _read_header(_path_of_tile(path, 0, name)).dtype if layout.dtype in RAW else None
     dtype = element_dtype(layout, first)
     if seat is not None:
-        for fetch in _fetches_of_files(saved, layout, seat):
-            _check_tile(_path_of_tile(path, fetch.rank, name), saved, _mark_of_save(fetch.rank, name), dtype)
+        for rank in _fetches_of_files(saved, layout, seat):
+            _check_tile(_path_of_tile(path, rank, name), saved, _mark_of_save(rank, name), dtype)
     return dtype
 
 
 def read_tile(path: Folder, layout: Layout, seat: int, tile: NDArray[Any]) -> None:
     """Fills the tile of a seat; only the parts of the files that have its elements are read."""
     saved, name = _read_layout(path)
-    for fetch in _fetches_of_files(saved, layout, seat):
-        stored = np.load(_path_of_tile(path, fetch.rank, name), mmap_mode="r", allow_pickle=False)
-        for block in fetch.blocks:
-            for source, where in pairs_of_block(block, saved.tile_shape, layout.tile_shape):
-                copy_view(where.of(view_as_words(tile)), source.of(view_as_words(stored)))
+    for rank, blocks in _fetches_of_files(saved, layout, seat).items():
+        stored = np.load(_path_of_tile(path, rank, name), mmap_mode="r", allow_pickle=False)
+        for pair in pair_views(blocks, view_as_words(tile), view_as_words(stored)):
+            copy_view(*pair)
 
 
 @lru_cache(maxsize=16)
-def _fetches_of_files(saved: Layout, layout: Layout, seat: int) -> list[Fetch]:
+def _fetches_of_files(saved: Layout, layout: Layout, seat: int) -> Fetches:
     """What a seat's rank reads from each tile that has elements for it."""
     given = list_fetches(saved, layout, seat, lambda one, other: False)
-    return [fetch for fetch in given if any(block.elements for block in fetch.blocks)]
+    return {rank: blocks for rank, blocks in given.items() if any(block.elements for block in blocks)}
 
 
 def _common_name(call: Call) -> str:

@@ -11,14 +11,13 @@ from typing import NamedTuple
 
 from reshard.errors import PlanError, quoted
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi import Reduce, stripes_received, stripes_sent
+from reshard.lower.to_mpi import Reduce, fetches_by_rank, served_by_rank, stripes_received, stripes_sent
 from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi.direct import list_peers
 from reshard.runtime.on_mpi.prepare import Request, check_seats, clear_caches, plan_uncached, read_options
 from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import Facts
-from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages
+from reshard.runtime.on_mpi.wire.chunks import Messages
 from reshard.synth import Network
 from reshard.types import Layout
 from reshard.types.whole import whole
@@ -129,7 +128,9 @@ def _count_stripes(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple
 
     def of(member: int) -> tuple[set[int], set[int]]:
         if member not in listed:
-            listed[member] = list_peers(request.source, request.target, member, nodes)
+            sides = served_by_rank, fetches_by_rank
+            to, by = (set(side(request.source, request.target, member, nodes)) - {member} for side in sides)
+            listed[member] = to, by
         return listed[member]
 
     sent = [stripe for stripe in stripes_sent(nodes, rank) if stripe.sender == rank]
@@ -143,11 +144,9 @@ def _count_stripes(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple
 def _count_of_step(step: RunnableStep) -> tuple[int, int]:
     """The messages that a rank sends and receives in a step."""
     match step:
-        case Messages(sends=sends, receives=receives):
-            return len(sends.chunks), len(receives.chunks)
-        case RelayMessages(first=first, second=second):
-            (out, into), (more, others) = _count_of_step(first), _count_of_step(second)
-            return out + more, into + others
+        case Messages(sends=sends, receives=receives, passed=passed):
+            out, into = (0, 0) if passed is None else _count_of_step(passed)
+            return len(sends.chunks) + out, len(receives.chunks) + into
         case _:
             turns = () if isinstance(step, Reduce) else getattr(step, "turns", ())
             return sum(out is not None for out, _ in turns), sum(into is not None for _, into in turns)

@@ -18,9 +18,9 @@ from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import devices_by_id, seat_of
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import as_array, in_native_order, numpy_dtype, with_padding, without_padding
-from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
+from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
+from reshard.runtime.on_mpi.run_plan import can_combine
 from reshard.runtime.on_mpi.window_tiles import absent_tile
-from reshard.runtime.on_mpi.wire.reduction import can_combine
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.whole import checked_flag, counted
 
@@ -122,7 +122,7 @@ def check_source(tile: Any, layout: Layout, rank: int, size: int, budget: object
     seat = seat_of(layout.mesh, rank, size)
     if seat is not None and _fits_as_it_is(tile, layout):
         return tile
-    if on_gpu(tile):
+    if is_on_gpu(tile):
         raise TileError(f"the tile of {layout} is in a GPU's memory: copy it to the host, or move it by `redistribute`")
     if seat is None:
         check_nothing(tile, "tile", layout, rank)

@@ -17,10 +17,10 @@ from reshard.errors import RankError
 from reshard.lower.to_mpi import most_stripes
 from reshard.mpi import redistribute, schedule_figures
 from reshard.runtime import Account
-from reshard.runtime.on_mpi import node_price, prepare
+from reshard.runtime.on_mpi import prepare
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import Team, team_of
-from reshard.runtime.on_mpi.wire import chunks
+from reshard.runtime.on_mpi.wire import by_node, chunks
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout
 from tests.mpi.cases import MESHES
@@ -32,7 +32,7 @@ from tests.oracle import tiles_of
 @contextmanager
 def joining(handling: float = 1.0) -> Iterator[None]:
     """A message costs so many seconds: with one, messages between nodes are joined wherever there is room."""
-    with mock.patch.multiple(node_price, _HANDLING=handling, _WAITS=0.0 if handling else 1.0):
+    with mock.patch.multiple(by_node, _HANDLING=handling, _WAITS=0.0 if handling else 1.0):
         prepare._plan_tile.cache_clear()
         yield
     prepare._plan_tile.cache_clear()
@@ -153,7 +153,7 @@ def _failed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     tile, out = given_tile(source, comm.rank, "int32"), np.full(target.tile_shape, -7, "int32")
     packing = chunks.Chunk.packing
 
-    def fails(chunk: chunks.Chunk, tile: np.ndarray, buffer: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def fails(chunk: chunks.Chunk, tile: np.ndarray, buffer: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         if comm.rank == 1 and chunk.peer == 0:
             raise ZeroDivisionError("no")
         return packing(chunk, tile, buffer)

@@ -18,10 +18,10 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime.on_mpi import direct, transports
+from reshard.runtime.on_mpi import direct_moves, run_plan, transports
 from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
-from reshard.runtime.on_mpi.wire import by_node, chunks, exchange, overwrite, reduction
+from reshard.runtime.on_mpi.wire import by_node, chunks, message_exchange
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, MoveOptions, check_move, check_tile, forced, given_tile
 from tests.mpi.worker import Case
@@ -147,13 +147,13 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
 # ---- while data move ---------------------------------------------------------------------------------
 
 _WORK: list[tuple[Any, str]] = [
-    (direct, "list_copy_steps"),
-    (chunks, "copy_views"),
-    (exchange, "copy_views"),
+    (direct_moves, "list_copy_steps"),
+    (run_plan, "copy_views"),
+    (message_exchange, "copy_views"),
     (by_node, "copy_views"),
     (transports, "copy_view"),
-    (reduction, "_run_reduction"),
-    (overwrite, "_permute_runs"),
+    (run_plan, "_run_reduction"),
+    (run_plan, "permute_runs"),
 ]
 
 

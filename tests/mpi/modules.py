@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,11 +17,10 @@ from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
 from reshard.runtime.on_mpi.node.arena import share_segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
+from reshard.runtime.on_mpi.run_plan import overwrite_tile, reduce_step
 from reshard.runtime.on_mpi.team import Watch, team_of
-from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import messages_of_step
-from reshard.runtime.on_mpi.wire.overwrite import overwrite_tile
-from reshard.runtime.on_mpi.wire.reduction import reduce_step
+from reshard.runtime.on_mpi.wire.chunks import messages_of_step
+from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, check_tile, given_tile
 from tests.mpi.worker import Case
@@ -118,9 +118,9 @@ def exchange(comm: MPI.Intracomm) -> Iterator[Case]:
 def _exchanged(comm: MPI.Intracomm, source: Layout, target: Layout, scratch: int, ahead: bool) -> None:
     call = new_call(comm)
     step = schedule_device(rs.plan(source, target), comm.rank).steps[0]
-    step = type(step)(step.local, step.turns, scratch)
+    step = replace(step, scratch=scratch)
     received = rs.plan(source, target).received_bytes
-    mine = messages_of_step(step, {d: d for d in range(comm.size)}, source.tile_shape, target.tile_shape, 8, received)
+    mine = messages_of_step(step, {d: d for d in range(comm.size)}, (source.tile_shape, target.tile_shape), 8, received)
     tile = given_tile(source, comm.rank, "int64")
     result = np.full(target.tile_shape, -5)
     untouched: list[bool] = []

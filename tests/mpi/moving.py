@@ -20,10 +20,10 @@ from reshard.errors import BudgetError
 from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
-from reshard.runtime.on_mpi import prepare
-from reshard.runtime.on_mpi.node import arena, cma_read
+from reshard.runtime.on_mpi import direct_moves, prepare
+from reshard.runtime.on_mpi.node import arena
 from reshard.runtime.on_mpi.team import Team
-from reshard.runtime.on_mpi.wire import datatypes
+from reshard.runtime.on_mpi.wire import chunks
 from reshard.types import Layout
 from tests.oracle import PADDING, finished, summands_of, tiles_of
 
@@ -120,7 +120,7 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
         return way
 
     with ExitStack() as patches:
-        for module in (prepare, cma_read) if scratch else ():
+        for module in (prepare, direct_moves) if scratch else ():
             patches.enter_context(mock.patch.multiple(module, SCRATCH=scratch, STRAIGHT=min(scratch, 16)))
         patches.enter_context(mock.patch.object(prepare, "_choose_transport", chosen))
         patches.callback(prepare._plan_tile.cache_clear)
@@ -131,7 +131,7 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
 @contextmanager
 def taking_runs(long: int | None) -> Iterator[None]:
     """MPI packs messages whose runs have at least `long` bytes; None if it packs none."""
-    with mock.patch.multiple(datatypes, TAKES_RUNS=long is not None, LONG=long):
+    with mock.patch.multiple(chunks, TAKES_RUNS=long is not None, LONG=long):
         yield
 
 

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from reshard.errors import TileError
 from reshard.mpi import redistribute
 from reshard.mpi.arguments import MoveArguments, check_out_on_gpu
-from reshard.runtime.on_mpi.gpu.device_arrays import described
+from reshard.runtime.on_mpi.gpu.cuda_arrays import describe_array
 from reshard.types import Layout, Mesh
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus
 
@@ -44,7 +44,7 @@ def test_relabelling_returns_the_layout_too(driver: Driver) -> None:
 
 def test_an_out_that_fits(driver: Driver) -> None:
     tile, out = TorchLike.of(driver, CONTENT), TorchLike.of(driver, np.zeros((5, 7), "i4"))
-    assert check_out_on_gpu(out, LAYOUT, described(tile, "tile")).shape == (5, 7)
+    assert check_out_on_gpu(out, LAYOUT, describe_array(tile, "tile")).shape == (5, 7)
     assert redistribute(tile, LAYOUT, TURNED, MPI.COMM_SELF, out=out) is out  # pyright: ignore
     assert np.array_equal(out.shadow, CONTENT)
 
@@ -63,7 +63,7 @@ def test_an_out_that_fits(driver: Driver) -> None:
 def test_an_out_that_does_not_fit(driver: Driver, make: Any, text: str) -> None:
     tile = TorchLike.of(driver, CONTENT)
     with pytest.raises(TileError) as caught:
-        check_out_on_gpu(make(driver, tile), LAYOUT, described(tile, "tile"))
+        check_out_on_gpu(make(driver, tile), LAYOUT, describe_array(tile, "tile"))
     assert text in str(caught.value)
 
 

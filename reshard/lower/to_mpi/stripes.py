@@ -16,10 +16,10 @@ A rank needs to know what the other members of its node send and receive, as two
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,8 @@ def stripes_sent(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
     >>> [stripe[:2] for stripe in stripes_sent((0, 0, 1, 1, 2, 2, 3, 3), 0)]
     [(0, 2), (1, 5), (0, 6)]
     """
-    here = _node_of(nodes, rank)
-    return [_stripe_between(nodes, here, other, group) for other, group in _other_nodes(nodes, here)]
+    here = _node_of_rank(nodes, rank)
+    return [_stripe_between(nodes, here, other, group) for other, group in _list_others(nodes, here)]
 
 
 def stripes_received(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
@@ -88,39 +88,32 @@ def stripes_received(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
     >>> [stripe[:2] for stripe in stripes_received((0, 0, 1, 1, 2, 2, 3, 3), 3)]
     [(4, 2), (7, 3), (0, 2)]
     """
-    here = _node_of(nodes, rank)
-    return [
-        _stripe_between(nodes, other, here, group)._replace(other=other) for other, group in _other_nodes(nodes, here)
-    ]
+    here = _node_of_rank(nodes, rank)
+    others = _list_others(nodes, here)
+    return [_stripe_between(nodes, other, here, group)._replace(other=other) for other, group in others]
 
 
-def _other_nodes(nodes: tuple[int, ...], here: int) -> list[tuple[int, int]]:
+def _node_of_rank(nodes: tuple[int, ...], rank: int) -> int:
+    return next(number for number, ranks in enumerate(ranks_of_nodes(nodes)) if rank in ranks)
+
+
+def _list_others(nodes: tuple[int, ...], here: int) -> list[tuple[int, int]]:
+    """The other nodes, from the next one on, each with every group."""
     count = len(ranks_of_nodes(nodes))
     return [((here + k) % count, group) for k in range(1, count) for group in range(number_of_groups(nodes))]
-
-
-def _node_of(nodes: tuple[int, ...], rank: int) -> int:
-    return next(number for number, ranks in enumerate(ranks_of_nodes(nodes)) if rank in ranks)
 
 
 def _stripe_between(nodes: tuple[int, ...], node: int, other: int, group: int) -> Stripe:
     every, groups = ranks_of_nodes(nodes), number_of_groups(nodes)
     takers = every[other]
     low, high = (len(takers) * at // groups for at in (group, group + 1))
-    return Stripe(
-        _carrier_of(nodes, node, other, group),
-        _carrier_of(nodes, other, node, group),
-        every[node],
-        takers[low:high],
-        other,
-    )
 
+    def carrier(at: int, to: int) -> int:
+        """The member of a node at its end of the stripe: its stripes go round its members, from the next node's on."""
+        number = (to - at - 1) % len(every) * groups + group
+        return every[at][number % len(every[at])]
 
-def _carrier_of(nodes: tuple[int, ...], node: int, other: int, group: int) -> int:
-    """The member of a node at its end of a stripe."""
-    every = ranks_of_nodes(nodes)
-    number = (other - node - 1) % len(every) * number_of_groups(nodes) + group
-    return every[node][number % len(every[node])]
+    return Stripe(carrier(node, other), carrier(other, node), every[node], takers[low:high], other)
 
 
 class NodePlace(NamedTuple):
@@ -170,46 +163,33 @@ def lay_stripes(nodes: tuple[int, ...], rank: int, given: Table, taken: Table, r
     mine = Stripes(given[:, here].sum(axis=1).tolist())
     local = np.cumsum(given[:, here], axis=1) - given[:, here]
     for number, other in enumerate(here):
-        mine.puts[other], mine.finds[other] = (
-            NodePlace(me, int(local[me, number])),
-            NodePlace(number, int(local[number, me])),
-        )
+        mine.puts[other] = NodePlace(me, int(local[me, number]))
+        mine.finds[other] = NodePlace(number, int(local[number, me]))
+
+    def lay(carrier: int, elements: int) -> int:
+        """Where a stripe begins in its carrier's memory."""
+        start = mine.elements[carrier]
+        mine.elements[carrier] += elements
+        mine.largest = max(mine.largest, elements)
+        return start
+
     totals, before = given.sum(axis=0).tolist(), given[:me].sum(axis=0).tolist()
     for stripe in stripes_sent(nodes, rank):
-        carrier = numbers[stripe.sender]
-        start, end = _lay_stripe(mine, carrier, [totals[taker] for taker in stripe.takers])
+        carrier, elements = numbers[stripe.sender], sum(totals[taker] for taker in stripe.takers)
+        start = lay(carrier, elements)
+        if stripe.sender == rank and elements:
+            mine.sends.append(CarriedMessage(stripe.receiver, start, elements))
         for taker in stripe.takers:
             mine.puts[taker] = NodePlace(carrier, start + before[taker])
             start += totals[taker]
-        _add_carried(
-            mine.sends, stripe.sender == rank, stripe.receiver, end, [totals[taker] for taker in stripe.takers]
-        )
     for stripe in stripes_received(nodes, rank):
         carrier, sizes = numbers[stripe.receiver], [int(taken[numbers[to], stripe.other]) for to in stripe.takers]
-        start, end = _lay_stripe(mine, carrier, sizes)
+        start = lay(carrier, sum(sizes))
+        if stripe.receiver == rank and sum(sizes):
+            mine.receives.append(CarriedMessage(stripe.sender, start, sum(sizes)))
         if rank in stripe.takers:
-            _find_own(mine, stripe, NodePlace(carrier, start + sum(sizes[: stripe.takers.index(rank)])), received)
-        _add_carried(mine.receives, stripe.receiver == rank, stripe.sender, end, sizes)
+            start += sum(sizes[: stripe.takers.index(rank)])
+            for giver in stripe.givers:
+                mine.finds[giver] = NodePlace(carrier, start)
+                start += received.get(giver, 0)
     return mine
-
-
-def _lay_stripe(mine: Stripes, carrier: int, sizes: Sequence[int]) -> tuple[int, int]:
-    """Where a stripe begins and ends in its carrier's memory."""
-    start = mine.elements[carrier]
-    mine.elements[carrier] += sum(sizes)
-    mine.largest = max(mine.largest, sum(sizes))
-    return start, mine.elements[carrier]
-
-
-def _find_own(mine: Stripes, stripe: Stripe, place: NodePlace, received: Mapping[int, int]) -> None:
-    start = place.start
-    for giver in stripe.givers:
-        mine.finds[giver] = NodePlace(place.member, start)
-        start += received.get(giver, 0)
-
-
-def _add_carried(messages: list[CarriedMessage], carries: bool, peer: int, end: int, sizes: Sequence[Any]) -> None:
-    """Adds a stripe to the messages that its carrier sends, or receives, unless it is empty."""
-    elements = sum(sizes)
-    if carries and elements:
-        messages.append(CarriedMessage(peer, end - elements, elements))

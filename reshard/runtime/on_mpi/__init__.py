@@ -3,7 +3,7 @@
 The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 
     0 begin     the threads of a rank      take turns; the ranks have a team          collective, turns, team
-    1 prepare   each rank for itself       plans, picks a transport, checks its arguments   prepare, run_plan, direct
+    1 prepare   each rank for itself       plans, picks a transport, checks its arguments   prepare, run_plan
     2 agree     all ranks                  compare digests of their requests          collective, team
     3 where     ranks of a node            post where their tiles lie                 window_tiles, node.node_sync
     4 move      peers                      copies inside a node, messages beyond      transports, wire, node
@@ -34,8 +34,7 @@ The transports of step 4, `transports` has the details:
     plan        the plan's steps, message by message: reductions and tight budgets
     overwrite   the plan's one exchange inside a donated tile: the tightest budgets
 
-Modules, lowest first; each imports only from those above it (but for `node.cma_read`, which imports
-`direct`, and `copies.copy_order`, which imports `wire.chunks`):
+Modules, lowest first; each imports only from those above it:
 
     copies/         copies between strided views: blocked, in order, past the caches by a C extension where built
     tags            the tags of all messages
@@ -44,12 +43,10 @@ Modules, lowest first; each imports only from those above it (but for `node.cma_
     team            the ranks of a communicator: nodes, meetings, waits with a limit, failure reports, merged groups
     window_tiles    where a rank's tile lies, and what it posts to its node
     collective      one call from its arguments to its end; agreement: all ranks go on, or all raise the same error
-    wire/           messages between ranks: how blocks are cut, packed, sent, reduced
-    node_price      whether messages between nodes are better joined
-    direct          straight from source to target: copies inside a node, messages between nodes
-    fused_copies    strided copies at equal distances, as one
+    wire/           messages between ranks: how blocks are cut, packed, sent, and joined by node
+    direct_moves    straight from source to target: copies inside a node, messages between nodes
     indices         the global indices of a tile
-    run_plan        the steps of a plan, one after another
+    run_plan        the steps of a plan, one after another: messages, reductions, casts, an exchange in place
     launches        which arrays of a call move together, in which order
     prepare         a rank's part of a request: the plan, the transport, the buffers
     transports      how one array's elements get to their results, and the call that takes one of the ways

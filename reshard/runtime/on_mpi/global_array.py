@@ -10,13 +10,13 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.geometry.overlap import piece
-from reshard.lower.to_mpi import Block, Fetch, devices_by_id, list_fetches, ranks_of_seats, seat_of
+from reshard.lower.to_mpi import devices_by_id, list_fetches, ranks_of_seats, seat_of
 from reshard.runtime.on_mpi.copies.strided_copy import Array, view_as_words
-from reshard.runtime.on_mpi.direct import STAGING
+from reshard.runtime.on_mpi.direct_moves import STAGING
 from reshard.runtime.on_mpi.indices import global_indices, padding_indices
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import Messages, messages_between
+from reshard.runtime.on_mpi.wire.chunks import Messages, messages_between
+from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.types import Layout, Mesh
 from reshard.types.view import View, Window
 
@@ -50,12 +50,12 @@ def _messages_of_scatter(layout: Layout, rank: int, size: int, root: int | None,
     """A rank's messages of a scatter: from the root to each other rank."""
     seated = {to: seat for seat, to in enumerate(ranks_of_seats(layout.mesh, size)) if root is not None or to == rank}
     one = on_one_device(layout)
-    blocks = {to: _join_blocks(list_fetches(one, layout, 0, _never_near, seat)) for to, seat in seated.items()}
+    fetched = {to: list_fetches(one, layout, 0, _never_near, seat) for to, seat in seated.items()}
+    blocks = {to: tuple(block for of in mine.values() for block in of) for to, mine in fetched.items()}
     sent = [(to, given) for to, given in blocks.items() if rank == root != to and given]
     received = [(root, blocks[rank])] if root is not None and root != rank and blocks.get(rank) else []
     local = blocks.get(rank, ()) if root in (rank, None) else ()
-    staging = STAGING // itemsize
-    return messages_between(sent, received, local, layout.shape, layout.tile_shape, itemsize, staging)
+    return messages_between(sent, received, local, itemsize, STAGING // itemsize)
 
 
 @lru_cache(maxsize=64)
@@ -64,16 +64,11 @@ def _messages_of_gather(layout: Layout, rank: int, size: int, root: int, itemsiz
     at = ranks_of_seats(layout.mesh, size)
     seat = seat_of(layout.mesh, root, size)
     fetched = list_fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, _never_near, 0)
-    blocks = {at[fetch.rank]: fetch.blocks for fetch in fetched}
+    blocks = {at[giver]: of for giver, of in fetched.items()}
     sent = [(root, blocks[rank])] if rank != root and blocks.get(rank) else []
     received = [(giver, given) for giver, given in blocks.items() if rank == root != giver and given]
     local = blocks.get(rank, ()) if rank == root else ()
-    staging = STAGING // itemsize
-    return messages_between(sent, received, local, layout.tile_shape, layout.shape, itemsize, staging)
-
-
-def _join_blocks(fetched: Sequence[Fetch]) -> tuple[Block, ...]:
-    return tuple(block for fetch in fetched for block in fetch.blocks)
+    return messages_between(sent, received, local, itemsize, STAGING // itemsize)
 
 
 def _never_near(rank: int, other: int) -> bool:

@@ -27,9 +27,9 @@ from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.plans.step import Bytes, DeviceKinds
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi.direct import Direct, Pushes, list_pushes, passes_on, plan_direct
+from reshard.runtime.on_mpi.direct_moves import Direct, Pushes, list_pushes, passes_on, plan_direct
 from reshard.runtime.on_mpi.team import Facts
-from reshard.runtime.on_mpi.wire.messages import JointMessages, join_messages
+from reshard.runtime.on_mpi.wire.chunks import Messages, join_messages
 from reshard.synth import plan
 from reshard.types import Digit, Dim, Layout
 
@@ -98,7 +98,7 @@ class BundledHop(NamedTuple):
     hops: Hops
     moves: tuple[Direct, ...]
     pushes: tuple[Pushes | None, ...]
-    messages: JointMessages
+    messages: Messages
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,15 +20,23 @@ from reshard.plans.plan import Plan, TreePlan
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
 from reshard.runtime.on_mpi.copies.strided_copy import Array
-from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, node_load, passes_on, plan_direct, run_bytes
+from reshard.runtime.on_mpi.direct_moves import (
+    SCRATCH,
+    STAGING,
+    STRAIGHT,
+    Direct,
+    RunBytes,
+    node_load,
+    passes_on,
+    plan_direct,
+    run_bytes,
+)
 from reshard.runtime.on_mpi.launches import Launch, Stack, list_launches
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
-from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
-from reshard.runtime.on_mpi.node_price import FREE, is_aggregated
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
-from reshard.runtime.on_mpi.wire.by_node import table_bytes
-from reshard.runtime.on_mpi.wire.messages import SMALL
+from reshard.runtime.on_mpi.wire.by_node import FREE, is_aggregated, table_bytes
+from reshard.runtime.on_mpi.wire.chunks import SMALL
 from reshard.runtime.platform_network import choose_network, load_once, spell_network
 from reshard.synth import find_plan, find_tree_plan
 from reshard.synth.options import PlanOptions

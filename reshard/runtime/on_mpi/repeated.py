@@ -37,9 +37,9 @@ from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import digest_of, raise_disagreement
+from reshard.runtime.on_mpi.copies.copy_order import find_strides, list_tile_copies, widen_block
 from reshard.runtime.on_mpi.copies.strided_copy import Array, find_word_dtype, view_as_words
-from reshard.runtime.on_mpi.direct import Direct
-from reshard.runtime.on_mpi.fused_copies import find_strides, list_tile_copies, widen_block
+from reshard.runtime.on_mpi.direct_moves import Direct
 from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, pause, report_failure, team_at_hand
@@ -219,7 +219,8 @@ class PreparedMove(AgreedCall):
         starts = [start + member * part for member in range(team.size)]
         mine = starts[team.node_sync.me]
         self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
-        copies = list_tile_copies(self._direct, source, target, team.rank, self._dtype.itemsize, starts)
+        given = ((team.rank, self._direct.own), *self._direct.pulls)
+        copies = list_tile_copies(given, self._dtype.itemsize, starts)
         self._copies = tuple(self._viewed(each, memory) for each in copies)
         self._like_result = self._of_result(copies, memory)
 

@@ -25,9 +25,9 @@ import numpy as np
 from reshard.lower.to_mpi import FIRST, SECOND, seat_of
 from reshard.runtime.account import Account, InBytes
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, view_as_words
-from reshard.runtime.on_mpi.direct import plan_direct, push_into
-from reshard.runtime.on_mpi.fused_copies import list_tile_copies, widen_block
+from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_block
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, pair_views, view_as_words
+from reshard.runtime.on_mpi.direct_moves import plan_direct, push_into
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.launches import Bundle, Hop, Launch, SharedStack, Stack
 from reshard.runtime.on_mpi.prepare import TilePlan
@@ -35,9 +35,8 @@ from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
-from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
+from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.types import Layout
-from reshard.types.view import View
 
 
 class GivenTiles(NamedTuple):
@@ -164,16 +163,14 @@ def _run_bundle(
             _place_hop(call, hop, tile, out if last else None) for hop, tile, out in zip(hops, held, outs, strict=True)
         ]
         part = bundle.part(number, tuple(result.place == 0 for result in results), team.rank, team.facts)
-        before, after = (
-            [_as_moved(hop, each.tile) for hop, each in zip(hops, side, strict=True)] for side in (held, results)
-        )
+        before, after = ([view_as_words(each.tile) for each in side] for side in (held, results))
         exchange = MessageExchange(call, part.messages, before, after)
         exchange.start()
         for at in range(len(hops)):
             pushed, move = part.pushes[at], part.moves[at]
             if pushed is None:
                 copies: list[Callable[[], object]] = [
-                    partial(copy_view, into.of(after[at]), source.of(before[at])) for source, into in move.own
+                    partial(copy_view, *pair) for pair in pair_views(move.own, after[at], before[at])
                 ]
             else:
                 call.memory.receive(call.device, move.pulled)
@@ -201,16 +198,11 @@ def _place_hop(call: Call, hop: Hop, tile: WindowTile, out: WindowTile | None) -
     return result
 
 
-def _as_moved(hop: Hop, tile: Array) -> Array:
-    """A tile as the blocks of a hop see it: flat for a view."""
-    return view_as_words(tile).reshape(-1) if isinstance(hop.form, View) else view_as_words(tile)
-
-
 def _node_results(team: Team, hop: Hop, result: WindowTile) -> dict[int, Array]:
     """The results of the other ranks of this node that have one."""
     shape, dtype, tile = hop.target.tile_shape, result.tile.dtype, team.arena.tile
     others = [n for n in members_with_tile(team, hop.target) if team.members[n] != team.rank]
-    return {team.members[n]: _as_moved(hop, tile(n, result.place, shape, dtype)) for n in others}
+    return {team.members[n]: tile(n, result.place, shape, dtype) for n in others}
 
 
 # Equal moves on one node into arrays of the caller: two copies of each tile, and one synchronization for all.
@@ -250,7 +242,7 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
             clear_new(team, target, out)
         array: Any = np.ndarray  # Looked up once: there are as many small copies as arrays.
         move = plan_direct(source, target, team.rank, team.nodes, itemsize, 0)
-        for each in list_tile_copies(move, source, target, team.rank, itemsize, starts):
+        for each in list_tile_copies(((team.rank, move.own), *move.pulls), itemsize, starts):
             (at, to, axes), width = widen_block(each, itemsize)
             dtype, extents = find_word_dtype(width), [axis.extent for axis in axes]
             before, after = [axis.src for axis in axes], [axis.dst for axis in axes]

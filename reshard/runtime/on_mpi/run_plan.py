@@ -2,22 +2,25 @@
 
 step                     how it runs
 view that keeps memory   not at all: the next step takes the tile in its new shape
-view, take, put          copies between two flat tiles
+view, take, put          copies between two tiles
 cast                     numpy's cast, with a scale where one is given
-a reduction              MPI's own collective, of packed blocks (`wire.reduction`)
-all others               local copies, then messages (`wire.exchange`)
+a reduction              MPI's own collective, of packed blocks
+an exchange in place     slot by slot inside the donated tile (`overwrite_tile`), alone in its plan
+all others               local copies, then messages (`wire.message_exchange`)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
 from reshard.errors import PlanError
+from reshard.geometry.blocks import Block, cut_block
 from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import (
     NewSummand,
@@ -30,24 +33,25 @@ from reshard.lower.to_mpi import (
 )
 from reshard.plans.plan import Plan
 from reshard.runtime.numpy_tiles import identities, numpy_dtype
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views, view_as_words
+from reshard.runtime.on_mpi.tags import OVERWRITE
 from reshard.runtime.on_mpi.window_tiles import WindowTile
-from reshard.runtime.on_mpi.wire.chunks import pairs_of_block
-from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages, messages_of_step
-from reshard.runtime.on_mpi.wire.reduction import reduce_step
+from reshard.runtime.on_mpi.wire.chunks import DIRECT, Messages, messages_of_step, pack_chunks
+from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.runtime.on_numpy import scale_tile
 from reshard.types import dtypes
+from reshard.types.reductions import UFUNCS, all_reduce_elements
 
-RunnableStep = Messages | RelayMessages | Reduce | NewSummand | Overwrite | CastTiles
+RunnableStep = Messages | Reduce | NewSummand | Overwrite | CastTiles
 
 Shape = tuple[int, ...]
 Ready = Callable[[], None]
 
 
 class RankStep(NamedTuple):
-    """One step as a rank runs it: the shapes in which it sees its tile before and after, flat for views, the dtype
-    afterwards, and whether it writes into a result that is there already.
+    """One step as a rank runs it: the shapes in which it sees its tile before and after, the dtype afterwards, and
+    whether it writes into a result that is there already.
     """
 
     run: RunnableStep
@@ -78,17 +82,14 @@ def rank_plan(plan: Plan, rank: int, size: int, itemsize: int) -> RankPlan:
     steps: list[RankStep] = []
     for at, (step, of) in enumerate(zip(mine.steps, plan.steps, strict=True)):
         before, after = shapes[at], shapes[at + 1]
-        fills = False
+        fills = isinstance(step, StepMessages) and step.fills
         if isinstance(step, StepMessages):
             if step.aliases:
                 continue
-            fills = step.fills
-            if step.flat:
-                before, after = (math.prod(before),), (math.prod(after),)
             # Elements without a name in layouts have the size of the dtype that stands for them, so only a cast
             # changes the size.
             nbytes = itemsize if of.operand.dtype == plan.source.dtype else dtypes.nbytes(1, of.operand.dtype)
-            step = messages_of_step(step, ranks, before, after, nbytes, of.received_bytes)
+            step = messages_of_step(step, ranks, (before, after), nbytes, of.received_bytes)
         steps.append(RankStep(step, before, after, of.result.dtype, fills))
     return RankPlan(tuple(steps), ranks, plan.source.dtype)
 
@@ -104,10 +105,13 @@ def run_plan(
     """Runs the steps from a tile, which stays unchanged, to the result, whose memory `place` provides.
 
     `place` is called once, for the last step, so that the result is not live before, unless a step fills a part of it.
-    `ready` is called before the result is written to, as late as the plan's buffers allow. A tile whose steps are flat
-    is C-ordered, and so is the result.
+    `ready` is called before the result is written to, as late as the plan's buffers allow. A tile of a plan with a view
+    is C-ordered, and so is every result.
     """
-    make_groups(call, plan)
+    # The communicators of all reductions are made first: MPI waits for all ranks there, and a step may fail on one.
+    for step in plan.steps:
+        if isinstance(step.run, Reduce) and step.run.group:
+            call.team.group(tuple(plan.ranks[device] for device in step.run.group))
     # Where a step fills a part of the result, the rest of it stays: so it is live from the start.
     filled = any(step.fills for step in plan.steps)
     result = place() if filled or not plan.steps else None
@@ -136,13 +140,6 @@ def run_plan(
     return result
 
 
-def make_groups(call: Call, plan: RankPlan) -> None:
-    """Makes the communicators of all reductions first: MPI waits for all ranks there, and a step may fail on one."""
-    for step in plan.steps:
-        if isinstance(step.run, Reduce) and step.run.group:
-            call.team.group(tuple(plan.ranks[device] for device in step.run.group))
-
-
 def run_step(
     call: Call, plan: RankPlan, step: RankStep, before: Array, after: Array, scale: Any, ready: Ready | None
 ) -> None:
@@ -165,14 +162,248 @@ def run_step(
             if ready is not None:
                 ready()
             after[...] = identities(reduction, (), after.dtype)  # Over it, what this rank has of the sum.
-            for source, target in (
-                pair for block in local for pair in pairs_of_block(block, before.shape, after.shape)
-            ):
-                target.of(after)[...] = source.of(before)
-        case Messages():
+            for target, source in pair_views(local, after, before):
+                target[...] = source
+        case Messages(passed=passed):
             MessageExchange(call, step.run, view_as_words(before), view_as_words(after)).run(ready)
-        case RelayMessages(first=first, second=second):
-            MessageExchange(call, first, view_as_words(before), view_as_words(after)).run(ready)
-            MessageExchange(call, second, view_as_words(after), view_as_words(after)).run()
+            if passed is not None:
+                MessageExchange(call, passed, view_as_words(after), view_as_words(after)).run()
         case Overwrite():
             raise PlanError("an exchange in place writes its result over its operand; plan without donate=True")
+
+
+# Reductions: a step's summands are packed if necessary, and MPI's reduce-scatter or all-reduce combines them.
+#
+# A reduce-scatter of the tile [a b | c d] over two ranks, where rank 0 keeps the first column and rank 1 the second:
+#
+#     rank    tile          packed, one share per rank    received share    placed in the result
+#     0       1 2 / 3 4     [1 3 | 2 4]                   1+10, 3+30        11 / 33
+#     1       10 20 / 30 40 [10 30 | 20 40]               2+20, 4+40        22 / 44
+#
+# If the shares are consecutive in the tile and the result is contiguous, nothing is packed. MPI knows most dtypes; for
+# the others (float16, bfloat16, float8) it moves bytes and calls numpy to combine them.
+
+_OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "product": MPI.PROD}
+_LOGICAL = {"max": MPI.LOR, "min": MPI.LAND, "product": MPI.LAND}
+_KNOWN = "?bhilqBHILQfdFD"
+"""The type codes of the numpy dtypes that MPI can combine."""
+
+
+def reduce_step(
+    call: Call, step: Reduce, ranks: Mapping[int, int], source: Array, target: Array, ready: Ready | None = None
+) -> None:
+    """Runs one reduction between tiles of the true dtype (not raw words).
+
+    `ready` is called twice: after the first summands are packed, and after they are combined. Before the second call
+    the target changes only if the plan has no buffer to combine them in.
+    """
+    calls = [ready] * 2 if ready else []  # Ranks without a part wait for both calls, too.
+
+    def reached() -> None:
+        if calls:
+            calls.pop()()
+
+    if step.group:
+        comm = call.team.group(tuple(ranks[device] for device in step.group))
+        cap = max(1, DIRECT // source.itemsize // (len(step.group) if step.scatter else 1))
+        if is_straight(step, cap, source, target):
+            reached()
+            if source.flags.c_contiguous and source.size:
+                _run_reduction(call, comm, step, source.reshape(-1), target.reshape(-1))
+            elif source.size:  # MPI takes contiguous memory, which the target is.
+                copy_view(view_as_words(target), view_as_words(source))
+                _run_reduction(call, comm, step, None, target.reshape(-1))
+        else:
+            for blocks in step.each:
+                for parts in zip(*(cut_block(block, cap) for block in blocks), strict=True):
+                    # Shares are packed one after another, combined, and this rank's result is copied into place.
+                    elements = sum(part.elements for part in parts)
+                    call.memory.take(call.device, elements)
+                    packed = call.pool.take(elements * source.itemsize).view(source.dtype)
+                    (out,) = pack_chunks(-1, parts, elements, "src", (step.frames[0], source.shape))
+                    copy_views(out.packing(source, packed))
+                    reached()
+                    _run_reduction(call, comm, step, None, packed)
+                    reached()
+                    mine = parts[comm.rank if step.scatter else 0]
+                    (into,) = pack_chunks(-1, [mine], mine.elements, "dst", (step.frames[1], target.shape))
+                    copy_views(into.unpacking(target, packed))
+                    call.pool.give(packed)
+                    call.memory.free(call.device, elements)
+    reached()
+    reached()
+
+
+def is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
+    """Whether MPI can combine from tile to tile: shares consecutive in both, none above `cap` elements."""
+    if step.packed or step.placed or not target.flags.c_contiguous:
+        return False
+    if step.scatter and not source.flags.c_contiguous:
+        return False
+    return all(block.elements <= cap for blocks in step.each for block in blocks)
+
+
+def _run_reduction(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, receive: Array) -> None:
+    """Runs MPI's collective; without `send`, in place in `receive`. A mean is a sum, divided at the end."""
+    datatype, op = _operation_for(receive.dtype, step.reduction)
+    count = receive.size if send is None else send.size
+    if step.scatter:
+        count //= comm.size
+    operand: Any = MPI.IN_PLACE if send is None else [send, count, datatype]
+    if step.scatter:
+        request = comm.Ireduce_scatter_block(operand, [receive, count, datatype], op)
+        crossed = (comm.size - 1) * count
+    else:
+        request = comm.Iallreduce(operand, [receive, count, datatype], op)
+        crossed = all_reduce_elements(count, comm.size)
+    call.watch.until(request.Test)
+    if _raised:
+        raise _raised.pop()
+    call.memory.receive(call.device, crossed)
+    if step.reduction == "mean":
+        receive[:count] /= receive.dtype.type(comm.size)
+
+
+_raised: list[BaseException] = []
+"""What numpy raised inside MPI, which would end the process if it were raised there."""
+
+
+@cache
+def can_combine(dtype: np.dtype[Any], reduction: str) -> bool:
+    """Whether numpy can combine two elements of a dtype without a name in layouts; structures and dates have no sum.
+
+    >>> [can_combine(np.dtype(dtype), by) for dtype, by in (("m8[s]", "sum"), ([("a", "i4")], "sum"), ("M8[s]", "max"))]
+    [True, False, True]
+    """
+    one = np.zeros(1, dtype)
+    try:
+        return reduction != "mean" and getattr(np, UFUNCS[reduction])(one, one).dtype == dtype
+    except TypeError:
+        return False
+
+
+@cache
+def _operation_for(dtype: np.dtype[Any], reduction: str) -> tuple[MPI.Datatype, MPI.Op]:
+    """The datatype and the operation for a dtype: MPI's own, or bytes that numpy combines."""
+    if dtype.char in _KNOWN:
+        op = _LOGICAL[reduction] if dtype.char == "?" else _OPS[reduction]
+        return MPI.Datatype.fromcode(dtype.char), op
+    return _bytes_of(dtype), _numpy_operation(UFUNCS[reduction])
+
+
+_dtypes: dict[int, np.dtype[Any]] = {}
+"""The numpy dtypes behind MPI datatypes of bytes, by the handle of these."""
+
+
+@cache
+def _bytes_of(dtype: np.dtype[Any]) -> MPI.Datatype:
+    made = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    _dtypes[made.handle] = dtype
+    return made
+
+
+@cache
+def _numpy_operation(name: str) -> MPI.Op:
+    """A ufunc as an operation, one for all dtypes: mpi4py has room for 32 in all."""
+    ufunc: np.ufunc = getattr(np, name)
+
+    def combine(one: Any, other: Any, datatype: MPI.Datatype) -> None:
+        try:
+            dtype = _dtypes[datatype.handle]
+            into = np.frombuffer(other, dtype)
+            with np.errstate(all="ignore"):
+                ufunc(np.frombuffer(one, dtype), into, out=into)
+        except BaseException as error:  # An interrupt, for example.
+            _raised.append(error)
+
+    return MPI.Op.Create(combine, commute=True)
+
+
+# An exchange inside a donated tile: packed into slots of its own memory, sent slot by slot, and unpacked.
+#
+# Packing and unpacking permute runs of the buffer along cycles, with room for one run besides. That is slow, and used
+# only if the budget leaves no room for a second tile. Worked example, a permutation of four runs with one cycle of
+# three:
+#
+#     cells            [a, b, c, d]      cell 0 <- cell 2, 2 <- 1, 1 <- 0
+#     held = cell 0    [a, b, c, d]      held a
+#     0 <- 2           [c, b, c, d]
+#     2 <- 1           [c, b, b, d]
+#     1 <- held        [c, a, b, d]      the cycle is closed
+
+
+def overwrite_tile(call: Call, step: Overwrite, ranks: Mapping[int, int], tile: Array, shape: Sequence[int]) -> Array:
+    """Runs the exchange; the result is a view of the operand's memory, which is C-ordered and at least as large."""
+    comm, memory, buffer = call.team.comm, call.memory, tile.reshape(-1)
+    permute_runs(buffer, permutation_of_slots(step.pack, step.slot))
+    for out, into in step.turns:
+        # What is sent is staged, because what arrives may use the same slot in this turn.
+        requests: list[MPI.Request] = []
+        staging = sum(slot.length for slot in (out, into) if slot is not None) if step.scratch else 0
+        memory.take(call.device, staging)
+        leaving = call.pool.take(out.length * buffer.itemsize if out else 0)
+        if out is not None:
+            start = out.slot * step.slot + out.start
+            leaving.view(buffer.dtype)[...] = buffer[start : start + out.length]
+            requests.append(comm.Isend([leaving, MPI.BYTE], ranks[out.peer], OVERWRITE))
+        if into is not None:
+            start = into.slot * step.slot + into.start
+            arriving = buffer[start : start + into.length].view(np.uint8)
+            requests.append(comm.Irecv([arriving, MPI.BYTE], ranks[into.peer], OVERWRITE))
+            memory.receive(call.device, into.length)
+        call.watch.until(lambda: MPI.Request.Testall(requests))  # noqa: B023
+        call.pool.give(leaving)
+        memory.free(call.device, staging)
+    slots = permutation_of_slots(step.unpack, step.slot)
+    permute_runs(buffer, slots._replace(target=slots.source, source=slots.target))
+    return buffer[: math.prod(shape)].reshape(tuple(shape))
+
+
+class RunPermutation(NamedTuple):
+    """A permutation of runs of `run` elements: run number `target[i]` of the buffer receives run number `source[i]`."""
+
+    run: int
+    target: Array
+    source: Array
+
+
+def permutation_of_slots(places: Sequence[tuple[int, Block]], slot: int) -> RunPermutation:
+    """The permutation that fills slots from a tile, at the `src` end of the blocks, with the longest runs possible."""
+    if not places:
+        return RunPermutation(1, np.empty(0, np.int64), np.empty(0, np.int64))
+    source: list[Array] = []
+    for _, block in places:
+        offsets: Array = np.array([block.src])
+        for axis in block.axes:
+            offsets = (offsets[:, None] + np.arange(axis.extent) * axis.src).reshape(-1)
+        source.append(offsets)
+    to, at = np.concatenate([np.arange(slot) + number * slot for number, _ in places]), np.concatenate(source)
+    # A run length is possible if all jumps, in the slots and in the tile, occur at its multiples only.
+    jumps = np.flatnonzero((np.diff(to) != 1) | (np.diff(at) != 1)) + 1
+    starts = np.concatenate([[0], jumps])
+    run = int(np.gcd.reduce(np.concatenate([starts, to[starts], at[starts], [to.size]])))
+    return RunPermutation(run, to[::run] // run, at[::run] // run)
+
+
+def permute_runs(buffer: Array, runs: RunPermutation) -> None:
+    """Permutes runs in place, along chains and cycles, with one run of extra memory.
+
+    >>> cells = np.array(list("abcd"))
+    >>> permute_runs(cells, RunPermutation(1, np.array([0, 1, 2]), np.array([2, 0, 1])))
+    >>> "".join(cells)
+    'cabd'
+    """
+    cells = buffer[: buffer.size // runs.run * runs.run].reshape(-1, runs.run)
+    source: dict[int, int] = dict(zip(runs.target.tolist(), runs.source.tolist(), strict=True))
+    readers = {at: to for to, at in source.items()}
+    starts = [to for to in source if to not in readers] + list(source)
+    done: set[int] = set()
+    for start in starts:
+        if start in done or source[start] == start:
+            continue
+        held, at = cells[start].copy(), start
+        while at in source and at not in done:
+            done.add(at)
+            origin = source[at]
+            cells[at] = held if origin == start else cells[origin]
+            at = origin

@@ -33,7 +33,7 @@ import numpy as np
 from reshard.lower.to_mpi import Overwrite, is_unreplicated, seat_of
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, view_as_words
-from reshard.runtime.on_mpi.direct import (
+from reshard.runtime.on_mpi.direct_moves import (
     Direct,
     Fill,
     list_pushes,
@@ -43,13 +43,13 @@ from reshard.runtime.on_mpi.direct import (
     plan_direct,
     pull_from,
     push_into,
+    read_remote_tiles,
     unpack_from,
 )
 from reshard.runtime.on_mpi.indices import clear_padding
-from reshard.runtime.on_mpi.node.cma_read import read_remote_tiles
 from reshard.runtime.on_mpi.node.node_sync import WORDS
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, Transport, prepare_tile
-from reshard.runtime.on_mpi.run_plan import run_plan
+from reshard.runtime.on_mpi.run_plan import overwrite_tile, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import (
     ABSENT,
@@ -61,8 +61,7 @@ from reshard.runtime.on_mpi.window_tiles import (
     posted_by_rank,
 )
 from reshard.runtime.on_mpi.wire.by_node import Allotment, allot_stripes, exchange_aggregated
-from reshard.runtime.on_mpi.wire.exchange import Call
-from reshard.runtime.on_mpi.wire.overwrite import overwrite_tile
+from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.types import Layout
 
 
@@ -188,7 +187,7 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
         case "read":
             result = transfer.placed()
             addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
-            return transfer.filled(result, read_remote_tiles(addresses, request.source.tile_shape, ready.buffered))
+            return transfer.filled(result, read_remote_tiles(addresses, ready.buffered))
         case "stage":
             return _move_by_stage(transfer)
         case "pack":

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from reshard.geometry.blocks import Block
 from reshard.geometry.figures import count_sent_across
 from reshard.geometry.holders import count_lacked
-from reshard.lower.to_mpi import Fetch, fetched_across, served_across
+from reshard.lower.to_mpi import list_fetches_across, list_served_across
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout
 from tests.lower.to_mpi.elements import put, taken
@@ -32,8 +33,8 @@ def random_ends(choose: random.Random) -> tuple[Layout, Layout]:
     return ends[0], ends[1]
 
 
-def elements(fetch: Fetch) -> int:
-    return sum(block.elements for block in fetch.blocks)
+def elements(blocks: tuple[Block, ...]) -> int:
+    return sum(block.elements for block in blocks)
 
 
 @pytest.mark.fast(20)
@@ -45,13 +46,13 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
     sent: Counter[int] = Counter()
     for device in target.mesh.devices:
         tile = np.full(target.tile_shape, PADDING)
-        fetched = fetched_across(source, target, device, nodes)
-        for fetch in fetched:
-            put(tile, fetch.blocks, taken(held[fetch.rank], fetch.blocks))
-            sent[fetch.rank] += elements(fetch) if fetch.rank != device else 0
+        fetched = list_fetches_across(source, target, device, nodes)
+        for giver, blocks in fetched.items():
+            put(tile, blocks, taken(held[giver], blocks))
+            sent[giver] += elements(blocks) if giver != device else 0
         real = wanted[device] != PADDING
         assert np.array_equal(tile[real], wanted[device][real])
-        lacking = sum(elements(fetch) for fetch in fetched if fetch.rank != device)
+        lacking = sum(elements(blocks) for giver, blocks in fetched.items() if giver != device)
         assert lacking == count_lacked(source, target)[device]
     if nodes is ONE_NODE:
         assert +sent == +Counter(count_sent_across(source, target)), "the shares are those of the plan"
@@ -63,14 +64,14 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
 def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):
     source, target = random_ends(random.Random(seed))
     taken_from = {
-        (fetch.rank, device): fetch.blocks
+        (giver, device): blocks
         for device in range(8)
-        for fetch in fetched_across(source, target, device, nodes)
+        for giver, blocks in list_fetches_across(source, target, device, nodes).items()
     }
     given_to = {
-        (device, fetch.rank): fetch.blocks
+        (device, taker): blocks
         for device in range(8)
-        for fetch in served_across(source, target, device, nodes)
+        for taker, blocks in list_served_across(source, target, device, nodes).items()
     }
     assert taken_from == given_to
 
@@ -87,10 +88,9 @@ def test_copies_on_several_nodes_answer_their_own_node_and_share_the_rest(seed: 
     held, wanted = tiles_of(source), tiles_of(target)
     for device in target.mesh.devices:
         tile = np.full(target.tile_shape, PADDING)
-        for fetch in fetched_across(source, target, device, nodes):
-            put(tile, fetch.blocks, taken(held[fetch.rank], fetch.blocks))
-            given = {each.rank: each.blocks for each in served_across(source, target, fetch.rank, nodes)}
-            assert given[device] == fetch.blocks
+        for giver, blocks in list_fetches_across(source, target, device, nodes).items():
+            put(tile, blocks, taken(held[giver], blocks))
+            assert list_served_across(source, target, giver, nodes)[device] == blocks
         real = wanted[device] != PADDING
         assert np.array_equal(tile[real], wanted[device][real])
 
@@ -108,15 +108,14 @@ def test_givers_and_takers_agree_among_thousands(before: str, after: str, nodes:
     """Eight copies on 4,096 ranks to columns on 2,048 of these: every tile has thousands of requests."""
     source, target = Layout.parse(before, Mesh(r=8, x=512)), Layout.parse(after, Mesh(y=2048))
     node_of, device = [NODES[nodes](rank) for rank in range(4096)], 1234
-    fetched = fetched_across(source, target, device, node_of)
-    assert sum(map(elements, fetched)) == math.prod(target.shape[:1]) * 2
-    for fetch in fetched[:: len(fetched) // 3]:
-        given = {each.rank: each.blocks for each in served_across(source, target, fetch.rank, node_of)}
-        assert given[device] == fetch.blocks
+    fetched = list_fetches_across(source, target, device, node_of)
+    assert sum(map(elements, fetched.values())) == math.prod(target.shape[:1]) * 2
+    for giver in list(fetched)[:: len(fetched) // 3]:
+        assert list_served_across(source, target, giver, node_of)[device] == fetched[giver]
 
 
 def test_a_holder_on_the_same_node_is_asked():
     source, target = Layout.parse("s32[6]", Mesh(x=4)), Layout.parse("s32[6]", Mesh({"d": 2}, device_ids=[5, 7]))
     nodes = [0, 1, 2, 3, 4, 1, 4, 3]
-    asked = {d: [f.rank for f in fetched_across(source, target, d, nodes)] for d in (5, 7)}
+    asked = {d: list(list_fetches_across(source, target, d, nodes)) for d in (5, 7)}
     assert asked == {5: [1], 7: [3]}

@@ -27,12 +27,14 @@ def after_messages(tiles: Tiles, steps: dict[int, StepMessages], shape: tuple[in
     for device, step in steps.items():
         for block in step.local:
             put(results[device], (block,), taken(tiles[device], (block,)))
+        before, _ = step.frames or (None, None)
         for turn in step.turns:
             if turn.send:
-                wire[device, turn.send.peer].append(taken(tiles[device], turn.send.blocks))
+                wire[device, turn.send.peer].append(taken(tiles[device], turn.send.blocks, before))
     for device, step in steps.items():
         for received in (turn.receive for turn in step.turns if turn.receive):
-            put(results[device], received.blocks, wire[received.peer, device].pop(0))
+            _, after = step.frames or (None, None)
+            put(results[device], received.blocks, wire[received.peer, device].pop(0), after)
     assert not any(wire.values()), "messages that nobody receives"
     return results
 
@@ -43,8 +45,9 @@ def after_sum(tiles: Tiles, steps: dict[int, Reduce], shape: tuple[int, ...]) ->
     for device, step in steps.items():
         for blocks in step.each:
             mine = blocks[step.group.index(device) if step.scatter else 0]
-            summands = [taken(tiles[member], (mine,)) for member in step.group]
-            put(results[device], (mine,), [sum(values) for values in zip(*summands, strict=True)])
+            before, after = step.frames
+            summands = [taken(tiles[member], (mine,), before) for member in step.group]
+            put(results[device], (mine,), [sum(values) for values in zip(*summands, strict=True)], after)
     return results
 
 
@@ -68,16 +71,8 @@ def after_overwrite(tiles: Tiles, steps: dict[int, Overwrite], shape: tuple[int,
     results = {device: np.full(shape, PADDING) for device in tiles}
     for device, step in steps.items():
         for slot, block in step.unpack:
-            put(
-                results[device],
-                (block._replace(dst=block.src, axes=_mirrored(block.axes)),),
-                list(buffers[device][slot]),
-            )
+            put(results[device], (block.reversed,), list(buffers[device][slot]))
     return results
-
-
-def _mirrored(axes):
-    return tuple(axis._replace(dst=axis.src) for axis in axes)
 
 
 RUN = {StepMessages: after_messages, Reduce: after_sum, Overwrite: after_overwrite}
@@ -183,10 +178,10 @@ def test_the_turns_of_the_worked_example():
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
     step = schedule_device(plan, 1).steps[0]
     assert [(turn.send.peer, turn.receive.peer) for turn in step.turns] == [(2, 0), (3, 3), (0, 2)]
-    assert [turn.send.blocks[0].src for turn in step.turns] == [(0, 8), (0, 12), (0, 0)]
-    assert [turn.receive.blocks[0].dst for turn in step.turns] == [(0, 0), (12, 0), (8, 0)]
-    assert (step.local[0].src, step.local[0].dst) == ((0, 4), (4, 0))
-    assert {turn.send.elements for turn in step.turns} == {16}
+    assert [turn.send.blocks[0].src for turn in step.turns] == [8, 12, 0]
+    assert [turn.receive.blocks[0].dst for turn in step.turns] == [0, 48, 32]
+    assert (step.local[0].src, step.local[0].dst) == (4, 16)
+    assert {turn.send.blocks[0].elements for turn in step.turns} == {16}
 
 
 def test_parts_that_take_each_others_place_are_refused():

@@ -7,7 +7,7 @@ import numpy as np
 import reshard as rs
 from reshard.lower.program import PutPart, Reorder, TakePart
 from reshard.lower.to_mpi import StepMessages, schedule_device
-from reshard.lower.to_mpi.schedule import local_blocks
+from reshard.lower.to_mpi.rank_schedule import local_blocks
 from reshard.plans.rules.view_steps import TileOrder
 from tests.lower.to_mpi.elements import places
 from tests.view_oracle import random_case
@@ -46,7 +46,7 @@ def test_both_ends_of_a_message_agree():
         at = next(n for n, step in enumerate(plan.steps) if step.kind == "exchange" and step.mode.view is not None)
         for device, mine in schedules.items():
             step = mine.steps[at]
-            assert isinstance(step, StepMessages) and step.flat
+            assert isinstance(step, StepMessages)
             for turn in step.turns:
                 if turn.send is not None:
                     other = [t.receive for t in schedules[turn.send.peer].steps[at].turns if t.receive]

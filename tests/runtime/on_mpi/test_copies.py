@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.runtime.on_mpi.copies import copy_order, stream_copy, strided_copy
+from reshard.runtime.on_mpi.copies.copy_order import find_strides, fuse_copies
 from reshard.runtime.on_mpi.copies.stream_copy import (
     LARGE,
     SWITCH,
@@ -26,13 +27,12 @@ from reshard.runtime.on_mpi.copies.stream_copy import (
 from reshard.runtime.on_mpi.copies.strided_copy import (
     Array,
     copy_view,
-    make_view,
     needs_blocks,
+    pair_views,
     view_as_words,
+    view_block,
     widen_views,
 )
-from reshard.runtime.on_mpi.fused_copies import find_strides, fuse_copies
-from reshard.runtime.on_mpi.wire.chunks import Region
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "complex64", "complex128", "S3", "i4,f4,i4"])
@@ -50,7 +50,8 @@ def test_raw_words_have_the_bytes_of_the_elements(dtype: str):
 def test_a_view_has_the_elements_of_its_axes(order: str):
     array = np.arange(7 * 5 * 3).reshape(7, 5, 3)
     array = array[::-1] if order == "reversed" else np.array(array, order=order)
-    seen = make_view(array, (1, 0, 2), [(1, 2), (0, 3), (0, 1)], (2, 2, 3))
+    block = Block(0, 17, (Axis(2, 1, 6), Axis(2, 1, 45), Axis(3, 1, 15)))
+    seen = view_block(array, block, "dst")
     wanted = [[[array[1 + 3 * i + j, 2 * c, 2] for j in range(3)] for i in range(2)] for c in range(2)]
     assert np.array_equal(seen, wanted)
     seen[...] = -1
@@ -279,13 +280,13 @@ def test_a_table_of_another_size_is_refused() -> None:
         kernel(np.array([64, 3, 1, 0, 0], np.int64).tobytes(), 0, 64)
 
 
-HALVES = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]
+HALVES = [Block(at, at, (Axis(4096, 64, 64), Axis(32, 1, 1))) for at in (0, 32)]
 
 
 def test_long_runs_and_single_copies_are_not_cut():
-    rows = [Region((at, 0), ((0, 2), (1, 1)), (4, 4096)) for at in (1, 0)]
-    assert [part.number for part in copy_order.order_copies(rows, (8, 4096), 8)] == [1, 0]
-    assert len(copy_order.order_copies(HALVES[:1], (4096, 64), 8)) == 1
+    rows = [Block(0, at * 4096, (Axis(4, 1, 2 * 4096), Axis(4096, 1, 1))) for at in (1, 0)]
+    assert [part.number for part in copy_order.order_copies(rows, 8 * 4096, 8)] == [1, 0]
+    assert len(copy_order.order_copies(HALVES[:1], 4096 * 64, 8)) == 1
 
 
 @pytest.mark.parametrize("part", [64, 300, 1 << 20])
@@ -293,36 +294,37 @@ def test_the_parts_of_a_copy_are_the_copy(part: int, monkeypatch: pytest.MonkeyP
     """Interleaved columns of 13 rows: each element of the tile is counted once, and addresses never go back."""
     monkeypatch.setattr(copy_order, "_PART", part)
     tile = np.zeros((13, 30), "u4")
-    regions = [Region((0, at), ((0, 1), (1, 3)), (13, 10)) for at in range(3)]
-    order = copy_order.order_copies(regions, tile.shape, tile.itemsize)
+    blocks = [Block(0, at, (Axis(13, 10, 30), Axis(10, 1, 3))) for at in range(3)]
+    order = copy_order.order_copies(blocks, tile.size, tile.itemsize)
     starts = []
     for number, where, _ in order:
-        view = regions[number].of(tile)[where]
+        view = view_block(tile, blocks[number], "dst")[where]
         starts.append(view.__array_interface__["data"][0])
         view += 1
     assert (tile == 1).all()
     assert starts == sorted(starts)
-    assert len(order) > len(regions) or part > tile.nbytes
+    assert len(order) > len(blocks) or part > tile.nbytes
 
 
 def test_short_runs_of_a_tile_are_read_ahead(monkeypatch: pytest.MonkeyPatch):
     """Every byte of the tile is read once, before the copies that take it; not long runs, nor a tile hardly used."""
     monkeypatch.setattr(copy_order, "list_stream_steps", lambda views: None)  # Numpy's copies alone are read ahead.
     source, target = np.arange(1 << 19, dtype="u8").reshape(8192, 64), np.zeros((8192, 64), "u8")
-    halves = [region._replace(extents=(8192, 32)) for region in HALVES]
-    order = copy_order.order_copies(halves, source.shape, 8, True)
+    halves = [block._replace(axes=(Axis(8192, 64, 64), Axis(32, 1, 1))) for block in HALVES]
+    order = copy_order.order_copies(halves, source.size, 8, True)
     ahead = [part.ahead for part in order if part.ahead]
     assert ahead[0][0] == 0 and ahead[-1][1] == source.nbytes and len(ahead) > 1
     assert all(one[1] == other[0] for one, other in itertools.pairwise(ahead))
     assert order[0].ahead and not order[1].ahead
-    steps = copy_order.list_copy_steps([(region.of(target), region.of(source)) for region in halves], order, source)
+    steps = copy_order.list_copy_steps(pair_views(halves, target, source), order, source)
     assert len(steps) == len(order) + len(ahead)
     for step in steps:
         step()
     assert np.array_equal(target, source)
-    assert not any(part.ahead for part in copy_order.order_copies(halves, (8192, 128), 8, True))
-    wide = [region._replace(extents=(64, 2048)) for region in (HALVES[0], Region((0, 2048), *HALVES[0][1:]))]
-    assert not any(part.ahead for part in copy_order.order_copies(wide, (64, 4096), 8, True))
+    sparse = [block._replace(axes=(Axis(8192, 128, 64), Axis(32, 1, 1))) for block in HALVES]
+    assert not any(part.ahead for part in copy_order.order_copies(sparse, 8192 * 128, 8, True))
+    wide = [Block(at, at, (Axis(64, 4096, 4096), Axis(2048, 1, 1))) for at in (0, 2048)]
+    assert not any(part.ahead for part in copy_order.order_copies(wide, 64 * 4096, 8, True))
 
 
 def test_transposing_copies_go_one_by_one():

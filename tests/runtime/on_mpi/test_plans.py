@@ -19,8 +19,9 @@ from reshard.errors import BudgetError, PlanError, TileError
 from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, devices_by_id, is_unreplicated
 from reshard.mpi import redistribute
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
-from reshard.runtime.on_mpi.direct import (
+from reshard.runtime.on_mpi.direct_moves import (
     list_pushes,
     node_packing,
     pack_for_node,
@@ -42,13 +43,13 @@ from reshard.runtime.on_mpi.launches import (
     list_launches,
 )
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.node_price import FREE, NodeLoad, count_stripe_bytes, is_aggregated
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
 from reshard.runtime.on_mpi.run_plan import RankStep, rank_plan
 from reshard.runtime.on_mpi.team import Facts
 from reshard.runtime.on_mpi.transports import TileTransfer, choose_transport
 from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile
-from reshard.runtime.on_mpi.wire.messages import Messages
+from reshard.runtime.on_mpi.wire.by_node import FREE, NodeLoad, is_aggregated
+from reshard.runtime.on_mpi.wire.chunks import Messages
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
@@ -319,9 +320,10 @@ def test_which_moves_are_joined(load: NodeLoad, room: int, network: Network | No
     assert is_aggregated(load, NODES, room, network) == joined
 
 
-def test_what_a_rank_carries_is_what_it_sends_if_there_is_a_stripe_for_each():
-    assert count_stripe_bytes(NodeLoad(4, 400, 0), (0, 0, 0, 0, 1, 1, 1, 1)) == (400, 400)
-    assert count_stripe_bytes(NodeLoad(6, 600, 0), (0, 0, 1, 1, 2, 2, 3, 3)) == (800, 400)  # two of three stripes
+def test_the_room_is_for_what_a_rank_carries_in_both_directions():
+    nodes, load = (0, 0, 1, 1, 2, 2, 3, 3), NodeLoad(60, 600, 0)  # Two of three stripes of 400 B.
+    assert is_aggregated(load, nodes, 1600, Network.uniform(1, 1e9))
+    assert not is_aggregated(load, nodes, 1599, Network.uniform(1, 1e9))
 
 
 # ---- Direct moves without MPI: the tiles of all ranks in one process, pulled, pushed, packed, or sent in messages
@@ -355,11 +357,11 @@ def exchange(all_moves: list, before: list[np.ndarray], after: list[np.ndarray])
     for rank, move in enumerate(all_moves):
         for chunk in move.messages.sends.chunks:
             buffer = np.zeros(chunk.elements, np.int64)
-            chunk.pack(before[rank], buffer)
+            copy_views(chunk.packing(before[rank], buffer))
             wire.setdefault((rank, chunk.peer), []).append(buffer)
     for rank, move in enumerate(all_moves):
         for chunk in move.messages.receives.chunks:
-            chunk.unpack(after[rank], wire[chunk.peer, rank].pop(0))
+            copy_views(chunk.unpacking(after[rank], wire[chunk.peer, rank].pop(0)))
     assert not any(wire.values()), "messages that nobody receives"
 
 
@@ -450,11 +452,11 @@ def steps(source: str, target: str, **options) -> tuple[list[str], tuple[RankSte
     return [step.kind for step in plan.steps], rank_plan(plan, 1, 4, 4).steps
 
 
-def test_views_that_keep_memory_are_left_out_and_the_others_see_flat_tiles():
+def test_views_that_keep_memory_are_left_out():
     kinds, mine = steps("f32[3{x}2, 5]", "bf16[8, 5]", view="(t h) d -> h d", take={"t": 1}, t=3, cast=True)
     assert kinds == ["cast", "view", "take", "view", "all_gather"]
     assert [isinstance(step.run, CastTiles) for step in mine] == [True, False, False]
-    assert [(step.before, step.after) for step in mine] == [((6, 5), (6, 5)), ((30,), (10,)), ((2, 5), (8, 5))]
+    assert [(step.before, step.after) for step in mine] == [((6, 5), (6, 5)), ((3, 2, 5), (1, 2, 5)), ((2, 5), (8, 5))]
     assert not any(step.fills for step in mine)
 
 

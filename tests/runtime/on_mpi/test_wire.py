@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,45 +16,51 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.lower.to_mpi import Axis, Block, Reduce, StepMessages, schedule_device
-from reshard.lower.to_mpi.blocks import whole_tile
+from reshard.geometry.blocks import Axis, Block
+from reshard.lower.to_mpi import Reduce, StepMessages, schedule_device
+from reshard.lower.to_mpi.tile_blocks import block_of_tile
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
-from reshard.runtime.on_mpi.direct import plan_direct
-from reshard.runtime.on_mpi.wire import datatypes
-from reshard.runtime.on_mpi.wire import messages as messages_module
+from reshard.runtime.on_mpi.copies.strided_copy import pair_views
+from reshard.runtime.on_mpi.direct_moves import plan_direct
+from reshard.runtime.on_mpi.run_plan import (
+    RunPermutation,
+    _operation_for,
+    is_straight,
+    permutation_of_slots,
+    permute_runs,
+)
+from reshard.runtime.on_mpi.wire import chunks
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
-from reshard.runtime.on_mpi.wire.chunks import Region, pack_chunks, pairs_of_block, region_of_block
-from reshard.runtime.on_mpi.wire.datatypes import Datatypes, memory_of
-from reshard.runtime.on_mpi.wire.messages import (
+from reshard.runtime.on_mpi.wire.chunks import (
+    Side,
     join_messages,
     mean_run,
+    memory_of,
     message_cap,
     messages_between,
     messages_of_step,
+    pack_chunks,
 )
-from reshard.runtime.on_mpi.wire.overwrite import _permutation_of_slots, _permute_runs, _RunPermutation
-from reshard.runtime.on_mpi.wire.reduction import _operation_for, is_straight
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
-from tests.lower.to_mpi.elements import places
+from tests.lower.to_mpi.elements import places, put, taken
 from tests.oracle import PADDING, tiles_of
 
 # ---- Messages out of blocks, packed and unpacked, against the blocks' elements one by one
 
 
+FRAME = (8, 12)
+
+
 BLOCKS = [
-    Block((0, 1), (2, 0), (Axis(0, 3, 2, 1), Axis(1, 4, 1, 3))),
-    Block((1, 0), (0, 1), (Axis(1, 5, 1, 2), Axis(0, 2, 3, 2))),
-    Block((3, 2), (1, 1), ()),
+    Block(1, 24, (Axis(3, 24, 12), Axis(4, 1, 3))),
+    Block(12, 1, (Axis(5, 1, 2), Axis(2, 36, 24))),
+    Block(38, 13, ()),
 ]
+"""Between tiles of that shape, of which those of `SHAPES` have a part; each axis is within one dim."""
 
 
-SHAPES = [(7, 6), (5, 11), (4, 3), (0, 5)]
-
-
-def message(tile: np.ndarray, blocks: Sequence[Block]) -> list[int]:
-    within = [at for block in blocks for at in places(block, "src")]
-    return [int(tile[at]) if all(map(int.__lt__, at, tile.shape)) else 0 for at in within]
+SHAPES = [(7, 6), (5, 11), (4, 3), (0, 5), FRAME]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,68 +68,45 @@ def message(tile: np.ndarray, blocks: Sequence[Block]) -> list[int]:
 def test_packed_messages_are_the_elements_of_their_blocks(shape: tuple[int, int], cap: int):
     tile = np.arange(1, 1 + shape[0] * shape[1]).reshape(shape)
     packed = []
-    for chunk in pack_chunks(3, BLOCKS, cap, "src", shape):
+    for chunk in pack_chunks(3, BLOCKS, cap, "src", (FRAME, shape)):
         buffer = np.full(chunk.elements, -1)
-        chunk.pack(tile, buffer)
+        copy_views(chunk.packing(tile, buffer))
         packed += buffer.tolist()
         assert chunk.peer == 3
         assert 0 < chunk.elements <= cap
         assert chunk.padded == (0 in buffer)
-    assert packed == message(tile, BLOCKS)
+    assert packed == [max(0, element) for element in taken(tile, BLOCKS, FRAME)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("cap", [1, 5, 7, 100])
 def test_unpacked_messages_fill_the_places_of_their_blocks(shape: tuple[int, int], cap: int):
     tile, wanted = np.zeros(shape, int), np.zeros(shape, int)
-    for value, index in enumerate((index for block in BLOCKS for index in places(block, "dst")), 1):
-        if all(map(int.__lt__, index, shape)):
-            wanted[index] = value
     at = 1
-    for chunk in pack_chunks(0, BLOCKS, cap, "dst", shape):
-        chunk.unpack(tile, np.arange(at, at + chunk.elements))
+    for chunk in pack_chunks(0, BLOCKS, cap, "dst", (FRAME, shape)):
+        copy_views(chunk.unpacking(tile, np.arange(at, at + chunk.elements)))
         at += chunk.elements
+    put(wanted, BLOCKS, list(range(1, at)), FRAME)
     assert np.array_equal(tile, wanted)
 
 
 def test_as_many_blocks_as_fit_share_a_message():
-    small = [Block((at,), (at,), (Axis(0, 2, 1, 1),)) for at in (0, 2, 4, 6, 8)]
-    assert [chunk.elements for chunk in pack_chunks(0, small, 5, "src", (10,))] == [4, 4, 2]
+    small = [Block(at, at, (Axis(2, 1, 1),)) for at in (0, 2, 4, 6, 8)]
+    assert [chunk.elements for chunk in pack_chunks(0, small, 5, "src")] == [4, 4, 2]
 
 
 def test_a_message_that_lies_in_one_run_is_sent_from_the_tile():
     tile = np.arange(24).reshape(6, 4)
-    (rows,) = pack_chunks(0, [Block((2, 0), (0, 0), (Axis(0, 3, 1, 1), Axis(1, 4, 1, 1)))], 99, "src", tile.shape)
+    (rows,) = pack_chunks(0, [Block(8, 0, (Axis(3, 4, 4), Axis(4, 1, 1)))], 99, "src")
     lies = rows.direct(tile)
     assert lies is not None
     assert np.shares_memory(lies, tile)
     assert np.array_equal(lies, np.arange(8, 20))
-    (column,) = pack_chunks(0, [Block((0, 1), (0, 0), (Axis(0, 3, 1, 1),))], 99, "src", tile.shape)
+    (column,) = pack_chunks(0, [Block(1, 0, (Axis(3, 4, 1),))], 99, "src")
     assert column.direct(tile) is None
-    (padded,) = pack_chunks(0, [Block((4, 0), (0, 0), (Axis(0, 3, 1, 1), Axis(1, 4, 1, 1)))], 99, "src", tile.shape)
+    (padded,) = pack_chunks(0, [Block(16, 0, (Axis(3, 4, 4), Axis(4, 1, 1)))], 99, "src", ((7, 4), (6, 4)))
     assert padded.padded
     assert padded.direct(tile) is None
-
-
-@given(st.sampled_from(BLOCKS), st.sampled_from(SHAPES), st.sampled_from(SHAPES))
-def test_copies_from_tile_to_tile_leave_padding_alone(block: Block, before: tuple[int, int], after: tuple[int, int]):
-    source, target = np.arange(1, 1 + before[0] * before[1]).reshape(before), np.zeros(after, int)
-    wanted = target.copy()
-    for src, dst in zip(places(block, "src"), places(block, "dst"), strict=True):
-        if all(map(int.__lt__, src, before)) and all(map(int.__lt__, dst, after)):
-            wanted[dst] = source[src]
-    for one, other in pairs_of_block(block, before, after):
-        other.of(target)[...] = one.of(source)
-    assert np.array_equal(target, wanted)
-
-
-def test_a_part_of_a_region():
-    tile = np.arange(60).reshape(6, 10)
-    whole = Region((1, 2), ((0, 2), (1, 3)), (2, 3))
-    assert np.array_equal(whole.part([(1, 1), (1, 2)]).of(tile), whole.of(tile)[1:2, 1:3])
-    assert np.array_equal(
-        region_of_block(BLOCKS[0], "src").of(tile).reshape(-1), [tile[at] for at in places(BLOCKS[0], "src")]
-    )
 
 
 # ---- Messages of a step: sender and receiver cut them alike, and staging bounds their size
@@ -142,8 +125,8 @@ def test_both_ends_cut_messages_alike(pair: tuple[Layout, Layout], scratch: int)
             if not isinstance(each.steps[at], StepMessages):
                 return
             shapes = (each.tile_shape, *each.tile_shapes)
-            mine = each.steps[at].__class__(each.steps[at].local, each.steps[at].turns, scratch)
-            cut = messages_of_step(mine, ranks, shapes[at], shapes[at + 1], 4, step.received_bytes)
+            mine = replace(each.steps[at], scratch=scratch)
+            cut = messages_of_step(mine, ranks, (shapes[at], shapes[at + 1]), 4, step.received_bytes)
             for chunk in cut.sends.chunks:
                 sent[device, chunk.peer].append(chunk.elements)
             for chunk in cut.receives.chunks:
@@ -151,7 +134,7 @@ def test_both_ends_cut_messages_alike(pair: tuple[Layout, Layout], scratch: int)
         assert sent == received
 
 
-ROW = Block((0,), (0,), (Axis(0, 1 << 18, 1, 1),))
+ROW = Block(0, 0, (Axis(1 << 18, 1, 1),))
 
 
 @pytest.mark.parametrize(
@@ -164,15 +147,15 @@ ROW = Block((0,), (0,), (Axis(0, 1 << 18, 1, 1),))
     ],
 )
 def test_the_size_of_messages(staging: int, count: int, largest: int):
-    cut = messages_between([(1, [ROW])], [(2, [ROW])], (), (1 << 18,), (1 << 18,), 4, staging)
+    cut = messages_between([(1, [ROW])], [(2, [ROW])], (), 4, staging)
     for side in (cut.sends, cut.receives):
         sizes = [chunk.elements for chunk in side.chunks]
         assert (len(sizes), max(sizes), sum(sizes)) == (count, largest, 1 << 18)
 
 
 def test_unstaged_messages_stay_below_what_mpi_counts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(messages_module, "DIRECT", 1 << 16)
-    cut = messages_between([(1, [ROW])], [], (), (1 << 18,), (1 << 18,), 4, 0)
+    monkeypatch.setattr(chunks, "DIRECT", 1 << 16)
+    cut = messages_between([(1, [ROW])], [], (), 4, 0)
     assert {chunk.elements for chunk in cut.sends.chunks} == {1 << 14}
 
 
@@ -183,24 +166,17 @@ def test_all_that_is_received_is_held_if_there_is_room():
     ranks = dict.fromkeys(range(3), 0)
     for scratch, held in ((2 * 72, True), (2 * 71, False), (0, False)):
         mine = StepMessages(step.local, step.turns, scratch)
-        assert messages_of_step(mine, ranks, (3, 9), (9, 3), 4, 72).held == held
+        assert messages_of_step(mine, ranks, ((3, 9), (9, 3)), 4, 72).held == held
 
 
-@pytest.mark.parametrize("shapes", [((6, 8), None), (None, (5, 12)), ((6, 8), (5, 12))])
-def test_the_mean_run_is_that_of_the_addresses(shapes):
+@pytest.mark.parametrize("ends", [["src"], ["dst"], ["src", "dst"]])
+def test_the_mean_run_is_that_of_the_addresses(ends: list):
     """Neighbours in the order of a block are in one run if their addresses follow one another at both ends."""
-    block = Block((1, 0), (0, 2), (Axis(0, 3, 1, 1), Axis(1, 8, 1, 1)))
-    ends = [
-        [at[0] * shape[1] + at[1] for at in places(block, end)]
-        for end, shape in zip(("src", "dst"), shapes, strict=True)
-        if shape
-    ]
-    breaks = sum(
-        any(after[k] != before[k] + 1 for k in range(len(ends)))
-        for before, after in itertools.pairwise(zip(*ends, strict=True))
-    )
-    assert mean_run([block], *shapes) == block.elements / (1 + breaks)
-    assert mean_run([], *shapes) == 0
+    block = Block(8, 2, (Axis(3, 8, 12), Axis(8, 1, 1)))
+    after = list(zip(*(places(block, end) for end in ends), strict=True))
+    breaks = sum(any(b != a + 1 for a, b in zip(*both, strict=True)) for both in itertools.pairwise(after))
+    assert mean_run([block], ends) == block.elements / (1 + breaks)
+    assert mean_run([], ends) == 0
 
 
 # ---- Messages of several arrays as one: every element arrives, both ends agree, and no message is above the cap
@@ -230,16 +206,16 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
     for rank, mine in enumerate(together):
         for number, chunk in enumerate(mine.sends.chunks):
             buffer = np.zeros(chunk.elements, np.int64)
-            copy_views(list(mine.sends.packing(number, [of[rank] for of in before], buffer)))
+            copy_views(mine.sends.packing(number, [of[rank] for of in before], buffer))
             wire.setdefault((rank, chunk.peer), []).append(buffer)
     for rank, mine in enumerate(together):
         for move, result, of in zip(each[rank], results[rank], before, strict=True):
-            for source, into in move.own:
-                into.of(result)[...] = source.of(of[rank])
+            for target, source in pair_views(move.own, result, of[rank]):
+                target[...] = source
         for number, chunk in enumerate(mine.receives.chunks):
             buffer = wire[chunk.peer, rank].pop(0)
             assert buffer.size == chunk.elements <= message_cap(staging, 8)
-            copy_views(list(mine.receives.unpacking(number, results[rank], buffer)))
+            copy_views(mine.receives.unpacking(number, results[rank], buffer))
     assert not any(wire.values())
     for rank, at in itertools.product(NODES, range(len(PAIRS))):
         wanted = after[at][rank]
@@ -257,8 +233,8 @@ def test_without_room_nothing_is_joined() -> None:
 
 
 BLOCKS_DATATYPES = [
-    Block((1, 0, 2), (0, 0, 0), (Axis(0, 3, 2, 1), Axis(2, 4, 1, 1))),
-    Block((0, 3, 0), (0, 0, 0), (Axis(2, 2, 3, 1), Axis(1, 2, 1, 1), Axis(0, 7, 1, 1))),
+    Block(32, 0, (Axis(3, 60, 30), Axis(4, 1, 1))),
+    Block(18, 0, (Axis(2, 3, 1), Axis(2, 6, 6), Axis(7, 30, 30))),
 ]
 
 
@@ -277,27 +253,26 @@ def laid(order: str, dtype: str = "i4") -> np.ndarray:
 @pytest.mark.parametrize("order", ["C", "F", "reversed", "strided"])
 @pytest.mark.parametrize("cap", [9, 100])
 def test_mpi_packs_what_a_chunk_packs(order: str, cap: int):
-    tile, types = laid(order), Datatypes()
-    for number, chunk in enumerate(pack_chunks(0, BLOCKS_DATATYPES, cap, "src", SHAPE)):
+    tile, side = laid(order), Side(pack_chunks(0, BLOCKS_DATATYPES, cap, "src"))
+    for number, chunk in enumerate(side.chunks):
         wanted = np.zeros(chunk.elements, tile.dtype)
-        chunk.pack(tile, wanted)
+        copy_views(chunk.packing(tile, wanted))
         packed, unpacked = np.zeros_like(wanted), np.zeros_like(tile)
-        datatype = types.of(number, chunk, tile)
+        datatype = side.datatype(number, tile)
         MPI.COMM_SELF.Sendrecv([memory_of(tile), 1, datatype], 0, recvbuf=[packed, MPI.BYTE], source=0)
         assert np.array_equal(packed, wanted)
         if unpacked.strides == tile.strides:
             MPI.COMM_SELF.Sendrecv([packed, MPI.BYTE], 0, recvbuf=[memory_of(unpacked), 1, datatype], source=0)
             assert np.array_equal(unpacked[unpacked != 0], tile[unpacked != 0])
             assert np.count_nonzero(unpacked) == np.count_nonzero(wanted)
-    types.free()
+    side.free()
 
 
 def test_types_are_made_once_for_tiles_of_the_same_strides():
-    tile, types = laid("C"), Datatypes()
-    (chunk,) = pack_chunks(0, BLOCKS_DATATYPES[:1], 100, "src", SHAPE)
-    made = types.of(0, chunk, tile)
-    assert types.of(0, chunk, laid("C")) is made
-    assert types.of(0, chunk, laid("F")) is not made
+    side = Side(pack_chunks(0, BLOCKS_DATATYPES[:1], 100, "src"))
+    made = side.datatype(0, laid("C"))
+    assert side.datatype(0, laid("C")) is made
+    assert side.datatype(0, laid("F")) is not made
 
 
 @pytest.mark.parametrize("order", ["C", "F", "reversed", "strided"])
@@ -314,15 +289,14 @@ def test_the_memory_of_a_tile_holds_all_of_its_elements(order: str):
 
 def test_only_long_runs_without_padding_are_given_to_mpi_as_they_lie(monkeypatch: pytest.MonkeyPatch):
     tile = laid("C")
-    (rows,) = pack_chunks(
-        0, [Block((0, 0, 0), (0, 0, 0), (Axis(0, 3, 2, 1), Axis(1, 5, 1, 1), Axis(2, 6, 1, 1)))], 99, "src", SHAPE
-    )
-    (padded,) = pack_chunks(0, [Block((6, 0, 0), (0, 0, 0), (Axis(0, 2, 1, 1), Axis(2, 6, 1, 1)))], 99, "src", SHAPE)
+    rows = list(pack_chunks(0, [Block(0, 0, (Axis(3, 60, 30), Axis(5, 6, 6), Axis(6, 1, 1)))], 99, "src"))
+    beyond = Block(180, 0, (Axis(2, 30, 6), Axis(6, 1, 1)))
+    padded = list(pack_chunks(0, [beyond], 99, "src", ((8, 5, 6), SHAPE)))
     for takes, long, wanted in ((True, 120, True), (True, 121, False), (False, 1, False)):
-        monkeypatch.setattr(datatypes, "TAKES_RUNS", takes)
-        monkeypatch.setattr(datatypes, "LONG", long)
-        assert Datatypes().long(0, rows, tile) == wanted
-        assert not Datatypes().long(0, padded, tile)
+        monkeypatch.setattr(chunks, "TAKES_RUNS", takes)
+        monkeypatch.setattr(chunks, "LONG", long)
+        assert (Side(rows).unstaged(0, tile, 99) is not None) == wanted
+        assert Side(padded).unstaged(0, tile, 0) is None
 
 
 # ---- Messages joined by node, on pretended nodes, against the oracle (see `tests.mpi.by_node`)
@@ -361,7 +335,7 @@ def test_the_dtypes_that_mpi_knows():
 def test_when_nothing_is_packed(
     scatter: bool, packed: bool, placed: bool, source: str, target: str, cap: int, straight: bool
 ):
-    step = Reduce((0, 1), "sum", scatter, ((whole_tile((3, 4)),),), packed, placed)
+    step = Reduce((0, 1), "sum", scatter, ((block_of_tile((3, 4)),),), packed, placed)
     tiles = [np.zeros((3, 4), order=order) for order in (source, target)]
     assert is_straight(step, cap, *tiles) == straight
 
@@ -377,14 +351,14 @@ def test_runs_are_permuted_as_if_all_moved_at_once(order: list[int], count: int,
     wanted = buffer.copy()
     for to, at in zip(target, source, strict=True):
         wanted[to * run : (to + 1) * run] = np.arange(at * run, (at + 1) * run)
-    _permute_runs(buffer, _RunPermutation(run, target, source))
+    permute_runs(buffer, RunPermutation(run, target, source))
     assert np.array_equal(buffer, wanted)
 
 
 def test_the_runs_of_slots_are_as_long_as_they_can_be():
     """Two slots of the columns of a 4 x 6 tile: runs of 3."""
-    blocks = [Block((0, 3 * at), (0, 3 * at), (Axis(0, 4, 1, 1), Axis(1, 3, 1, 1))) for at in (1, 0)]
-    runs = _permutation_of_slots([(0, blocks[0]), (1, blocks[1])], 12, (4, 6))
+    blocks = [Block(3 * at, 0, (Axis(4, 6, 3), Axis(3, 1, 1))) for at in (1, 0)]
+    runs = permutation_of_slots([(0, blocks[0]), (1, blocks[1])], 12)
     assert runs.run == 3
     assert runs.target.tolist() == list(range(8))
     assert runs.source.tolist() == [1, 3, 5, 7, 0, 2, 4, 6]
@@ -393,13 +367,13 @@ def test_the_runs_of_slots_are_as_long_as_they_can_be():
 @pytest.mark.parametrize("shape", [(4, 6), (2, 3, 4), (5,)])
 def test_slots_hold_their_blocks(shape: tuple[int, ...]):
     tile = np.arange(int(np.prod(shape)))
-    whole = Block((0,) * len(shape), (0,) * len(shape), tuple(Axis(d, n, 1, 1) for d, n in enumerate(shape))[::-1])
+    whole = block_of_tile(shape)
     buffer = tile.copy()
-    _permute_runs(buffer, _permutation_of_slots([(0, whole)], tile.size, shape))
+    permute_runs(buffer, permutation_of_slots([(0, whole._replace(axes=whole.axes[::-1]))], tile.size))
     assert np.array_equal(buffer, tile.reshape(shape).transpose().reshape(-1))
 
 
 def test_no_slots_at_all():
     buffer = np.arange(3)
-    _permute_runs(buffer, _permutation_of_slots([], 1, (3,)))
+    permute_runs(buffer, permutation_of_slots([], 1))
     assert buffer.tolist() == [0, 1, 2]

@@ -2,5 +2,5 @@
 
 strided_copy   copies between strided views of numpy arrays
 stream_copy    large copies, past the caches where the C extension `_stream.c` was built
-copy_order     the order of copies into one tile
+copy_order     the order of copies into one tile, and copies at equal distances as one
 """

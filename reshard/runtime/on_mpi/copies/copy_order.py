@@ -1,4 +1,4 @@
-"""The order of several strided copies into one tile: copies that fill each other's gaps take turns.
+"""Several strided copies into one tile: in which order they go, and those at equal distances as one.
 
     tile     a a b b a a b b a a b b a a b b        copy a writes the a's, copy b the b's
     before   a a . . a a . . a a . . a a . .   then b: every cache line is fetched twice
@@ -17,18 +17,17 @@ bytes 1.4 instead of 2.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import NamedTuple
 
 import numpy as np
 
-from reshard.geometry.blocks import split_box
+from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box
+from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.runtime.on_mpi.copies.stream_copy import list_stream_steps
-from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, copy_view, needs_blocks, widen_views
-from reshard.runtime.on_mpi.wire.chunks import Region
+from reshard.runtime.on_mpi.copies.strided_copy import LINE, LONG_RUN, Array, copy_view, needs_blocks, widen_views
 
 _PART = 512 << 10  # Bytes of a part: with its gaps, about a core's cache; half of that takes 2% longer.
 NEAR = 16 << 10  # Bytes of a run from which its gaps cost little.
@@ -62,45 +61,45 @@ class _Placed(NamedTuple):
     elements: int
 
 
-def order_copies(regions: Sequence[Region], shape: Sequence[int], itemsize: int, reads: bool = False) -> Order:
-    """The order of copies to or from these regions of a C-ordered tile: by memory address, short runs in parts.
+def order_copies(blocks: Sequence[Block], elements: int, itemsize: int, reads: bool = False) -> Order:
+    """The order of copies to a C-ordered tile of so many elements, or from it: by address, short runs in parts.
 
-    If the copies read the tile (`reads`), they take short runs from caches: what several of them need is read before.
+    If the copies read the tile (`reads`), it is at the `src` end of the blocks, and they take short runs from caches:
+    what several of them need is read before.
 
     Two halves of rows of 64 doubles, in runs of 256 bytes, take turns:
 
-    >>> halves = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]
-    >>> [part.number for part in order_copies(halves, (4096, 64), 8)]
+    >>> from reshard.geometry.blocks import Axis
+    >>> halves = [Block(0, at, (Axis(4096, 32, 64), Axis(32, 1, 1))) for at in (0, 32)]
+    >>> [part.number for part in order_copies(halves, 4096 * 64, 8)]
     [0, 1, 0, 1]
     """
-    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     runs: list[int] = []  # Bytes that are contiguous in the tile.
-    for region in regions:
+    for block in blocks:
         run = 1
-        for extent, (dim, step) in reversed(list(zip(region.extents, region.steps, strict=True))):
-            if extent != 1 and step * strides[dim] != run:
+        for extent, src, dst in reversed(block.axes):
+            if extent != 1 and (src if reads else dst) != run:
                 break
             run *= extent
         runs.append(run * itemsize)
     # Reading ahead pays if all parts of a turn fit into a cache together, and if none is so small that numpy's call
     # takes longer than what it saves.
-    few = 1 < len(regions) <= _AHEAD // _LEAST
-    short = reads and few and max(runs) < _WORTH_READING and math.prod(shape) * itemsize > _AHEAD
-    most = max(1, (_AHEAD // len(regions) if short else _PART) // itemsize)
+    few = 1 < len(blocks) <= _AHEAD // _LEAST
+    short = reads and few and max(runs) < _WORTH_READING and elements * itemsize > _AHEAD
+    most = max(1, (_AHEAD // len(blocks) if short else _PART) // itemsize)
     parts: list[_Placed] = []
-    for number, (region, run) in enumerate(zip(regions, runs, strict=True)):
-        whole = tuple((0, extent) for extent in region.extents)
-        for spans in split_box(region.extents, most) if len(regions) > 1 and run < NEAR else [whole]:
-            part = region.part(spans)
-            offset = sum(at * stride for at, stride in zip(part.start, strides, strict=True))
+    for number, (block, run) in enumerate(zip(blocks, runs, strict=True)):
+        whole = tuple((0, extent) for extent in block.extents)
+        for spans in split_box(block.extents, most) if len(blocks) > 1 and run < NEAR else [whole]:
+            part = block_part(block, spans)
             # An ellipsis stands for the whole axes at the end: numpy makes a view of fewer slices in less time.
             cut = next((at + 1 for at in range(len(spans) - 1, -1, -1) if spans[at] != whole[at]), 0)
             where: Index = (*(slice(low, low + extent) for low, extent in spans[:cut]), ...)
-            parts.append(_Placed(offset, number, where, math.prod(part.extents)))
+            parts.append(_Placed(part.src if reads else part.dst, number, where, part.elements))
     parts.sort(key=lambda part: part[:2])
     if not short:
         return tuple(CopyPart(part.number, part.where) for part in parts)
-    return tuple(_read_ahead(parts, math.prod(shape), itemsize))
+    return tuple(_read_ahead(parts, elements, itemsize))
 
 
 def _read_ahead(parts: Sequence[_Placed], elements: int, itemsize: int) -> Iterator[CopyPart]:
@@ -144,3 +143,79 @@ def list_copy_steps(
         target, source = wide[number]
         steps.append(partial(np.copyto, target[where], source[where]))
     return steps
+
+
+# What a small move costs is its number of copies: those between equally spaced memory are one. Rows to columns on 4
+# ranks is one copy on each: the parts of the ranks lie at one distance in the segment that they share, and what each
+# gives lies at one distance in the result.
+#
+#     from rank 0    start 0       to 0     extents (8, 32)
+#     from rank 1    start 4096    to 2048  extents (8, 32)      ->    start 0 to 0, extents (4, 8, 32)
+#     ...
+#
+# The blocks here count bytes, from the start of the shared memory and from that of the result.
+
+
+def fuse_copies(copies: Iterable[Block]) -> list[Block]:
+    """The same copies as few ones, of more axes, in any order.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> one = Block(0, 0, (Axis(8, 8, 16),))
+    >>> fuse_copies([one, one._replace(src=512, dst=8)])
+    [Block(src=0, dst=0, axes=(Axis(extent=2, src=512, dst=8), Axis(extent=8, src=8, dst=16)))]
+    """
+    before = list(copies)
+    while True:
+        # Distances may fall, unlike those of messages: a rank may take its parts from the last rank to the first.
+        before.sort(key=lambda each: (each.axes, each.dst, each.src))
+        after = merge_blocks(before, rising=False)
+        if len(after) == len(before):
+            return after
+        before = after
+
+
+def list_tile_copies(given: Iterable[tuple[int, Sequence[Block]]], itemsize: int, starts: Sequence[int]) -> list[Block]:
+    """What a rank copies to its tile from those of ranks of its node, its own too, out of the memory in which the tiles
+    of all lie, at `starts`.
+    """
+    scaled = [(starts[other], block) for other, of in given for block in scale_blocks(tuple(of), itemsize, itemsize)]
+    return fuse_copies(block._replace(src=start + block.src) for start, block in scaled)
+
+
+def widen_block(block: Block, itemsize: int) -> tuple[Block, int]:
+    """The same copy of fewer elements, those that are together on both sides as one, and the bytes of each.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> widen_block(Block(0, 0, (Axis(3, 64, 128), Axis(8, 8, 8))), 8)
+    (Block(src=0, dst=0, axes=(Axis(extent=3, src=64, dst=128),)), 64)
+    """
+    axes = block.axes
+    while axes and axes[-1].src == axes[-1].dst == itemsize and axes[-1].extent * itemsize < LONG_RUN:
+        itemsize *= axes[-1].extent
+        axes = axes[:-1]
+    return block._replace(axes=axes), itemsize
+
+
+def find_strides(block: Block, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """The byte strides at which what a copy reads lies like a C-ordered result of this shape, which it fills; None if
+    no strides say that.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> find_strides(Block(0, 0, (Axis(2, 96, 8), Axis(3, 8, 16))), (3, 2), 8)
+    (8, 96)
+    >>> find_strides(Block(0, 0, (Axis(2, 8, 24), Axis(3, 16, 8))), (6,), 8) is None
+    True
+    """
+    axes = sorted([(axis.dst, axis.extent, axis.src) for axis in block.axes if axis.extent != 1])
+    strides: list[int] = []
+    for extent, step in reversed(list(zip(shape, list_strides(shape), strict=True))):
+        length = 1
+        stride = axes[0][2] if axes else itemsize
+        while length < extent:
+            if not axes or axes[0][0] != step * itemsize * length or axes[0][2] != stride * length:
+                return None
+            length *= axes.pop(0)[1]
+        if length != extent:
+            return None
+        strides.append(stride)
+    return None if axes else tuple(reversed(strides))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
+
+from reshard.geometry.blocks import Block
+from reshard.lower.to_mpi.tile_blocks import End, list_strides
 
 Array = NDArray[Any]
 
@@ -39,26 +42,68 @@ def find_word_dtype(nbytes: int) -> np.dtype[Any]:
     return _RAW.get(nbytes) or np.dtype((np.void, nbytes))
 
 
-def make_view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], extents: Sequence[int]) -> Array:
-    """A view of the elements from local index `start` on, along (dim, step) axes of these extents.
+def locate_block(tile: Array, block: Block, end: End) -> tuple[int, list[int]]:
+    """Where one end of a block lies in a tile of any memory order: the byte at which it starts, counted from the tile's
+    first element, and the bytes between the indices of each axis.
 
-    >>> make_view(np.arange(12).reshape(3, 4), (1, 0), [(1, 2), (0, 1)], (2, 2))
+    >>> from reshard.geometry.blocks import Axis
+    >>> tile = np.arange(12, dtype="u1").reshape(3, 4)
+    >>> columns = Block(4, 0, (Axis(2, 1, 1), Axis(2, 4, 2)))
+    >>> locate_block(tile, columns, "src"), locate_block(np.asfortranarray(tile), columns, "src")
+    ((4, [1, 4]), (1, [3, 1]))
+    """
+    start, steps = _side_of_block(block, end)
+    if tile.flags.c_contiguous:
+        size = tile.itemsize
+        return start * size, [step * size for step in steps]
+    return locate_steps(tile.shape, tile.strides, start, steps)
+
+
+def _side_of_block(block: Block, end: End) -> tuple[int, list[int]]:
+    if end == "src":
+        return block.src, [axis.src for axis in block.axes]
+    return block.dst, [axis.dst for axis in block.axes]
+
+
+def locate_steps(
+    shape: Sequence[int], strides: Sequence[int], start: int, steps: Sequence[int]
+) -> tuple[int, list[int]]:
+    """An offset and steps of a flat tile as bytes in memory of these strides."""
+    below = list_strides(shape)
+    offset = sum(start // step % size * by for step, size, by in zip(below, shape, strides, strict=True))
+    # An axis lies within one dim, that of the largest stride that is not above its own.
+    dims = [next((dim for dim, step in enumerate(below) if step <= by and shape[dim] != 1), 0) for by in steps]
+    return offset, [by // below[dim] * strides[dim] for dim, by in zip(dims, steps, strict=True)]
+
+
+def view_block(tile: Array, block: Block, end: End) -> Array:
+    """The elements at one end of a block as a view of a tile.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> view_block(np.arange(12).reshape(3, 4), Block(4, 0, (Axis(2, 2, 1), Axis(2, 4, 2))), "src")
     array([[ 4,  8],
            [ 6, 10]])
     """
-    strides = [array.strides[dim] * step for dim, step in steps]
-    offset = sum(at * stride for at, stride in zip(start, array.strides, strict=True))
-    if array.flags.c_contiguous:
-        return np.ndarray(tuple(extents), array.dtype, array, offset, strides)
-    corner = array[tuple(slice(at, None) for at in start)]
-    return as_strided(corner, tuple(extents), strides)
+    offset, strides = locate_block(tile, block, end)
+    if tile.flags.c_contiguous:
+        return np.ndarray(block.extents, tile.dtype, tile, offset, strides)
+    start, _ = _side_of_block(block, end)
+    each = zip(list_strides(tile.shape), tile.shape, strict=True)
+    return as_strided(tile[tuple(slice(start // step % size, None) for step, size in each)], block.extents, strides)
+
+
+def pair_views(blocks: Iterable[Block], target: Array, source: Array) -> list[tuple[Array, Array]]:
+    """The copies that blocks make from one tile to another, as (target, source) views."""
+    return [(view_block(target, block, "dst"), view_block(source, block, "src")) for block in blocks]
 
 
 _SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer than the copy itself.
 LINE = 64
 """Bytes of a cache line: elements of this size or more waste none of it, in any order."""
 
-_LONG = 512  # Bytes from which a run does not gain from being one element: at 512 it loses a sixth.
+LONG_RUN = 512
+"""Bytes from which a run does not gain from being one element: at 512 it loses a sixth."""
+
 _LARGE = 256 << 10  # Bytes that fit into a core's cache, where the order of a copy makes no difference.
 _TRIED = 1 << 20  # Elements copied to measure one blocking.
 _BLOCK = 1 << 15  # Least elements of a block: with fewer, numpy's call takes longer than the copy.
@@ -119,7 +164,7 @@ def widen_views(target: Array, source: Array) -> tuple[Array, Array]:
     while axis and target.strides[axis - 1] == source.strides[axis - 1] == run:
         axis -= 1
         run *= target.shape[axis]
-    if run == target.itemsize or run >= _LONG or not axis:
+    if run == target.itemsize or run >= LONG_RUN or not axis:
         return target, source
     wide = _RAW.get(run) or np.dtype((np.void, run))
     shape = (*target.shape[:axis], -1)

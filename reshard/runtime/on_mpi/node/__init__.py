@@ -4,10 +4,8 @@
     arena        memory for tiles, which all of them map: allocated before it is touched, in huge pages on Linux, and
                  reused once all ranks have released it
     cma          reading another process's private memory through the kernel (`process_vm_readv`)
-    cma_read     tiles read that way, straight or through a small buffer
 
-`team` builds a `NodeSync`, an `Arena` and a `RemoteMemory` into each `Team`; `cma_read` is used by `transports`, and
-imports `direct` for that. Acquiring memory and syncs are collective among the node's ranks; reading through the kernel
-is not: a rank reads while its peers copy or wait. A rank that fails writes a text to its `NodeSync`, at which every
-waiting peer looks.
+`team` builds a `NodeSync`, an `Arena` and a `RemoteMemory` into each `Team`. Acquiring memory and syncs are collective
+among the node's ranks; reading through the kernel is not: a rank reads while its peers copy or wait. A rank that fails
+writes a text to its `NodeSync`, at which every waiting peer looks.
 """

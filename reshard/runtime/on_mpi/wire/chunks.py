@@ -1,180 +1,410 @@
-"""Messages cut from blocks: what each message holds, and where its elements lie in a tile.
+"""The messages of a move: how its blocks are cut into messages, the same at the sender and at the receiver.
 
-    Region         a strided part of a tile
-    MessagePiece   one block of a message, and the regions of the tile that it covers
-    Chunk          one message: a peer and its pieces
+    Chunk       one message: a peer, and blocks between the tile and the message
+    Side        the messages that a rank sends, or receives, in the order of the turns
+    JointSide   the same of several arrays, whose messages to one peer travel together
+    Messages    both sides, the local copies, and how much may be staged
 
-A piece covers one region, unless the tile has padding: padding is sent too, but lies in no region.
+The cut depends on the plan alone, never on the memory order of one rank's tile, so both ends agree without negotiation.
+Padding is sent too, but is in no block of a chunk: it is what its blocks leave out.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from types import EllipsisType
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from reshard.lower.exchange_rounds import Span
-from reshard.lower.to_mpi import Axis, Block
-from reshard.lower.to_mpi.blocks import cut_tile_block, fits_tile, spans_inside
-from reshard.runtime.on_mpi.copies.stream_copy import copy_views
-from reshard.runtime.on_mpi.copies.strided_copy import Array, make_view
+import numpy as np
+from mpi4py import MPI
+
+from reshard.geometry.blocks import Block, cut_block
+from reshard.lower.to_mpi import SendReceive, StepMessages
+from reshard.lower.to_mpi.tile_blocks import Blocks, End, Frames, Shape, clip_source, pack_block
+from reshard.runtime.on_mpi.copies.stream_copy import SHORT
+from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, pair_views, view_block
 from reshard.types.whole import check_deadline
 
+DIRECT = 64 << 20
+"""The most bytes of a message that is not staged: far below the 2^31 that Open MPI can count."""
 
-class Region(NamedTuple):
-    """A strided part of a tile: its first local index, and (dim, step) axes with their extents.
+STAGED = 4 << 20
+"""The most bytes of a staged message, so that several can be packed, under way and unpacked at once."""
 
-    >>> import numpy as np
-    >>> Region((1, 0), ((0, 2), (1, 1)), (2, 3)).of(np.arange(12).reshape(4, 3))
-    array([[ 3,  4,  5],
-           [ 9, 10, 11]])
-    """
+SMALL = 64 << 10
+"""Bytes below which messages are not cut further just to have several under way."""
 
-    start: tuple[int, ...]
-    steps: tuple[tuple[int, int], ...]
-    extents: tuple[int, ...]
-
-    def of(self, tile: Array) -> Array:
-        """The region as a view of a tile."""
-        return make_view(tile, self.start, self.steps, self.extents)
-
-    def part(self, spans: Sequence[Span]) -> Region:
-        """The part of the region with these (start, extent) spans of its axes."""
-        start = list(self.start)
-        for (dim, step), (low, _) in zip(self.steps, spans, strict=True):
-            start[dim] += low * step
-        return Region(tuple(start), self.steps, tuple(extent for _, extent in spans))
-
-
-class MessagePiece(NamedTuple):
-    """An array of these extents, starting at element `at` of a message; `parts` says which of it lies where in a tile.
-
-    There is one part, the whole piece, unless some elements are padding (`padded`): then there are several, or none.
-    """
-
-    at: int
-    extents: tuple[int, ...]
-    parts: tuple[tuple[tuple[slice | EllipsisType, ...], Region], ...]
-    padded: bool
-
-    def of(self, buffer: Array) -> Array:
-        """The piece as a view of the message's buffer."""
-        return buffer[self.at : self.at + math.prod(self.extents)].reshape(self.extents)
+_BYTE = np.dtype(np.uint8)
 
 
 class Chunk(NamedTuple):
-    """One message: the rank at its other end, and its pieces in order."""
+    """One message: the rank at its other end, and its blocks, from the tile (`src`) to the message (`dst`). If it is
+    `padded`, some of its elements are in none.
+    """
 
     peer: int
     elements: int
-    pieces: tuple[MessagePiece, ...]
-
-    @property
-    def padded(self) -> bool:
-        """Whether some elements are padding."""
-        return any(piece.padded for piece in self.pieces)
+    blocks: Blocks
+    padded: bool = False
 
     def direct(self, tile: Array) -> Array | None:
         """The message as contiguous memory of the tile, if it lies there in one run; then it needs no staging."""
-        if len(self.pieces) != 1 or self.pieces[0].padded:
+        if len(self.blocks) != 1 or self.padded:
             return None
-        elements = self.pieces[0].parts[0][1].of(tile)
+        elements = view_block(tile, self.blocks[0], "src")
         return elements.reshape(-1) if elements.flags.c_contiguous else None
 
-    def packing(self, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
-        """The copies, as (target, source), of the pieces out of the tile into the message's buffer; writes zeros for
-        padding.
-        """
-        for piece in self.pieces:
-            if piece.padded:
-                piece.of(buffer)[...] = 0
-        return ((whole, part) for part, whole in self.unpacking(tile, buffer))
+    def packing(self, tile: Array, buffer: Array) -> list[tuple[Array, Array]]:
+        """The copies, as (target, source), out of the tile into the message's buffer; writes zeros for padding."""
+        if self.padded:
+            buffer[...] = 0
+        return pair_views(self.blocks, buffer, tile)
 
-    def unpacking(self, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
-        """The copies, as (target, source), of the pieces out of the message's buffer into the tile, without padding."""
-        for piece in self.pieces:
-            whole = piece.of(buffer)
-            for index, region in piece.parts:
-                yield region.of(tile), whole[index]
-
-    def pack(self, tile: Array, buffer: Array) -> None:
-        """Copies the pieces out of the tile into the message's buffer."""
-        copy_views(list(self.packing(tile, buffer)))
-
-    def unpack(self, tile: Array, buffer: Array) -> None:
-        """Copies the pieces out of the message's buffer into the tile."""
-        copy_views(list(self.unpacking(tile, buffer)))
+    def unpacking(self, tile: Array, buffer: Array) -> list[tuple[Array, Array]]:
+        """The copies, as (target, source), out of the message's buffer into the tile, without padding."""
+        return [(part, whole) for whole, part in pair_views(self.blocks, buffer, tile)]
 
 
-def pack_chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:
+def pack_chunks(
+    peer: int, blocks: Iterable[Block], cap: int, end: End, padding: tuple[Shape, Shape] | None = None
+) -> Iterator[Chunk]:
     """Packs blocks into messages of at most `cap` elements; a block that is larger is cut.
 
-    `end` says which end of the blocks is the tile of this shape: "src" or "dst".
+    The tile is at the `end` of the blocks; `padding` has the shape in which they lie and that of the tile, if it has
+    not all of them.
 
-    >>> from reshard.lower.to_mpi import Axis
-    >>> [chunk.elements for chunk in pack_chunks(1, [Block((0,), (0,), (Axis(0, 7, 1, 1),))], 3, "src", (7,))]
+    >>> from reshard.geometry.blocks import Axis
+    >>> [chunk.elements for chunk in pack_chunks(1, [Block(0, 0, (Axis(7, 1, 1),))], 3, "src")]
     [3, 3, 1]
     """
-    pieces: list[MessagePiece] = []
+    packed: list[Block] = []
     total = 0
-    for block in itertools.chain.from_iterable(cut_tile_block(whole, cap) for whole in blocks):
+
+    def chunk() -> Chunk:
+        padded = padding is not None and sum([block.elements for block in packed]) != total
+        return Chunk(peer, total, tuple(packed), padded)
+
+    for block in itertools.chain.from_iterable(cut_block(whole, cap) for whole in blocks):
         check_deadline()
-        elements = _form_of_axes(block.axes).elements
-        if pieces and total + elements > cap:
-            yield Chunk(peer, total, tuple(pieces))
-            pieces, total = [], 0
-        pieces.append(_piece_of_block(block, total, end, shape))
+        elements = block.elements
+        if total and total + elements > cap:
+            yield chunk()
+            packed, total = [], 0
+        if elements:
+            piece = pack_block(block, end, total)
+            packed += [piece] if padding is None else clip_source(piece, *padding)
         total += elements
-    if pieces:
-        yield Chunk(peer, total, tuple(pieces))
+    if total:
+        yield chunk()
 
 
-def _piece_of_block(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiece:
-    form = _form_of_axes(block.axes)
-    if form.elements and fits_tile(block, end, shape):
-        return MessagePiece(at, form.extents, ((form.whole, region_of_block(block, end)),), False)
-    parts = tuple(
-        ((*(slice(low, low + extent) for low, extent in spans), ...), region_of_block(block.part(spans), end))
-        for spans in spans_inside(block, end, shape)
-    )
-    elements = sum(math.prod(part.extents) for _, part in parts)
-    return MessagePiece(at, block.extents, parts, elements != block.elements)
+# MPI datatypes for messages that are not contiguous in a tile, so that MPI packs and unpacks while it sends. They are
+# used where the budget leaves no room for a buffer, and on MPICH for long runs, which it sends one by one:
+#
+#     four and eight ranks, relative to a plain copy    as a datatype    packed before
+#     runs of 256 KiB                                   1.3 to 1.5       2.5 to 3.7
+#     runs of 16 KiB                                    1.9 to 2.1       2.1 to 2.7
+#     short runs                                        4 to 11
+#
+# On Open MPI, datatypes are as fast as packing first if every rank has a core, and were slower when ranks shared cores.
+
+TAKES_RUNS = "MPICH" in MPI.Get_library_version()
+"""Whether this MPI sends long runs faster from a datatype than packed."""
+
+LONG = 16 << 10
+"""Bytes from which a run counts as long."""
 
 
-def pairs_of_block(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Region, Region]]:
-    """The copies that a block makes between tiles of these shapes, without padding: (region before, region after)."""
-    check_deadline()
-    if _form_of_axes(block.axes).elements and fits_tile(block, "src", before) and fits_tile(block, "dst", after):
-        yield region_of_block(block, "src"), region_of_block(block, "dst")
-        return
-    for spans in spans_inside(block, "src", before):
-        held = block.part(spans)
-        for wanted in spans_inside(held, "dst", after):
-            part = held.part(wanted)
-            yield region_of_block(part, "src"), region_of_block(part, "dst")
+class Side:
+    """One direction of a move: the messages that a rank sends, or those that it receives.
+
+    Their MPI datatypes are kept until a tile of other strides comes.
+    """
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self.chunks = tuple(chunks)
+        self._strides: tuple[int, ...] = ()
+        self._types: dict[int, MPI.Datatype] = {}
+        self._long: dict[int, bool] = {}
+
+    def unstaged(self, number: int, tile: Array, staging: int) -> list[Any] | None:
+        """The specification with which MPI sends message `number` from, or receives it into, the tile itself.
+
+        None if it must be staged, for which there is room for `staging` elements.
+        """
+        chunk = self.chunks[number]
+        memory = chunk.direct(tile)
+        if memory is not None:
+            return [memory.view(_BYTE), MPI.BYTE]
+        if chunk.padded:
+            return None
+        # Plans assume C-ordered tiles and may leave no room to stage messages of other tiles: MPI packs those.
+        if chunk.elements > staging or (TAKES_RUNS and self.has_long_runs(number, tile)):
+            return [memory_of(tile), 1, self.datatype(number, tile)]
+        return None
+
+    def has_long_runs(self, number: int, tile: Array) -> bool:
+        """Whether message `number` consists of long runs of the tile."""
+        self._begin(tile)
+        if number not in self._long:
+            chunk = self.chunks[number]
+            runs = sum(b.elements * tile.itemsize // _run_in_tile(b, tile)[1] for b in chunk.blocks)
+            self._long[number] = chunk.elements * tile.itemsize >= LONG * runs
+        return self._long[number]
+
+    def datatype(self, number: int, tile: Array) -> MPI.Datatype:
+        """The datatype of message number `number`, relative to the tile's lowest address (see `memory_of`)."""
+        self._begin(tile)
+        if number not in self._types:
+            below = _bytes_below(tile)
+            offsets: list[int] = []
+            types: list[MPI.Datatype] = []
+            for block in self.chunks[number].blocks:
+                # A run of bytes, repeated along the axes from the innermost to the outermost.
+                offset, run, axes = _run_in_tile(block, tile)
+                made = MPI.BYTE.Create_contiguous(run)
+                for extent, stride in reversed(axes):
+                    inner, made = made, made.Create_hvector(extent, 1, stride)
+                    inner.Free()
+                offsets.append(below + offset)
+                types.append(made)
+            self._types[number] = MPI.Datatype.Create_struct([1] * len(types), offsets, types).Commit()
+            for made in types:
+                made.Free()
+        return self._types[number]
+
+    def _begin(self, tile: Array) -> None:
+        if tile.strides != self._strides:
+            self.free()
+            self._strides = tile.strides
+
+    def free(self) -> None:
+        """Frees all datatypes."""
+        for made in self._types.values():
+            made.Free()
+        self._types, self._long = {}, {}
+
+    def __del__(self, is_finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
+        # A default argument, because at exit this module's globals may be gone before the caches that hold this object.
+        if self._types and not is_finalized():
+            self.free()
+
+    def is_short(self, number: int, tile: Array) -> bool:
+        """Whether message `number` has short runs in the tile."""
+        return all(_run_in_tile(block, tile)[1] < SHORT for block in self.chunks[number].blocks[:1])
+
+    def packing(self, number: int, tile: Array, buffer: Array) -> list[tuple[Array, Array]]:
+        """The copies of message `number` out of the tile into its buffer, see `Chunk`."""
+        return self.chunks[number].packing(tile, buffer)
+
+    def unpacking(self, number: int, tile: Array, buffer: Array) -> list[tuple[Array, Array]]:
+        """The copies of message `number` out of its buffer into the tile."""
+        return self.chunks[number].unpacking(tile, buffer)
 
 
-class _Form(NamedTuple):
-    """What blocks of the same axes have in common, and share in memory: a rank has thousands of them."""
+def memory_of(tile: Array) -> MPI.memory:
+    """All memory of a tile as MPI takes it, from the lowest address, wherever its first element lies."""
+    reach = [(extent - 1) * abs(stride) for extent, stride in zip(tile.shape, tile.strides, strict=True)]
+    address: int = tile.__array_interface__["data"][0]
+    lowest = address - _bytes_below(tile)
+    return MPI.memory.fromaddress(lowest, sum(reach) + tile.itemsize, readonly=not tile.flags.writeable)
 
+
+def _bytes_below(tile: Array) -> int:
+    """Bytes from a tile's lowest address to its first element: 0 unless some strides are negative."""
+    return sum((n - 1) * -stride for n, stride in zip(tile.shape, tile.strides, strict=True) if stride < 0)
+
+
+def _run_in_tile(block: Block, tile: Array) -> tuple[int, int, list[tuple[int, int]]]:
+    """Where a block starts in a tile, the bytes of its contiguous runs, and the (extent, stride) axes of these."""
+    offset, strides = locate_block(tile, block, "src")
+    axes, run = list(zip(block.extents, strides, strict=True)), tile.itemsize
+    while axes and (axes[-1][1] == run or axes[-1][0] == 1):
+        run *= axes.pop()[0]
+    return offset, run, axes
+
+
+# The messages of several arrays as one: what goes to the same peer travels together.
+#
+#     array a, to rank 1: 8 elements      array b, to rank 1: 2 elements      one message of 10 elements
+#
+# Both ends join the same messages in the same order, so they agree without negotiation. Messages are joined up to the
+# size at which those of one array are cut.
+
+
+class JointChunk(NamedTuple):
+    """One message: the rank at its other end, and its parts, each an array and the number of its message there."""
+
+    peer: int
     elements: int
-    extents: tuple[int, ...]
-    src: tuple[tuple[int, int], ...]
-    dst: tuple[tuple[int, int], ...]
-    whole: tuple[slice | EllipsisType, ...]
+    parts: tuple[tuple[int, int], ...]
 
 
-@lru_cache(maxsize=1024)
-def _form_of_axes(axes: tuple[Axis, ...]) -> _Form:
-    extents = tuple(axis.extent for axis in axes)
-    src, dst = tuple((axis.dim, axis.src) for axis in axes), tuple((axis.dim, axis.dst) for axis in axes)
-    return _Form(math.prod(extents), extents, src, dst, (*(slice(0, extent) for extent in extents), ...))
+@dataclass(frozen=True)
+class JointSide:
+    """One direction of several moves: the messages that a rank sends, or receives, and each array's own.
+
+    `tiles` are those of all arrays.
+    """
+
+    chunks: tuple[JointChunk, ...]
+    sides: tuple[Side, ...]
+
+    def unstaged(self, number: int, tiles: Any, staging: int) -> list[Any] | None:
+        """As `Side.unstaged`: only a message of one array is sent from, or received into, its tile."""
+        parts = self.chunks[number].parts
+        if len(parts) != 1:
+            return None
+        array, its = parts[0]
+        return self.sides[array].unstaged(its, tiles[array], staging)
+
+    def is_short(self, number: int, tiles: Any) -> bool:
+        """As `Side.is_short`, of the message's first part."""
+        array, its = self.chunks[number].parts[0]
+        return self.sides[array].is_short(its, tiles[array])
+
+    def packing(self, number: int, tiles: Any, buffer: Array) -> list[tuple[Array, Array]]:
+        """The copies of message `number` out of the tiles into its buffer, see `Chunk`."""
+        return [p for chunk, at, part in self._parts(number, buffer) for p in chunk.packing(tiles[at], part)]
+
+    def unpacking(self, number: int, tiles: Any, buffer: Array) -> list[tuple[Array, Array]]:
+        """The copies of message `number` out of its buffer into the tiles."""
+        return [p for chunk, at, part in self._parts(number, buffer) for p in chunk.unpacking(tiles[at], part)]
+
+    def _parts(self, number: int, buffer: Array) -> Iterator[tuple[Chunk, int, Array]]:
+        start = 0
+        for array, its in self.chunks[number].parts:
+            chunk = self.sides[array].chunks[its]
+            yield chunk, array, buffer[start : start + chunk.elements]
+            start += chunk.elements
 
 
-def region_of_block(block: Block, end: str) -> Region:
-    """The region at one end of a block, "src" or "dst"."""
-    form = _form_of_axes(block.axes)
-    return Region(block.src, form.src, form.extents) if end == "src" else Region(block.dst, form.dst, form.extents)
+@dataclass(frozen=True)
+class Messages:
+    """One rank's messages in the order of the turns, its local copies, and how many elements each direction may stage.
+
+    `held`: on every rank, all that it receives fits into buffers beside those, so that the result can stay untouched
+    until everything has arrived. `passed` are those of the second turn of a relay, between result tiles.
+    """
+
+    sends: Side | JointSide
+    receives: Side | JointSide
+    local: Blocks
+    staging: int
+    held: bool = False
+    passed: Messages | None = None
+
+
+def messages_of_step(
+    step: StepMessages, ranks: Mapping[int, int], shapes: Frames, itemsize: int, received: int
+) -> Messages:
+    """The messages of one step between tiles of these shapes.
+
+    `ranks` has the rank of each device, `received` is the most bytes that any of them receives in the step.
+    """
+    staging = step.scratch // itemsize // 2
+
+    def between(turns: Sequence[SendReceive], local: Blocks, held: bool, passed: Messages | None) -> Messages:
+        sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in turns if turn.send]
+        arriving = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in turns if turn.receive]
+        return messages_between(sent, arriving, local, itemsize, staging, held, padding, passed)
+
+    padding = None if step.frames is None else ((step.frames[0], shapes[0]), (step.frames[1], shapes[1]))
+    passed = between(step.passed, (), False, None) if step.passed else None
+    return between(step.turns, step.local, received <= staging * itemsize, passed)
+
+
+BlocksByRank = Sequence[tuple[int, Sequence[Block]]]
+"""The blocks that go to, or come from, each peer, in the order of the turns."""
+
+
+def messages_between(
+    sent: BlocksByRank,
+    received: BlocksByRank,
+    local: Blocks,
+    itemsize: int,
+    staging: int,
+    held: bool = False,
+    padding: tuple[tuple[Shape, Shape], tuple[Shape, Shape]] | None = None,
+    passed: Messages | None = None,
+) -> Messages:
+    """Messages and local copies between tiles; each direction may stage `staging` elements.
+
+    `padding` has, for either end, the shape in which the blocks of messages lie, and that of the tile.
+    """
+    cap = message_cap(staging, itemsize)
+
+    def side(by_rank: BlocksByRank, end: End, of: tuple[Shape, Shape] | None) -> Side:
+        by_peer = [tuple(pack_chunks(peer, blocks, cap, end, of)) for peer, blocks in by_rank]
+        return Side(chunk for turn in itertools.zip_longest(*by_peer) for chunk in turn if chunk is not None)
+
+    before, after = (None, None) if padding is None else padding
+    return Messages(side(sent, "src", before), side(received, "dst", after), local, staging, held, passed)
+
+
+def message_cap(staging: int, itemsize: int) -> int:
+    """The most elements of a message, if `staging` elements can be staged: a quarter, for four messages under way, but
+    not less than `SMALL` bytes if there is room.
+    """
+    if not staging:
+        return max(1, DIRECT // itemsize)
+    return max(1, min(staging, STAGED // itemsize, max(staging // 4, SMALL // itemsize)))
+
+
+def join_messages(each: Sequence[Messages], staging: int, itemsize: int, rank: int, size: int) -> Messages:
+    """The messages of several arrays as those of one; each direction may stage `staging` elements in all.
+
+    Peers come in the order in which `plan_direct` lists them: the next rank first for what is sent, the previous one
+    for what is received.
+    """
+    cap = message_cap(staging, itemsize) if staging else 0  # What is joined is staged.
+    sends = [(rank + k) % size for k in range(1, size)]
+    receives = [(rank - k) % size for k in range(1, size)]
+    sent, received = [messages.sends for messages in each], [messages.receives for messages in each]
+    return Messages(_join_sides(sent, sends, cap), _join_sides(received, receives, cap), (), staging)
+
+
+def _join_sides(each: Sequence[Side | JointSide], peers: Iterable[int], cap: int) -> JointSide:
+    """The messages of each peer, joined as long as they have at most `cap` elements together."""
+    sides = tuple(side for side in each if isinstance(side, Side))
+    by_peer: dict[int, list[tuple[int, int, int]]] = {}
+    for array, side in enumerate(sides):
+        for number, chunk in enumerate(side.chunks):
+            by_peer.setdefault(chunk.peer, []).append((array, number, chunk.elements))
+    chunks: list[JointChunk] = []
+    for peer in peers:
+        parts: list[tuple[int, int]] = []
+        total = 0
+        for array, number, elements in by_peer.get(peer, ()):
+            if parts and total + elements > cap:
+                chunks.append(JointChunk(peer, total, tuple(parts)))
+                parts, total = [], 0
+            parts.append((array, number))
+            total += elements
+        if parts:
+            chunks.append(JointChunk(peer, total, tuple(parts)))
+    return JointSide(tuple(chunks), sides)
+
+
+def mean_run(blocks: Sequence[Block], ends: Sequence[End]) -> float:
+    """The average number of elements per run that is contiguous at these ends of the blocks, in C-ordered tiles.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> block = Block(0, 0, (Axis(4, 16, 8), Axis(8, 1, 1)))
+    >>> [mean_run([block], ends) for ends in (["src", "dst"], ["src"], ["dst"])]
+    [8.0, 8.0, 32.0]
+    """
+    alike = Counter(block.axes for block in blocks)
+    elements = runs = 0
+    for axes, count in alike.items():
+        size = Block(0, 0, axes).elements
+        run = 1
+        for axis in reversed(axes):
+            if ("src" in ends and axis.src != run) or ("dst" in ends and axis.dst != run):
+                break
+            run *= axis.extent
+        elements += count * size
+        runs += count * (size // max(1, run))
+    return elements / max(1, runs)

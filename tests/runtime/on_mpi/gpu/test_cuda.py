@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from reshard.errors import RankError, TileError
-from reshard.runtime.on_mpi.gpu import cuda as module
-from reshard.runtime.on_mpi.gpu.cuda import LANES, Cuda, Strided, _Copy2D, _merged, device_of, strided
+from reshard.runtime.on_mpi.gpu import cuda_arrays as module
+from reshard.runtime.on_mpi.gpu.cuda_arrays import (
+    LANES,
+    Cuda,
+    Strided,
+    _Copy2D,
+    device_at,
+    memory_of_array,
+    merge_strides,
+)
 from tests.mpi.fake_gpu import Driver, TorchLike, gpus
 
 
@@ -51,7 +59,7 @@ def test_strided_copies_between_host_and_gpu(part, calls: int):
     start += (0,) * (3 - len(start))
     memory = Strided(Strided(there.address, there.strides).at(start).address, source.strides)
     with gpu.current():
-        gpu.copy(strided(host), memory, source.shape, 4, 1)
+        gpu.copy(memory_of_array(host), memory, source.shape, 4, 1)
         assert not host.any() or not host.size, "begun, not done"
         gpu.wait(1)
     assert np.array_equal(host, source)
@@ -62,12 +70,12 @@ def test_an_index_moves_the_address():
     assert Strided(1000, (40, -8)).at((2, 3)) == Strided(1056, (40, -8))
 
 
-def test_axes_that_follow_one_another_are_merged():
-    assert _merged((96, 32, 4), (96, 32, 4), (5, 3, 8), 4) == (480, [])
-    assert _merged((32, 4), (64, 4), (3, 8), 4) == (32, [(3, 32, 64)])
-    assert _merged((96, 32, 4), (192, 64, 4), (5, 3, 8), 4) == (32, [(15, 32, 64)])
-    assert _merged((4, 12), (8, 4), (3, 2), 4) == (4, [(3, 4, 8), (2, 12, 4)])
-    assert _merged((7, 999, 4), (7, 123, 4), (2, 1, 8), 4) == (32, [(2, 7, 7)])
+def test_axes_that_follow_one_another_aremerge_strides():
+    assert merge_strides((96, 32, 4), (96, 32, 4), (5, 3, 8), 4) == (480, [])
+    assert merge_strides((32, 4), (64, 4), (3, 8), 4) == (32, [(3, 32, 64)])
+    assert merge_strides((96, 32, 4), (192, 64, 4), (5, 3, 8), 4) == (32, [(15, 32, 64)])
+    assert merge_strides((4, 12), (8, 4), (3, 2), 4) == (4, [(3, 4, 8), (2, 12, 4)])
+    assert merge_strides((7, 999, 4), (7, 123, 4), (2, 1, 8), 4) == (32, [(2, 7, 7)])
 
 
 def test_zeros_are_written_where_they_are_wanted():
@@ -113,14 +121,14 @@ def test_a_failed_call_names_the_function_and_the_status():
 
 def test_an_address_belongs_to_a_gpu_or_to_none():
     with gpus() as driver:
-        assert device_of(TorchLike.of(driver, np.zeros(4), 1).address) == 1
+        assert device_at(TorchLike.of(driver, np.zeros(4), 1).address) == 1
         with pytest.raises(TileError, match="0x1000 does not belong to any GPU"):
-            device_of(0x1000)
+            device_at(0x1000)
 
 
 def test_without_a_driver_the_advice_is_to_copy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_LIBRARY", "libnothing-of-this-name.so")
-    module.library.cache_clear()
+    module.load_driver.cache_clear()
     with pytest.raises(TileError, match="copy the tile to the host first"):
-        module.library()
-    module.library.cache_clear()
+        module.load_driver()
+    module.load_driver.cache_clear()

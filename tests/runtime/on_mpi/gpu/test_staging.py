@@ -15,9 +15,8 @@ from tests.mpi import running
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.gpu.cuda import Cuda
-from reshard.runtime.on_mpi.gpu.device_arrays import described
-from reshard.runtime.on_mpi.gpu.staging import DeviceStage
+from reshard.runtime.on_mpi.gpu.cuda_arrays import Cuda, describe_array
+from reshard.runtime.on_mpi.gpu.gpu_moves import DeviceStage
 from tests.mpi.fake_gpu import TorchLike, gpus
 from tests.mpi.moving import laid
 
@@ -32,10 +31,10 @@ def test_a_tile_goes_to_the_host_and_back(order: str, chunk: int):
         call = cast(Any, SimpleNamespace(memory=account, device=0))
         stage = DeviceStage(call, Cuda(driver, 0), chunk)
         host = np.zeros(content.shape, "i4")
-        stage.to_host(described(TorchLike.of(driver, content), "tile"), host)
+        stage.to_host(describe_array(TorchLike.of(driver, content), "tile"), host)
         assert np.array_equal(host, content)
         back = TorchLike.of(driver, laid(np.zeros_like(content), order))
-        stage.to_gpu(described(back, "result"), host)
+        stage.to_gpu(describe_array(back, "result"), host)
         assert np.array_equal(back.shadow, content)
         assert account.peak_bytes == 2 * chunk * 4
         assert account.live[0] == 0

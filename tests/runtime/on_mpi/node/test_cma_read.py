@@ -16,12 +16,11 @@ from mpi4py import MPI
 
 from reshard.lower.to_mpi import devices_by_id
 from reshard.runtime import Account
+from reshard.runtime.on_mpi import direct_moves as module
 from reshard.runtime.on_mpi.copies.strided_copy import view_as_words
-from reshard.runtime.on_mpi.direct import plan_direct
-from reshard.runtime.on_mpi.node import cma_read as module
+from reshard.runtime.on_mpi.direct_moves import plan_direct, read_remote_tiles
 from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
-from reshard.runtime.on_mpi.node.cma_read import read_remote_tiles
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.oracle import PADDING, tiles_of
@@ -42,7 +41,7 @@ def read_all(source: Layout, target: Layout, buffered: bool, order: str = "C") -
         call = cast(Any, SimpleNamespace(team=team, pool=Pool(), memory=Account("int64"), device=device))
         result = np.full(target.tile_shape, PADDING, order=order)
         move = plan_direct(source, target, rank, (0,) * size, 8, 0)
-        fill = read_remote_tiles({r: tile.ctypes.data for r, tile in tiles.items()}, source.tile_shape, buffered)
+        fill = read_remote_tiles({r: tile.ctypes.data for r, tile in tiles.items()}, buffered)
         for _ in range(2):  # The second time from what the first has worked out.
             result[...] = PADDING
             for step in fill(call, move, view_as_words(tiles[rank]), view_as_words(result)):

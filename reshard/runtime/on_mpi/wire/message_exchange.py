@@ -17,15 +17,13 @@ from mpi4py import MPI
 
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views
 from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
-from reshard.runtime.on_mpi.wire.datatypes import Side
-from reshard.runtime.on_mpi.wire.messages import JointMessages, JointSide, Messages
+from reshard.runtime.on_mpi.wire.chunks import JointSide, Messages, Side
 
 _TRIES = 1000 if YIELDS else 1
-_BYTE = np.dtype(np.uint8)
 _WINDOW = 64  # The most messages under way in one direction.
 
 
@@ -75,31 +73,18 @@ class _Lane:
         if not self.waiting or self.under_way == _WINDOW:
             return None
         number, chunk = self.waiting[0]
+        peer, elements = chunk.peer, chunk.elements
         spec = self._unstaged(number)
-        if spec is None and not self.held and self.staged and self.staged + chunk.elements > self.staging:
+        if spec is None and not self.held and self.staged and self.staged + elements > self.staging:
             return None
         self.waiting.popleft()
         self.under_way += 1
         if spec is not None:
-            return _PostedMessage(number, chunk.peer, chunk.elements, spec, None)
-        buffer = self._stage(chunk.elements)
-        return _PostedMessage(number, chunk.peer, chunk.elements, [buffer.view(_BYTE), MPI.BYTE], buffer)
-
-    def _has_room(self) -> bool:
-        """Whether there is room for the next message to each peer, if these should be packed together.
-
-        Together, those of short runs read the tile in order, see `stream_copy`.
-        """
-        if not self.waiting or not self.staged or not self._side.is_short(self.waiting[0][0], self.tile):
-            return True
-        turn = 0
-        peers: set[int] = set()
-        for _, chunk in self.waiting:
-            if chunk.peer in peers:
-                break
-            peers.add(chunk.peer)
-            turn += chunk.elements
-        return turn > self.staging or self.staged + turn <= self.staging
+            return _PostedMessage(number, peer, elements, spec, None)
+        self.staged += elements
+        self._call.memory.take(self._call.device, elements)
+        buffer = self._call.pool.take(elements * self._dtype.itemsize)
+        return _PostedMessage(number, peer, elements, [buffer, MPI.BYTE], buffer.view(self._dtype))
 
     def unstaged(self) -> int:
         """Elements of the waiting messages that must be staged."""
@@ -111,7 +96,17 @@ class _Lane:
 
     def pack(self) -> list[_PostedMessage]:
         """The next messages for which there is room, those that have buffers copied out of the tile into these."""
-        flights = list(iter(self.next, None)) if self._has_room() else []
+        if self.waiting and self.staged and self._side.is_short(self.waiting[0][0], self.tile):
+            # Packed together, messages of short runs read the tile in order (see `stream_copy`): so the next one to
+            # each peer waits until there is room for all of these.
+            turn: dict[int, int] = {}
+            for _, chunk in self.waiting:
+                if chunk.peer in turn:
+                    break
+                turn[chunk.peer] = chunk.elements
+            if self.staging - self.staged < sum(turn.values()) <= self.staging:
+                return []
+        flights = list(iter(self.next, None))
         staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
         copy_views([pair for number, buffer in staged for pair in self._side.packing(number, self.tile, buffer)])
         return flights
@@ -130,25 +125,20 @@ class _Lane:
             self._call.memory.free(self._call.device, flight.elements)
             self._call.pool.give(flight.buffer)
 
-    def _stage(self, elements: int) -> Array:
-        self.staged += elements
-        self._call.memory.take(self._call.device, elements)
-        return self._call.pool.take(elements * self._dtype.itemsize).view(self._dtype)
-
 
 class MessageExchange:
-    """The messages of one step, from one tile to another, both raw (`strided_copy.raw`); or from several tiles to as
+    """The messages of one step, from one tile to another, both raw (`view_as_words`); or from several tiles to as
     many others, all of one dtype.
     """
 
-    def __init__(self, call: Call, messages: Messages | JointMessages, source: Any, target: Any) -> None:
+    def __init__(self, call: Call, messages: Messages, source: Any, target: Any) -> None:
         self._call = call
         self._messages = messages
-        dtype: np.dtype[Any] = source[0].dtype if isinstance(messages, JointMessages) else source.dtype
+        dtype: np.dtype[Any] = source[0].dtype if isinstance(messages.sends, JointSide) else source.dtype
         self._sends = _Lane(call, messages.sends, source, dtype, messages.staging)
         self._receives = _Lane(call, messages.receives, target, dtype, messages.staging)
-        self._packed: deque[_PostedMessage] = deque()
-        self._arrived: deque[_PostedMessage] = deque()
+        self._packed: list[_PostedMessage] = []
+        self._arrived: list[_PostedMessage] = []
         self._requests: list[MPI.Request] = []
         self._flights: list[tuple[_Lane, _PostedMessage]] = []
 
@@ -157,8 +147,8 @@ class MessageExchange:
         if ready is not None:
             self.ahead(ready)
         self.start()
-        for source, target in self._messages.local:
-            copy_view(target.of(self._receives.tile), source.of(self._sends.tile))
+        for target, source in pair_views(self._messages.local, self._receives.tile, self._sends.tile):
+            copy_view(target, source)
             self.progress()
         self.finish()
 
@@ -168,25 +158,32 @@ class MessageExchange:
         If all that arrives fits into buffers (`Messages.held`, the same on all ranks), only copies are left afterwards.
         Otherwise messages are packed, if all of them fit, or nothing is done.
         """
-        if not self._messages.held:
-            self._pack_ahead()
+        staging = self._messages.staging
+        if self._messages.held:
+            self._receives.held = True
+            self.start()
+            self._wait()
             ready()
             return
-        self._receives.held = True
-        self.start()
-        self._wait()
+        # All messages are packed if the staging of both directions has room for them and for the largest that arrives.
+        largest = max((chunk.elements for _, chunk in self._receives.waiting), default=0)
+        staged = self._sends.unstaged()
+        if staged and staged + largest <= 2 * staging:
+            self._sends.staging, self._receives.staging = staged, 2 * staging - staged
+            self._packed += self._sends.pack()
         ready()
 
     def start(self) -> None:
         """Posts as many messages as there is room for, receives first."""
         comm = self._call.team.comm
         while (flight := self._receives.next()) is not None:
-            request = comm.Irecv(flight.spec, flight.peer, EXCHANGE)
-            self._add(self._receives, flight, request)
-        while self._packed:
-            self._send(self._packed.popleft())
-        for flight in self._sends.pack():
-            self._send(flight)
+            self._requests.append(comm.Irecv(flight.spec, flight.peer, EXCHANGE))
+            self._flights.append((self._receives, flight))
+        while flights := self._packed or self._sends.pack():
+            self._packed = []
+            for flight in flights:
+                self._requests.append(comm.Isend(flight.spec, flight.peer, EXCHANGE))
+                self._flights.append((self._sends, flight))
 
     def finish(self) -> None:
         """Waits until all messages have been sent and received, and unpacks those that were held."""
@@ -217,21 +214,3 @@ class MessageExchange:
         while self._requests:
             if not any(self.progress() for _ in range(_TRIES)):
                 self._call.watch.pause()
-
-    def _pack_ahead(self) -> None:
-        """Packs all messages, if the staging has room for them and for the largest message that arrives."""
-        largest = max((chunk.elements for _, chunk in self._receives.waiting), default=0)
-        staged = self._sends.unstaged()
-        if not staged or staged + largest > 2 * self._messages.staging:
-            return
-        self._sends.staging = staged
-        self._receives.staging = 2 * self._messages.staging - staged
-        self._packed += self._sends.pack()
-
-    def _send(self, flight: _PostedMessage) -> None:
-        request = self._call.team.comm.Isend(flight.spec, flight.peer, EXCHANGE)
-        self._add(self._sends, flight, request)
-
-    def _add(self, lane: _Lane, flight: _PostedMessage, request: MPI.Request) -> None:
-        self._requests.append(request)
-        self._flights.append((lane, flight))

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
+from reshard.lower.to_mpi import SendReceive
+from reshard.lower.to_mpi.rank_schedule import is_closed, own_boxes
 from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
@@ -43,9 +44,9 @@ def test_the_head_of_both_queues_is_the_same_message(target: Layout, chunk: int 
     """Ranks that send and receive in their order never wait for each other, with one message under way."""
     step = Step("exchange", BEFORE, target, StepMode(chunk=chunk))
     devices = {*BEFORE.mesh.devices, *target.mesh.devices}
-    queues = {device: own_boxes(step, device).messages for device in devices}
-    sends = {device: [(peer, device, blocks) for peer, blocks in sent] for device, (sent, _) in queues.items()}
-    receives = {device: [(device, *each) for each in received] for device, (_, received) in queues.items()}
+    turns = {device: own_boxes(step, device).turns for device in devices}
+    sends = {d: [(t.send.peer, d, t.send.blocks) for t in of if t.send] for d, of in turns.items()}
+    receives = {d: [(d, *t.receive) for t in of if t.receive] for d, of in turns.items()}
     assert max(map(len, [*sends.values(), *receives.values()])) == step.cost.launches
     while any(sends.values()):
         ready = [(d, to[0][0]) for d, to in sends.items() if to and receives[to[0][0]][0] == to[0]]
@@ -69,20 +70,22 @@ def test_every_element_arrives_on_other_devices(seed: int, chunk: int | None, re
     for device, mine in own.items():
         if mine.local:
             put(results[device], mine.local, taken(held[device], mine.local))
-    _deliver({device: mine.messages for device, mine in own.items()}, held, results)
+    _deliver({device: mine.turns for device, mine in own.items()}, held, results)
     _deliver({device: mine.passed for device, mine in own.items()}, results, results)
     for device, tile in wanted.items():
         real = tile != PADDING
         assert np.array_equal(results[device][real], tile[real])
 
 
-def _deliver(sides: dict[int, Sides], tiles: dict[int, np.ndarray], results: dict[int, np.ndarray]) -> None:
+def _deliver(
+    turns: dict[int, tuple[SendReceive, ...]], tiles: dict[int, np.ndarray], results: dict[int, np.ndarray]
+) -> None:
     """All messages of a turn: what each device sends to another arrives there in the same order."""
     under_way: dict[tuple[int, int], list[list[int]]] = {}
-    for device, (sent, _) in sides.items():
-        for peer, blocks in sent:
+    for device, of in turns.items():
+        for peer, blocks in (turn.send for turn in of if turn.send):
             under_way.setdefault((device, peer), []).append(list(taken(tiles[device], blocks)))
-    for device, (_, received) in sides.items():
-        for peer, blocks in received:
+    for device, of in turns.items():
+        for peer, blocks in (turn.receive for turn in of if turn.receive):
             put(results[device], blocks, under_way[peer, device].pop(0))
     assert not any(under_way.values())

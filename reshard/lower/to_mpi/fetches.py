@@ -1,0 +1,407 @@
+"""Straight from source to target: what each rank fetches, and from whom.
+
+    source f32[{x}2, 4] -> target f32[4, {x}2] on x=2     rank 1 fetches rows 0:2 of its columns from rank 0,
+                                                          and copies rows 2:4 from its own tile
+
+A rank keeps what it already holds. Every other piece of its target tile comes from one of the ranks that hold it: a
+rank of its own node if possible, and if several qualify, its own number selects one, which spreads the load. Any
+rank can compute what others fetch from it, so senders know what to send without a message, and none computes more
+than its own part of the move. On one set of devices, ranks are seats here (`seats`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from reshard.geometry.blocks import Block, scale_blocks
+from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
+from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
+from reshard.geometry.messages import Message, Product, count_elements, cut_product, exchange_messages
+from reshard.geometry.overlap import Shares, shares_from, shares_of
+from reshard.geometry.relay import relay_messages
+from reshard.geometry.remesh import one_set
+from reshard.lower.to_mpi.seats import devices_by_id, rank_of_devices, ranks_of_seats, seat_of, seats_by_position
+from reshard.lower.to_mpi.tile_blocks import Blocks, list_strides, multiply_factors
+from reshard.types.layout import Dim, Layout
+from reshard.types.mesh import Mesh
+from reshard.types.view import View
+from reshard.types.whole import check_deadline
+
+Near = Callable[[int, int], bool]
+"""Whether two ranks are on one node."""
+
+Fetches = dict[int, Blocks]
+"""What comes from the source tile of each other rank, or goes to its target tile; first from or to the rank itself."""
+
+FIRST, SECOND = 1, 2
+
+Form = int | View
+"""How elements go where that is listed for all devices: in a turn of a relay, to the devices that pass elements on
+(`FIRST`), or from these to the others (`SECOND`), between two tiles of the target; or through a view.
+"""
+
+
+def fetches_by_rank(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
+) -> Fetches:
+    """What a rank copies from the tile of each rank, its own included, given the node of every rank.
+
+    It comes from a giver of its own node if there is one and the form leaves the choice.
+    """
+    if form is not None:
+        return _list_as(source, target, rank, len(nodes), form, given=False)
+    if not one_set(source.mesh, target.mesh):
+        return list_fetches_across(source, target, rank, nodes)
+    return _by_rank(list_fetches, source, target, rank, nodes)
+
+
+def served_by_rank(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
+) -> Fetches:
+    """What each rank copies from the tile of one: the fetches of all, as far as they name it."""
+    if form is not None:
+        return _list_as(source, target, rank, len(nodes), form, given=True)
+    if not one_set(source.mesh, target.mesh):
+        return list_served_across(source, target, rank, nodes)
+    return _by_rank(list_served, source, target, rank, nodes)
+
+
+def _by_rank(
+    listing: Callable[[Layout, Layout, int, Near], Fetches],
+    source: Layout,
+    target: Layout,
+    rank: int,
+    nodes: tuple[int, ...],
+) -> Fetches:
+    """What a rank has to do with each other one, of a listing that knows them by seat."""
+    seat, at = seat_of(source.mesh, rank, len(nodes)), ranks_of_seats(source.mesh, len(nodes))
+    if seat is None:
+        return {}
+    listed = listing(source, target, seat, lambda a, b: nodes[at[a]] == nodes[at[b]])
+    return {at[peer]: blocks for peer, blocks in listed.items()}
+
+
+def _list_as(source: Layout, target: Layout, rank: int, size: int, form: Form, *, given: bool) -> Fetches:
+    """A rank's fetches of a move whose messages are listed for all devices, or what others fetch from it."""
+    at = rank_of_devices((source.mesh, target.mesh), size)
+    for mesh in (source.mesh, target.mesh):
+        seat = seat_of(mesh, rank, size)
+        if seat is not None:
+            listed = (list_served_as if given else list_fetches_as)(source, target, form, devices_by_id(mesh)[seat])
+            return {at[peer]: blocks for peer, blocks in listed.items()}
+    return {}
+
+
+def list_fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> Fetches:
+    """What a rank copies from the ranks' source tiles to fill its target tile, its own source tile first.
+
+    The rank fills tile `number` of the target's mesh, by default its own number. The meshes may differ in size, as
+    when an array is loaded by more or fewer ranks than saved it. Nothing is summed: both layouts are partial along
+    the same axes, or neither is partial.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> mesh = Mesh(x=2)
+    >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
+    >>> fetched = list_fetches(rows, columns, 1, lambda one, other: True)
+    >>> [(rank, blocks[0].extents) for rank, blocks in fetched.items()]
+    [(1, (2, 2)), (0, (2, 2))]
+    """
+    wanted = home_tile(target, target.mesh.position(devices_by_id(target.mesh)[rank if number is None else number]))
+    mesh = source.mesh
+    summand = mesh.coordinates(mesh.position(devices_by_id(mesh)[rank]), source.partial) if source.partial else ()
+    givers, seats = holders(source), _seats_of_positions(mesh)
+    blocks: dict[int, list[Block]] = {}
+    for owners in itertools.product(*_flat_shares(shares_of, source, target, wanted)):
+        check_deadline()
+        candidates = seats(givers.of((*[p for p, _ in owners], *summand)))
+        giver = candidates[0] if len(candidates) == 1 else _nearest_holder(candidates, rank, near)
+        blocks.setdefault(giver, []).extend(multiply_factors([factor for _, factor in owners]))
+    return _order_fetches(blocks, rank)
+
+
+def list_served(source: Layout, target: Layout, rank: int, near: Near) -> Fetches:
+    """What the ranks fetch from one of them, itself first: the `list_fetches` of all, as far as they name this rank.
+
+    Both layouts are on meshes of the same size.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> mesh = Mesh(x=2)
+    >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
+    >>> [(rank, blocks[0].src) for rank, blocks in list_served(rows, columns, 1, lambda one, other: True).items()]
+    [(1, 2), (0, 0)]
+    """
+    devices, seats = devices_by_id(source.mesh), _seats_of_positions(source.mesh)
+    mine = home_tile(source, source.mesh.position(devices[rank]))
+    summand = mine[len(source.dims) :]
+    candidates = seats(holders(source).of(mine))
+    takers, seats_there = holders(target, any_summand=True), _seats_of_positions(target.mesh)
+    blocks: dict[int, list[Block]] = {}
+    for wishes in itertools.product(*_flat_shares(shares_from, source, target, mine)):
+        check_deadline()
+        receivers = seats_there(takers.of([q for q, _ in wishes]))
+        if summand:
+            # A summand goes to the devices that have the same one: nothing is added up on the way.
+            mesh, partial = source.mesh, source.partial
+            receivers = [to for to in receivers if mesh.coordinates(mesh.position(devices[to]), partial) == summand]
+        if len(candidates) > 1:
+            receivers = [to for to in receivers if _nearest_holder(candidates, to, near) == rank]
+        if receivers:
+            given = [*multiply_factors([factor for _, factor in wishes])]
+            blocks.update((to, given) for to in receivers)
+    return _order_fetches(blocks, rank)
+
+
+def _flat_shares(
+    shares: Callable[[Dim, Dim, int], Shares], source: Layout, target: Layout, tile: Sequence[int]
+) -> list[list[tuple[int, tuple[Block, ...]]]]:
+    """For each dim, the pieces with which that of a tile shares elements, and these as blocks of the flat tiles."""
+    steps = zip(list_strides(source.tile_shape), list_strides(target.tile_shape), strict=True)
+    # A tile has the coordinates of its summand behind its pieces.
+    each = zip(source.dims, target.dims, tile, steps, strict=False)
+    return [
+        [(number, scale_blocks(runs, *step)) for number, runs in shares(s, t, at).items()] for s, t, at, step in each
+    ]
+
+
+def _seats_of_positions(mesh: Mesh) -> Callable[[tuple[int, ...]], Sequence[int]]:
+    """A function from positions to the seats of their devices, ascending."""
+    if mesh.device_ids is None:
+        return lambda positions: positions
+    seats = seats_by_position(mesh)
+    return lambda positions: sorted([seats[at] for at in positions])
+
+
+def _nearest_holder(candidates: Sequence[int], rank: int, near: Near) -> int:
+    if rank in candidates:
+        return rank
+    close = tuple(peer for peer in candidates if near(peer, rank)) or candidates
+    return close[rank % len(close)]
+
+
+def _order_fetches(blocks: Mapping[int, Sequence[Block]], rank: int) -> Fetches:
+    """Each rank starts with itself and goes on with the next one, so that ranks do not all read from rank 0 first."""
+    return {peer: tuple(blocks[peer]) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))}
+
+
+def is_unreplicated(layout: Layout) -> bool:
+    """Whether each tile is on one rank only.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> [is_unreplicated(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}2]", "f32[4]")]
+    [True, False]
+    """
+    return holders(layout).copies == 1
+
+
+def list_fetches_as(source: Layout, target: Layout, form: Form, device: int) -> Fetches:
+    """What a device copies from the tiles of others, by device, and of its own.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> source, target = Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=3))
+    >>> [list(list_fetches_as(source, target, turn, 1)) for turn in (FIRST, SECOND)]
+    [[0], [2]]
+    """
+    return {each.sender: blocks for each, blocks in _list_messages(source, target, form, device, sent=False)}
+
+
+def list_served_as(source: Layout, target: Layout, form: Form, device: int) -> Fetches:
+    """What devices copy from the tile of one, itself included: the fetches of all, as far as they name it."""
+    return {each.receiver: blocks for each, blocks in _list_messages(source, target, form, device, sent=True)}
+
+
+def _list_messages(
+    source: Layout, target: Layout, form: Form, device: int, *, sent: bool
+) -> Iterator[tuple[Message, Blocks]]:
+    """The messages that a device sends, or receives, each with its blocks, which are made for these alone."""
+    viewed = isinstance(form, View)
+    listed = exchange_messages(source, target, form) if viewed else relay_messages(source, target)[form - FIRST]
+    for message in listed:
+        check_deadline()
+        if device == (message.sender if sent else message.receiver):
+            folded = (block for product in message.products for block in multiply_factors(product))
+            blocks = tuple(message.blocks if viewed else folded)
+            if blocks:
+                yield message, blocks
+
+
+# Straight from source to target on another set of devices: what each device fetches, and from whom.
+#
+#     f32[6] on <x=2>, devices 0 and 1   ->   f32[6] on <d=3>, devices 2, 3 and 4
+#
+#     device   fetches
+#     2        0:6 from 0
+#     3        0:3 from 0, 3:6 from 1
+#     4        0:6 from 1
+#
+# A device keeps what it holds. It asks for the rest, and the holders of a source tile share what is asked of them as
+# `geometry.crossing` assigns it: holders on the asking device's node, if there are any, else all of them. Any device
+# can work out its own part, without that of the others.
+
+
+Nodes = Sequence[int]
+"""The node of every device."""
+
+
+def list_fetches_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> Fetches:
+    """What a device copies from source tiles to fill its target tile, by device, from itself first.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[2, 3, 4])
+    >>> source, target = Layout.parse("f32[6]", one), Layout.parse("f32[6]", other)
+    >>> [(peer, blocks[0].extents) for peer, blocks in list_fetches_across(source, target, 3, [0] * 5).items()]
+    [(0, (3,)), (1, (3,))]
+    """
+    blocks: dict[int, list[Block]] = {}
+    for giver, products in _list_taken(source, target, device, nodes):
+        blocks.setdefault(giver, []).extend(block for product in products for block in multiply_factors(product))
+    return _order_fetches(blocks, device)
+
+
+def list_served_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> Fetches:
+    """What devices copy from one device's source tile, itself first: the fetches of all, as far as they name it.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[2, 3, 4])
+    >>> source, target = Layout.parse("f32[6]", one), Layout.parse("f32[6]", other)
+    >>> [(peer, blocks[0].extents) for peer, blocks in list_served_across(source, target, 0, [0] * 5).items()]
+    [(2, (6,)), (3, (3,))]
+    """
+    blocks = {
+        taker: [block for product in products for block in multiply_factors(product)]
+        for taker, products in _list_given(source, target, device, nodes)
+    }
+    return _order_fetches(blocks, device)
+
+
+def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
+    """What a device copies, sends and receives, each element from any holder: `geometry.crossing.messages` as far as
+    they name it.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[1, 2, 3])
+    >>> source, target = Layout.parse("f32[{x}3]", one), Layout.parse("f32[{d}2]", other)
+    >>> [(each.sender, each.receiver, each.elements) for each in messages_across(source, target, 1)]
+    [(0, 1, 2), (1, 2, 1), (1, 3, 2)]
+    """
+    for giver, products in _list_taken(source, target, device, None):
+        yield Message(giver, device, products)
+    for taker, products in _list_given(source, target, device, None):
+        if taker != device:
+            yield Message(device, taker, products)
+
+
+def _list_taken(
+    source: Layout, target: Layout, device: int, nodes: Nodes | None
+) -> Iterator[tuple[int, tuple[Product, ...]]]:
+    """What a device takes from each giver. The requests of others matter only if there are several givers."""
+    if device not in target.mesh.devices:
+        return
+    queues = _Queues(source, target, nodes)
+    for shares in itertools.product(*_flat_shares(shares_of, source, target, tile_of(target, device))):
+        check_deadline()
+        tile, product = tuple(p for p, _ in shares), tuple(factor for _, factor in shares)
+        held_by = _holders_of_tile(source, tile)
+        close = (device,) if device in held_by else _close_holders(held_by, device, nodes)
+        if len(close) == 1:
+            yield close[0], (product,)
+            continue
+        queue = queues.of(tile, held_by, close)
+        for share in queue.shares(target.mesh.position(device), len(close), pull_limit(source, target)):
+            yield close[share.holder], cut_product(product, share.low, share.high)
+
+
+def _list_given(
+    source: Layout, target: Layout, device: int, nodes: Nodes | None
+) -> Iterator[tuple[int, tuple[Product, ...]]]:
+    """What a device gives of its tile to each taker, itself included."""
+    if device not in source.mesh.devices:
+        return
+    tile = tile_of(source, device)
+    held_by = _holders_of_tile(source, tile)
+    demand: list[tuple[int, Product]] = []
+    for shares in itertools.product(*_flat_shares(shares_from, source, target, tile)):
+        product = tuple(factor for _, factor in shares)
+        if all(product):
+            demand += [(taker, product) for taker in _holders_of_tile(target, tuple(q for q, _ in shares))]
+    asking: dict[tuple[int, ...], list[tuple[int, Product]]] = {}
+    for taker, product in sorted(demand, key=lambda each: target.mesh.position(each[0])):
+        if taker == device:
+            yield device, (product,)
+        if taker not in held_by:
+            asking.setdefault(_close_holders(held_by, taker, nodes), []).append((taker, product))
+    for close, queue in asking.items():
+        sizes = [count_elements(product) for _, product in queue]
+        limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
+        for share in assign_requests(sizes, len(close), limit):
+            taker, product = queue[share.request]
+            if close[share.holder] == device:
+                yield taker, cut_product(product, share.low, share.high)
+
+
+def _holders_of_tile(layout: Layout, tile: Tile) -> tuple[int, ...]:
+    """The devices that hold a tile, in the order of their mesh."""
+    devices = layout.mesh.devices
+    return tuple([devices[at] for at in holders(layout).of(tile)])
+
+
+def _close_holders(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[int, ...]:
+    """The holders of a tile that share the requests of a device: those of its node, if there are any."""
+    if nodes is None:
+        return held_by
+    return tuple([holder for holder in held_by if nodes[holder] == nodes[device]]) or held_by
+
+
+class _Queues:
+    """The requests for tiles of which several holders give shares: all of these, or those of one node."""
+
+    def __init__(self, source: Layout, target: Layout, nodes: Nodes | None) -> None:
+        dims = [*zip(source.dims, target.dims, strict=True)]
+        self._queues = TileQueues(target, lambda dim, piece: _sizes_of_shares(*dims[dim], piece))
+        self._mesh, self._nodes = target.mesh, nodes
+        self._of_nodes = lru_cache(maxsize=64)(self._queue_of_nodes)
+
+    def of(self, tile: Tile, held_by: tuple[int, ...], close: tuple[int, ...]) -> Queue:
+        """The requests for a tile to `close` of its holders, without those of holders."""
+        nodes, kinds = self._nodes, self._queues.kinds(tile)
+        near = frozenset(() if nodes is None else (nodes[holder] for holder in held_by))
+        if nodes is None or len(near) == 1:
+            queue = self._queues.listed(kinds)
+        elif close != held_by:
+            queue = self._of_nodes(kinds, frozenset([nodes[close[0]]]), inside=True)
+        else:
+            return self._of_nodes(kinds, near, inside=False)  # On the nodes of holders, devices ask these.
+        members = _devices_of_mesh(self._mesh)
+        return queue.without([self._mesh.position(holder) for holder in held_by if holder in members])
+
+    def _queue_of_nodes(self, kinds: Kinds, near: frozenset[int], *, inside: bool) -> Queue:
+        """The requests of the devices on some nodes, or of all others."""
+        queue, by_node = self._queues.listed(kinds), _positions_by_node(self._mesh, tuple(self._nodes or ()))
+        positions = [at for node in near for at in by_node.get(node, ())]
+        return queue.only(positions) if inside else queue.without(positions)
+
+
+@lru_cache(maxsize=64)
+def _devices_of_mesh(mesh: Mesh) -> frozenset[int]:
+    return frozenset(mesh.devices)
+
+
+@lru_cache(maxsize=64)
+def _positions_by_node(mesh: Mesh, nodes: tuple[int, ...]) -> Mapping[int, Sequence[int]]:
+    """The positions of a mesh on each node."""
+    listed: dict[int, list[int]] = {}
+    for at, device in enumerate(mesh.devices):
+        listed.setdefault(nodes[device], []).append(at)
+    return listed
+
+
+@lru_cache(maxsize=4096)
+def _sizes_of_shares(source: Dim, target: Dim, piece: int) -> Sizes:
+    """The elements that a piece of a source dim shares with each piece of the target."""
+    shared = shares_from(source, target, piece).items()
+    return tuple((q, sum(run.elements for run in runs)) for q, runs in shared)
+
+
+CACHES = (_devices_of_mesh, _positions_by_node, _sizes_of_shares)
+"""What is cached here."""
