@@ -140,7 +140,7 @@ def test_a_tile_is_told_from_every_other_one(folder: Path) -> None:
     whole, (tile, other) = Layout.parse("s32[7, 3]", Mesh(k=1)), (folder / f"tile-{r}-a1.npy" for r in (1, 2))
     content = tile.read_bytes()
     short = Layout.parse("s32[{k}1/7, 3]", Mesh(k=7))  # Rank 0 reads the row that devices 3 and 1 hold.
-    used = [fetch.rank for fetch in files._fetches_of_files(SAVED, short, 0)]
+    used = list(files._fetches_of_files(SAVED, short, 0))
     damage: dict[str, bytes | None] = {
         "is not a tile (FileNotFoundError": None,
         "is not a tile (ValueError": b"",

@@ -6,13 +6,13 @@ FAILED = 901
 """A rank of another node reports that it cannot finish the call (`team`)."""
 
 EXCHANGE = 902
-"""Blocks of a step, or of a direct move (`wire.exchange`)."""
+"""Blocks of a step, or of a direct move (`wire.message_exchange`)."""
 
 OVERWRITE = 903
-"""Slots of an exchange inside a donated tile (`wire.overwrite`)."""
+"""Slots of an exchange inside a donated tile (`run_plan`)."""
 
 DEVICE = 904
-"""Blocks from GPU to GPU (`gpu.device_messages`)."""
+"""Blocks from GPU to GPU (`gpu.gpu_moves`)."""
 
 PRESENCE = 905
 """A rank comes to a meeting, or leaves it (`meeting`)."""
