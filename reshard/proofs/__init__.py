@@ -15,8 +15,8 @@
     plan_proof        the proof of one plan, with views or without, and of a tree; the same plan at other sizes
     symbolic/         a program run on digits instead of data: it is right and bounded
     least             the lower bound, with its argument: it is minimal
-    launches/         the search for a plan with fewer launches
-    rules, numerals   the typing rules as laws of numerals of unknown radices
+    launches          the search for a plan with fewer launches
+    rules             the typing rules as laws of numerals of unknown radices
     refute            the counterexample of a wrong program, on the numpy runtime
     proof             what a proof consists of
 

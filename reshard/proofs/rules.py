@@ -2,7 +2,19 @@
 
 A typing rule says: if the tiles before hold what `meaning(operand)` gives, then the collective leaves in each tile what
 `meaning(result)` gives. This module proves it for numerals with unknown radices, on devices with unknown coordinates,
-at an unknown local index. `numerals` has an example.
+at an unknown local index:
+
+    all_gather of a digit p of radix r, anywhere in a dim:    pre {x}p post  ->  pre p post
+
+    local index before     o_pre tile_post + o_post              the digit is held, so no tile has it
+    global index before    (pre(o_pre) r + x) all_post + post(o_post)
+    local index after      (e_pre r + e_p) tile_post + e_post
+    global index after     (pre(e_pre) r + e_p) all_post + post(e_post)
+    the sender has         x = e_p and the local index e_pre tile_post + e_post
+
+A dim of a layout is a string of parts, major to minor: digits that a step moves, and runs of any number of other
+digits. Its global index is the numeral of all parts, with the holder's coordinate for a held digit. Its local index is
+the numeral of the local parts.
 
 **Why this covers all shapes.** A dim is a string of digits, some of which a step moves. Between those lie *runs* of any
 number of other digits, held or local. Nothing is known about a run but the number of its values; its value is an
@@ -27,9 +39,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reshard.proofs import symbolic
-from reshard.proofs.numerals import DigitRun, MovedDigit, Numeral, Taken, Typed, commutes
 from reshard.proofs.proof import ProofPart, lines
 from reshard.proofs.symbolic import Law, Lemma, Term
 
@@ -65,10 +77,119 @@ def prove_rules() -> Rules:
     return rules
 
 
+# ---- numerals of unknown radices ----------------------------------------------------------------------
+
+
+class DigitRun(NamedTuple):
+    """Any number of neighbouring digits that a step does not move."""
+
+    name: str
+
+
+class MovedDigit(NamedTuple):
+    """A digit that a step moves: local, or held along the axis on which devices have the coordinate `holder`."""
+
+    name: str
+    radix: Term
+    holder: Term | None = None
+
+
+Numeral = tuple[DigitRun | MovedDigit, ...]
+
+
+class Typed(NamedTuple):
+    """The dims that a step changes, before and after."""
+
+    operand: tuple[Numeral, ...]
+    result: tuple[Numeral, ...]
+
+
+class Taken(NamedTuple):
+    """Where a collective takes the element for the receiver's coordinates and local digits from.
+
+    `sender` gives the coordinates in which the sender may differ, `digits` those local digits of the operand that the
+    result does not have. They may use `unknowns`, each below its radix, for which the equations in `where` hold.
+    """
+
+    sender: Mapping[Term, Term]
+    digits: Mapping[str, Term]
+    unknowns: Sequence[tuple[Term, Term]] = ()
+    where: Sequence[tuple[Term, Term]] = ()
+
+
+def commutes(about: str, typed: Typed, taken: Taken) -> Law:
+    """The law that a collective leaves in a tile what the result's meaning gives.
+
+    The receiver's index in its tile is the numeral of its local digits. The place that the collective reads is given as
+    an index in the sender's tile, with unknown digits. The law claims that the two global indices are equal.
+    """
+    here = {p.name: Term(f"e_{p.name}") for dim in typed.result for p in dim if _local(p)}
+    there = {p.name: Term(f"o_{p.name}") for dim in typed.operand for p in dim if _local(p)}
+    read = {**here, **taken.digits}
+    given = (*taken.where, *((index(dim, there), index(dim, read)) for dim in typed.operand))
+    equal = [
+        (element(a, there, taken.sender), element(b, here, {}))
+        for a, b in zip(typed.operand, typed.result, strict=True)
+    ]
+    digits: dict[Term, Term | None] = {}
+    for dims, values in ((typed.result, here), (typed.operand, there)):
+        for dim in dims:
+            for at, p in enumerate(dim):  # A leading run has no bound.
+                if _local(p):
+                    digits[values[p.name]] = None if at == 0 and isinstance(p, DigitRun) else _radix(p, tile=True)
+    parts = [p for dim in (*typed.operand, *typed.result) for p in dim]
+    digits |= {p.holder: p.radix for p in parts if isinstance(p, MovedDigit) and p.holder is not None}
+    digits |= dict(taken.unknowns)
+    # Two equal numerals of the same radices have the same digits, from the last digit on.
+    lemmas: list[Lemma] = []
+    for one, other in given:
+        while one.head == other.head == "+" and one.args[0].head == other.args[0].head == "*":
+            (high, radix), (above, other_radix) = one.args[0].args, other.args[0].args
+            if radix != other_radix:
+                break
+            lemmas.append(Lemma(high, above, one.args[1], other.args[1], radix))
+            one, other = high, above
+    sizes = tuple(dict.fromkeys(_radix(p, tile) for p in parts for tile in (True, False)))
+    return Law(about, sizes, tuple(digits.items()), given, tuple(equal), lemmas=tuple(lemmas))
+
+
+def _local(part: DigitRun | MovedDigit) -> bool:
+    return isinstance(part, DigitRun) or part.holder is None
+
+
+def _radix(part: DigitRun | MovedDigit, tile: bool) -> Term:
+    """The number of values that a part has, in all or in a tile."""
+    if isinstance(part, MovedDigit):
+        return part.radix
+    return Term(f"{'tile' if tile else 'all'}_{part.name}")
+
+
+def index(dim: Numeral, digits: Mapping[str, Term]) -> Term:
+    """The local index: the numeral of the local digits."""
+    return _horner([(digits[p.name], _radix(p, tile=True)) for p in dim if _local(p)])
+
+
+def element(dim: Numeral, digits: Mapping[str, Term], at: Mapping[Term, Term]) -> Term:
+    """The global index by the definition of `meaning`: a held digit is the device's coordinate."""
+    values: list[tuple[Term, Term]] = []
+    for p in dim:
+        if isinstance(p, DigitRun):
+            values.append((Term(p.name)(digits[p.name]), _radix(p, tile=False)))
+        else:
+            values.append((digits[p.name] if p.holder is None else at.get(p.holder, p.holder), p.radix))
+    return _horner(values)
+
+
+def _horner(digits: Sequence[tuple[Term, Term]]) -> Term:
+    number = digits[0][0]
+    for value, radix in digits[1:]:
+        number = number * radix + value
+    return number
+
+
 # ---- the steps ----------------------------------------------------------------------------------------
 
-X, Y = Term("x"), Term("y")
-R, S = Term("r"), Term("s")
+X, Y, R, S = (Term(name) for name in "xyrs")
 P, Q = ("p", R), ("q", S)
 PRE, MID, POST = DigitRun("pre"), DigitRun("mid"), DigitRun("post")
 FRONT, CORE, BACK = DigitRun("front"), DigitRun("core"), DigitRun("back")
@@ -83,15 +204,10 @@ def one(before: Term | None, after: Term | None) -> Typed:
 def two(before: Sequence[Term | None], after: Sequence[Term | None]) -> dict[str, Typed]:
     """Two digits with their holders, in one dim and in two."""
 
-    def together(holders: Sequence[Term | None]) -> tuple[Numeral, ...]:
-        return ((PRE, MovedDigit(*P, holders[0]), MID, MovedDigit(*Q, holders[1]), POST),)
-
-    def apart(holders: Sequence[Term | None]) -> tuple[Numeral, ...]:
-        return (PRE, MovedDigit(*P, holders[0]), POST), (FRONT, MovedDigit(*Q, holders[1]), BACK)
-
+    ends = [(MovedDigit(*P, holders[0]), MovedDigit(*Q, holders[1])) for holders in (before, after)]
     return {
-        "two digits of a dim": Typed(together(before), together(after)),
-        "two digits of two dims": Typed(apart(before), apart(after)),
+        "two digits of a dim": Typed(*(((PRE, p, MID, q, POST),) for p, q in ends)),
+        "two digits of two dims": Typed(*(((PRE, p, POST), (FRONT, q, BACK)) for p, q in ends)),
     }
 
 
@@ -126,30 +242,22 @@ def number(major: Term, minor: Term, radix: Term = S) -> Term:
     return major * radix + minor
 
 
-def digits_of(name: str, whole: Term) -> Taken:
-    """Two unknowns that are the digits of a number: the start of a description of what a collective takes."""
-    a, b = Term(f"{name}1"), Term(f"{name}2")
-    return Taken({}, {}, ((a, R), (b, S)), ((number(a, b), whole),))
-
-
-def both(*parts: Taken) -> Taken:
-    """Several descriptions of what a collective takes, in one."""
-    return Taken(
-        {k: v for t in parts for k, v in t.sender.items()},
-        {k: v for t in parts for k, v in t.digits.items()},
-        [u for t in parts for u in t.unknowns],
-        [w for t in parts for w in t.where],
-    )
-
-
-def kept_block(whole: Term, p: str = "p", q: str = "q") -> Taken:
+def kept_block(whole: Term) -> Taken:
     """Reads the block of a number, which the digits p and q of the operand's tile spell."""
-    return digits_of("block", whole)._replace(digits={p: Term("block1"), q: Term("block2")})
+    a, b = Term("block1"), Term("block2")
+    return Taken({}, {"p": a, "q": b}, ((a, R), (b, S)), ((number(a, b), whole),))
 
 
 def from_member(whole: Term) -> Taken:
     """Receives from the member of a number, which the coordinates x and y spell."""
-    return digits_of("member", whole)._replace(sender={X: Term("member1"), Y: Term("member2")})
+    a, b = Term("member1"), Term("member2")
+    return Taken({X: a, Y: b}, {}, ((a, R), (b, S)), ((number(a, b), whole),))
+
+
+def both(block: Taken, member: Taken) -> Taken:
+    """Reads a block of a member's tile."""
+    unknowns, where = (*block.unknowns, *member.unknowns), (*block.where, *member.where)
+    return Taken(member.sender, block.digits, unknowns, where)
 
 
 def _slice() -> ProofPart:

@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes, element, index
-from reshard.proofs.rules import POST, PRE, R, S, X
+from reshard.proofs.rules import POST, PRE, DigitRun, MovedDigit, R, S, Taken, Typed, X, commutes, element, index
 from reshard.proofs.symbolic import Term
 from reshard.types import Layout
 from reshard.types.layout import Digit as LayoutDigit

@@ -10,8 +10,7 @@ from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import prove_rules, rules
-from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes
-from reshard.proofs.rules import MID, POST, PRE, R, S, X, Y, number
+from reshard.proofs.rules import MID, POST, PRE, DigitRun, MovedDigit, R, S, Taken, Typed, X, Y, commutes, number
 from reshard.proofs.symbolic import Law, Term, decide
 from reshard.runtime import run
 from reshard.types import Layout, Mesh

@@ -9,8 +9,8 @@ import pytest
 from reshard.errors import StepError
 from reshard.plans.plan import Plan
 from reshard.plans.rules.collectives import check_step
-from reshard.proofs.launches import encoding
-from reshard.proofs.launches.space import Hold, PlaceSpan, space_of
+from reshard.proofs import launches as encoding
+from reshard.proofs.launches import Hold, PlaceSpan, space_of
 from reshard.types import Layout, Mesh
 from tests.proofs.launches.small import FOUR, SIX, every_layout
 

@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import StepError, UndecidedError
 from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
-from reshard.proofs.launches.search import cheapest
+from reshard.proofs.launches import cheapest
 from reshard.types import Layout, Mesh
 
 PAIRS = [

@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from reshard.plans.plan import Plan
-from reshard.proofs.launches.search import Chosen, Goal, Search
-from reshard.proofs.launches.space import Space, space_of
+from reshard.proofs.launches import Chosen, Goal, Search, Space, space_of
 from reshard.types import Layout, Mesh
 from tests.proofs.launches.small import FOUR, SIX
 

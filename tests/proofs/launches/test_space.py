@@ -9,8 +9,8 @@ import pytest
 
 from reshard.errors import UndecidedError
 from reshard.plans.plan import Plan, StepSpec, chain
-from reshard.proofs.launches import encoding
-from reshard.proofs.launches.space import PARTIAL, UNUSED, Hold, PlaceSpan, Space, State, space_of
+from reshard.proofs import launches as encoding
+from reshard.proofs.launches import PARTIAL, UNUSED, Hold, PlaceSpan, Space, State, space_of
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 from tests.proofs.launches.small import FOUR, SIX, every_layout
