@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import NoneType
@@ -26,6 +26,7 @@ from reshard.types.whole import MOST
 
 FORMAT = 1
 _MOST_SHOWN = 4
+_ENDS = ("source", "target")
 
 Version = str | int | None
 """The version of an array's values, such as a training step."""
@@ -70,7 +71,19 @@ class Manifest:
         `version` is that of all arrays, or of each by its name. Raises `PlanError` for any other tree.
         """
         flat = {"": tree} if isinstance(tree, Layout) else flatten_tree(tree)
-        return cls(tuple(_make_entry(name, leaf, _version_of(version, name)) for name, leaf in flat.items()))
+        entries: list[ManifestEntry] = []
+        for name, leaf in flat.items():
+            one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
+            given = cast("Any", leaf)
+            pair: list[Any] = list(given) if isinstance(leaf, tuple | list) else []
+            ends = [leaf] if isinstance(leaf, Layout) else pair or [getattr(given, end, None) for end in _ENDS]
+            if not all(isinstance(end, Layout) for end in ends):
+                raise PlanError(f"{name!r}: {quoted(pair or given)} is neither a layout nor a (source, target) pair")
+            layout = " -> ".join(f"{end} on {end.mesh!r}" for end in ends)
+            view = "" if getattr(given, "view", None) is None else str(given.view)
+            checked = checked_version(one, repr(name))
+            entries.append(ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, view, checked))
+        return cls(tuple(entries))
 
     @cached_property
     def sha256(self) -> str:
@@ -93,7 +106,12 @@ class Manifest:
         number = fields.get("format", int)
         if number != FORMAT:
             raise PlanError(f"this manifest has format {quoted(number)}; this version reads {FORMAT}")
-        manifest = cls(tuple(_read_entry(entry) for entry in fields.objects("entries", "entry")))
+        entries: list[ManifestEntry] = []
+        for entry in fields.objects("entries", "entry"):
+            name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
+            version = entry.get("version", str, int, NoneType)
+            entries.append(ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version))
+        manifest = cls(tuple(entries))
         if fields.get("sha256", str) != manifest.sha256:
             raise PlanError("this manifest is not the one that was hashed; write it again with to_json()")
         return manifest
@@ -110,38 +128,27 @@ class Manifest:
 def list_differences(a: Manifest, b: Manifest, here: str = "here", there: str = "there") -> list[str]:
     """What differs between two manifests, at most a few things of each kind."""
     ours, theirs = ({entry.name: entry for entry in side.entries} for side in (a, b))
-    only = ((_missing_names(ours, theirs), here), (_missing_names(theirs, ours), there))
-    lines = [f"{_quote_names(names)} only {where}" for names, where in only if names]
-    changed = [line for name in ours if name in theirs for line in _list_changes(ours[name], theirs[name], here, there)]
+    lines: list[str] = []
+    for some, others, where in ((ours, theirs, here), (theirs, ours, there)):
+        if names := [name for name in some if name not in others]:
+            more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+            lines.append(f"{', '.join(map(repr, names[:_MOST_SHOWN]))}{more} only {where}")
+    changed = [
+        f"{name!r} has {field} {mine} {here} and {other} {there}"
+        for name in ours
+        if name in theirs
+        for field, mine, other in zip(ManifestEntry._fields, ours[name], theirs[name], strict=True)
+        if mine != other
+    ]
     lines += changed[:_MOST_SHOWN]
     if len(changed) > _MOST_SHOWN:
         lines.append(f"{len(changed) - _MOST_SHOWN} more differences")
-    return lines or _describe_order(list(ours), list(theirs), here, there)
-
-
-def _missing_names(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
-    return [name for name in names if name not in others]
-
-
-def _list_changes(one: ManifestEntry, other: ManifestEntry, here: str, there: str) -> list[str]:
-    """The fields in which two entries of one name differ."""
-    fields = zip(ManifestEntry._fields, one, other, strict=True)
-    return [f"{one.name!r} has {field} {a} {here} and {b} {there}" for field, a, b in fields if a != b]
-
-
-def _describe_order(ours: Sequence[str], theirs: Sequence[str], here: str, there: str) -> list[str]:
-    at = next((at for at, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), None)
-    return [] if at is None else [f"the order differs: array {at} is {ours[at]!r} {here} and {theirs[at]!r} {there}"]
-
-
-def _quote_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(map(repr, names[:_MOST_SHOWN])) + more
-
-
-def _version_of(version: object, name: str) -> Version:
-    one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
-    return checked_version(one, repr(name))
+    if not lines:  # The same entries, but in another order.
+        order = enumerate(zip(ours, theirs, strict=True))
+        lines += [f"the order differs: array {n} is {x!r} {here} and {y!r} {there}" for n, (x, y) in order if x != y][
+            :1
+        ]
+    return lines
 
 
 def checked_version(version: object, whose: str) -> Version:
@@ -151,27 +158,3 @@ def checked_version(version: object, whose: str) -> Version:
     if isinstance(version, int) and not isinstance(version, bool) and abs(version) <= MOST:
         return version
     raise PlanError(f"the version {quoted(version)} of {whose}: give text, an int of 64 bits, or None")
-
-
-def _make_entry(name: str, leaf: object, version: Version) -> ManifestEntry:
-    ends = _check_leaf(name, leaf)
-    view = getattr(cast("Any", leaf), "view", None)
-    layout = " -> ".join(f"{end} on {end.mesh!r}" for end in ends)
-    return ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, "" if view is None else str(view), version)
-
-
-def _check_leaf(name: str, leaf: object) -> list[Layout]:
-    if isinstance(leaf, Layout):
-        return [leaf]
-    pair: list[Any] = list(cast("Any", leaf)) if isinstance(leaf, tuple | list) else []
-    move = cast("Any", leaf)
-    ends = pair or [getattr(move, "source", None), getattr(move, "target", None)]
-    if not ends or not all(isinstance(end, Layout) for end in ends):
-        raise PlanError(f"{name!r}: {quoted(pair or move)} is neither a layout nor a (source, target) pair")
-    return ends
-
-
-def _read_entry(entry: Fields) -> ManifestEntry:
-    name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
-    version = entry.get("version", str, int, NoneType)
-    return ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version)

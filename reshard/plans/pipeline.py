@@ -41,10 +41,14 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         checked_seconds(self.seconds)
-        if whole(self.parts, 2) is None or not _can_overlap(self.plan) or self._split is None:
+        source, target, steps = self.plan.source, self.plan.target, self.plan.steps
+        plain = self.plan.view is None and not source.partial and all(step.mode == PLAIN for step in steps)
+        crosses = len(steps) > 1 and disjoint(source.mesh, target.mesh)
+        overlaps = plain and crosses and all(one_set(step.operand.mesh, target.mesh) for step in steps[1:])
+        if whole(self.parts, 2) is None or not overlaps or self._split is None:
             raise PlanError(
-                f"{self.plan.source} -> {self.plan.target} does not go in {self.parts} parts that overlap: it takes a "
-                f"step to other devices, steps among these, and a digit that is local in all layouts"
+                f"{source} -> {target} does not go in {self.parts} parts that overlap: it takes a step to other "
+                f"devices, steps among these, and a digit that is local in all layouts"
             )
 
     @cached_property
@@ -110,11 +114,3 @@ def plan_part(plan: Plan, parts: int) -> Plan:
     (source, _), *results = split
     specs = [StepSpec(step.kind, result) for step, (result, _) in zip(plan.steps, results, strict=True)]
     return chain(source, results[-1][0], specs, donate=True)
-
-
-def _can_overlap(plan: Plan) -> bool:
-    """Whether the first step of a plan crosses to a disjoint set of devices, and more steps follow there."""
-    simple = plan.view is None and all(step.mode == PLAIN for step in plan.steps) and not plan.source.partial
-    if len(plan.steps) < 2 or not simple or not disjoint(plan.source.mesh, plan.target.mesh):
-        return False
-    return all(one_set(step.operand.mesh, plan.target.mesh) for step in plan.steps[1:])

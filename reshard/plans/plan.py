@@ -39,8 +39,10 @@ from reshard.plans.plan_data import (
     check_format,
     checked_indent,
     compare_figures,
-    read_plan,
+    read_layout,
     read_seconds,
+    read_step,
+    read_view,
     step_data,
     view_data,
 )
@@ -323,10 +325,16 @@ class Plan(ShownPlan):
         >>> Plan.from_dict(Plan(a, a, ()).to_dict()) == Plan(a, a, ())
         True
         """
-        given = read_plan(data)
-        plan = chain(given.source, given.target, given.specs, given.donate, given.times, given.view)
-        if not given.specs:
-            plan = replace(plan, seconds=given.seconds)
+        fields = Fields.of(data, "a plan")
+        check_format(fields.data.get("format", FORMAT))
+        source, target = read_layout(fields, "source", "mesh"), read_layout(fields, "target", "target_mesh")
+        steps = fields.objects("steps", "step")
+        donate = fields.get("donate", bool, default=False)
+        given = [read_step(step) for step in steps]
+        seconds, view = read_seconds(fields), read_view(fields)
+        plan = chain(source, target, [spec for spec, _ in given], donate, [time for _, time in given], view)
+        if not steps:
+            plan = replace(plan, seconds=seconds)
         made = plan.to_dict()
         compare_figures(data, made, "the plan")
         for number, (step, again) in enumerate(zip(data["steps"], made["steps"], strict=True), 1):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
 from reshard.plans.rules.step_mode import StepMode
@@ -89,31 +90,8 @@ _THROUGH_VIEW = "view_exchange"
 """How format 1 calls an exchange through a view."""
 
 
-class PlanData(NamedTuple):
-    """What JSON says of a plan, its figures left out; `times` are the seconds of the steps."""
-
-    source: Layout
-    target: Layout
-    specs: Sequence[StepSpec]
-    donate: bool
-    times: Sequence[float | None]
-    seconds: float | None
-    view: View | None
-
-
-def read_plan(data: object) -> PlanData:
-    """Reads the plain data of a plan; raises an error that names the field that is missing, or of another type."""
-    fields = Fields.of(data, "a plan")
-    check_format(fields.data.get("format", FORMAT))
-    source = Layout.parse(fields.get("source", str), Mesh.from_dict(fields.object("mesh")))
-    target = Layout.parse(fields.get("target", str), Mesh.from_dict(fields.object("target_mesh")))
-    steps = fields.objects("steps", "step")
-    donate = fields.get("donate", bool, default=False)
-    specs, times = [_step_spec(step) for step in steps], [read_seconds(step) for step in steps]
-    return PlanData(source, target, specs, donate, times, read_seconds(fields), read_view(fields))
-
-
-def _step_spec(step: Fields) -> StepSpec:
+def read_step(step: Fields) -> tuple[StepSpec, float | None]:
+    """What JSON says of a step, its figures left out, and its seconds."""
     mode = StepMode(
         step.get("chunk", int, NoneType, default=None),
         step.get("in_place", bool, default=False),
@@ -122,9 +100,17 @@ def _step_spec(step: Fields) -> StepSpec:
         read_view(step),
         step.get("overlap", bool, default=False),
     )
-    mesh = Mesh.from_dict(step.object("mesh"))
-    kind = step.get("kind", str)
-    return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, Layout.parse(step.get("result", str), mesh), mode)
+    kind, result = step.get("kind", str), read_layout(step, "result", "mesh")
+    return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, result, mode), read_seconds(step)
+
+
+def read_layout(fields: Fields, name: str, mesh: str) -> Layout:
+    """The layout that a field has, on the mesh that another one has."""
+    return _parse_layout(fields.get(name, str), Mesh.from_dict(fields.object(mesh)))
+
+
+# The steps of a plan repeat its target, and those of a file of plans each other's layouts: half the time of reading.
+_parse_layout = lru_cache(maxsize=1024)(Layout.parse)
 
 
 def read_seconds(fields: Fields) -> float | None:

@@ -72,7 +72,7 @@ def endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> 
     """
     received = lower_bound(source, target, view)
     ends = plain_ends(source, target, view)
-    if ends is None or ends[0].partial or ends[1].partial or receivers_bound(*ends):
+    if ends is None or ends[0].partial or ends[1].partial or _receivers_bound(*ends):
         return received
     return ends[0].nbytes(fewest_through(*ends))
 
@@ -93,7 +93,7 @@ def sums_stay(source: Layout, target: Layout) -> bool:
     return source.mesh.device_ids == target.mesh.device_ids and spans[0] == spans[1]
 
 
-def receivers_bound(source: Layout, target: Layout) -> bool:
+def _receivers_bound(source: Layout, target: Layout) -> bool:
     """Whether no device must send more than the busiest one receives: each sends as much as it receives."""
     return one_set(source.mesh, target.mesh) and source.even and target.even
 
@@ -101,7 +101,13 @@ def receivers_bound(source: Layout, target: Layout) -> bool:
 def _bound_elements(source: Layout, target: Layout) -> int:
     """The bound in elements."""
     if not one_set(source.mesh, target.mesh):
-        return _bound_across(source, target)
+        if not source.partial and not target.partial:
+            return least_received_across(source, target)
+        # No device has a finished element of a sum before it receives something; the summands of a tile can be shared
+        # among the devices that have them.
+        tile = math.prod(fullest_piece(dim) for dim in target.dims)
+        nothing_finished = source.partial or disjoint(source.mesh, target.mesh)
+        return -(-tile // math.prod(axis.size for axis in target.partial)) if nothing_finished else 0
     if not sums_stay(source, target):
         change = partial_change(source, target) if source.mesh == target.mesh else None
         if change is not None and not change.reduced:
@@ -116,20 +122,6 @@ def _bound_elements(source: Layout, target: Layout) -> int:
     # The bound in elements for layouts without padding.
     shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
     return refinement.common * shares
-
-
-def _bound_across(source: Layout, target: Layout) -> int:
-    """The bound between two sets of devices.
-
-    No device has a finished element of a sum before it receives something; the summands of a tile can be shared among
-    the devices that have them.
-    """
-    if not source.partial and not target.partial:
-        return least_received_across(source, target)
-    tile = math.prod(fullest_piece(dim) for dim in target.dims)
-    if source.partial or disjoint(source.mesh, target.mesh):
-        return -(-tile // math.prod(axis.size for axis in target.partial))
-    return 0
 
 
 def _bound_of_reduction(source: Layout, target: Layout, change: PartialChange | None) -> int:
@@ -271,7 +263,9 @@ def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice
         even = not target.partial and _reduces_evenly(source, target)
         return ByDevice(target.tile_bytes if even else 0)
     if target.mesh.size > MOST_DEVICES:
-        return lacked_by_device(source, target).scaled(target) if _lack_alike(source, target) else ByDevice(0)
+        r = refine(source, target)
+        if r is None or not r.exact or r.swapped:
+            return ByDevice(0)  # Only where all devices lack the same, in closed form, is what each lacks known.
     return lacked_by_device(source, target).scaled(target)
 
 
@@ -282,20 +276,13 @@ def _must_leave(source: Layout, target: Layout, view: View | None) -> Mapping[fr
     if ends is None:
         return {}
     source, target = ends
-    if source.partial or target.partial or receivers_bound(source, target):
-        return {}
-    if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:
+    listed = max(source.mesh.size, target.mesh.size) <= MOST_DEVICES
+    if source.partial or target.partial or _receivers_bound(source, target) or not listed:
         return {}
     leaving: Counter[frozenset[int]] = Counter()
     for holders, elements in list_leaving(source, target):
         leaving[frozenset(holders)] += source.nbytes(elements)
     return leaving
-
-
-def _lack_alike(source: Layout, target: Layout) -> bool:
-    """Whether all devices lack the same, in closed form."""
-    r = refine(source, target)
-    return r is not None and r.exact and not r.swapped
 
 
 def _reduces_evenly(source: Layout, target: Layout) -> bool:

@@ -6,14 +6,14 @@
 
 Shapes and sizes do not matter to a lane, only the groups of devices, the order of their members, and the dtype. An
 exchange or a permute without a common refinement has a lane that it shares with equal steps alone; to other devices,
-one that it shares with those that have the same senders and receivers. A step that is cut,
-in parts, in place or relayed has none, and neither has one through a view.
+one that it shares with those that have the same senders and receivers. A step that is cut, in parts, in place or
+relayed has none, and neither has one through a view.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,10 +22,12 @@ from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
-from reshard.plans.rules.collectives import RULES, check_step
+from reshard.plans.rules.collectives import CROSSING, RULES, check_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode
-from reshard.plans.rules.tile_view import TileView
 from reshard.types.layout import Layout
+
+_MOST_LISTED = 1 << 10
+"""Pairs of devices: between more, only equal exchanges share a launch."""
 
 
 class Lane(NamedTuple):
@@ -57,81 +59,36 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype)
     if not cost.launches:
         return Lane(where, 0, 0)
-    refinement = refine(operand, result)
-    if kind == "permute":
-        return _permute_lane(where, operand, result, refinement)
-    if kind == "exchange":
-        return _exchange_lane(where, operand, result, refinement)
-    form = _FORMS.get(kind)
-    if form is None or refinement is None:
+    r = refine(operand, result)
+    if kind in CROSSING:
+        both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
+        return Lane((where, *_who_sends_to_whom(kind, operand, result, r)), *both)
+    if r is None:
         return None
-    order, sent, arrived = form(operand, result, refinement)
-    return Lane((*where, order), sent.elements, arrived.elements)
-
-
-_Form = tuple[Hashable, TileView, TileView]
-"""The order of a group's members, and both tiles as the collective sees them."""
-
-
-def _lane_factors(r: Refinement, order: tuple[int, ...]) -> Hashable:
+    sent, arrived = tile_view.before(operand, r), tile_view.after(result, r)
+    if kind == "all_reduce":
+        return Lane((*where, r.reduced, operand.reduction), sent.elements, arrived.elements)
+    # The order of a group's members, with their numbers; partial sub-axes that stay partial do not matter.
+    order = tile_view.gather_order(r) if kind == "all_gather" else tile_view.scatter_order(r)
     radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
-    return tuple((stride, radix[stride]) for stride in order)
+    factors = tuple((stride, radix[stride]) for stride in order)
+    reduction = operand.reduction if kind == "reduce_scatter" else None
+    return Lane((*where, factors, reduction), sent.elements, arrived.elements)
 
 
-def _form_of_gather(operand: Layout, result: Layout, r: Refinement) -> _Form:
-    order = tile_view.gather_order(r)
-    return _lane_factors(r, order), tile_view.before(operand, r), tile_view.after(result, r, order)
-
-
-def _form_of_all_to_all(operand: Layout, result: Layout, r: Refinement) -> _Form:
-    order = tile_view.scatter_order(r)
-    return _lane_factors(r, order), tile_view.before(operand, r, order), tile_view.after(result, r, order)
-
-
-def _form_of_scatter(operand: Layout, result: Layout, r: Refinement) -> _Form:
-    order = tile_view.scatter_order(r)
-    form = (_lane_factors(r, order), operand.reduction)
-    return form, tile_view.before(operand, r, order), tile_view.after(result, r)
-
-
-def _form_of_all_reduce(operand: Layout, result: Layout, r: Refinement) -> _Form:
-    whole = tile_view.before(operand, r)
-    return (r.reduced, operand.reduction), whole, whole
-
-
-_FORMS: dict[str, Callable[[Layout, Layout, Refinement], _Form]] = {
-    "all_gather": _form_of_gather,
-    "all_to_all": _form_of_all_to_all,
-    "reduce_scatter": _form_of_scatter,
-    "all_reduce": _form_of_all_reduce,
-}
-
-
-_MOST_LISTED = 1 << 10
-"""Pairs of devices: between more, only equal exchanges share a launch."""
-
-
-def _permute_lane(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
-    elements = math.prod(operand.tile_shape)
+def _who_sends_to_whom(kind: str, operand: Layout, result: Layout, r: Refinement | None) -> tuple[Hashable, ...]:
+    """What decides the senders and receivers of a permute or an exchange; its two layouts where nothing less does."""
     if not one_set(operand.mesh, result.mesh):
-        numbers: dict[Tile, int] = {}  # Who sends to whom depends on which tiles are the same, and on nothing else.
-        held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
-        return Lane((where, result.mesh.devices, tuple(held)), elements, elements)
-    if r is None or not operand.partial_as(result):
-        return Lane((where, operand, result), elements, elements)
-    return Lane((where, frozenset(_changed_digits(r))), elements, elements)
-
-
-def _exchange_lane(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
-    both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
-    if not one_set(operand.mesh, result.mesh) and operand.mesh.size * result.mesh.size <= _MOST_LISTED:
-        ends = tuple((m.sender, m.receiver) for m in exchange_messages(operand, result) if m.sender != m.receiver)
-        return Lane((where, result.mesh.devices, ends), *both)
-    if r is None or not r.exact:
-        return Lane((where, operand, result), *both)
-    return Lane((where, tuple(_changed_digits(r))), *both)
-
-
-def _changed_digits(r: Refinement) -> list[tuple[int, int | None, int | None]]:
-    """The refined digits that change holders, in order: they alone decide who sends to whom."""
-    return [(d.radix, d.src, d.dst) for d in r.digits if d.src != d.dst]
+        if kind == "permute":
+            # Who sends to whom depends on which tiles are the same, and on nothing else.
+            numbers: dict[Tile, int] = {}
+            held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
+            return result.mesh.devices, tuple(held)
+        if operand.mesh.size * result.mesh.size <= _MOST_LISTED:
+            messages = exchange_messages(operand, result)
+            return result.mesh.devices, tuple((m.sender, m.receiver) for m in messages if m.sender != m.receiver)
+    if r is None or not (r.exact if kind == "exchange" else operand.partial_as(result)):
+        return operand, result
+    # The refined digits that change holders; an exchange goes over them in their order, round by round.
+    changed = [(d.radix, d.src, d.dst) for d in r.digits if d.src != d.dst]
+    return (tuple(changed) if kind == "exchange" else frozenset(changed),)

@@ -15,14 +15,13 @@ Its layouts are ordinary layouts, so the rule, the lowering and the cost of a pa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.refine import RefinedDigit, Refinement, refine
+from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.mesh import SubAxis
 
 
 class Cut(NamedTuple):
@@ -101,19 +100,32 @@ def split_step(operand: Layout, result: Layout, count: int, *, in_place: bool = 
     (2, 4)
     """
     r = refine(operand, result)
-    if r is None or (in_place and not _equally_large(operand, result)):
+    if r is None:
         return None
-    able = [at for at, digit in enumerate(r.digits) if _split_digits(digit, r, operand) and digit.radix % count == 0]
-    parts = [_part_of_step(operand, result, r, at, count) for at in able]
-    if in_place:
-        return min(parts, key=lambda part: _is_rearranged(part, operand, result), default=None)
-    return min(parts, key=_count_disturbance, default=None)
+    if in_place:  # The tiles of one layout fit exactly where those of the other are.
+        even = operand.even and result.even and operand.tile_bytes == result.tile_bytes
+        if not even or not one_set(operand.mesh, result.mesh):
+            return None
+    parts: list[Part] = []
+    for dim, radix, place in _list_local_digits(r, operand):
+        if radix % count == 0:
+            # The part takes the major factor of the digit, so that what is left of it stays together.
+            before, after = (_divide_layout(end, dim, place * (radix // count), count) for end in (operand, result))
+            if before is not None and after is not None:
+                block = tuple(extent // (count if at == dim else 1) for at, extent in enumerate(r.box))
+                parts.append(Part(before[0], after[0], before[1], after[1], block))
 
+    def disturbance(part: Part) -> tuple[bool, bool, int, bool, bool]:
+        """Sorts first the parts that are aligned, keep full lanes, need the fewest transpositions in place, are not
+        along the two minor dims, and are contiguous in both tiles."""
+        minor = max(part.take.axis, part.put.axis) >= len(part.operand.shape) - len(_ALIGNED)
+        narrow = _is_narrowed(part.operand, part.take) or _is_narrowed(part.result, part.put)
+        if in_place:
+            slots = part_regions(operand.tile_shape, part.take, result.tile_shape, part.put)
+            return not part.aligned, narrow, slots.transpositions, minor, False
+        return not part.aligned, narrow, 0, minor, part.take.outer * part.put.outer > 1
 
-def _equally_large(operand: Layout, result: Layout) -> bool:
-    """Whether the tiles of one layout fit exactly where those of the other are."""
-    same = operand.even and result.even and operand.tile_bytes == result.tile_bytes
-    return same and one_set(operand.mesh, result.mesh)
+    return min(parts, key=disturbance, default=None)
 
 
 @lru_cache(maxsize=4096)
@@ -128,11 +140,17 @@ def possible_counts(operand: Layout, result: Layout) -> tuple[int, ...]:
     r = refine(operand, result)
     if r is None:
         return ()
-    numbers: set[int] = set()
-    for digit in r.digits:
-        if _split_digits(digit, r, operand):
-            numbers.update(k for k in range(2, digit.radix + 1) if digit.radix % k == 0)
-    return tuple(sorted(numbers))
+    radices = {radix for _, radix, _ in _list_local_digits(r, operand)}
+    return tuple(sorted({count for radix in radices for count in range(2, radix + 1) if radix % count == 0}))
+
+
+def _list_local_digits(r: Refinement, operand: Layout) -> Iterator[tuple[int, int, int]]:
+    """The digits along which a step can be split, as (dim, radix, place value): local on both sides, in a dim without
+    padding."""
+    for at, digit in enumerate(r.digits):
+        even = r.padded[digit.dim] == operand.shape[digit.dim]
+        if even and digit.radix > 1 and digit.src is None and digit.dst is None:
+            yield digit.dim, digit.radix, math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == digit.dim)
 
 
 def split_layouts(layouts: Sequence[Layout], count: int) -> tuple[tuple[Layout, Cut], ...] | None:
@@ -148,60 +166,46 @@ def split_layouts(layouts: Sequence[Layout], count: int) -> tuple[tuple[Layout, 
     """
     if not all(layout.even for layout in layouts):
         return None
-    able = [
-        tuple((_smaller_layout(layout, dim, place, count), _tile_cut(layout, dim, place, count)) for layout in layouts)
-        for dim, size in enumerate(layouts[0].shape)
-        for place in range(size // count, 0, -1)
-        if size % (place * count) == 0 and all(_is_local(layout, dim, place, count) for layout in layouts)
-    ]
-    return min(able, key=_count_scattered, default=None)
+    able: list[tuple[tuple[Layout, Cut], ...]] = []
+    for dim, size in enumerate(layouts[0].shape):
+        for place in range(size // count, 0, -1):
+            if size % (place * count) == 0:
+                cuts = [_divide_layout(layout, dim, place, count) for layout in layouts]
+                if None not in cuts:
+                    able.append(tuple(cut for cut in cuts if cut is not None))
+
+    def scattered(cuts: Sequence[tuple[Layout, Cut]]) -> tuple[bool, int]:
+        """Sorts first the cuts into aligned parts, contiguous in as many tiles as can be."""
+        unaligned = any(cut.inner % _ALIGNED.get(cut.axis - len(part.shape), 1) for part, cut in cuts)
+        return unaligned, sum(cut.outer * math.prod(part.tile_shape[: cut.axis]) > 1 for part, cut in cuts)
+
+    return min(able, key=scattered, default=None)
 
 
-def _count_scattered(cuts: Sequence[tuple[Layout, Cut]]) -> tuple[bool, int]:
-    """Sorts first the cuts into aligned parts, contiguous in as many tiles as can be."""
-    unaligned = any(cut.inner % _ALIGNED.get(cut.axis - len(part.shape), 1) for part, cut in cuts)
-    return unaligned, sum(cut.outer * math.prod(part.tile_shape[: cut.axis]) > 1 for part, cut in cuts)
-
-
-def _is_local(layout: Layout, dim: int, place: int, count: int) -> bool:
-    """Whether a factor `count` at a place value of a dim is part of one local digit."""
-    return any(
-        axis is None and place % low == 0 and low * radix % (place * count) == 0
-        for low, radix, axis in _cut_places(layout.dims[dim])
-    )
-
-
-def _tile_cut(layout: Layout, dim: int, place: int, count: int) -> Cut:
-    """The cut of a tile along the factor `count` at a place value of a dim, which is local."""
-    local = [(low, radix) for low, radix, axis in _cut_places(layout.dims[dim]) if axis is None]
-    inner = math.prod(radix for low, radix in local if low * radix <= place)
-    inner *= next(place // low for low, radix in local if low <= place < low * radix)
-    return Cut(dim, layout.tile_shape[dim] // (inner * count), count, inner)
-
-
-def _cut_places(dim: Dim) -> list[tuple[int, int, SubAxis | None]]:
-    """The digits of a dim with the place value of each, the last one first."""
-    placed: list[tuple[int, int, SubAxis | None]] = []
-    low = 1
-    for radix, axis in reversed(dim.digits):
-        placed.append((low, radix, axis))
+def _divide_layout(layout: Layout, dim: int, place: int, count: int) -> tuple[Layout, Cut] | None:
+    """The layout of a part that has one value of the factor `count` at a place value of a dim, with the cut of its
+    tile; None if the factor is not part of one local digit."""
+    digits: list[Digit] = []
+    low, inner, outer = 1, 1, 1
+    divided = False
+    for radix, axis in reversed(layout.dims[dim].digits):
+        here = low <= place < low * radix
+        if here and (axis is not None or place % low or low * radix % (place * count)):
+            return None
+        if here:
+            divided, inner, outer = True, inner * (place // low), low * radix // (place * count)
+        elif axis is None and divided:
+            outer *= radix
+        elif axis is None:
+            inner *= radix
+        digits.insert(0, Digit(radix // count if here else radix, axis))
         low *= radix
-    return placed
-
-
-def _count_disturbance(part: Part) -> tuple[bool, bool, bool, bool]:
-    """Sorts first the parts that are aligned, keep full lanes, are not along the two minor dims, and are contiguous in
-    both tiles."""
-    minor = max(part.take.axis, part.put.axis) >= len(part.operand.shape) - len(_ALIGNED)
-    narrow = _is_narrowed(part.operand, part.take) or _is_narrowed(part.result, part.put)
-    return not part.aligned, narrow, minor, part.take.outer * part.put.outer > 1
-
-
-def _is_rearranged(part: Part, operand: Layout, result: Layout) -> tuple[bool, bool, int, bool]:
-    """Sorts first the parts that are aligned, keep full lanes, and need the fewest transpositions."""
-    unaligned, narrow, minor, _ = _count_disturbance(part)
-    slots = part_regions(operand.tile_shape, part.take, result.tile_shape, part.put)
-    return unaligned, narrow, slots.transpositions, minor
+    if not divided:
+        return None
+    dims = list(layout.dims)
+    dims[dim] = Dim(tuple(digits), layout.shape[dim] // count)
+    part = Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
+    return part, Cut(dim, outer, count, inner)
 
 
 def _is_narrowed(part: Layout, cut: Cut) -> bool:
@@ -209,46 +213,3 @@ def _is_narrowed(part: Layout, cut: Cut) -> bool:
     tile = [size * (cut.parts if dim == cut.axis else 1) for dim, size in enumerate(part.tile_shape)]
     minor = next((dim for dim in reversed(range(len(tile))) if tile[dim] % _ALIGNED[-1] == 0), None)
     return cut.axis == minor and cut.inner % _ALIGNED[-1] != 0
-
-
-def _part_of_step(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Part:
-    """The parts along one refined digit."""
-    dim = r.digits[at].dim
-    place = math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == dim)
-    before = [d.src is None for d in r.digits]
-    after = [d.dst is None for d in r.digits]
-    block = [extent // (count if of == dim else 1) for of, extent in enumerate(r.box)]
-    return Part(
-        _smaller_layout(operand, dim, place, count),
-        _smaller_layout(result, dim, place, count),
-        _cut_of_digit(r, at, before, count),
-        _cut_of_digit(r, at, after, count),
-        tuple(block),
-    )
-
-
-def _split_digits(digit: RefinedDigit, r: Refinement, operand: Layout) -> bool:
-    """Whether a step can be split along a digit: one local on both sides, in a dim without padding."""
-    even = r.padded[digit.dim] == operand.shape[digit.dim]
-    return even and digit.radix > 1 and digit.src is None and digit.dst is None
-
-
-def _smaller_layout(layout: Layout, dim: int, place: int, count: int) -> Layout:
-    """The layout of one part: the local digit at a place value of a dim is divided by `count`."""
-    digits: list[Digit] = []
-    low = 1
-    for radix, axis in reversed(layout.dims[dim].digits):
-        covers = low <= place < low * radix
-        digits.insert(0, Digit(radix // count if covers else radix, axis))
-        low *= radix
-    dims = list(layout.dims)
-    dims[dim] = Dim(tuple(digits), layout.shape[dim] // count)
-    return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
-
-
-def _cut_of_digit(r: Refinement, at: int, local: list[bool], count: int) -> Cut:
-    dim = r.digits[at].dim
-    same = [(n, d.radix) for n, d in enumerate(r.digits) if d.dim == dim and local[n]]
-    outer = math.prod(radix for n, radix in same if n < at)
-    inner = math.prod(radix for n, radix in same if n > at)
-    return Cut(dim, outer, count, r.digits[at].radix // count * inner)
