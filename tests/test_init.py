@@ -32,7 +32,7 @@ def python(code: str, *flags: str) -> str:
         ("TreePlan", "reshard.plans.plan"),
         ("Manifest", "reshard.plans.manifest"),
         ("Network", "reshard.synth.network"),
-        ("Link", "reshard.synth.link"),
+        ("Link", "reshard.synth.wires"),
         ("prove", "reshard.proofs"),
         ("Proof", "reshard.proofs.proof"),
         ("ProofError", "reshard.errors"),

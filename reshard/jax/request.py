@@ -33,8 +33,7 @@ from reshard.runtime.platform_network import choose_network
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
 from reshard.synth.options import PlanOptions, read_network
-from reshard.synth.planner import find_plan
-from reshard.synth.short import message_count, short_plans
+from reshard.synth.planner import find_plan, message_count, short_plans
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move

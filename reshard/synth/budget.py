@@ -12,18 +12,20 @@ the floor, or the larger of the two where an exchange overwrites a donated sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from reshard.errors import BudgetError
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
+from reshard.geometry.remesh import disjoint
 from reshard.plans.plan import Plan, Step, StepSpec, chain, floor_bytes
-from reshard.plans.rules.collectives import check_step
+from reshard.plans.rules.collectives import check_step, count_buffers
 from reshard.plans.rules.split_steps import possible_counts
 from reshard.plans.rules.step_mode import StepMode
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.types.layout import Layout
+from reshard.types.view import View
 
 
 def fit_plans(plans: Sequence[Plan], budget: int, links: Links | None) -> list[Plan]:
@@ -31,18 +33,24 @@ def fit_plans(plans: Sequence[Plan], budget: int, links: Links | None) -> list[P
 
     Raises `BudgetError`, with the smallest budget that works, if none does.
     """
-    fitting = [plan for plan in plans if plan.peak_bytes <= budget]
-    cut = [small for plan in dict.fromkeys(plans) for small in _cut_plan(plan, budget, links)]
     source, target, donate = plans[0].source, plans[0].target, plans[0].donate
-    if overwrites := donate and _can_overwrite(source, target):
+    candidates = list(plans)
+    for plan in dict.fromkeys(plans):
+        steps = [_cut_step(step, budget) for step in plan.steps]
+        if None not in steps:
+            made = [step for step in steps if step is not None]
+            candidates.append(cost.time_plan(chain(source, target, made, donate), links))
+    refinement = refine(source, target)
+    even = refinement is not None and refinement.exact
+    if overwrites := donate and even and source != target and source.partial_as(target):
         # The exchange that overwrites a donated source, in the largest chunks that fit the budget.
         spare = budget - max(source.tile_bytes, target.tile_bytes)
         mode = StepMode(max(1, spare // (2 * max(1, source.nbytes(1)))), in_place=True)
-        cut.append(cost.time_plan(chain(source, target, [StepSpec("exchange", target, mode)], donate=True), links))
-    fitting += [plan for plan in cut if plan.peak_bytes <= budget]
-    if fitting:
+        made = chain(source, target, [StepSpec("exchange", target, mode)], donate=True)
+        candidates.append(cost.time_plan(made, links))
+    if fitting := [plan for plan in candidates if plan.peak_bytes <= budget]:
         return fitting
-    smallest = floor_bytes(source, target, donate=True) if overwrites else min(_smallest_peak(plan) for plan in plans)
+    smallest = floor_bytes(source, target, donate=True) if overwrites else min(map(_smallest_peak, plans))
     meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} to {target.mesh}"
     raise BudgetError(
         f"budget {budget} B is too small for {source} -> {target} (global {source.shape}, tiles "
@@ -52,22 +60,12 @@ def fit_plans(plans: Sequence[Plan], budget: int, links: Links | None) -> list[P
     )
 
 
-def _cut_plan(plan: Plan, budget: int, links: Links | None) -> Iterator[Plan]:
-    """The plan with the steps that are too large cut; nothing if one cannot be cut enough."""
-    steps: list[StepSpec] = []
-    for step in plan.steps:
-        small = _cut_step(step, budget)
-        if small is None:
-            return
-        steps.append(small)
-    yield cost.time_plan(chain(plan.source, plan.target, steps, plan.donate), links)
-
-
 def _cut_step(step: Step, budget: int) -> StepSpec | None:
-    """The step as it is if it fits, else in parts or as an exchange in chunks, whichever takes fewer launches."""
+    """The step as it is if it fits, else in parts or as an exchange in chunks, whichever takes fewer launches; None if
+    neither fits."""
     spare = budget - step.live_bytes + step.cost.scratch
     if step.cost.scratch <= spare:
-        return StepSpec(step.kind, step.result, step.mode)
+        return step.spec
     fitting: list[tuple[int, StepSpec]] = []
     if step.kind != "exchange":
         # A collective goes in the fewest parts whose scratch fits.
@@ -78,20 +76,40 @@ def _cut_step(step: Step, budget: int) -> StepSpec | None:
                 fitting.append((cut.launches, StepSpec(step.kind, step.result, mode)))
                 break
     if spare >= 0 and step.operand.partial_as(step.result):
-        # Two buffers of a chunk must fit. A chunk is at least a run of elements that lie side by side: where not even
-        # that fits, the plan is dropped by its peak.
-        relay = step.mode.relay
-        run = 1 if relay else exchange_figures(step.operand, step.result).run
-        mode = StepMode(max(spare // (2 * max(1, step.operand.nbytes(1))), run, 1), relay=relay)
+        mode = cut_exchange(step.operand, step.result, spare, relay=step.mode.relay)
         launches = check_step("exchange", step.operand, step.result, mode).launches
         fitting.append((launches, StepSpec("exchange", step.result, mode)))
     return min(fitting, key=lambda each: each[0])[1] if fitting else None
 
 
-def _can_overwrite(source: Layout, target: Layout) -> bool:
-    """Whether an exchange can put the target where the source was."""
-    refinement = refine(source, target)
-    return source != target and source.partial_as(target) and refinement is not None and refinement.exact
+def cut_exchange(
+    operand: Layout, result: Layout, spare: int, view: View | None = None, *, relay: bool = False
+) -> StepMode:
+    """An exchange in chunks whose buffers fit in `spare` bytes: in the fewest rounds, and of the smallest chunks then.
+
+    A chunk is at least a run of elements that lie side by side, which need no buffer; where not even that fits, the
+    caller drops the plan by its peak.
+    """
+    figures = exchange_figures(operand, result, view, relayed=relay)
+    buffers = count_buffers(operand, result, StepMode(relay=relay, view=view))
+    least = max(1, figures.run)
+    chunk = max(least, min(spare // (buffers * max(1, operand.nbytes(1))), figures.message))
+    rounds = figures.cut(chunk)[0]
+    # Rounds never rise with the chunk, so the least one of as many is found by halving: messages of devices that are
+    # not the busiest can often be cut further for nothing.
+    while least < chunk:
+        middle = (least + chunk) // 2
+        if figures.cut(middle)[0] == rounds:
+            chunk = middle
+        else:
+            least = middle + 1
+    return StepMode(chunk, relay=relay, view=view)
+
+
+def spare_bytes(source: Layout, target: Layout, budget: int) -> int:
+    """What a budget leaves for the buffers of one step from source to target; a device of one set has one tile."""
+    tiles = source.tile_bytes, target.tile_bytes
+    return budget - (max(tiles) if disjoint(source.mesh, target.mesh) else sum(tiles))
 
 
 def _smallest_peak(plan: Plan) -> int:
@@ -103,8 +121,8 @@ def _smallest_peak(plan: Plan) -> int:
             scratch = 0  # An exchange in chunks: at the limit, of no bytes.
         else:
             # A reduction in its smallest parts.
-            modes = (StepMode(parts=count) for count in possible_counts(step.operand, step.result))
-            cut = (check_step(step.kind, step.operand, step.result, mode).scratch for mode in modes)
-            scratch = min([scratch, *cut])
+            for count in possible_counts(step.operand, step.result):
+                mode = StepMode(parts=count)
+                scratch = min(scratch, check_step(step.kind, step.operand, step.result, mode).scratch)
         most = max(most, step.live_bytes - step.cost.scratch + scratch)
     return most

@@ -31,10 +31,9 @@ from reshard.geometry.remesh import one_set
 from reshard.plans.plan import Plan, Step, StepSpec
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import Cost
-from reshard.synth.link import Link
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
-from reshard.synth.wires import Wires
+from reshard.synth.wires import Link, Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.whole import primes
@@ -123,9 +122,9 @@ def time_plan(plan: Plan, links: Links | None) -> Plan:
     """The plan with its predicted seconds, step by step; the plan itself without links."""
     if links is None:
         return plan
-    times = [predict_seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps]
+    times = [predict_seconds(step.spec, step.operand, links) for step in plan.steps]
     steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
-    return replace(plan, steps=steps, seconds=sum(times))
+    return replace(plan, steps=steps, seconds=sum(times, 0.0))
 
 
 def time_crossing(plan: Plan, network: Network | None) -> Plan:
@@ -133,7 +132,7 @@ def time_crossing(plan: Plan, network: Network | None) -> Plan:
     if network is None:
         return plan
     steps = tuple(replace(step, seconds=_predict_crossing(step, network)) for step in plan.steps)
-    return replace(plan, steps=steps, seconds=sum(step.seconds or 0.0 for step in steps))
+    return replace(plan, steps=steps, seconds=sum((step.seconds or 0.0 for step in steps), 0.0))
 
 
 def _predict_crossing(step: Step, network: Network) -> float:

@@ -3,7 +3,7 @@
 A `Link` is the alpha-beta model of one axis: a message of n bytes takes `latency + n / bandwidth` seconds. A `Network`
 has the link of every axis of a mesh: `Network.preset("h100")` on `<dp=16, tp=8>` gives `tp` NVLink and `dp` InfiniBand.
 Where its inner fabric is a torus, the axes of the mesh lie on physical ones (`torus`), and `wires` says what those
-carry. `cost` says how the links of a step's axes add up to its time.
+carry. `cost` says how the links of a step's axes add up to its time. The presets, with their sources, are at the end.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from reshard.errors import NetworkError, did_you_mean, quoted, shortened
-from reshard.synth.link import Link as Link
-from reshard.synth.link import LinkLike, link_of
-from reshard.synth.presets import FIGURES, PresetFigures
-from reshard.synth.wires import PhysicalAxis, Stretch, Torus, Wires
+from reshard.synth.wires import Link as Link
+from reshard.synth.wires import LinkLike, PhysicalAxis, Stretch, Torus, Wires, link_of
 from reshard.types.mesh import AXIS_NAME, Mesh
 from reshard.types.whole import listed, whole
 
@@ -75,16 +73,32 @@ class Network:
         between: LinkLike | None = None,
         torus: Torus | None = None,
     ) -> None:
+        for value, what in ((name, "name"), (source, "source")):
+            if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise NetworkError(f"{what} {quoted(value)} of a network: give a text that is not blank")
+        size = whole(domain, 1, 1 << 100)
+        if size is None:
+            raise NetworkError(
+                f"domain {quoted(domain)}: give how many devices share the inner fabric, a whole number from 1 up"
+            )
         own = _check_axes(axes)
         set_ = object.__setattr__
-        set_(self, "name", _check_text(name, "name"))
+        set_(self, "name", name)
         set_(self, "inner", None if inner is None else link_of(inner, "inner"))
         set_(self, "outer", None if outer is None else link_of(outer, "outer"))
-        set_(self, "domain", _check_domain(domain))
+        set_(self, "domain", size)
         set_(self, "axes", tuple((axis, own[axis]) for axis in sorted(own)))
-        set_(self, "source", _check_text(source, "source"))
+        set_(self, "source", source)
         set_(self, "between", None if between is None else link_of(between, "between"))
-        set_(self, "torus", _check_torus(torus, self.inner))
+        set_(self, "torus", torus)
+        if torus is not None and not isinstance(torus, Torus):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NetworkError(
+                f"torus {quoted(torus)} of a network: give a Torus(axes=3, wrap=4), or None for a switch"
+            )
+        if torus is not None and self.inner is None:
+            raise NetworkError(
+                f"torus {quoted(torus)}: it is how inner links are wired, and there is none; give inner="
+            )
         if self.inner is None and self.outer is None and not own:
             raise NetworkError(
                 f"network {quoted(name)} has no link at all: give inner, outer or axes={{axis: Link(...)}}"
@@ -98,7 +112,7 @@ class Network:
         50000000000.0
         """
         known = self.between or self.outer or self.inner
-        return known or min((link for _, link in self.axes), key=lambda link: (link.bandwidth, -link.latency))
+        return known or min((link for _, link in self.axes), key=lambda link: link.speed)
 
     def links(self, mesh: Mesh) -> Wires:
         """The link of every axis of a mesh, by name, and the wires that they lie on.
@@ -127,8 +141,13 @@ class Network:
         links = {axis: links[axis] for axis in mesh.axes}
         if self.torus is None or self.inner is None:
             return Wires.of(links, mesh)
+        # The inner axes, one after another, lie on the physical axes of the torus.
         inner = [axis for axis, link in links.items() if axis not in own and link is self.inner]
-        return _lay_out_axes(links, inner, mesh, self.torus, self.inner)
+        sizes = [mesh.axes[axis] for axis in inner]
+        below = self.torus.under(sizes)
+        physical = tuple(PhysicalAxis(size, wraps, self.inner) for size, wraps in below)
+        alone = Wires.of({axis: link for axis, link in links.items() if axis not in inner}, mesh)
+        return alone.joined(links, physical, dict(zip(inner, _list_stretches(sizes, below), strict=True)))
 
     def _fabric(self, axis: str, span: int, mesh: Mesh) -> Link:
         named = axis.lower().startswith(OUTER_NAMES)
@@ -196,7 +215,13 @@ class Network:
             return PRESETS[path_or_name]
         shown = str(path_or_name) if isinstance(path_or_name, Path) else path_or_name
         try:
-            text = _read_start(path_or_name).decode()
+            if not isinstance(path_or_name, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError("a path is text")
+            with Path(path_or_name).open("rb") as file:
+                content = file.read(_MOST_BYTES + 1)  # Not all of it: `/dev/zero` has no end.
+            if len(content) > _MOST_BYTES:
+                raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+            text = content.decode()
         except (OSError, ValueError, TypeError) as error:  # ValueError: not UTF-8, or a path with a null byte
             raise NetworkError(
                 f"network {quoted(shown)} is not a preset and cannot be read as a file "
@@ -230,23 +255,6 @@ class Network:
         return self.name
 
 
-def _read_start(path: str | Path) -> bytes:
-    """The bytes of a network's file; reading stops at the most that one may have, since `/dev/zero` has no end."""
-    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError("a path is text")
-    with Path(path).open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-    return content
-
-
-def _check_text(value: object, what: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise NetworkError(f"{what} {quoted(value)} of a network: give a text that is not blank")
-    return value
-
-
 def _check_axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> dict[str, Link]:
     given = listed(axes.items() if isinstance(axes, Mapping) else axes)
     try:
@@ -264,35 +272,6 @@ def _check_axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...])
                 f"bad axis name {quoted(name)} in a network: give the name of a mesh axis, without sub-axes"
             )
     return {str(name): link_of(link, f"axis {quoted(name)}") for name, link in own.items()}
-
-
-def _check_domain(value: object) -> int:
-    domain = whole(value, 1, 1 << 100)
-    if domain is None:
-        raise NetworkError(
-            f"domain {quoted(value)}: give how many devices share the inner fabric, a whole number from 1 up"
-        )
-    return domain
-
-
-def _check_torus(value: object, inner: Link | None) -> Torus | None:
-    if value is None:
-        return None
-    if not isinstance(value, Torus):
-        raise NetworkError(f"torus {quoted(value)} of a network: give a Torus(axes=3, wrap=4), or None for a switch")
-    if inner is None:
-        raise NetworkError(f"torus {quoted(value)}: it is how inner links are wired, and there is none; give inner=")
-    return value
-
-
-def _lay_out_axes(links: Mapping[str, Link], inner: list[str], mesh: Mesh, torus: Torus, link: Link) -> Wires:
-    """The wires of a mesh whose inner axes, one after another, lie on the physical axes of a torus."""
-    sizes = [mesh.axes[axis] for axis in inner]
-    below = torus.under(sizes)
-    own = {axis: each for axis, each in links.items() if axis not in inner}
-    alone = Wires.of(own, mesh)
-    physical = tuple(PhysicalAxis(size, wraps, link) for size, wraps in below)
-    return alone.joined(links, physical, dict(zip(inner, _list_stretches(sizes, below), strict=True)))
 
 
 def _list_stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> list[tuple[Stretch, ...]]:
@@ -314,15 +293,20 @@ def _parse_network(text: str, where: str) -> Network:
     try:
         data = cast("object", json.loads(text, object_pairs_hook=_without_repeats))
         fields = _check_object(data, "the outermost value", _KEYS, frozenset({"name"}))
+        links = {
+            name: None if fields.get(name) is None else _json_link(fields[name], name)
+            for name in ("inner", "outer", "between")
+        }
+        torus: dict[str, Any] | None = None
+        if fields.get("torus") is not None:
+            torus = _check_object(fields["torus"], "torus", _TORUS_KEYS)
         return Network(
             name=cast("str", fields["name"]),
-            inner=None if fields.get("inner") is None else _json_link(fields["inner"], "inner"),
-            outer=None if fields.get("outer") is None else _json_link(fields["outer"], "outer"),
             domain=cast("int", fields.get("domain", 1)),
             axes={n: _json_link(v, f"axis {n!r}") for n, v in _check_object(fields.get("axes", {}), "axes").items()},
             source=cast("str", fields.get("source", "user-defined")),
-            between=None if fields.get("between") is None else _json_link(fields["between"], "between"),
-            torus=None if fields.get("torus") is None else _json_torus(fields["torus"]),
+            torus=None if torus is None else Torus(**torus),
+            **links,
         )
     except NetworkError as error:
         raise NetworkError(f"{where}: {error}") from None
@@ -356,27 +340,12 @@ def _json_link(value: object, what: str) -> LinkLike:
     return cast("LinkLike", figures)
 
 
-def _json_torus(value: object) -> Torus:
-    figures: dict[str, Any] = _check_object(value, "torus", _TORUS_KEYS)
-    return Torus(**figures)
-
-
 def _link_data(link: Link | None) -> dict[str, object] | None:
     """A link as JSON has it: a shape only where it is not a switch, so that older versions read it, too."""
     if link is None:
         return None
     shape = {} if link.shape == "switch" else {"shape": link.shape}
     return {"latency": link.latency, "bandwidth": link.bandwidth, **shape}
-
-
-def _preset_torus(figures: PresetFigures) -> Torus | None:
-    return None if figures.torus is None else Torus(**figures.torus._asdict())
-
-
-PRESETS: Mapping[str, Network] = MappingProxyType(
-    {f.name: Network(f.name, f.inner, f.outer, f.domain, source=f.source, torus=_preset_torus(f)) for f in FIGURES}
-)
-"""Known networks by name; `docs/networks.md` lists their figures, and each `source` cites them."""
 
 
 def launch_bytes(network: Network | str | None) -> int:
@@ -389,3 +358,105 @@ def launch_bytes(network: Network | str | None) -> int:
         return LAUNCH_BYTES
     links = [link for link in (network.inner, network.outer, *(link for _, link in network.axes)) if link is not None]
     return int(max(link.latency * link.bandwidth for link in links))
+
+
+# The presets. Bandwidths are the vendors' or the scaling book's peak figures, per device and direction. Latencies are
+# rarely published; each source says which are measured and which assumed.
+
+_BOOK = "https://jax-ml.github.io/scaling-book"
+
+
+def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: int = 1, axes: int = 3) -> Network:
+    """A TPU: a ring on one torus axis sends through the links to both neighbours at once.
+
+    In three dimensions, tori are made of cubes of 4x4x4; in two, an axis wraps around where it has all 16 chips of a
+    pod's edge.
+    """
+    torus = Torus(axes, 4, True, devices) if axes == 3 else Torus(axes, 16, False, devices)
+    source = (
+        f"inner: ICI, {one_way:.3g} bytes/s one way per link ({_BOOK}/tpus, interconnect table) x 2 links: a ring with "
+        "wraparound on one torus axis; without wraparound (axes below a full cube or pod edge) half of it. "
+        f"outer: DCN, {dcn:.4g} bytes/s per chip ({_BOOK}/tpus), taken as one direction. "
+        f"devices: {devices} per chip, with equal shares of its links; a faster link within a chip is not modelled. "
+        f"domain: one pod of {chips} chips (https://docs.cloud.google.com/tpu/docs/{page}). "
+        f"latency: ICI about 1 us a hop ({_BOOK}/sharding, note on ICI latency), taken for one hop; "
+        "DCN has no published figure: assumed order of magnitude, 10 us"
+    )
+    links = (1e-6, 2 * one_way / devices), (1e-5, dcn / devices)
+    return Network(name, *links, chips * devices, source=source, torus=torus)
+
+
+def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> Network:
+    """An NVIDIA GPU: NVLink through a switch inside a domain, one 400 Gb/s InfiniBand port per GPU outside."""
+    source = (
+        f"inner: NVLink {generation} through NVSwitch, 18 links, {nvlink:.3g} bytes/s in each direction ({_BOOK}/gpus, "
+        "tables of NVLink generations and node types); peak, shared by all axes inside the domain; in practice an H100 "
+        f"reaches about 370e9 (same page). outer: 400 Gb/s InfiniBand NDR, one ConnectX-7 port per GPU, 5e+10 bytes/s "
+        f"in each direction (https://docs.nvidia.com/{page}). domain: GPUs of one NVLink domain. "
+        "latency: one hop in NCCL's own model, ring with protocol LL: 0.6 us NVLink, 2.7 us network, the same "
+        "for all generations (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc, hwLatencies); "
+        "the 6.6 us it adds once per collective call (baseLatencies) are left out"
+    )
+    return Network(name, (6e-7, nvlink), (2.7e-6, 400e9 / 8), domain, source=source)
+
+
+def _ethernet(name: str, bits: float, latency: float, latency_source: str) -> Network:
+    source = (
+        f"outer: line rate of IEEE Std 802.3, {bits / 1e9:.0f} Gb/s full duplex, one port per device and no header "
+        f"overhead: divide by the devices that share a port. latency: {latency_source}"
+    )
+    return Network(name, None, (latency, bits / 8), source=source)
+
+
+_HOPPER = "dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/core-components.html"
+
+_FIGURES = (
+    # Scaling book, part 2: 4.5e10 one way per link; DCN 6.25e9 per TPU; pod 16x16x16.
+    _tpu("tpu-v4", 4.5e10, 6.25e9, 4096, "v4"),
+    # Scaling book, part 2: 4.5e10 one way per link; DCN 3.125e9 (2 x 100 Gb/s per host of 8 chips); pod 16x16.
+    _tpu("tpu-v5e", 4.5e10, 3.125e9, 256, "v5e", axes=2),
+    # Scaling book, part 2: 9e10 one way per link; DCN 6.25e9 (Cloud TPU docs: 50 Gb/s per chip); pod of 8960.
+    _tpu("tpu-v5p", 9e10, 6.25e9, 8960, "v5p"),
+    # Scaling book, part 2: 9e10 one way per link; DCN 12.5e9 (Cloud TPU docs: 100 Gb/s per chip); pod 16x16.
+    _tpu("tpu-v6e", 9e10, 12.5e9, 256, "v6e", axes=2),
+    # Scaling book, part 2: 9e10 one way per link; DCN 12.5e9 per chip; pod of 9216 chips, 2 devices each.
+    _tpu("tpu-7x", 9e10, 12.5e9, 9216, "tpu7x", devices=2),
+    # Scaling book, GPUs: H100 450e9 GPU egress, 400e9 node egress of 8 GPUs; DGX H100: 8 ports of 400 Gb/s.
+    _gpu("h100", 450e9, 8, 4, _HOPPER),
+    # NVLink (Hopper) and network as H100.
+    _gpu("h200", 450e9, 8, 4, _HOPPER),
+    # Scaling book, GPUs: B200 900e9 GPU egress, 400e9 node egress of 8 GPUs; DGX B200: 14.4 TB/s, 8 ports.
+    _gpu("b200", 900e9, 8, 5, "dgx/dgxb200-user-guide/introduction-to-dgxb200.html"),
+    # Scaling book, GPUs: GB200 NVL72 900e9 GPU egress, 3600e9 node egress of 72; DGX GB200: 4 ports per 4 GPUs.
+    _gpu("gb200-nvl72", 900e9, 72, 5, "dgx/dgxgb200-user-guide/hardware.html"),
+    # Measured: memory copy on one core; half of an mpi4py ping-pong between two ranks.
+    Network(
+        "shm-mpi",
+        inner=(1.3e-6, 5.2e9),
+        outer=None,
+        domain=1024,
+        source=(
+            "inner: copy bandwidth of one core, measured, 2-core x86 machine, into mapped memory. domain: assumed, one "
+            "host of at most 1024 ranks; give an axis between hosts its own link. latency: measured, same machine, "
+            "half a round trip of 1 byte (MPICH 5.0.2, mpi4py); ranks that share a core wait far longer"
+        ),
+    ),
+    # 10GBASE line rate; Hurwitz and Feng, Hot Interconnects 11 (2003): 20 us between applications over TCP.
+    _ethernet(
+        "ethernet-10g",
+        10e9,
+        2e-5,
+        "20 us end to end over TCP, J. Hurwitz and W. Feng, Initial End-to-End Performance Evaluation of 10-Gigabit "
+        "Ethernet, Hot Interconnects 11, 2003 (http://www.hoti.org/archive/Hoti11_program/abstracts/24.html)",
+    ),
+    # 100GBASE line rate; the latency is assumed.
+    _ethernet(
+        "ethernet-100g",
+        100e9,
+        1e-5,
+        "no single published figure: assumed order of magnitude, 10 us over TCP; RDMA is several times lower",
+    ),
+)
+
+PRESETS: Mapping[str, Network] = MappingProxyType({network.name: network for network in _FIGURES})
+"""Known networks by name; `docs/networks.md` lists their figures, and each `source` cites them."""

@@ -24,19 +24,21 @@ network, no plan loads its busiest device more than a pull does, whatever the sl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
 
-from reshard.errors import BudgetError, PlanError, ReshardError, quoted
-from reshard.geometry.remesh import common_mesh, mesh_of_used, one_set, remesh
+from reshard.errors import BudgetError, PlanError, ReshardError, StepError, quoted
+from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
+from reshard.plans.pipeline import Pipeline, plan_part
 from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
 from reshard.plans.step import find_peaks
-from reshard.synth import cost, moves
-from reshard.synth.batches import fit_batches, group_plans, sort_batches
+from reshard.synth import cost, view_moves
 from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
 from reshard.synth.options import SLACK, PlanOptions
 from reshard.synth.routes import Pair, crossing, idle, list_routes
+from reshard.synth.tree_batches import fit_batches, group_plans, sort_batches
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.reductions import identity
@@ -76,13 +78,7 @@ def plan(
 
 
 def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions) -> Plan:
-    """`plan`, with options that were read before.
-
-    >>> from reshard.types import Mesh
-    >>> rows, whole = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> find_plan(Move(rows, whole), None, PlanOptions.read(donate=True)).peak_bytes
-    80
-    """
+    """`plan`, with options that were read before."""
     before, after = _check_ends(source, target)
     # Slack is for uneven layouts without a network; what decides nothing here makes no new entry of the caches.
     network = options.network
@@ -95,18 +91,14 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
 
 @lru_cache(maxsize=4096)
 def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
-    """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
-
-    def between(source: Layout, target: Layout, limit: int | None) -> Plan:
-        return _plan_layouts(source, target, options._replace(budget=limit))
-
-    made, network = moves.plan_candidates(move, between, options), options.network
+    """The best plan of a move with a view, a part or a cast, from those of its middle; see `view_moves`."""
+    made, network = view_moves.plan_candidates(move, _plan_layouts, options), options.network
     if not one_set(move.source.mesh, move.target.mesh):
-        return _choose_plan([cost.time_crossing(plan, network) for plan in made], options.slack)
-    if network is None:
-        return _choose_plan(made, options.slack)
-    links = network.links(move.source.mesh)
-    return _choose_plan([cost.time_plan(plan, links) for plan in made], options.slack)
+        made = [cost.time_crossing(plan, network) for plan in made]
+    elif network is not None:
+        links = network.links(move.source.mesh)
+        made = [cost.time_plan(plan, links) for plan in made]
+    return _choose_plan(made, options.slack)
 
 
 @lru_cache(maxsize=4096)
@@ -158,6 +150,9 @@ def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
     plans = plans if budget is None else fit_plans(plans, budget, None)
     if network is not None:
         return _choose_plan([cost.time_crossing(plan, network) for plan in plans], slack)
+    # The slack is counted from the bound, since relays that are nearer to it than all of these were not tried.
+    bound = plans[0].endpoint_bound_bytes
+    plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), bound, slack)] or plans
     # Slack saves launches only among plans whose busiest device sends or receives no more than if every device of the
     # target pulls what it lacks: no relay, and nothing is sent after the crossing.
     pulls: list[int] = []
@@ -275,11 +270,7 @@ def plan_tree(
 
 
 def find_tree_plan(moves: Mapping[str, Any] | Sequence[Any], options: PlanOptions) -> TreePlan:
-    """`plan_tree`, with options that were read before.
-
-    >>> find_tree_plan({}, PlanOptions()).launches
-    0
-    """
+    """`plan_tree`, with options that were read before."""
     flat, free = flatten_tree(moves), options._replace(budget=None)
     plans = {name: _plan_leaf(name, leaf, free) for name, leaf in flat.items()}
     kinds = device_kinds(plans.values())
@@ -306,3 +297,79 @@ def _plan_leaf(name: str, leaf: Any, options: PlanOptions) -> Plan:
         raise
     except ReshardError as error:
         raise type(error)(f"{name}: {error}") from None
+
+
+# Plans of few messages, whose programs are short. A compiler is given the two devices of every message of a permute,
+# and of every round of an exchange: 32 kB of text a round on 1,024 devices. The groups of an all-to-all are a line.
+
+
+def message_count(plan: Plan) -> int:
+    """How many messages the permutes and exchanges of a plan list, all devices together."""
+    rounds = sum(step.launches for step in plan.steps if step.kind in ("exchange", "permute"))
+    return rounds * plan.source.mesh.size
+
+
+def short_plans(source: Layout, target: Layout, messages: int, options: PlanOptions) -> list[Plan]:
+    """The plans on one set of devices that list at most this many `messages`, within the budget of the options.
+
+    Steps are not cut to fit the budget, which would make more messages, and no tile on the way is larger than those at
+    the ends. There may be no such plan.
+    """
+    pair, links = Pair(source, target), None if options.network is None else options.network.links(source.mesh)
+    most = max(source.tile_bytes, target.tile_bytes)
+    made = (cost.time_plan(chain(source, target, route, options.donate), links) for route in list_routes(pair, links))
+    return [
+        plan
+        for plan in made
+        if message_count(plan) <= messages
+        and (options.budget is None or plan.peak_bytes <= options.budget)
+        and all(step.result.tile_bytes <= most for step in plan.steps)
+    ]
+
+
+# Pipelines to other devices: how many parts, and what their schedule takes.
+#
+#     a   a part crosses                               the senders' busiest device, or the receivers'
+#     r   what a receiver takes in of that             counted beside the gather, as if they had one link
+#     b   a part is gathered on the target's devices
+#
+#     a  +  (parts - 1) max(a, r + b)  +  b
+#
+# The first part crosses alone, and the last one is gathered alone. Between, a part crosses while the one before is
+# gathered. A receiver takes in both, and no less than the sum of both is charged to it: links of their own would be
+# faster.
+
+MOST_PARTS = 16
+"""The most parts: more gain at most a sixteenth of the shorter step."""
+
+
+def overlapped(source: Layout, target: Layout, network: Network) -> Pipeline | None:
+    """The pipeline of least predicted seconds from one set of devices to another, None if there is none.
+
+    There is one where no device is in both sets, and the target gathers what it replicates.
+
+    >>> from reshard.types import Mesh
+    >>> trainer, server = Mesh(fsdp=16), Mesh({"tp": 8, "rep": 16}, device_ids=range(16, 144))
+    >>> weights, served = Layout.parse("f32[{fsdp}8, 128]", trainer), Layout.parse("f32[128, {tp}16]", server)
+    >>> pipeline = overlapped(weights, served, Network("wires", inner=(0.0, 1e9), domain=128))
+    >>> pipeline.parts, round(pipeline.seconds * 1e9 / pipeline.plan.endpoint_bound_bytes, 3)
+    (16, 1.027)
+    """
+    if not disjoint(source.mesh, target.mesh) or source.partial or target.partial:
+        return None
+    every: list[Pipeline] = []
+    for route in dict.fromkeys(crossing.routes(Pair(source, target), network)):
+        if len(route) > 1:
+            one = chain(source, target, route)
+            for parts in range(2, MOST_PARTS + 1):
+                with suppress(PlanError, StepError):  # It does not split so.
+                    every.append(Pipeline(one, parts, predict_pipeline(plan_part(one, parts), parts, network)))
+    return min(every, key=lambda each: (float(f"{each.seconds:.9g}"), each.launches, each.peak_bytes), default=None)
+
+
+def predict_pipeline(each: Plan, parts: int, network: Network) -> float:
+    """Predicted seconds of a plan in parts, of which `each` is that of one."""
+    first, *later = cost.time_crossing(each, network).steps
+    crosses, gathers = first.seconds or 0.0, sum(step.seconds or 0.0 for step in later)
+    taken = first.received_bytes / network.crossing.bandwidth
+    return crosses + (parts - 1) * max(crosses, taken + gathers) + gathers

@@ -1,4 +1,4 @@
-"""Wires: what a collective takes on the rings and lines that the devices of a mesh lie on.
+"""Wires: `Link`, what it costs to send bytes along one mesh axis, and what rings and lines of devices carry.
 
 A switch carries what its ports carry. On a ring every device reaches its two neighbours only, and what goes further
 takes up the wires in between. With tiles of t bytes and wires of W bytes/second to both neighbours together:
@@ -21,12 +21,88 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, permutations
-from typing import NamedTuple
+from typing import Any, NamedTuple, SupportsFloat, cast
 
 from reshard.errors import NetworkError, quoted
-from reshard.synth.link import Link
 from reshard.types.mesh import Mesh, SubAxis, is_chain
 from reshard.types.whole import checked_flag, listed, primes, whole
+
+SHAPES = ("switch", "ring", "line")
+"""How the devices of an axis are wired: each to all, or each to its two neighbours, with or without wraparound."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link of one mesh axis: seconds that an empty message takes, and bytes/second per device and direction.
+
+    `shape` is "switch" where every device reaches every other at once, "ring" or "line" where it reaches its neighbours
+    only. The bandwidth of a ring or a line is that of the wires to both neighbours together, and its latency is that of
+    one hop. Raises `NetworkError` unless both are finite, latency >= 0 and bandwidth > 0, and for another shape.
+
+    >>> link = Link(1e-6, 9e10)
+    >>> f"{link.latency + 9e6 / link.bandwidth:.3e} s"
+    '1.010e-04 s'
+    """
+
+    latency: float
+    bandwidth: float
+    shape: str = "switch"
+
+    def __post_init__(self) -> None:
+        latency = _read_figure(self.latency, "latency", "seconds, at least 0")
+        bandwidth = _read_figure(self.bandwidth, "bandwidth", "bytes/second, above 0")
+        if latency < 0:
+            raise NetworkError(f"latency {quoted(latency)} is negative: give seconds, at least 0")
+        if bandwidth <= 0:
+            raise NetworkError(f"bandwidth {quoted(bandwidth)} is not positive: give bytes/second, above 0")
+        if not isinstance(self.shape, str) or self.shape not in SHAPES:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NetworkError(f"shape {quoted(self.shape)} of a link: give one of {', '.join(SHAPES)}")
+        object.__setattr__(self, "latency", latency)
+        object.__setattr__(self, "bandwidth", bandwidth)
+
+    def __repr__(self) -> str:
+        """The figures; the shape only if it is not a switch."""
+        shape = "" if self.shape == "switch" else f", shape={self.shape!r}"
+        return f"Link(latency={self.latency!r}, bandwidth={self.bandwidth!r}{shape})"
+
+    @property
+    def speed(self) -> tuple[float, float]:
+        """The key that sorts links from slow to fast."""
+        return self.bandwidth, -self.latency
+
+
+LinkLike = Link | tuple[float, float] | tuple[float, float, str]
+"""A `Link`, or its latency in seconds, bandwidth in bytes/second and, if it is not a switch, shape."""
+
+
+def link_of(value: object, what: str) -> Link:
+    """A link that a caller gives, as such or as its figures; raises `NetworkError`, which says `what` it is."""
+    if isinstance(value, Link):
+        return value
+    figures = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
+    if len(figures) != 2 and not (len(figures) == 3 and isinstance(figures[2], str)):
+        raise NetworkError(
+            f"{what}: {quoted(cast('object', value))} is not a link; give a Link or "
+            f"(latency in s, bandwidth in bytes/s)"
+        )
+    try:
+        return Link(*figures)
+    except NetworkError as error:
+        raise NetworkError(f"{what}: {error}") from None
+
+
+def _read_figure(value: object, what: str, want: str) -> float:
+    # A masked array of numpy would become nan, with a warning.
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat) or hasattr(value, "mask"):
+        raise NetworkError(f"{what} {quoted(value)} is not a number: give {want}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise NetworkError(f"{what} {quoted(value)} is not a finite number: give {want}")
+    return number
+
 
 _MOST_SUBSETS = 6
 """Physical axes up to which every subset is asked what crosses it."""
@@ -112,8 +188,12 @@ class Spans(tuple[Span, ...]):
         (3.0, 7.5)
         """
         sizes = range(1, len(self) + 1) if len(self) <= _MOST_SUBSETS else (1, len(self))
-        subsets = (subset for size in sizes for subset in combinations(self, size))
-        return max((_gather_over_axes(subset) * tile for subset in subsets), default=0.0)
+        most = 0.0
+        for subset in (subset for size in sizes for subset in combinations(self, size)):
+            # The tiles of all peers come in over all axes of the subset at once.
+            peers = math.prod(span.size for span in subset) - 1
+            most = max(most, peers / sum(1 / span.gather for span in subset) * tile if peers else 0.0)
+        return most
 
     def permute(self, tile: float) -> float:
         """Seconds that the bytes of any permutation of tiles take."""
@@ -203,13 +283,13 @@ class Wires(Mapping[str, Link]):
             else:
                 for s, _, _ in pieces:
                     rough[s.on] = rough.get(s.on, 1) * sub.size
-        return Spans(self._span(on, runs.get(on, set()), rough.get(on, 0)) for on in sorted({*runs, *rough}))
-
-    def _span(self, on: int, runs: set[tuple[int, int]], rough: int) -> Span:
-        axis = self._axes[on]
-        joined = _join_runs(runs)
-        size = math.prod(size for _, size in joined)
-        return Span(axis, ((1, axis.size),), size * rough, rough=True) if rough else Span(axis, joined, size)
+        spans: list[Span] = []
+        for on in sorted({*runs, *rough}):
+            axis, joined = self._axes[on], _join_runs(runs.get(on, set()))
+            peers = math.prod(size for _, size in joined)
+            whole = Span(axis, ((1, axis.size),), peers * rough.get(on, 0), rough=True)
+            spans.append(whole if on in rough else Span(axis, joined, peers))
+        return Spans(spans)
 
 
 def _join_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -226,13 +306,6 @@ def _join_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             joined.append((hop, size))
     return tuple(joined)
-
-
-def _gather_over_axes(spans: Iterable[Span]) -> float:
-    """Seconds to bring in the tiles of all peers over some physical axes at once, for each byte of a tile."""
-    spans = tuple(spans)
-    peers = math.prod(span.size for span in spans) - 1
-    return peers / sum(1 / span.gather for span in spans) if peers else 0.0
 
 
 # `Torus`: the physical axes that the devices of a fabric lie on, chosen from their number or given.

@@ -16,7 +16,7 @@ from reshard.runtime.platform_network import choose_network
 from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.options import PlanOptions
-from reshard.synth.short import message_count
+from reshard.synth.planner import message_count
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.move import Move

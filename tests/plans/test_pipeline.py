@@ -11,7 +11,7 @@ from reshard.errors import PlanError
 from reshard.plans.pipeline import Pipeline, plan_part
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.synth import overlapped
-from reshard.synth.pipeline import predict_pipeline
+from reshard.synth.planner import predict_pipeline
 from tests.layouts import random_crossing
 
 TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")

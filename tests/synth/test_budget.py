@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
 from reshard.geometry.refine import refine
+from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_pair
 from tests.oracle import check
+from tests.view_oracle import run_plan
 
 MESH = Mesh(x=4, y=2)
 NETWORK = rs.Network.uniform(1e-6, 1e9)
@@ -221,3 +223,46 @@ def test_a_bad_budget_is_refused_after_an_equal_good_one(budget: int):
     for bad in (float(budget), bool(budget) if budget == 1 else float(budget)):
         with pytest.raises(PlanError, match="whole number of at least 0"):
             rs.plan(source, target, budget=bad)  # type: ignore[arg-type]
+
+
+# ---- exchanges in chunks -------------------------------------------------------------------------
+
+
+def test_chunks_are_the_smallest_of_the_fewest_rounds():
+    """What devices that are not the busiest send is cut further for nothing."""
+    choose = random.Random(11)
+    cut = 0
+    for _ in range(60):
+        source, target = random_pair(choose, "int32")
+        free = rs.plan(source, target)
+        for step in keep(source, target, (free.floor_bytes + free.peak_bytes) // 2).steps:
+            if step.kind == "exchange" and (step.mode.chunk or 1) > 1:
+                smaller = Step("exchange", step.operand, step.result, step.mode._replace(chunk=step.mode.chunk - 1))
+                assert smaller.launches > step.launches or smaller.live_bytes == step.live_bytes
+                cut += 1
+    assert cut > 10
+
+
+APART = Mesh(x=4), Mesh({"y": 4}, device_ids=range(4, 8))
+
+
+def test_disjoint_sets_need_one_buffer_of_a_chunk():
+    source, target = Layout.parse("f32[{x}4, 16]", APART[0]), Layout.parse("f32[16, {y}4]", APART[1])
+    launches = []
+    for spare in (0, 31, 32, 63, 64):
+        plan = keep(source, target, source.tile_bytes + spare)
+        assert check(plan).peak_bytes == plan.peak_bytes
+        launches.append(plan.launches)
+    assert launches == [16, 16, 8, 8, 4]
+
+
+def test_disjoint_sets_need_one_tile_through_a_view():
+    ends = Layout.parse("s32[{x}24]", APART[0]), Layout.parse("s32[{y}24]", APART[1])
+    move = rs.Move(*ends, view="(a b) -> (b a)", a=3)
+    launches = []
+    for spare in (0, 8, 12, 16, 32):
+        plan = rs.plan(move, budget=move.source.tile_bytes + spare)
+        assert plan.peak_bytes <= move.source.tile_bytes + spare
+        run_plan(plan, move, lambda a: a.reshape(3, 32).T.reshape(-1))
+        launches.append(plan.launches)
+    assert launches == [24, 12, 9, 6, 3]

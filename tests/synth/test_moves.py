@@ -249,6 +249,14 @@ def test_the_cast_runs_where_fewer_bytes_move(source, target, kinds):
         assert tile.dtype == np.dtype(plan.target.dtype) and np.array_equal(tile, wanted[device])
 
 
+def test_a_slice_before_a_cast_leaves_less_to_cast():
+    made = move("f32[16, 8]", "bf16[{tp}4, 8]", cast=True)
+    plan = rs.plan(made)
+    assert [step.kind for step in plan.steps] == ["slice", "cast"]
+    assert plan.peak_bytes == made.source.tile_bytes + made.source.tile_bytes // 4 + made.target.tile_bytes
+    assert rs.plan(made, budget=plan.peak_bytes) == plan
+
+
 def test_a_view_and_a_cast_at_once():
     for source, target in (("f32", "bf16"), ("bf16", "f32")):
         made = move(f"{source}[{{tp}}12, 4]", f"{target}[3, {{fsdp}}8, 4]", view="(t h) m -> t h m", t=3, cast=True)

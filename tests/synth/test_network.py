@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import NetworkError
-from reshard.synth.link import Link
 from reshard.synth.network import LAUNCH_BYTES, PRESETS, Network, launch_bytes
-from reshard.synth.presets import FIGURES
-from reshard.synth.wires import Torus
+from reshard.synth.wires import Link, Torus
 from reshard.types.mesh import Mesh
 
 A, B, C = Link(1e-6, 1e11), Link(1e-5, 1e10), Link(1e-4, 1e9)
@@ -288,10 +286,10 @@ def test_doc_json_loads() -> None:
     ],
 )
 def test_figures_by_hand(name: str, inner: float | None, outer: float, domain: int) -> None:
-    (figures,) = (f for f in FIGURES if f.name == name)
-    assert (figures.inner and figures.inner[1]) == inner
-    assert figures.outer is not None and figures.outer[1] == outer
-    assert figures.domain == domain == PRESETS[name].domain
+    network = PRESETS[name]
+    assert (network.inner and network.inner.bandwidth) == inner
+    assert network.outer is not None and network.outer.bandwidth == outer
+    assert network.domain == domain
 
 
 # ---- Links: what is one, and how it is shown ----

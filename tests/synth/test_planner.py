@@ -20,10 +20,10 @@ from reshard.plans.plan import StepSpec, chain
 from reshard.synth import plan
 from reshard.synth.network import PRESETS
 from reshard.synth.options import PlanOptions
-from reshard.synth.short import message_count, short_plans
+from reshard.synth.planner import message_count, short_plans
 from reshard.types import Layout, Mesh
 from tests import oracle
-from tests.layouts import contiguous_layouts, divisible_shape, random_pair, sample_pairs
+from tests.layouts import contiguous_layouts, divisible_shape, random_crossing, random_pair, sample_pairs
 from tests.oracle import check
 from tests.sampling import few_or_all, sampled
 
@@ -198,6 +198,15 @@ def test_more_slack_never_takes_more_launches():
     source, target = Layout.parse("f32[{y}63/500, {x}128/1021]", mesh), Layout.parse("f32[500, {y}128/1021]", mesh)
     launches = [rs.plan(source, target, slack=slack).launches for slack in (0, 1e-3, 0.01, 0.05, 1, 1e300)]
     assert launches == sorted(launches, reverse=True)
+
+
+def test_slack_between_two_sets_of_devices_is_counted_once():
+    """Where a gather is within the slack of the bound, no relay is tried, and the slack counts from the bound."""
+    for seed in range(770, 800):
+        ends = random_crossing(random.Random(f"cross{seed}"))
+        exact, loose = (rs.plan(*ends, slack=slack) for slack in (0, 0.3))
+        busiest = [max(plan.sent_bytes, plan.received_bytes) for plan in (exact, loose)]
+        assert not exact.crosses or busiest[1] <= 1.3 * busiest[0], str(loose)
 
 
 def test_slack_leaves_even_layouts_and_networks_alone():

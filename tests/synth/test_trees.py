@@ -15,7 +15,7 @@ import reshard as rs
 from reshard.errors import BudgetError, PlanError
 from reshard.plans.step import Footprint, find_peaks
 from reshard.runtime import Account
-from reshard.synth.batches import rank_footprint
+from reshard.synth.tree_batches import rank_footprint
 from tests.oracle import source_tiles
 from tests.trees import check_tree, llama, random_tree
 

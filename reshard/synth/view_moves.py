@@ -13,7 +13,8 @@ Where no common units exist, one `exchange` through the view does it all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -22,14 +23,15 @@ from reshard.geometry.view_layouts import Stages, fuse_atoms, invert_view, view_
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import StepMode
+from reshard.synth.budget import cut_exchange, spare_bytes
 from reshard.synth.options import PlanOptions
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.view import Atom, View
 
-Between = Callable[[Layout, Layout, "int | None"], Plan]
-"""The planner of a move between two layouts of one array, within a budget."""
+Between = Callable[[Layout, Layout, PlanOptions], Plan]
+"""The planner of a move between two layouts of one array."""
 
 Specs = list[StepSpec]
 
@@ -39,10 +41,19 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
 
     Raises `PlanError` for a move that no steps make, and `BudgetError` with the least peak among the candidates.
     """
-    budget, made = options.budget, list[Plan]()
-    for specs in _routes_with_cast(move, between, budget):
-        with suppress(StepError):  # A transposition does not fit every place.
-            made.append(chain(move.source, move.target, specs, options.donate, None, move.view))
+    budget = options.budget
+    # A cast that narrows runs first, so that fewer bytes move; one that widens, or that waits for a sum, runs last.
+    first = not move.source.partial and dtypes.bits(move.target.dtype) < dtypes.bits(move.source.dtype)
+    inner = move
+    if move.casts and first:
+        inner = Move(replace(move.source, dtype=move.target.dtype), move.target, move.view)
+    elif move.casts:
+        inner = Move(move.source, replace(move.target, dtype=move.source.dtype), move.view)
+    made: list[Plan] = []
+    for specs in _list_routes(inner, between, options):
+        for route in _place_cast(move, specs, first, budget) if move.casts else [specs]:
+            with suppress(StepError):  # A transposition does not fit every place.
+                made.append(chain(move.source, move.target, route, options.donate, None, move.view))
     if not made:
         raise PlanError(
             f"{move}: a sum is finished by collectives, for which digits must end where the atoms of the view end; "
@@ -59,81 +70,71 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
     )
 
 
-def _routes_with_cast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
-    """Every route, with its cast: before all steps if that makes fewer bytes, else as late as necessary."""
-    for specs in _routes_without_cast(_in_dtype(move), between, budget):
-        yield _with_cast(move, specs) if move.casts else specs
+def _place_cast(move: Move, specs: Specs, first: bool, budget: int | None) -> Iterator[Specs]:
+    """The steps with the cast where the fewest bytes move, and where that needs less memory at no bytes more, later.
 
-
-def _in_dtype(move: Move) -> Move:
-    """The move without its cast, in the dtype that travels: the narrower one, or the source's while it is a sum."""
-    if not move.casts:
-        return move
-    if _casts_first(move):
-        return Move(replace(move.source, dtype=move.target.dtype), move.target, move.view)
-    return Move(move.source, replace(move.target, dtype=move.source.dtype), move.view)
-
-
-def _casts_first(move: Move) -> bool:
-    return not move.source.partial and dtypes.bits(move.target.dtype) < dtypes.bits(move.source.dtype)
-
-
-def _with_cast(move: Move, specs: Specs) -> Specs:
-    """The steps with the cast: first, or after the last reduction if it narrows, or last; before a part is filled.
-
-    What the target's other parts hold is neither cast nor scaled.
+    A part is filled after it: what the target's other parts hold is neither cast nor scaled.
     """
-    if _casts_first(move):
-        return [StepSpec("cast", replace(move.source, dtype=move.target.dtype)), *specs]
+    path = [move.source, *(spec.result for spec in specs)]
+    fills = (n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into)
+    last = next(fills, len(specs))
+    legal = [at for at in range(last + 1) if not path[at].partial]  # A sum is finished before it is cast.
+    sums = [at for at, layout in enumerate(path) if layout.partial]
     narrows = dtypes.bits(move.target.dtype) < dtypes.bits(move.source.dtype)
-    sums = [n for n, spec in enumerate([StepSpec("", move.source), *specs]) if spec.result.partial]
-    last = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), len(specs))
-    at = sums[-1] + 1 if narrows and sums else last
-    end = specs[at - 1].result if at else move.source
-    cast = StepSpec("cast", replace(end, dtype=move.target.dtype))
-    rest = [spec._replace(result=replace(spec.result, dtype=move.target.dtype)) for spec in specs[at:]]
-    return [*specs[:at], cast, *rest]
+    places = [0 if first else sums[-1] + 1 if narrows and sums and sums[-1] < last else max(legal, default=last)]
+    if first:
+        # After the steps that send nothing, where tiles are smaller: of f32[16] to bf16[{x}4], a quarter is cast.
+        free = next((at for at, spec in enumerate(specs[:last]) if spec.kind not in ("slice", "view", "take")), last)
+        places += [
+            at for at in range(1, free + 1) if math.prod(path[at].tile_shape) < math.prod(path[at - 1].tile_shape)
+        ]
+    if budget is not None:  # Wherever it fits, at more bytes if it must.
+        places += [at for at in legal if at not in places]
+    for at in places:
+        before = [spec._replace(result=replace(spec.result, dtype=move.source.dtype)) for spec in specs[:at]]
+        after = [spec._replace(result=replace(spec.result, dtype=move.target.dtype)) for spec in specs[at:]]
+        end = before[-1].result if before else move.source
+        yield [*before, StepSpec("cast", replace(end, dtype=move.target.dtype)), *after]
 
 
-def _routes_without_cast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
+def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator[Specs]:
     """The routes of a move that keeps its dtype."""
+    budget = options.budget
+    parts = None if move.plain else view_stages(move.source, move.target, move.view)
     if move.plain:
-        for inner in _plan_between(move.source, move.target, between, budget):
-            same = View.identity(move.source.shape)
+        same = View.identity(move.source.shape)
+        for inner in _list_middles(move.source, move.target, between, options):
+            # The middle may spell its two ends on another mesh.
             steps = [_view_step(inner.source, same), *_specs_of(inner), _view_step(move.target, same)]
             yield _drop_idle(move.source, steps)
         return
-    parts = view_stages(move.source, move.target, move.view)
-    at_once = StepSpec("view", move.target, StepMode(view=fuse_atoms(move.view)))
-    if parts is not None and _is_derivable(move.source, at_once):
-        yield [at_once]
-        return
     if parts is not None:
-        for inner in _plan_between(parts.middle.source, parts.middle.target, between, budget):
+        at_once = _view_step(move.target, fuse_atoms(move.view))
+        with suppress(StepError):
+            check_step(at_once.kind, move.source, at_once.result, at_once.mode)
+            yield [at_once]
+            return
+        for inner in _list_middles(parts.middle.source, parts.middle.target, between, options):
             yield from _routes_around(move, parts, inner)
     if parts is None or budget is not None:
         yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
     if budget is not None and move.source.partial_as(move.target):
-        # The elements of the largest message that fits twice beside both tiles.
-        spare = budget - move.source.tile_bytes - move.target.tile_bytes
-        for chunk in dict.fromkeys((max(1, spare // max(1, 2 * move.source.nbytes(1))), 1)):
-            yield [StepSpec("exchange", move.target, StepMode(chunk, view=move.view))]
+        for spare in dict.fromkeys((max(0, spare_bytes(move.source, move.target, budget)), 0)):
+            mode = cut_exchange(move.source, move.target, spare, move.view)
+            yield [StepSpec("exchange", move.target, mode)]
 
 
-def _plan_between(source: Layout, target: Layout, between: Between, budget: int | None) -> Iterator[Plan]:
-    """Plans between two layouts: the best, and under a budget the best within it and that of least memory.
-
-    They may spell the two on another mesh.
-    """
-    yield between(source, target, None)
-    if budget is None:
+def _list_middles(source: Layout, target: Layout, between: Between, options: PlanOptions) -> Iterator[Plan]:
+    """Plans between two layouts: the best, and under a budget the best within it and that of least memory."""
+    yield between(source, target, options._replace(budget=None))
+    if options.budget is None:
         return
     with suppress(BudgetError):
-        yield between(source, target, budget)
+        yield between(source, target, options)
     try:
-        yield between(source, target, 0)
+        yield between(source, target, options._replace(budget=0))
     except BudgetError as error:
-        yield between(source, target, error.smallest)
+        yield between(source, target, options._replace(budget=error.smallest))
 
 
 def _routes_around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
@@ -158,19 +159,15 @@ def _routes_around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
             steps = [_view_step(start, middle.first(False)), *inner, _view_step(end, middle.last(False))]
         else:
             here = inner[at - 1].result
-            transposition = _view_step(middle.turned(here), _transposing_view(here, middle.order))
-            head = [_view_step(start, middle.first(False)), *inner[:at], transposition]
+            atoms = tuple(Atom(f"d{dim}", size) for dim, size in enumerate(here.shape))
+            order = View(atoms, tuple((dim,) for dim in range(len(atoms))), tuple((dim,) for dim in middle.order))
+            head = [_view_step(start, middle.first(False)), *inner[:at], _view_step(middle.turned(here), order)]
             steps = [*head, *turned, _view_step(end, middle.last(True))]
         yield _drop_idle(move.source, [*before, *steps, *after])
 
 
 def _view_step(result: Layout, view: View) -> StepSpec:
     return StepSpec("view", result, StepMode(view=view))
-
-
-def _transposing_view(layout: Layout, order: Sequence[int]) -> View:
-    atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(layout.shape))
-    return View(atoms, tuple((at,) for at in range(len(atoms))), tuple((at,) for at in order))
 
 
 def _drop_idle(source: Layout, specs: Specs) -> Specs:
@@ -184,12 +181,5 @@ def _drop_idle(source: Layout, specs: Specs) -> Specs:
     return needed
 
 
-def _is_derivable(operand: Layout, spec: StepSpec) -> bool:
-    with suppress(StepError):
-        check_step(spec.kind, operand, spec.result, spec.mode)
-        return True
-    return False
-
-
 def _specs_of(plan: Plan) -> Specs:
-    return [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
+    return [step.spec for step in plan.steps]
