@@ -1,0 +1,237 @@
+"""Processes agree on what is new to them before any of it runs.
+
+A compiled move is one program in every process that has some of its devices, and nothing in it says what the other
+processes run: two that ask for different targets would exchange bytes and take them for what they are not. So the
+processes of a move meet once, before they compile it, in the key-value store of `jax.distributed`:
+
+    process 0   redistribute(x, rows)                 meets at "rows", waits
+    process 1   redistribute(x, columns)              meets at "columns", waits; sees that 0 waits for it elsewhere
+                                                      and refuses both meetings
+    both        AgreementError: process 0 asks for rows, process 1 for columns
+
+A meeting is named by its processes, what they ask for and how often that was asked. Its verdict is written once, by
+whoever has it first, and all obey what stands there: so all go on, or all raise the same error. There are three
+authors of a verdict: the meeting's first process once all have come, a process that sees another one wait for it at
+another meeting, and a process whose time limit is over. What was agreed on costs nothing when it is asked again.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from reshard.errors import AgreementError, shortened
+
+LIMIT = 300.0
+"""Seconds that a process waits for the others, unless RESHARD_JAX_LIMIT says otherwise: some load data meanwhile."""
+_LOOK = 0.2
+"""Seconds between two looks at where the others wait."""
+_FOLDER = "reshard"
+_AGREED = "agreed"
+
+
+Explain = Callable[[dict[int, str]], str]
+"""Makes the line of an error from what each of two processes asks for."""
+
+
+def explain_asks(asks: dict[int, str]) -> str:
+    """What processes ask for, side by side."""
+    return "; ".join(f"process {process} asks for {shortened(ask)}" for process, ask in asks.items())
+
+
+class Store(Protocol):
+    """What is used of the client of `jax.distributed`; a missing key, or one that is there, is a `JaxRuntimeError`."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
+    def key_value_try_get(self, key: str) -> str: ...
+    def key_value_delete(self, key: str) -> None: ...
+    def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
+
+
+class Meeting(NamedTuple):
+    """Where processes meet that ask for the same thing for the `attempt`-th time."""
+
+    processes: tuple[int, ...]
+    subject: str
+    """The digest of the processes and of what they ask for."""
+    attempt: int
+
+    @property
+    def verdict(self) -> str:
+        return f"{_FOLDER}/{self.subject}/{self.attempt}/verdict"
+
+    def mark(self, process: int) -> str:
+        """The key which says that a process has come."""
+        return f"{_FOLDER}/{self.subject}/{self.attempt}/{process}"
+
+
+@dataclass
+class Agreement:
+    """One process's part in all meetings; its number is `process`."""
+
+    store: Store
+    process: int
+    limit: float = LIMIT
+    _attempts: dict[str, int] = field(default_factory=dict[str, int])
+    _known: set[str] = field(default_factory=set[str])
+    _last: dict[tuple[int, ...], Meeting] = field(default_factory=dict[tuple[int, ...], Meeting])
+    # Two threads would meet others in an order of their own.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def agree(self, processes: set[int], ask: str, *, once: bool = True, explain: Explain = explain_asks) -> None:
+        """Returns on all of these processes, or raises `AgreementError` on all: each says what it asks for.
+
+        With `once`, what was agreed on before is not asked again. `explain` makes the line of an error from what two
+        processes ask for.
+        """
+        members = tuple(sorted(processes))
+        if len(members) < 2 or self.process not in members:
+            return
+        subject = hashlib.sha256(f"{members}{ask}".encode()).hexdigest()[:40]
+        if once and subject in self._known:
+            return
+        with self._lock:
+            try:
+                self._meet(Meeting(members, subject, self._attempts.get(subject, 0)), ask, explain)
+            except jax.errors.JaxRuntimeError as error:
+                raise AgreementError(f"the coordination service of jax.distributed does not answer: {error}") from None
+            if once:
+                self._known.add(subject)
+
+    def _meet(self, meeting: Meeting, ask: str, explain: Explain) -> None:
+        place = f"{_FOLDER}/at/{self.process}"
+        self.store.key_value_set(place, json.dumps([*meeting, ask]), allow_overwrite=True)
+        self.store.key_value_set(meeting.mark(self.process), "", allow_overwrite=True)
+        deadline = time.monotonic() + self.limit
+        try:
+            while (verdict := self._read_verdict(meeting)) is None:
+                self._refuse_elsewhere(meeting, ask, explain)
+                if time.monotonic() > deadline:
+                    self._refuse_late(meeting, ask)
+        finally:
+            self.store.key_value_delete(place)
+        reason, ended = verdict
+        self._leave(ended)
+        if reason != _AGREED:
+            raise AgreementError(reason)
+        # All have come here, so all have read what the last meeting of the same processes left behind.
+        last, self._last[meeting.processes] = self._last.get(meeting.processes), meeting
+        if last is not None:
+            self.store.key_value_delete(last.mark(self.process))
+            if self.process == last.processes[0]:
+                self.store.key_value_delete(last.verdict)
+
+    def _read_verdict(self, meeting: Meeting) -> tuple[str, list[Meeting]] | None:
+        """The verdict of a meeting and the meetings that it ends, or None if there is none within a look."""
+        first, *others = meeting.processes
+        if self.process == first and all(self._wait_for(meeting.mark(each)) is not None for each in others):
+            self._decide(meeting, _AGREED, [meeting])
+        text = self._wait_for(meeting.verdict)
+        if text is None:
+            return None
+        reason, ended = json.loads(text)
+        return reason, [_read_meeting(each) for each in ended]
+
+    def _leave(self, ended: list[Meeting]) -> None:
+        """Counts meetings as over. All processes must come to the same counts, or they would never meet there again."""
+        for each in ended:
+            self._attempts[each.subject] = max(self._attempts.get(each.subject, 0), each.attempt + 1)
+
+    def _refuse_elsewhere(self, meeting: Meeting, ask: str, explain: Explain) -> None:
+        """Refuses this meeting if a process of it waits for this one at another."""
+        for other in meeting.processes:
+            found = None if other == self.process else self._look_up(f"{_FOLDER}/at/{other}")
+            if found is None:
+                continue
+            *there, theirs = json.loads(found)
+            elsewhere = _read_meeting(there)
+            if elsewhere.subject == meeting.subject or self.process not in elsewhere.processes:
+                continue  # It has come, or it waits for others and will come.
+            if self._attempts.get(elsewhere.subject, 0) > elsewhere.attempt:
+                continue  # It was there with this process, and has left since.
+            asks = {self.process: ask, other: theirs}
+            reason = f"the processes do not agree, so nothing was moved: {explain(dict(sorted(asks.items())))}"
+            if self._look_up(elsewhere.verdict) is not None:
+                continue  # It is over: what was found is what a process has not cleared away yet.
+            if self._look_up(meeting.verdict) is not None:
+                return  # The other has been here, and is ahead.
+            # Whoever sees these two refuses the same one first, and the other with what stands there: all raise alike.
+            first, second = sorted([meeting, elsewhere])
+            reason = self._decide(first, reason, [first, second])
+            if reason != _AGREED:
+                self._decide(second, reason, [first, second])
+                self._leave([elsewhere])  # The verdict on `meeting` may be an earlier one, which does not name it.
+            return
+
+    def _refuse_late(self, meeting: Meeting, ask: str) -> None:
+        late = [each for each in meeting.processes if self._look_up(meeting.mark(each)) is None]
+        if not late:
+            return  # The last one has come just now, and the first process says so.
+        who = f"process {late[0]} has" if len(late) == 1 else f"processes {late} have"
+        self._decide(
+            meeting,
+            f"{who} not asked for what others have within {self.limit:g} s: {shortened(ask)}; nothing was moved. All "
+            f"processes that have devices of source or target must make the call; if some are only slow, set "
+            f"RESHARD_JAX_LIMIT to more seconds",
+            [meeting],
+        )
+
+    def _decide(self, meeting: Meeting, reason: str, ended: list[Meeting]) -> str:
+        """Writes the verdict of a meeting, unless there is one; the reason that stands there then."""
+        try:
+            self.store.key_value_set(meeting.verdict, json.dumps([reason, ended]))
+        except jax.errors.JaxRuntimeError as error:
+            if "ALREADY_EXISTS" not in str(error):
+                raise
+            return str(json.loads(self.store.key_value_try_get(meeting.verdict))[0])
+        return reason
+
+    def _look_up(self, key: str) -> str | None:
+        try:
+            return self.store.key_value_try_get(key)
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+            return None
+
+    def _wait_for(self, key: str) -> str | None:
+        try:
+            return self.store.blocking_key_value_get(key, int(1000 * _LOOK))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            return None
+
+
+def _read_meeting(fields: Any) -> Meeting:
+    processes, subject, attempt = fields
+    return Meeting(tuple(processes), subject, attempt)
+
+
+_agreements: list[Agreement] = []
+"""That of the present client: there is a new one after a shutdown of `jax.distributed`."""
+
+
+def agree_between(processes: set[int], ask: str, *, once: bool = True, explain: Explain = explain_asks) -> None:
+    """`Agreement.agree` for this process, if `jax.distributed` connects it to others."""
+    # jax has no public name for the store; orbax and others take it from here as well.
+    from jax._src.distributed import global_state
+
+    client: Any = global_state.client
+    if client is None:
+        return
+    if not _agreements or _agreements[0].store is not client:
+        limit = os.environ.get("RESHARD_JAX_LIMIT", "")
+        _agreements[:] = [Agreement(client, jax.process_index(), float(limit) if limit else LIMIT)]
+    _agreements[0].agree(processes, ask, once=once, explain=explain)
