@@ -25,13 +25,15 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
+from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import AgreementError, shortened
+from reshard.jax.request import ReshardRequest
 
 LIMIT = 300.0
 """Seconds that a process waits for the others, unless RESHARD_JAX_LIMIT says otherwise: some load data meanwhile."""
@@ -217,6 +219,18 @@ class Agreement:
 def _read_meeting(fields: Any) -> Meeting:
     processes, subject, attempt = fields
     return Meeting(tuple(processes), subject, attempt)
+
+
+def agree_on_moves(moves: Sequence[tuple[ReshardRequest, tuple[int, ...], str]], more: str = "") -> None:
+    """Returns on all processes that have devices of these moves, or raises `AgreementError` on all of them.
+
+    A move is a request with the shape and dtype of its array; `more` is what else decides the program that is compiled.
+    """
+    if jax.process_count() == 1:
+        return
+    meshes = [end.mesh for request, _, _ in moves for end in request.ends]
+    processes = {device.process_index for mesh in meshes if isinstance(mesh, JaxMesh) for device in mesh.devices.flat}
+    agree_between(processes, "; ".join([*(request.describe(shape, dtype) for request, shape, dtype in moves), more]))
 
 
 _agreements: list[Agreement] = []

@@ -25,6 +25,7 @@ import jax
 from jax import lax
 
 from reshard.jax import placement
+from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_pending
 from reshard.jax.request import plan_request
 from reshard.jax.running import start_program, weaken
@@ -140,6 +141,9 @@ def choose_stack(count: int, most: int) -> int:
 def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int, alone: bool) -> Callable[..., tuple[jax.Array, ...]]:
     """The program of a bucket; one that is a part of another program, which is being traced, has no options."""
     options = _OPTIONS.get(placement.platform_of(_mesh_of_kind(kinds[0])) or "") if alone else None
+    if alone:
+        agreed = [(kind.request, kind.plan.source.shape, kind.plan.source.dtype) for kind in kinds]
+        agree_on_moves(agreed, f"{stack} of each in one program")
     sources = tuple(kind.request.source for kind in kinds for _ in range(stack))
     targets = tuple(kind.request.target for kind in kinds for _ in range(stack))
     moved = partial(_move_stacks, kinds, stack)

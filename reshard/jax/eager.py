@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import crossing, placement
+from reshard.jax.agreement import agree_on_moves
 from reshard.jax.placement import local_shards
 from reshard.jax.request import ReshardRequest, check_even, plan_request
 from reshard.jax.running import start_program, weaken, weaken_on
@@ -152,7 +153,8 @@ def _make_mover(
 
 @lru_cache(maxsize=4096)
 def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak: bool) -> EagerProgram:
-    """The program for arrays with this source, shape, dtype and weakness of type."""
+    """The program for arrays with this source, shape, dtype and weakness of type, which all of its processes want."""
+    agree_on_moves([(request, shape, dtype.name)])
     if request.crosses:
         with placement.without_mesh(), placement.without_transfer_guard():
             plan, run = crossing.program_across(request, shape, dtype.name)

@@ -12,19 +12,17 @@ traced                  moves a traced array by a JAX primitive, to which every 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from reshard.errors import AgreementError, LayoutError, quoted, shortened
+from reshard.errors import LayoutError, quoted, shortened
 from reshard.jax import placement, traced
+from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
 from reshard.jax.eager import (
     EagerMove,
@@ -210,6 +208,7 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
 
 
 _END = "\n"
+"""Between the manifest of a tree and its options, in what processes compare."""
 
 
 def reshard_pytree(
@@ -240,10 +239,13 @@ def reshard_pytree(
     """
     checked_flag(donate, "donate")
     if jax.process_count() > 1:
-        # A budget that one process alone cannot read is an error of all: the others wait for it there.
-        agree_on_tree(
-            lambda: _describe_tree(source, target, version), lambda: f"budget {read_budget(budget)}, donate {donate}"
-        )
+        try:
+            tree = _describe_tree(source, target, version).to_json()
+            ask = f"{tree}{_END}budget {read_budget(budget)}, donate {donate}"
+        except Exception as error:  # The others are waiting, and learn of it; if it is everyone's, it is raised below.
+            ask = f"{type(error).__name__}: {error}"
+        # Asked each time, since the values of the same arrays may be of another version.
+        agree_between(set(range(jax.process_count())), ask, once=False, explain=_explain_trees)
     return redistribute(source, _read_shardings(target), budget=budget, network=network, donate=donate)
 
 
@@ -277,31 +279,12 @@ def _describe_tree(source: Any, target: Any, version: Version | Mapping[str, Ver
     return Manifest.of(entries, version)
 
 
-def agree_on_tree(describe: Callable[[], Manifest], describe_options: Callable[[], str]) -> None:
-    """Returns on all processes, or raises `AgreementError` on all: they differ, or one cannot describe its part."""
-    try:
-        text = f"{describe().to_json()}{_END}{describe_options()}"
-    except Exception as error:  # The other processes are waiting: it is raised once they know.
-        text = f"{type(error).__name__}: {error}"
-    digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-    failed = np.array([_END not in text], np.uint8)
-    heads = np.asarray(multihost_utils.process_allgather(np.concatenate([digest, failed])))
-    if (heads == heads[0]).all() and not heads[0, -1]:
-        return
-    # Of unequal lengths, so they are gathered padded to the longest.
-    data = np.frombuffer(text.encode(), np.uint8)
-    sizes = np.asarray(multihost_utils.process_allgather(np.array([data.size], np.int32))).reshape(-1)
-    padded = np.zeros(int(sizes.max()), np.uint8)
-    padded[: data.size] = data
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
-    texts = [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
-    wrong = [f"process {number}: {shortened(each)}" for number, each in enumerate(texts) if _END not in each]
+def _explain_trees(asks: Mapping[int, str]) -> str:
+    """How what two processes move differs, or what keeps one of them from saying what it moves."""
+    wrong = [f"process {process}: {shortened(text)}" for process, text in asks.items() if _END not in text]
     if wrong:
-        lines = wrong
-    else:
-        number = next(number for number, each in enumerate(texts) if each != texts[0])
-        (ours, mine), (theirs, other) = (texts[at].split(_END) for at in (0, number))
-        here, there = "on process 0", f"on process {number}"
-        lines = list_differences(Manifest.from_json(ours), Manifest.from_json(theirs), here, there)
-        lines = lines or [f"{mine} {here} and {other} {there}"]
-    raise AgreementError(f"the processes do not agree, so nothing was moved: {'; '.join(lines)}")
+        return "; ".join(wrong)
+    (ours, mine), (theirs, other) = (text.split(_END) for text in asks.values())
+    here, there = (f"on process {process}" for process in asks)
+    lines = list_differences(Manifest.from_json(ours), Manifest.from_json(theirs), here, there)
+    return "; ".join(lines) or f"{mine} {here} and {other} {there}"

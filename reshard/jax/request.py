@@ -99,6 +99,13 @@ class ReshardRequest:
             raise PlanError(f"the source of the move to {self.target} is not known")
         return self.source, self.target
 
+    def describe(self, shape: tuple[int, ...], dtype: str) -> str:
+        """All that decides the plan of an array, as text, which processes compare."""
+        source, target = self.ends
+        options = options_on(placement.devices_of(target.mesh), self.options)
+        ends = f"{_spell_sharding(source)} to {_spell_sharding(target)}"
+        return f"{dtype}{list(shape)} from {ends}, view {self.view}, dtype {self.dtype}, {options}"
+
     def target_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result, from that of the array."""
         return shape if self.view is None else self.view.target_shape
@@ -110,6 +117,13 @@ class ReshardRequest:
     def narrows(self, dtype: str) -> bool:
         """Whether elements of this dtype are cast to fewer bits, before they move."""
         return dtypes.bits(self.target_dtype(dtype)) < dtypes.bits(dtype)
+
+
+@lru_cache(maxsize=4096)
+def _spell_sharding(sharding: NamedSharding) -> str:
+    """The spec, the mesh with the ids of its devices, and the memory."""
+    ids = [device.id for device in placement.devices_of(sharding.mesh)]
+    return f"{sharding.spec} on {dict(sharding.mesh.shape)} of devices {ids} ({sharding.memory_kind})"
 
 
 def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan:

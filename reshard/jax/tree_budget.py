@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
 from reshard.jax import placement
+from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import EagerMove, compile_plan, discard_donated, on_devices, run_pending, unwrap_shard
 from reshard.jax.placement import Target, ViewOptions, devices_of
 from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move, options_on
@@ -139,6 +140,8 @@ def _compile_tree(
         if placed > budget:
             raise BudgetError(f"budget {budget} B is too small for arrays of {placed} B on a device", placed)
         return []
+    agreed = [(leaf.request, leaf.x.shape, leaf.x.dtype.name) for leaf in leaves]
+    agree_on_moves(agreed, f"together within {budget - placed} B, donate {options.donate}")
     numbers = number_devices(*(end.mesh for leaf in leaves for end in leaf.request.ends))
     moves = {leaf.name: numbered_move(leaf.request, numbers, leaf.x.shape, leaf.x.dtype.name) for leaf in leaves}
     cpu = all(device.platform == "cpu" for device in numbers)

@@ -39,22 +39,22 @@ SECONDS = 600
 # ---- starting processes ----------------------------------------------------------------------------
 
 
-def start(arguments: Sequence[str], devices: int) -> subprocess.Popen[str]:
+def start(arguments: Sequence[str], devices: int, module: str = "tests.jax.worker") -> subprocess.Popen[str]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "PYTHONPATH": str(ROOT),
     }
-    command = [sys.executable, "-m", "tests.jax.worker", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
 
-def check(arguments: Sequence[str], devices: int, processes: int = 1) -> None:
-    """Runs this module in several processes, each with a number of devices, and asserts that all succeed in time."""
+def check(arguments: Sequence[str], devices: int, processes: int = 1, module: str = "tests.jax.worker") -> None:
+    """Runs a module in several processes, each with a number of devices, and asserts that all succeed in time."""
     with _kept_port() as port:
         numbered = [[*arguments, str(number), str(processes), str(port)] for number in range(processes)]
-        started = [start(given if processes > 1 else arguments, devices) for given in numbered]
+        started = [start(given if processes > 1 else arguments, devices, module) for given in numbered]
         end = time.monotonic() + SECONDS
         try:
             outputs = [process.communicate(timeout=max(1, end - time.monotonic()))[0] for process in started]

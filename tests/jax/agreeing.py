@@ -1,0 +1,105 @@
+"""What a process of several does that agree on moves, or do not.
+
+    python -m tests.jax.agreeing moves|mismatches|outside|late <number> <count> <port>
+
+A check that fails raises, and the process ends with its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.errors import AgreementError
+from reshard.jax import redistribute
+from tests.jax.oracle import assert_exact, filled, mesh_of, specs
+from tests.jax.worker import placed
+
+SHAPES = [(8, 8), (16, 8), (8, 24)]
+
+
+def ends(choose: random.Random) -> tuple[NamedSharding, NamedSharding]:
+    """Two shardings on random devices of all processes, the same ones or others."""
+    found: list[NamedSharding] = []
+    for _ in range(2):
+        sizes = choose.choice([{"x": 4, "y": 2}, {"x": 2, "y": 2}, {"x": 4}])
+        order = choose.sample(range(8), int(np.prod(list(sizes.values()))))
+        mesh = mesh_of(sizes, order=order)
+        found.append(NamedSharding(mesh, choose.choice(list(specs(sizes, 2)))))
+    if choose.random() < 0.5:
+        found[1] = NamedSharding(found[0].mesh, choose.choice(list(specs(dict(found[0].mesh.shape), 2))))
+    return found[0], found[1]
+
+
+def moves(number: int) -> None:
+    """Random moves, the same on all processes, some again: every tile is right."""
+    choose = random.Random(0)
+    listed = [(*ends(choose), choose.choice(SHAPES)) for _ in range(25)]
+    for source, target, shape in [choose.choice(listed) for _ in range(int(os.environ.get("MOVES", "60")))]:
+        values = filled(shape)
+        y = redistribute(placed(source, values), target)
+        if y.addressable_shards:
+            assert_exact(y, target, values)
+
+
+def mismatches(number: int) -> None:
+    """One process asks for another target, on one mesh or on other devices: all raise, and the next move works."""
+    choose = random.Random(1)
+    for turn in range(12):
+        mesh = mesh_of({"x": 4, "y": 2})
+        source = NamedSharding(mesh, P("x", "y"))
+        right = NamedSharding(mesh, P("y", "x"))
+        wrong = [NamedSharding(mesh, P(None, ("y", "x"))), NamedSharding(mesh_of({"t": 4}, order=[2, 4, 6, 7]), P("t"))]
+        shape = (8 * (turn + 1), 16)  # A new move each time.
+        values = filled(shape)
+        x = placed(source, values)
+        odd, other = choose.randrange(jax.process_count()), choose.choice(wrong)
+        try:
+            redistribute(x, other if number == odd else right)
+        except AgreementError as error:
+            assert "asks for float32" in str(error) and "nothing was moved" in str(error), error
+        else:
+            raise AssertionError(f"process {number} of turn {turn} did not see that {odd} asked for {other}")
+        assert_exact(redistribute(x, right), right, values)
+
+
+def outside(number: int) -> None:
+    """Moves among the devices of some processes, of which the others know nothing."""
+    first = [device.id for device in jax.devices() if device.process_index == 0]
+    mesh = mesh_of({"t": len(first)}, order=[jax.devices().index(d) for d in jax.devices() if d.id in first])
+    source, target, values = NamedSharding(mesh, P("t")), NamedSharding(mesh, P(None, "t")), filled((8, 8))
+    if number == 0:
+        assert_exact(redistribute(placed(source, values), target), target, values)
+    moves(number)
+
+
+def late(number: int) -> None:
+    """The last process never asks: the others say so, within the limit that the environment gives."""
+    if number == jax.process_count() - 1:
+        time.sleep(8)
+        return
+    mesh = mesh_of({"x": 4, "y": 2})
+    began = time.monotonic()
+    try:
+        redistribute(placed(NamedSharding(mesh, P("x")), filled((8, 8))), NamedSharding(mesh, P(None, "x")))
+    except AgreementError as error:
+        assert "has not asked" in str(error) and time.monotonic() - began < 6, error
+    else:
+        raise AssertionError("nobody noticed")
+    time.sleep(max(0.0, 8 - (time.monotonic() - began)))  # Who leaves first would end the others.
+
+
+CHECKS: dict[str, Callable[[int], None]] = {each.__name__: each for each in (moves, mismatches, outside, late)}
+
+if __name__ == "__main__":
+    _, name, number, count, port = sys.argv
+    jax.distributed.initialize(f"localhost:{port}", int(count), int(number), initialization_timeout=120)
+    CHECKS[name](int(number))
