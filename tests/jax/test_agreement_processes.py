@@ -8,10 +8,11 @@ from tests.jax import worker
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
-@pytest.mark.parametrize("name", ["moves", "mismatches", "outside"])
-def test_processes_agree(name: str, processes: int, devices: int):
-    worker.check([name], devices=devices, processes=processes, module="tests.jax.agreeing")
+@pytest.mark.parametrize(
+    ("processes", "devices", "checks"), [(2, 4, "moves,mismatches"), (4, 2, "mismatches,outside,moves")]
+)
+def test_processes_agree(processes: int, devices: int, checks: str):
+    worker.check([checks], devices=devices, processes=processes, module="tests.jax.agreeing")
 
 
 @pytest.mark.slow
