@@ -78,8 +78,8 @@ def read(
     on_mesh = remesh(layout, mesh)
     if on_mesh is None:
         raise MeshError(
-            f"sharding {quoted(source)} is over the devices {_list_ids(layout.mesh)}, mesh {mesh} over "
-            f"{_list_ids(mesh)}, whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices "
+            f"sharding {quoted(source)} is over the devices {_spell_ids(layout.mesh)}, mesh {mesh} over "
+            f"{_spell_ids(mesh)}, whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices "
             f"that has these axes or products of them, or none"
         )
     return on_mesh
@@ -91,7 +91,7 @@ def _require_mesh(mesh: Mesh | None, source: str, kind: str, needs: str = "names
     return mesh
 
 
-def _list_ids(mesh: Mesh) -> str:
+def _spell_ids(mesh: Mesh) -> str:
     if mesh.device_ids is None:
         return f"0..{mesh.size - 1}"
     return f"[{', '.join(map(str, mesh.device_ids[:8]))}{', ...' if mesh.size > 8 else ''}]"

@@ -195,7 +195,7 @@ class Layout:
 
         sizes, raw = checked_shape(shape), hlo.parse(source)
         with about_sharding(source, sizes):
-            return cls._placed(hlo.placed(raw, len(sizes), num_devices), sizes, dtype)
+            return cls._placed(hlo.place_hlo(raw, len(sizes), num_devices), sizes, dtype)
 
     @classmethod
     def from_jax_text(cls, source: str, mesh: Mesh, shape: Sequence[int], dtype: object) -> Layout:

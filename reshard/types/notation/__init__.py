@@ -9,8 +9,8 @@
     scalapack        ScaLAPACK's descriptors   [1, 0, 1000, 800, 64, 32, 0, 0, 512] on a grid of 2 x 3
     einops           views, not shardings      l (three h d) m -> three l h d m
 
-Shared by them: `reader` takes text token by token, `sharding` has the plain data (`RawSharding`) and looks up
-its axes on a mesh (`place`), and `geometry.detect` recognizes the notation of a text.
+Shared by them: `sharding` has the plain data (`RawSharding`), looks up its axes on a mesh (`place`), and takes text
+token by token (`Reader`); `geometry.detect` recognizes the notation of a text.
 
 To add a notation, write a module whose `parse` or `read` returns plain data, give `Layout` a class method that
 imports it when called, and, if it is text, add the pattern of its first characters to

@@ -103,29 +103,19 @@ def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[i
     partial: list[int] = []
     reductions: set[str] = set()
     for axis, given in enumerate(each):
-        kind, dim, split = _placement(given, len(shape))
-        if kind == "partial":
+        name, dim, split, op = _parts(given)
+        if name == "Partial":
+            if op not in REDUCTIONS:
+                raise LayoutError(f"placement {given}: its reduction is {op!r}; use one of {', '.join(REDUCTIONS)}")
             partial.append(axis)
-            reductions.add(split)
-        elif kind == "shard":
-            dims[dim] = _sharded(dims[dim], shape[dim], int(split), mesh_shape[axis], axis, given)
+            reductions.add(REDUCTIONS[op])
+        elif name != "Replicate":
+            if not -len(shape) <= dim < len(shape):
+                raise LayoutError(f"placement {given}: the array has {len(shape)} dims")
+            dims[dim] = _shard_dim(dims[dim], shape[dim], split, mesh_shape[axis], axis, given)
     if len(reductions) > 1:
         raise LayoutError(f"placements {list(placements)} reduce by {sorted(reductions)}; a layout has one reduction")
     return RawDigits(tuple(tuple(digits) for digits in dims), tuple(partial), next(iter(reductions), None))
-
-
-def _placement(given: Any, rank: int) -> tuple[str, int, str]:
-    """("shard", dim, split factor), ("partial", 0, reduction) or ("replicate", 0, "")."""
-    name, dim, split, op = _parts(given)
-    if name == "Replicate":
-        return "replicate", 0, ""
-    if name == "Partial":
-        if op not in REDUCTIONS:
-            raise LayoutError(f"placement {given}: its reduction is {op!r}; use one of {', '.join(REDUCTIONS)}")
-        return "partial", 0, REDUCTIONS[op]
-    if not -rank <= dim < rank:
-        raise LayoutError(f"placement {given}: the array has {rank} dims")
-    return "shard", dim % rank, str(split)
 
 
 def _parts(given: Any) -> tuple[str, int, int, str]:
@@ -160,7 +150,7 @@ def _int(number: object, given: Any, least: int | None = None) -> int:
     return checked
 
 
-def _sharded(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:
+def _shard_dim(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:
     """The digits of a dim once `axis` holds `pieces` of its local part, after a local factor of `skip`."""
     if pieces == 1:
         return digits
@@ -172,25 +162,18 @@ def _sharded(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int,
     wanted: list[_Digit] = [(skip, None), (pieces, axis)] if skip > 1 else [(pieces, axis)]
     split: list[_Digit] = []
     for radix, holder in digits:
-        if holder is None:
-            parts, wanted = _split(radix, wanted, given)
-            split += parts
-        else:
+        # Local digits are split into the wanted ones, major first, and a local rest.
+        while holder is None and radix > 1 and wanted:
+            count, to = wanted.pop(0)
+            taken = math.gcd(count, radix)
+            if taken not in (count, radix):
+                raise LayoutError(f"placement {given}: a local part of {radix} is not {count} equal pieces")
+            split.append((taken, to))
+            radix //= taken
+            if taken < count:
+                wanted.insert(0, (count // taken, to))
+        if holder is not None or radix > 1:
             split.append((radix, holder))
     if wanted:
         raise LayoutError(f"placement {given}: no local part of its dim of {size} is left for {pieces} pieces")
     return split
-
-
-def _split(radix: int, wanted: list[_Digit], given: Any) -> tuple[list[_Digit], list[_Digit]]:
-    """Splits a local digit into the wanted ones and a local rest; returns these and what is still wanted."""
-    digits: list[_Digit] = []
-    while radix > 1 and wanted:
-        (count, holder), *rest = wanted
-        taken = math.gcd(count, radix)
-        if taken not in (count, radix):
-            raise LayoutError(f"placement {given}: a local part of {radix} is not {count} equal pieces")
-        digits.append((taken, holder))
-        radix //= taken
-        wanted = [(count // taken, holder), *rest] if taken < count else rest
-    return [*digits, (radix, None)] if radix > 1 else digits, wanted

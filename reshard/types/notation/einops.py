@@ -83,34 +83,27 @@ def _side(text: str, side: str) -> Side:
         token = match[1]
         if token is None:
             raise _unreadable(text, f"cannot read {match[2]!r}; names start with a letter, dims with (")
+        atoms = () if token == "1" else (token,)
         if token in "()":
             if (token == "(") != (bracket is None):
                 raise _unreadable(text, "brackets do not match; a dim is one pair, as in (a b)")
             dims += [] if bracket is None else [tuple(bracket)]
             bracket = [] if bracket is None else None
         elif bracket is None:
-            dims.append(_atom(token))
+            dims.append(atoms)
         elif token == "...":
             raise _unreadable(text, "... stands for whole dims; write it outside of brackets")
         else:
-            bracket += _atom(token)
+            bracket += atoms
     if bracket is not None:
         raise _unreadable(text, "a bracket is not closed; a dim is one pair, as in (a b)")
-    _check_once(text, [name for dim in dims for name in dim])
-    return tuple(dims)
-
-
-def _atom(token: str) -> tuple[str, ...]:
-    """The atoms of a token: one for a name, none for a 1."""
-    return () if token == "1" else (token,)
-
-
-def _check_once(text: str, names: Sequence[str]) -> None:
+    names = [name for dim in dims for name in dim]
     if len(names) > MOST_LISTED:
         raise _unreadable(text, f"{len(names)} atoms; at most {MOST_LISTED}")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise _unreadable(text, f"{twice} occurs twice on one side; name each atom once")
+    return tuple(dims)
 
 
 def _unreadable(text: str, why: str) -> NotationError:
@@ -130,28 +123,54 @@ class _Resolver:
     ) -> None:
         self._text = shortened(pattern.text)
         self._shapes = shapes
-        parts = {name: _part(name, part) for name, part in (*take.items(), *into.items())}
+        self._parts = parts = {name: _part(name, part) for name, part in (*take.items(), *into.items())}
+        # An array has no dim for an atom of which the other side has one index, unless it is written so.
         indexed = [{name for name in given if parts[name][2]} for given in (into, take)]
-        self._between = 0
-        self._sides = [
-            self._expanded(side, shape, drop)
-            for side, shape, drop in zip((pattern.source, pattern.target), shapes, indexed, strict=True)
-        ]
+        self._sides: list[list[tuple[str, ...]]] = []
+        between = 0
+        for side, shape, drop in zip((pattern.source, pattern.target), shapes, indexed, strict=True):
+            dims = list(side)
+            if ("...",) in dims:
+                at = dims.index(("...",))
+                between = between if shape is None else len(shape) - len(dims) + 1
+                dims[at : at + 1] = [(f"_{n}",) for n in range(between)]
+            kept = [dim for dim in dims if not (len(dim) == 1 and dim[0] in drop)]
+            if shape is None or (len(kept) < len(dims) and len(kept) == len(shape)):
+                dims = kept
+            elif len(dims) != len(shape):
+                raise self._error(f"{len(dims)} dims are written for an array of shape {tuple(shape)}; write one each")
+            self._sides.append(dims)
         self._names = list(dict.fromkeys(name for side in self._sides for dim in side for name in dim))
-        both = set(take) & set(into)
-        if both:
+        if both := set(take) & set(into):
             raise self._error(f"{quoted(min(both))} is in take and in into; make two moves")
-        self._known("sizes", sizes)
-        self._known("take", take)
-        self._known("into", into)
-        self._parts = parts
+        for what, given in (("sizes", sizes), ("take", take), ("into", into)):
+            for name in given:
+                if name not in self._names:
+                    raise self._error(
+                        f"{what} names {quoted(name)}, which is not an atom of it; its atoms are "
+                        f"{', '.join(self._names)}"
+                    )
         self._taken, self._filled = set(take), set(into)
-        self._sizes = {name: self._given(name, size) for name, size in sizes.items()}
-        self._sizes |= {name: self._given(name, written(name)) for name in self._names if name.isdigit()}
+        written_sizes = {name: written(name) for name in self._names if name.isdigit()}
+        self._sizes: dict[str, int] = {}
+        for name, size in (*sizes.items(), *written_sizes.items()):
+            checked = whole(size)
+            if checked is None:
+                raise self._error(f"{name}={quoted(size)}: a size is a whole number from 0 to {MOST}")
+            self._sizes[name] = checked
 
     def view(self) -> View:
         """The view; raises `NotationError` for sizes that are unknown or do not fit."""
-        self._infer()
+        # Sizes are inferred dim by dim until nothing more follows; each pass that goes on finds at least one.
+        while any(
+            [
+                self._infer_dim(side, dim, size)
+                for side, shape in enumerate(self._shapes)
+                if shape is not None
+                for dim, size in zip(self._sides[side], shape, strict=True)
+            ]
+        ):
+            pass
         unknown = [name for name in self._names if name not in self._sizes]
         if unknown:
             raise self._error(
@@ -159,16 +178,13 @@ class _Resolver:
                 f"{' and '.join(str(tuple(shape)) for shape in self._shapes if shape is not None)}; give "
                 f"{unknown[0]}=..."
             )
-        atoms = tuple(self._atom(name) for name in self._names)
-        self._check_both_sides(atoms)
-        numbers = {name: at for at, name in enumerate(self._names)}
-        source, target = (tuple(tuple(numbers[name] for name in dim) for dim in side) for side in self._sides)
-        view = View(atoms, source, target)
-        self._check_shapes(view)
-        return view
-
-    def _check_both_sides(self, atoms: Sequence[Atom]) -> None:
-        """Refuses an atom of several values that one side lacks."""
+        atoms: list[Atom] = []
+        for name in self._names:
+            size, window = self._sizes[name], None
+            if name in self._parts:
+                window, size = Window(self._bounds(name, size)[0], size), self._bounds(name, size)[1]
+            taken = name in self._taken
+            atoms.append(Atom(name, size, window if taken else None, None if taken else window))
         for side, (here, there, word) in enumerate((("source", "target", "into"), ("target", "source", "take"))):
             names = {name for dim in self._sides[side] for name in dim}
             for atom in atoms:
@@ -177,56 +193,13 @@ class _Resolver:
                         f"{atom.name} ({atom.size} values) is in the {there} but not in the {here}; name it on both "
                         f"sides, or choose one of its values with {word}={{{atom.name!r}: 0}}"
                     )
-
-    def _expanded(self, side: Side, shape: Sequence[int] | None, drop: set[str]) -> list[tuple[str, ...]]:
-        """The side with `...` replaced by dims, and without atoms of one index that the array does not have."""
-        dims = self._with_dims_between(list(side), shape)
-        kept = [dim for dim in dims if not (len(dim) == 1 and dim[0] in drop)]
-        if shape is None or (len(kept) < len(dims) and len(kept) == len(shape)):
-            return kept
-        if len(dims) != len(shape):
-            raise self._error(f"{len(dims)} dims are written for an array of shape {tuple(shape)}; write one each")
-        return dims
-
-    def _with_dims_between(self, dims: list[tuple[str, ...]], shape: Sequence[int] | None) -> list[tuple[str, ...]]:
-        if ("...",) not in dims:
-            return dims
-        at = dims.index(("...",))
-        if shape is not None:
-            self._between = len(shape) - len(dims) + 1
-        return [*dims[:at], *((f"_{n}",) for n in range(self._between)), *dims[at + 1 :]]
-
-    def _known(self, what: str, given: Mapping[str, object]) -> None:
-        for name in given:
-            if name not in self._names:
-                raise self._error(
-                    f"{what} names {quoted(name)}, which is not an atom of it; its atoms are {', '.join(self._names)}"
-                )
-
-    def _given(self, name: str, size: object) -> int:
-        checked = whole(size)
-        if checked is None:
-            raise self._error(f"{name}={quoted(size)}: a size is a whole number from 0 to {MOST}")
-        return checked
-
-    def _on_side(self, name: str, side: int) -> int | None:
-        """The atom's values on a side, None while they are unknown."""
-        if name not in (self._filled if side == 0 else self._taken):
-            return self._sizes.get(name)
-        start, stop, _ = self._parts[name]
-        if stop is None or stop < 0 or start < 0:
-            size = self._sizes.get(name)
-            return None if size is None else self._bounds(name, size)[1]
-        return stop - start
-
-    def _infer(self) -> None:
-        """Infers sizes dim by dim until nothing more follows; each pass that goes on finds at least one."""
-        changed = True
-        while changed:
-            changed = False
-            for side, shape in enumerate(self._shapes):
-                for dim, size in zip(self._sides[side], shape, strict=True) if shape is not None else ():
-                    changed = self._infer_dim(side, dim, size) or changed
+        numbers = {name: at for at, name in enumerate(self._names)}
+        source, target = (tuple(tuple(numbers[name] for name in dim) for dim in side) for side in self._sides)
+        view = View(tuple(atoms), source, target)
+        for what, made, shape in zip(_SIDES, (view.source_shape, view.target_shape), self._shapes, strict=True):
+            if shape is not None and made != tuple(shape):
+                raise self._error(f"its sizes make a {what} of global shape {made}, but the {what} has {tuple(shape)}")
+        return view
 
     def _infer_dim(self, side: int, dim: tuple[str, ...], size: int) -> bool:
         """Infers the one unknown size of a dim from the others; says whether it did."""
@@ -245,6 +218,16 @@ class _Resolver:
         self._sizes[unknown[0]] = size // others
         return True
 
+    def _on_side(self, name: str, side: int) -> int | None:
+        """The atom's values on a side, None while they are unknown."""
+        if name not in (self._filled if side == 0 else self._taken):
+            return self._sizes.get(name)
+        start, stop, _ = self._parts[name]
+        if stop is None or stop < 0 or start < 0:
+            size = self._sizes.get(name)
+            return None if size is None else self._bounds(name, size)[1]
+        return stop - start
+
     def _bounds(self, name: str, size: int) -> tuple[int, int]:
         """Where the part of an atom of this size starts, and how many values it has."""
         start, stop, single = self._parts[name]
@@ -253,22 +236,6 @@ class _Resolver:
         if not 0 <= start <= stop <= size:
             raise self._error(f"{name} has {size} values; {start}:{stop} is not a part of them")
         return start, stop - start
-
-    def _atom(self, name: str) -> Atom:
-        size = self._sizes[name]
-        if name not in self._parts:
-            return Atom(name, size)
-        start, count = self._bounds(name, size)
-        window = Window(start, size)
-        return Atom(name, count, window) if name in self._taken else Atom(name, count, None, window)
-
-    def _check_shapes(self, view: View) -> None:
-        for what, made, shape in (
-            ("source", view.source_shape, self._shapes[0]),
-            ("target", view.target_shape, self._shapes[1]),
-        ):
-            if shape is not None and made != tuple(shape):
-                raise self._error(f"its sizes make a {what} of global shape {made}, but the {what} has {tuple(shape)}")
 
     def _error(self, why: str) -> NotationError:
         return NotationError(f"view {quoted(self._text)}: {why}")

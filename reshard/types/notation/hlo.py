@@ -7,7 +7,7 @@
     numbers  = id {"," id} | ["<="] "[" sizes "]" ["T(" permutation ")"]  the devices, tile by tile
     last     = "last_tile_dim_replicate" | "last_tile_dims={" kind {"," kind} "}"
     kind     = "replicated" | "manual" | "unreduced"                      of tile dims past the array's
-    named    = value, as in `reader`, with single quotes and also "manual={...}"
+    named    = value, as in `sharding`, with single quotes and also "manual={...}"
              | "replicated" | "unreduced" ["=" op] | "manual"
     note     = "metadata={...}" | "shard_as" id | "shard_like" id         read and dropped
 
@@ -34,9 +34,8 @@ import re
 from typing import NamedTuple, NoReturn
 
 from reshard.errors import LayoutError, MeshError, NotationError, quoted
-from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.notation.reader import Reader, axis_size, op, value
-from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, place
+from reshard.types.mesh import Mesh
+from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, Reader, place
 from reshard.types.whole import whole
 
 KINDS = ("replicated", "manual", "unreduced")
@@ -90,21 +89,31 @@ def parse(text: str) -> Tiling | Untiled | RawSharding:
     reader.need("{", _ADVICE)
     if reader.sees("{"):
         reader.fail("it is the sharding of a tuple; give that of one element")
-    raw = _body(reader)
-    _notes(reader)
+    raw = _read_body(reader)
+    # Metadata and sharing groups do not affect where elements are.
+    while not reader.sees("}"):
+        reader.take(",")
+        at, word = reader.at, reader.word()
+        if word == "metadata":
+            reader.need("=", "write metadata={...}")
+            reader.skip_braces()
+        elif word in ("shard_as", "shard_like"):
+            reader.number(f"write {word} 1")
+        else:
+            reader.fail("close the sharding with }", at)
     reader.need("}", "close the sharding with }")
     reader.match(_TAIL)
     reader.end()
     return raw
 
 
-def placed(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> Placed:
+def place_hlo(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> Placed:
     """Places the sharding of an array of rank `rank` on its own mesh.
 
     `num_devices` is 1 for unknown. It is needed where the text does not say how many devices there are, and
     raises `MeshError` where it contradicts the text.
 
-    >>> mesh, dims, *_ = placed(parse("{devices=[2,1,4]<=[4,2]T(1,0)}"), 3, 1)
+    >>> mesh, dims, *_ = place_hlo(parse("{devices=[2,1,4]<=[4,2]T(1,0)}"), 3, 1)
     >>> print(mesh, [[axis.axis for axis in dim] for dim in dims])
     <d0=4, d1=2> [['d1'], [], ['d0']]
     """
@@ -118,7 +127,9 @@ def placed(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> 
                 "it is unreduced over an unknown number of devices; say how many, 2 or more, with num_devices"
             )
         return Placed(mesh, ((),) * rank, axes if raw.kind == "unreduced" else ())
-    sharding = _tiled(raw, rank) if isinstance(raw, Tiling) else place(raw if raw.dims else raw.padded(rank), None)
+    sharding = (
+        _place_tiling(raw, rank) if isinstance(raw, Tiling) else place(raw if raw.dims else raw.padded(rank), None)
+    )
     if num_devices not in (1, sharding.mesh.size):
         raise MeshError(
             f"it is over {sharding.mesh.size} devices, but {num_devices} are given (as num_devices, or as the size of "
@@ -127,13 +138,13 @@ def placed(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> 
     return sharding
 
 
-def _body(reader: Reader) -> Tiling | Untiled | RawSharding:
+def _read_body(reader: Reader) -> Tiling | Untiled | RawSharding:
     at, word = reader.at, reader.word()
     match word:
         case "devices":
-            return _assignment(reader)
+            return _read_tiling(reader)
         case "mesh":
-            return _named(reader)
+            return _read_named(reader)
         case "replicated" | "unreduced":
             return Untiled(word)
         case "maximal" | "maximal_mesh" | "single_device":
@@ -151,42 +162,28 @@ def _refuse(reader: Reader, why: str) -> NoReturn:
     raise LayoutError(f"HLO sharding {quoted(reader.text)}: {why}")
 
 
-def _notes(reader: Reader) -> None:
-    """Skips metadata and sharing groups: they do not affect where elements are."""
-    while not reader.sees("}"):
-        reader.take(",")
-        at, word = reader.at, reader.word()
-        if word == "metadata":
-            reader.need("=", "write metadata={...}")
-            reader.skip_braces()
-        elif word in ("shard_as", "shard_like"):
-            reader.number(f"write {word} 1")
-        else:
-            reader.fail("close the sharding with }", at)
-
-
-def _assignment(reader: Reader) -> Tiling:
+def _read_tiling(reader: Reader) -> Tiling:
     """Reads what follows `devices`: `=[2,4]<=[8]`, and the kinds of the last tile dims."""
     reader.need("=", "write devices=[2,4]<=[8]")
     reader.need("[", "write devices=[2,4]<=[8]")
-    sizes = _sizes(reader)
-    runs, ids = _numbers(reader, math.prod(sizes))
+    sizes = _read_sizes(reader)
+    runs, ids = _read_devices(reader, math.prod(sizes))
     kinds: tuple[str, ...] = ()
     if reader.take("last_tile_dim_replicate"):
         kinds = ("replicated",)
     elif reader.take("last_tile_dims"):
         reader.need("=", "write last_tile_dims={manual}")
         reader.need("{", "write last_tile_dims={manual}")
-        kinds = reader.items(lambda: _kind(reader), "}")
+
+        def read_kind() -> str:
+            at, word = reader.at, reader.word()
+            return word if word in KINDS else reader.fail(f"the last tile dims are {', '.join(KINDS)}", at)
+
+        kinds = reader.items(read_kind, "}")
     return Tiling(reader.text, sizes, kinds, runs, ids)
 
 
-def _kind(reader: Reader) -> str:
-    at, word = reader.at, reader.word()
-    return word if word in KINDS else reader.fail(f"the last tile dims are {', '.join(KINDS)}", at)
-
-
-def _sizes(reader: Reader) -> tuple[int, ...]:
+def _read_sizes(reader: Reader) -> tuple[int, ...]:
     at = reader.at
     sizes = reader.items(lambda: reader.number("sizes are whole numbers, as in [2,4]"), "]")
     if not sizes or min(sizes) < 1:
@@ -194,15 +191,24 @@ def _sizes(reader: Reader) -> tuple[int, ...]:
     return sizes
 
 
-def _numbers(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None, tuple[int, ...] | None]:
+def _read_devices(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None, tuple[int, ...] | None]:
     """Reads the devices in order: as runs if they are a transposed iota, else as a list of ids."""
     iota = reader.take("<=")
     if reader.take("["):
-        at, dims = reader.at, _sizes(reader)
+        at, dims = reader.at, _read_sizes(reader)
         if math.prod(dims) != count:
             given = " x ".join(map(str, dims))
             reader.fail(f"{given} is not the {count} devices of the tiles or axes; make them equal", at)
-        return _iota(dims, _permutation(reader, len(dims))), None
+        order = tuple(range(len(dims)))
+        if reader.take("T"):
+            at = reader.at
+            reader.need("(", "write a transposition as T(1,0)")
+            order = reader.items(lambda: reader.number("write a transposition as T(1,0)"), ")")
+            if sorted(order) != list(range(len(dims))):
+                reader.fail(
+                    f"the transposition must order the {len(dims)} dims before it, each of 0..{len(dims) - 1} once", at
+                )
+        return _iota_runs(dims, order), None
     listed = reader.match(re.compile(r"[0-9]{1,18}(?:\s*,\s*[0-9]{1,18})*(?![0-9])"))
     if listed is None or iota:
         reader.fail(f"it does not say which device has which tile; write <=[{count}], or one device id per tile")
@@ -212,22 +218,11 @@ def _numbers(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None, tupl
             f"{reader.what} {quoted(reader.text)}: it lists {len(ids)} device ids, {len(set(ids))} of them different, "
             f"for {count} tiles or mesh positions; give one device each"
         )
-    runs = _as_iota(ids)
+    runs = _find_iota(ids)
     return runs, ids if runs is None else None
 
 
-def _permutation(reader: Reader, rank: int) -> tuple[int, ...]:
-    if not reader.take("T"):
-        return tuple(range(rank))
-    at = reader.at
-    reader.need("(", "write a transposition as T(1,0)")
-    order = reader.items(lambda: reader.number("write a transposition as T(1,0)"), ")")
-    if sorted(order) != list(range(rank)):
-        reader.fail(f"the transposition must order the {rank} dims before it, each of 0..{rank - 1} once", at)
-    return order
-
-
-def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[IdRun, ...]:
+def _iota_runs(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[IdRun, ...]:
     """The runs of a transposed iota, major to minor; neighbours that continue one another are merged."""
     runs: list[IdRun] = []
     for at in order:
@@ -240,7 +235,7 @@ def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[IdRun, ...]:
     return tuple(runs)
 
 
-def _as_iota(ids: tuple[int, ...]) -> tuple[IdRun, ...] | None:
+def _find_iota(ids: tuple[int, ...]) -> tuple[IdRun, ...] | None:
     """The runs of the transposed iota that lists exactly these ids, None if there is none.
 
     0 2 4 6 1 3 5 7    the longest evenly spaced start, 0 2 4 6, is the minor run: 4 ids, 2 apart
@@ -260,10 +255,10 @@ def _as_iota(ids: tuple[int, ...]) -> tuple[IdRun, ...] | None:
         left = left[::size]
     by_stride = sorted(runs)
     strides = [math.prod(run.size for run in by_stride[:at]) for at in range(len(by_stride))]
-    return tuple(runs) if [run.stride for run in by_stride] == strides and _listed(runs) == ids else None
+    return tuple(runs) if [run.stride for run in by_stride] == strides and _list_ids(runs) == ids else None
 
 
-def _listed(runs: list[IdRun] | tuple[IdRun, ...]) -> tuple[int, ...]:
+def _list_ids(runs: list[IdRun] | tuple[IdRun, ...]) -> tuple[int, ...]:
     """The ids that the runs enumerate, the last run varying fastest."""
     count = math.prod(run.size for run in runs)
     if count > MOST_IDS:
@@ -274,64 +269,53 @@ def _listed(runs: list[IdRun] | tuple[IdRun, ...]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _named(reader: Reader) -> RawSharding | Untiled:
+def _read_named(reader: Reader) -> RawSharding | Untiled:
     """Reads what follows `mesh`: its axes, its device ids, and the axes of each dim, or one word for all dims."""
     reader.need("[", "write the mesh as mesh['x'=4,'y'=2]")
-    axes = reader.items(lambda: axis_size(reader), "]")
-    mesh = RawMesh(axes, _device_ids(reader, math.prod(size for _, size in axes)))
-    reader.need(",", "one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}")
+    axes = reader.items(reader.axis_size, "]")
+    ids: tuple[int, ...] | None = None
+    if reader.match(_IDS):
+        runs, ids = _read_devices(reader, math.prod(size for _, size in axes))
+        reader.need(")", "close the device ids with )")
+        ids = _list_ids(runs or ()) if ids is None else ids
+    mesh, advice = RawMesh(axes, ids), "one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}"
+    reader.need(",", advice)
     if reader.sees("["):
-        return value(reader, _KEYS)._replace(mesh=mesh)
+        return reader.value(_KEYS)._replace(mesh=mesh)
     at, word = reader.at, reader.word()
     if word not in KINDS:
-        reader.fail("one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}", at)
+        reader.fail(advice, at)
     if word == "manual":
         return _refuse(reader, _MANUAL)
     if not axes:
         return Untiled(word)
     unreduced = tuple(name for name, _ in axes) if word == "unreduced" else ()
-    reduction = op(reader) if word == "unreduced" and reader.take("=") else "sum"
+    reduction = reader.reduction() if word == "unreduced" and reader.take("=") else "sum"
     return RawSharding((), unreduced=unreduced, reduction=reduction, mesh=mesh)
 
 
-def _device_ids(reader: Reader, count: int) -> tuple[int, ...] | None:
-    if not reader.match(_IDS):
-        return None
-    runs, ids = _numbers(reader, count)
-    reader.need(")", "close the device ids with )")
-    return _listed(runs or ()) if ids is None else ids
-
-
-def _tiled(raw: Tiling, rank: int) -> Placed:
+def _place_tiling(raw: Tiling, rank: int) -> Placed:
     """Places each tile dim on axes of the iota where these divide, else on an axis of its own."""
     if len(raw.sizes) - len(raw.kinds) != rank:
         raise LayoutError(
             f"it has {len(raw.sizes) - len(raw.kinds)} tile dims of an array ({len(raw.sizes)} less {len(raw.kinds)} "
             f"for last tile dims), but the array has {rank}; give one tile size per dim, 1 for a dim that is not split"
         )
-    mesh, axes = _iota_axes(raw) or _own_axes(raw)
+    dims = None if raw.runs is None else _deal_runs(raw.runs, raw.sizes)
+    if raw.runs is not None and dims is not None:
+        mesh = Mesh((f"d{at}", run.size) for at, run in enumerate(sorted(raw.runs, reverse=True)))
+        axes = [tuple(sub for run in dim for sub in mesh.sub_axes(*run)) for dim in dims]
+    else:
+        split = [size for size in raw.sizes if size > 1]
+        ids = raw.ids or _list_ids(raw.runs or ())
+        mesh = Mesh(((f"d{at}", size) for at, size in enumerate(split)), device_ids=ids)
+        names = iter(mesh.axes)
+        axes = [(mesh.sub_axis(next(names)),) if size > 1 else () for size in raw.sizes]
     last = zip(raw.kinds, axes[rank:], strict=True)
     return Placed(mesh, tuple(axes[:rank]), tuple(sub for kind, dim in last if kind == "unreduced" for sub in dim))
 
 
-def _iota_axes(raw: Tiling) -> tuple[Mesh, list[tuple[SubAxis, ...]]] | None:
-    """The mesh of the iota's dims and the sub-axes of each tile dim; None if they do not divide."""
-    dims = None if raw.runs is None else _dealt(raw.runs, raw.sizes)
-    if raw.runs is None or dims is None:
-        return None
-    mesh = Mesh((f"d{at}", run.size) for at, run in enumerate(sorted(raw.runs, reverse=True)))
-    return mesh, [tuple(sub for run in dim for sub in mesh.sub_axes(*run)) for dim in dims]
-
-
-def _own_axes(raw: Tiling) -> tuple[Mesh, list[tuple[SubAxis, ...]]]:
-    """A mesh with one axis for each tile dim, its devices listed."""
-    split = [size for size in raw.sizes if size > 1]
-    mesh = Mesh(((f"d{at}", size) for at, size in enumerate(split)), device_ids=raw.ids or _listed(raw.runs or ()))
-    names = iter(mesh.axes)
-    return mesh, [(mesh.sub_axis(next(names)),) if size > 1 else () for size in raw.sizes]
-
-
-def _dealt(runs: tuple[IdRun, ...], sizes: tuple[int, ...]) -> list[list[IdRun]] | None:
+def _deal_runs(runs: tuple[IdRun, ...], sizes: tuple[int, ...]) -> list[list[IdRun]] | None:
     """Deals the runs out to the tile dims, major to minor; None if a size cuts a run unevenly.
 
     sizes 2, 1, 4 of runs 4, 2    the first takes 2 of the run of 4, the last the other 2 and the run of 2
@@ -359,7 +343,7 @@ def _dealt(runs: tuple[IdRun, ...], sizes: tuple[int, ...]) -> list[list[IdRun]]
 #
 #     sharding = ["sdy.sharding ="] ["#sdy.sharding"] "<" mesh "," value ">"
 #              | "#sdy.sharding_per_value<[<" mesh "," value ">]>"      one value only
-#              | value                                                  as in `reader`
+#              | value                                                  as in `sharding`
 #     mesh     = "@" symbol | "mesh<[" [axis-size {"," axis-size}] "]" ["," "device_ids" "=" "[" ids "]"] ">"
 #
 # For example `#sdy.sharding<@mesh, [{"x", "y":(1)2}, {?}], unreduced={"z"}>`: dim 0 is split by x and by
@@ -382,48 +366,41 @@ def parse_shardy(text: str) -> RawSharding:
     reader = Reader("Shardy sharding", text.replace('\\"', '"'))  # quotes are escaped inside HLO attributes
     reader.match(_SHARDY_HEAD)
     if reader.take("#sdy.sharding_per_value"):
-        raw = _per_value(reader)
+        # A list of exactly one sharding, <[<@mesh, [{}]>]>.
+        reader.need("<", "write #sdy.sharding_per_value<[...]>")
+        reader.need("[", "write #sdy.sharding_per_value<[...]>")
+        reader.need("<", "a per-value sharding has its values in <>, as in [<@mesh, [{}]>]")
+        raw = _read_framed(reader)
+        if reader.take(","):
+            reader.fail("it lists several values; give the sharding of one of them")
+        reader.need("]", "close the list of values with ]>")
+        reader.need(">", "close the list of values with ]>")
     elif reader.take("#sdy.sharding") or reader.sees("<"):
         reader.need("<", 'write #sdy.sharding<@mesh, [{"x"}, {}]>')
-        raw = _framed(reader)
+        raw = _read_framed(reader)
     else:
-        raw = value(reader)
+        raw = reader.value()
     reader.end()
     return raw
 
 
-def _per_value(reader: Reader) -> RawSharding:
-    """Reads a list of exactly one sharding, `<[<@mesh, [{}]>]>`."""
-    reader.need("<", "write #sdy.sharding_per_value<[...]>")
-    reader.need("[", "write #sdy.sharding_per_value<[...]>")
-    reader.need("<", "a per-value sharding has its values in <>, as in [<@mesh, [{}]>]")
-    raw = _framed(reader)
-    if reader.take(","):
-        reader.fail("it lists several values; give the sharding of one of them")
-    reader.need("]", "close the list of values with ]>")
-    reader.need(">", "close the list of values with ]>")
-    return raw
-
-
-def _framed(reader: Reader) -> RawSharding:
+def _read_framed(reader: Reader) -> RawSharding:
     """Reads the mesh and the value after `<`, and the closing `>`."""
-    mesh = None if reader.match(_SYMBOL) else _mesh(reader)
+    mesh: RawMesh | None = None
+    if not reader.match(_SYMBOL):
+        advice = 'name the mesh, as in <@mesh, [{}]>, or write it, as in <mesh<["x"=2]>, [{"x"}]>'
+        for token in ("mesh", "<", "["):
+            reader.need(token, advice)
+        axes = reader.items(reader.axis_size, "]")
+        ids = None
+        if reader.match(_SHARDY_IDS):
+            reader.need("[", "write device_ids=[0, 1]")
+            ids = reader.items(lambda: reader.number("device ids are whole numbers"), "]")
+        reader.need(">", advice)
+        if ids and not axes:
+            raise LayoutError(f"Shardy sharding {quoted(reader.text)}: {NO_TILE.format(device=ids[0])}")
+        mesh = RawMesh(axes, ids)
     reader.need(",", "a comma follows the mesh, as in <@mesh, [{}]>")
-    raw = value(reader)
+    raw = reader.value()
     reader.need(">", "close the sharding with >")
     return raw._replace(mesh=mesh)
-
-
-def _mesh(reader: Reader) -> RawMesh:
-    advice = 'name the mesh, as in <@mesh, [{}]>, or write it, as in <mesh<["x"=2]>, [{"x"}]>'
-    for token in ("mesh", "<", "["):
-        reader.need(token, advice)
-    axes = reader.items(lambda: axis_size(reader), "]")
-    ids = None
-    if reader.match(_SHARDY_IDS):
-        reader.need("[", "write device_ids=[0, 1]")
-        ids = reader.items(lambda: reader.number("device ids are whole numbers"), "]")
-    reader.need(">", advice)
-    if ids and not axes:
-        raise LayoutError(f"Shardy sharding {quoted(reader.text)}: {NO_TILE.format(device=ids[0])}")
-    return RawMesh(axes, ids)

@@ -6,14 +6,36 @@
 
 The split between reading and placing keeps parsers free of meshes: a typo in the text is a
 `NotationError` of the parser, an axis that the mesh does not have is a `MeshError` of `place`.
+
+A `Reader` takes text token by token, and has the pieces of grammar that Shardy's and HLO's shardings share:
+
+    value     = "[" [dim {"," dim}] "]" {"," list}
+    dim       = "{" [axis {"," axis}] ["," "?"] "}" ["p" priority]     axes major to minor
+    axis      = '"' name '"' [":(" pre ")" size]
+    axis-size = '"' name '"' "=" size
+    list      = "replicated" "=" axes | "unreduced" "=" [op] axes      and others, by notation
+    op        = "sum" | "max" | "min"
+
+A `?` (an open dim) and a priority only guide the compiler's propagation: they are read and dropped.
+Quotes may be double, single or left out.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, TypeVar
 
-from reshard.errors import MeshError
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.errors import MeshError, NotationError, quoted, shortened
+from reshard.types.mesh import AXIS_NAME, Mesh, SubAxis
+
+T = TypeVar("T")
+_NUMBER = re.compile(r"[0-9]{1,18}(?![0-9])")
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(rf"\"({AXIS_NAME})\"|'({AXIS_NAME})'|({AXIS_NAME})")
+_SUB_AXIS = re.compile(r":\s*\(\s*([0-9]{1,18})\s*\)\s*([0-9]{1,18})(?![0-9])")
+_PRIORITY = re.compile(r"p[0-9]+")
+_BRACED = re.compile(r"[^{}\"]+|\"(?:[^\"\\]|\\.)*\"|[{}]")
 
 NO_TILE = (
     "the whole array is on one device and the others hold nothing, but in a layout every device of the mesh holds "
@@ -82,3 +104,152 @@ def place(raw: RawSharding, mesh: Mesh | None) -> Placed:
         raw.reduction,
         tuple(known.sub_axis(axis) for axis in (*raw.replicated, *raw.manual)),
     )
+
+
+class Reader:
+    """Takes a text token by token from the left, skipping blanks between tokens.
+
+    >>> reader = Reader("list", "[4, 2]")
+    >>> reader.take("["), reader.items(lambda: reader.number("write a number"), "]")
+    (True, (4, 2))
+    """
+
+    def __init__(self, what: str, text: str) -> None:
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NotationError(f"{what} {quoted(text)} is not text; give a str")
+        self.what = what
+        self.text = text
+        self.at = 0
+
+    def sees(self, token: str) -> bool:
+        """Whether the token comes next."""
+        self._skip()
+        return self.text.startswith(token, self.at)
+
+    def take(self, token: str) -> bool:
+        """Takes the token if it comes next, and returns whether it did."""
+        if not self.sees(token):
+            return False
+        self.at += len(token)
+        return True
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Takes the text that matches the pattern here, None without taking anything if none does."""
+        self._skip()
+        match = pattern.match(self.text, self.at)
+        self.at = match.end() if match else self.at
+        return match
+
+    def need(self, token: str, advice: str) -> None:
+        """Takes the token, or fails."""
+        if not self.take(token):
+            self.fail(advice)
+
+    def word(self) -> str:
+        """Takes the next word; returns an empty one if none comes next."""
+        match = self.match(_WORD)
+        return match[0] if match else ""
+
+    def number(self, advice: str) -> int:
+        """Takes the next whole number, or fails."""
+        match = self.match(_NUMBER)
+        return int(match[0]) if match else self.fail(advice)
+
+    def items(self, item: Callable[[], T], close: str) -> tuple[T, ...]:
+        """Takes items separated by commas, up to and including the closing token."""
+        items: list[T] = []
+        while not self.take(close):
+            if items:
+                self.need(",", f"separate items with commas and close the list with {close}")
+            items.append(item())
+        return tuple(items)
+
+    def skip_braces(self) -> None:
+        """Takes a braced block, whatever its content."""
+        depth = 0
+        while token := self.match(_BRACED):
+            depth += {"{": 1, "}": -1}.get(token[0], 0)
+            if depth <= 0:
+                return
+        self.fail("close the block with }")
+
+    def end(self) -> None:
+        """Fails unless the whole text is taken."""
+        self._skip()
+        if self.at < len(self.text):
+            self.fail("nothing may follow the sharding")
+
+    def fail(self, advice: str, at: int | None = None) -> NoReturn:
+        """Raises `NotationError` with the text, the place `at` (by default the current one), and the advice."""
+        rest = self.text[self.at if at is None else at :].strip()
+        place = f"cannot read {shortened(rest, 40)!r}" if rest else "it ends too early"
+        raise NotationError(f"{self.what} {quoted(self.text)}: {place}; {advice}")
+
+    def _skip(self) -> None:
+        while self.at < len(self.text) and self.text[self.at].isspace():
+            self.at += 1
+
+    def value(self, keys: tuple[str, ...] = ("replicated", "unreduced")) -> RawSharding:
+        """Takes dims and the lists after them, `[{"y"}, {}], replicated={"x"}`; `keys` are the lists allowed.
+
+        >>> Reader("sharding", '[{"y"}, {}], replicated={"x"}').value()[:2]
+        ((('y',), ()), ('x',))
+        """
+        self.need("[", 'write one {} per dim in [], as in [{"y"}, {}, {"x"}]')
+        dims = self.items(self._dim, "]")
+        lists: dict[str, tuple[str, ...]] = {}
+        reduction = "sum"
+        while self.take(","):
+            at, key = self.at, self.word()
+            if key not in keys or key in lists:
+                self.fail(f"each of {', '.join(keys)} may follow the dims once", at)
+            self.take("=")
+            if key == "metadata":
+                self.skip_braces()
+                lists[key] = ()
+                continue
+            if key == "unreduced":
+                reduction = self.reduction()
+            self.need("{", f'write {key}={{"x"}}')
+            lists[key] = self.items(self.axis, "}")
+        replicated, unreduced, manual = (lists.get(key, ()) for key in ("replicated", "unreduced", "manual"))
+        return RawSharding(dims, replicated, unreduced, reduction, manual)
+
+    def _dim(self) -> tuple[str, ...]:
+        self.need("{", 'write each dim in braces, as in {"x"} or {}')
+        axes: list[str] = []
+        while not self.take("}"):
+            if axes:
+                self.need(",", "separate the axes of a dim with commas and close it with }")
+            if self.take("?"):
+                self.need("}", "? comes last in a dim")
+                break
+            axes.append(self.axis())
+        self.match(_PRIORITY)
+        return tuple(axes)
+
+    def reduction(self) -> str:
+        """Takes the reduction of unreduced axes, a sum by default."""
+        at, name = self.at, self.word()
+        if name and name not in OPS:
+            self.fail(f"unreduced axes have {', '.join(OPS)}", at)
+        return name or "sum"
+
+    def axis(self) -> str:
+        """Takes `"x"` or `"x":(1)2`, and returns `x` or `x:(1)2`."""
+        name = self.match(_NAME)
+        if name is None:
+            self.fail('write an axis as "x" or "x":(pre)size; a name is a letter or _, then letters, digits, _ . -')
+        factor = self.match(_SUB_AXIS)
+        if factor is None and self.sees(":"):
+            self.fail('write a sub-axis as "x":(pre)size, with two whole numbers')
+        return name[name.lastindex or 1] + (f":({factor[1]}){factor[2]}" if factor else "")
+
+    def axis_size(self) -> tuple[str, int]:
+        """Takes `"x"=4`, an axis of a mesh and its size."""
+        advice = 'write the axes of a mesh as "x"=4'
+        name = self.match(_NAME)
+        if name is None:
+            self.fail(f"{advice}; a name is a letter or _, then letters, digits, _ . -")
+        self.need("=", advice)
+        return name[name.lastindex or 1], self.number(advice)

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from reshard.errors import NotationError
-from reshard.types.notation.reader import Reader, axis, axis_size, op, value
-from reshard.types.notation.sharding import RawSharding
+from reshard.types.notation.sharding import RawSharding, Reader
 
 
 def reader(text: str) -> Reader:
@@ -81,26 +80,26 @@ def test_failures_name_the_text_the_place_and_what_to_do(fails, text: str, messa
     ],
 )
 def test_value(text: str, sharding: RawSharding):
-    assert value(reader(text)) == sharding
+    assert reader(text).value() == sharding
 
 
 def test_only_the_lists_that_a_notation_has_are_read():
     keys = ("manual", "metadata")
-    assert value(reader('[{}], manual={x}, metadata={op_name="}"}'), keys) == RawSharding(((),), manual=("x",))
+    assert reader('[{}], manual={x}, metadata={op_name="}"}').value(keys) == RawSharding(((),), manual=("x",))
     with pytest.raises(NotationError, match="each of manual, metadata may follow the dims once"):
-        value(reader("[{}], replicated={x}"), keys)
+        reader("[{}], replicated={x}").value(keys)
     with pytest.raises(NotationError, match="may follow the dims once"):
-        value(reader("[{}], manual={x}, manual={y}"), keys)
+        reader("[{}], manual={x}, manual={y}").value(keys)
 
 
 @pytest.mark.parametrize(("text", "name"), [('"x"', "x"), ("'a.b-c'", "a.b-c"), ("x : ( 2 ) 4", "x:(2)4")])
 def test_axis(text: str, name: str):
-    assert axis(reader(text)) == name
+    assert reader(text).axis() == name
 
 
 def test_axis_size_and_op():
-    assert axis_size(reader('"x" = 4')) == ("x", 4)
-    assert [op(reader(text)) for text in ("", "{", "min{", "sum")] == ["sum", "sum", "min", "sum"]
-    for fails in (lambda: axis_size(reader("x 4")), lambda: axis_size(reader("=4")), lambda: op(reader("mean{"))):
+    assert reader('"x" = 4').axis_size() == ("x", 4)
+    assert [reader(text).reduction() for text in ("", "{", "min{", "sum")] == ["sum", "sum", "min", "sum"]
+    for fails in (reader("x 4").axis_size, reader("=4").axis_size, reader("mean{").reduction):
         with pytest.raises(NotationError):
             fails()
