@@ -37,10 +37,27 @@ def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
     size = dim.size
     if size == 0:  # No device holds an element, whatever the digits are.
         return Dim((Digit(0, None),), 0)
-    digits = _merge_local(dim.digits)
+    # Digits of radix 1 are dropped. Neighbours are merged if both are local, or held by consecutive sub-axes of one.
+    digits: list[Digit] = []
+    for digit in dim.digits:
+        if digit.radix == 1:
+            continue
+        axis, above = digit.axis, digits[-1].axis if digits else None
+        joined = None if axis is None or above is None else _join_axes(above, axis)
+        if digits and axis is None and above is None:
+            digits[-1] = Digit(digits[-1].radix * digit.radix, None)
+        elif joined is not None:
+            digits[-1] = Digit(joined.size, joined)
+        else:
+            digits.append(digit)
     one_round = dim.digits[:1] == ((1, None),)
     if digits and digits[0].axis is None and any(d.radix == 1 and d.axis is not None for d in dim.digits):
-        one_round = _trim_rounds(digits, size)
+        # Where blocks are dealt along an axis of one device, that digit was dropped, so rounds and blocks have merged
+        # into one local digit: rounds without elements go, since it must not count the padding of the last block.
+        unit = math.prod(d.radix for d in digits[1:])
+        rounds = min(digits.pop(0).radix, -(-size // unit))
+        one_round = rounds == 1
+        digits[:0] = [] if one_round else [Digit(rounds, None)]
     return Dim(tuple(check_exact_cover(digits, size, one_round, at)), size)
 
 
@@ -48,7 +65,7 @@ def canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, 
     """*Canonical form* of partial sub-axes: sorted major to minor and merged, since a reduction has no order."""
     merged: list[SubAxis] = []
     for axis in sorted((a for a in partial if mesh.checked(a).size > 1), key=mesh.stride, reverse=True):
-        joined = _joined_axes(merged[-1], axis) if merged else None
+        joined = _join_axes(merged[-1], axis) if merged else None
         if joined is None:
             merged.append(axis)
         else:
@@ -56,12 +73,26 @@ def canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, 
     return tuple(merged)
 
 
+def _join_axes(major: SubAxis, minor: SubAxis) -> SubAxis | None:
+    """The sub-axis that two consecutive ones of one axis make up."""
+    if major.axis != minor.axis or major.pre * major.size != minor.pre:
+        return None
+    return SubAxis(major.axis, major.pre, major.size * minor.size)
+
+
 def check_whole_sizes(dim: Dim, at: int) -> Dim:
     """*Whole sizes*: the true size and all radices of dim `at` are ints, not bools, of at least 0 and at most `MOST`.
 
     A held digit's radix is the size of its sub-axis, which is at least 1. Returns the dim with ints of Python's own.
     """
-    _check_dim(dim, at)
+    given: Any = dim.digits if isinstance(dim, Dim) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(given, tuple):
+        raise LayoutError(f"dim {at} is {quoted(dim)}; give Dim((Digit(radix, holder), ...), size)")
+    for digit in cast("tuple[object, ...]", given):
+        if not isinstance(digit, Digit):
+            raise LayoutError(
+                f"dim {at} has the digit {quoted(digit)}; give Digit(radix, holder), holder None if local"
+            )
     radices = [whole(digit.radix) for digit in dim.digits]
     wrong = [digit.radix for digit, radix in zip(dim.digits, radices, strict=True) if radix is None]
     size = whole(dim.size)
@@ -148,57 +179,3 @@ def check_one_reduction(dtype: str, reduction: str | None) -> None:
             f"{dtype} has no {reduction} reduction; for bool use max (any) or min (all), "
             f"for complex sum, mean or product, and mean only for inexact types (one reduction)"
         )
-
-
-def _check_dim(dim: object, at: int) -> None:
-    """Refuses what is not made of `Dim` and `Digit` at all."""
-    digits: Any = dim.digits if isinstance(dim, Dim) else None
-    if not isinstance(digits, tuple):
-        raise LayoutError(f"dim {at} is {quoted(dim)}; give Dim((Digit(radix, holder), ...), size)")
-    for digit in cast("tuple[object, ...]", digits):
-        if not isinstance(digit, Digit):
-            raise LayoutError(
-                f"dim {at} has the digit {quoted(digit)}; give Digit(radix, holder), holder None if local"
-            )
-
-
-def _merge_local(digits: Iterable[Digit]) -> list[Digit]:
-    """The digits without those of radix 1, neighbours that are one digit merged."""
-    merged: list[Digit] = []
-    for digit in digits:
-        if digit.radix == 1:
-            continue
-        joined = _joined_digits(merged[-1], digit) if merged else None
-        if joined is None:
-            merged.append(digit)
-        else:
-            merged[-1] = joined
-    return merged
-
-
-def _joined_digits(major: Digit, minor: Digit) -> Digit | None:
-    """The digit that two neighbouring ones spell, if both are local or held by consecutive sub-axes of one axis."""
-    if major.axis is None or minor.axis is None:
-        return Digit(major.radix * minor.radix, None) if major.axis is minor.axis else None
-    axis = _joined_axes(major.axis, minor.axis)
-    return None if axis is None else Digit(axis.size, axis)
-
-
-def _joined_axes(major: SubAxis, minor: SubAxis) -> SubAxis | None:
-    """The sub-axis that two consecutive ones of one axis make up."""
-    if major.axis != minor.axis or major.pre * major.size != minor.pre:
-        return None
-    return SubAxis(major.axis, major.pre, major.size * minor.size)
-
-
-def _trim_rounds(digits: list[Digit], size: int) -> bool:
-    """Drops the rounds that hold no element from a block-cyclic dim; says whether one round is left.
-
-    Needed where the blocks are dealt along an axis of one device: that digit of radix 1 was dropped, so rounds and
-    blocks have merged into one local digit, which must not count the padding of the last block.
-    """
-    unit = math.prod(d.radix for d in digits[1:])
-    rounds = min(digits.pop(0).radix, -(-size // unit))
-    if rounds > 1:
-        digits.insert(0, Digit(rounds, None))
-    return rounds == 1

@@ -63,7 +63,12 @@ class Move:
         put(self, "target", _checked_layout("target", target))
         put(self, "cast", checked_flag(cast, "cast"))
         if isinstance(view, View):
-            put(self, "view", _whole_view(view, take, into, sizes))
+            if take or into or sizes:
+                raise PlanError(
+                    f"the view {view} has its sizes and parts already; give take, into and sizes only with a view as "
+                    f"text"
+                )
+            put(self, "view", view)
         else:
             put(self, "view", _resolve_view(source, target, view, (take, into), sizes))
         self._check()
@@ -145,29 +150,25 @@ def _checked_layout(what: str, layout: object) -> Layout:
     )
 
 
-def _whole_view(view: View, take: object, into: object, sizes: Mapping[str, object]) -> View:
-    if take or into or sizes:
-        raise PlanError(
-            f"the view {view} has its sizes and parts already; give take, into and sizes only with a view as text"
-        )
-    return view
-
-
 def _resolve_view(
     source: Layout, target: Layout, view: object, parts: tuple[object, object], sizes: Mapping[str, object]
 ) -> View:
-    take, into = (_checked_mapping(what, part) for what, part in zip(("take", "into"), parts, strict=True))
-    if view is None:
-        return _of_dims(source, target, take, into, sizes)
-    if not isinstance(view, str):
-        raise PlanError(f'view {quoted(view)}: give text such as "(a b) -> b a", or a View')
-    return einops.resolve(einops.parse(view), (source.shape, target.shape), sizes, _name_dims(take), _name_dims(into))
-
-
-def _of_dims(
-    source: Layout, target: Layout, take: Mapping[Any, Any], into: Mapping[Any, Any], sizes: Mapping[str, object]
-) -> View:
-    """The view of arrays with the same dims; parts to take or fill are named by the numbers of the dims."""
+    given: list[Mapping[Any, Any]] = []
+    for what, part in zip(("take", "into"), parts, strict=True):
+        if part is not None and not isinstance(part, Mapping):
+            raise PlanError(f'{what} {quoted(part)}: give a dict of atom to index or slice, such as {{"three": 0}}')
+        given.append({} if part is None else cast("Mapping[Any, Any]", part))
+    take, into = given
+    if view is not None:
+        if not isinstance(view, str):
+            raise PlanError(f'view {quoted(view)}: give text such as "(a b) -> b a", or a View')
+        pattern = einops.parse(view)
+        for named in given:
+            wrong = next((name for name in named if not isinstance(name, str)), None)
+            if wrong is not None:
+                raise NotationError(f"part of {quoted(wrong)}: with a view, name the atom as the view does")
+        return einops.resolve(pattern, (source.shape, target.shape), sizes, take, into)
+    # Without a view, arrays have the same dims; parts to take or fill are named by the numbers of the dims.
     if sizes:
         raise PlanError(
             f"unknown argument {quoted(min(sizes))}; sizes of atoms need a view, such as view='(a b) -> b a'"
@@ -189,20 +190,5 @@ def _of_dims(
     names = tuple((f"d{at}",) for at in range(rank))
     text = " ".join(f"d{at}" for at in range(rank))
     pattern = einops.Pattern(f"{text} -> {text}", names, names)
-    renamed = [{f"d{name}": part for name, part in given.items()} for given in (take, into)]
+    renamed = [{f"d{name}": part for name, part in named.items()} for named in given]
     return einops.resolve(pattern, (source.shape, target.shape), {}, *renamed)
-
-
-def _checked_mapping(what: str, given: object) -> Mapping[Any, Any]:
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        return cast("Mapping[Any, Any]", given)
-    raise PlanError(f'{what} {quoted(given)}: give a dict of atom to index or slice, such as {{"three": 0}}')
-
-
-def _name_dims(parts: Mapping[Any, Any]) -> Mapping[str, Any]:
-    wrong = next((name for name in parts if not isinstance(name, str)), None)
-    if wrong is not None:
-        raise NotationError(f"part of {quoted(wrong)}: with a view, name the atom as the view does")
-    return parts

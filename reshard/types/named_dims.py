@@ -34,7 +34,7 @@ def from_xarray(array: Any, mesh: Mesh, axes: Axes) -> Layout:
         names, shape, dtype = list(map(str, array.dims)), array.shape, array.dtype
     except (AttributeError, TypeError):
         raise LayoutError(f"{quoted(array)} has no named dims; give an xarray.DataArray") from None
-    return Layout.from_spec(mesh, shape, dtype, _spec(names, axes))
+    return Layout.from_spec(mesh, shape, dtype, _spec_of_dims(names, axes))
 
 
 def from_jaxtyping(annotation: Any, mesh: Mesh, axes: Axes, *, dtype: object = None, **sizes: int) -> Layout:
@@ -56,34 +56,32 @@ def from_jaxtyping(annotation: Any, mesh: Mesh, axes: Axes, *, dtype: object = N
         ) from None
     if dtype is None and len(dtypes) != 1:
         raise LayoutError(f"{quoted(annotation)} allows {len(dtypes)} dtypes; say which: dtype='float32'")
-    dims = [_dim(word, at, text, sizes) for at, word in enumerate(text.split())]
-    if unknown := sorted(sizes.keys() - {name for name, _ in dims}):
-        raise LayoutError(_unknown(unknown[0], [name for name, _ in dims]))
-    return Layout.from_spec(
-        mesh, [size for _, size in dims], dtypes[0] if dtype is None else dtype, _spec([name for name, _ in dims], axes)
-    )
+    dims: list[tuple[str, int]] = []
+    for at, word in enumerate(text.split()):
+        match = _DIM.fullmatch(word)
+        if match is None:
+            raise NotationError(f"annotation {text!r}: dim {word!r} has no single size; write a name, 8 or name=8")
+        if match[2] is not None:
+            dims.append((match[1] or str(at), int(match[2])))  # One that is only a size has its number as a name.
+        elif match[3] in sizes:
+            dims.append((match[3], sizes[match[3]]))
+        else:
+            raise LayoutError(f"annotation {text!r}: dim {word!r} has no size; give it: {word}=16")
+    names = [name for name, _ in dims]
+    if unknown := sorted(sizes.keys() - set(names)):
+        raise _unknown_dim(unknown[0], names)
+    element = dtypes[0] if dtype is None else dtype
+    return Layout.from_spec(mesh, [size for _, size in dims], element, _spec_of_dims(names, axes))
 
 
-def _dim(word: str, at: int, text: str, sizes: Mapping[str, int]) -> tuple[str, int]:
-    """The name and the size of a dim; one that is only a size has its number as a name."""
-    match = _DIM.fullmatch(word)
-    if match is None:
-        raise NotationError(f"annotation {text!r}: dim {word!r} has no single size; write a name, 8 or name=8")
-    if match[2] is not None:
-        return match[1] or str(at), int(match[2])
-    if match[3] not in sizes:
-        raise LayoutError(f"annotation {text!r}: dim {word!r} has no size; give it: {word}=16")
-    return match[3], sizes[match[3]]
-
-
-def _spec(names: Sequence[str], axes: Axes) -> list[str | Sequence[str] | None]:
+def _spec_of_dims(names: Sequence[str], axes: Axes) -> list[str | Sequence[str] | None]:
     if not isinstance(axes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayoutError(f"axes {quoted(axes)}: give a dict of the name of a dim to its axes, such as {{'time': 'x'}}")
     for name in axes:
         if name not in names:
-            raise LayoutError(_unknown(name, names))
+            raise _unknown_dim(name, names)
     return [axes.get(name) for name in names]
 
 
-def _unknown(name: str, names: Sequence[str]) -> str:
-    return f"there is no dim {quoted(name)} among {', '.join(names) or 'none'}{did_you_mean(name, names)}"
+def _unknown_dim(name: str, names: Sequence[str]) -> LayoutError:
+    return LayoutError(f"there is no dim {quoted(name)} among {', '.join(names) or 'none'}{did_you_mean(name, names)}")

@@ -129,9 +129,6 @@ def check_deadline() -> None:
 # donate="no", donate=1             refused: text is true of itself, and 1 may have been meant for another argument
 
 
-_NUMPY = ("bool", "bool_")
-
-
 def checked_flag(value: object, what: str, error: type[ReshardError] = PlanError) -> bool:
     """The value as a bool of Python; raises `error` for anything but True and False, numpy's included.
 
@@ -144,7 +141,7 @@ def checked_flag(value: object, what: str, error: type[ReshardError] = PlanError
     if value is True or value is False:
         return value
     kind = type(value)
-    if kind.__module__ == "numpy" and kind.__name__ in _NUMPY:
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
         return bool(value)
     raise error(f"{what} {quoted(value)}: give True or False")
 
@@ -188,44 +185,30 @@ def _large_primes(size: int) -> list[int]:
         return []
     if size < _SMALL * _SMALL or _is_prime(size):
         return [size]
-    divisor = _find_divisor(size)
+    # Pollard's rho: a divisor is common to the number and the distance of two walkers, one twice as fast as the other
+    # (Floyd). A try that meets all prime factors at once fails, and the next one walks another sequence.
+    step, divisor = 0, size
+    while divisor == size:
+        step, divisor, slow, fast = step + 1, 1, 2, 2
+        while divisor == 1:
+            slow = (slow * slow + step) % size
+            fast = (fast * fast + step) % size
+            fast = (fast * fast + step) % size
+            divisor = math.gcd(slow - fast, size)
     return [*_large_primes(divisor), *_large_primes(size // divisor)]
 
 
 def _is_prime(size: int) -> bool:
     """Miller and Rabin's test of an odd number that none of the bases divides."""
     twos = ((size - 1) & (1 - size)).bit_length() - 1
-    return all(_passes_test(pow(base, (size - 1) >> twos, size), size, twos) for base in _BASES)
-
-
-def _passes_test(power: int, size: int, twos: int) -> bool:
-    if power in (1, size - 1):
-        return True
-    for _ in range(twos - 1):
-        power = power * power % size
-        if power == size - 1:
-            return True
-    return False
-
-
-def _find_divisor(size: int) -> int:
-    """A divisor of an odd composite number, neither 1 nor the number: Pollard's rho.
-
-    A try fails if it meets all prime factors at once; the next one walks another sequence.
-    """
-    step = 1
-    while (divisor := _met(size, step)) == size:
-        step += 1
-    return divisor
-
-
-def _met(size: int, step: int) -> int:
-    """A common divisor of the number and the distance of two walkers, one twice as fast as the other (Floyd)."""
-    slow = fast = 2
-    while True:
-        slow = (slow * slow + step) % size
-        fast = (fast * fast + step) % size
-        fast = (fast * fast + step) % size
-        divisor = math.gcd(slow - fast, size)
-        if divisor > 1:
-            return divisor
+    for base in _BASES:
+        power = pow(base, (size - 1) >> twos, size)
+        if power in (1, size - 1):
+            continue
+        for _ in range(twos - 1):
+            power = power * power % size
+            if power == size - 1:
+                break
+        else:
+            return False
+    return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from reshard.errors import LayoutError, MeshError, NotationError, quoted, shortened
 from reshard.types.mesh import Mesh, SubAxis
@@ -40,20 +40,17 @@ def read(sharding: Any, rank: int) -> RawSharding:
     entries = spec.partitions  # Iterating over a spec with unreduced axes raises.
     if len(entries) > rank:
         raise LayoutError(f"{spec} has {len(entries)} entries for an array of rank {rank}; give at most one per dim")
+    dims: list[tuple[str, ...]] = []
+    for entry in entries:
+        if entry is None or isinstance(entry, str):
+            dims.append(() if entry is None else (entry,))
+        elif isinstance(entry, Iterable):
+            dims.append(tuple(str(axis) for axis in cast("Iterable[object]", entry)))
+        else:
+            raise LayoutError(f"{spec}: {entry!r} leaves a dim to the compiler; name its axes, or None")
     unreduced = tuple(sorted(str(axis) for axis in getattr(spec, "unreduced", ())))
     kind = getattr(spec, "unreduced_kind", None)
-    dims = tuple(_entry(entry, spec) for entry in entries)
-    return RawSharding(dims, unreduced=unreduced, reduction=str(getattr(kind, "name", "sum"))).padded(rank)
-
-
-def _entry(entry: Any, spec: Any) -> tuple[str, ...]:
-    if entry is None:
-        return ()
-    if isinstance(entry, str):
-        return (entry,)
-    if isinstance(entry, Iterable):
-        return tuple(str(axis) for axis in entry)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    raise LayoutError(f"{spec}: {entry!r} leaves a dim to the compiler; name its axes, or None")
+    return RawSharding(tuple(dims), unreduced=unreduced, reduction=str(getattr(kind, "name", "sum"))).padded(rank)
 
 
 def write(
@@ -82,18 +79,13 @@ def partition_spec(
     entries = [tuple(dim) if len(dim) > 1 else (dim[0] if dim else None) for dim in names]
     extra: dict[str, Any] = {"unreduced": set(whole_axes(partial, mesh, axes))} if partial else {}
     if partial and reduction != "sum":
-        extra["unreduced_kind"] = _kind(jax, reduction)
+        kind = getattr(getattr(jax.sharding, "UnreducedKind", None), reduction or "sum", None)
+        if kind is None:
+            raise LayoutError(
+                f"jax {jax.__version__} has no unreduced arrays of kind {reduction}; finish the reduction first"
+            )
+        extra["unreduced_kind"] = kind
     return jax.sharding.PartitionSpec(*entries, **extra)
-
-
-def _kind(jax: Any, reduction: str | None) -> Any:
-    kinds = getattr(jax.sharding, "UnreducedKind", None)
-    kind = getattr(kinds, reduction or "sum", None)
-    if kind is None:
-        raise LayoutError(
-            f"jax {jax.__version__} has no unreduced arrays of kind {reduction}; finish the reduction first"
-        )
-    return kind
 
 
 def whole_axes(axes: Iterable[SubAxis], mesh: Mesh, target: Mesh) -> list[str]:
@@ -105,8 +97,15 @@ def whole_axes(axes: Iterable[SubAxis], mesh: Mesh, target: Mesh) -> list[str]:
     >>> whole_axes([flat.sub_axis("d")], flat, grid)
     ['x', 'y']
     """
+    # The (stride, size) factors of the positions; a factor that continues the one before it is merged with it.
+    runs: list[tuple[int, int]] = []
+    for axis in axes:
+        stride, size = mesh.stride(axis), axis.size
+        if runs and runs[-1][0] == stride * size:
+            size *= runs.pop()[1]
+        runs.append((stride, size))
     names: list[str] = []
-    for stride, size in _runs(axes, mesh):
+    for stride, size in runs:
         parts = target.sub_axes(stride, size)
         if any(part.size != target.axes[part.axis] for part in parts):
             spelling = " ".join(mesh.spell(part) for part in mesh.sub_axes(stride, size))
@@ -116,18 +115,6 @@ def whole_axes(axes: Iterable[SubAxis], mesh: Mesh, target: Mesh) -> list[str]:
             )
         names += [part.axis for part in parts if part.size > 1]
     return names
-
-
-def _runs(axes: Iterable[SubAxis], mesh: Mesh) -> list[tuple[int, int]]:
-    """The (stride, size) factors of the positions; a factor that continues the one before it is merged with it."""
-    runs: list[tuple[int, int]] = []
-    for axis in axes:
-        stride = mesh.stride(axis)
-        if runs and runs[-1][0] == stride * axis.size:
-            runs[-1] = (stride, runs[-1][1] * axis.size)
-        else:
-            runs.append((stride, axis.size))
-    return runs
 
 
 # JAX's partition specs as text, `P('x', None)`, parsed into plain data and never evaluated.
@@ -154,7 +141,7 @@ def parse(text: str) -> RawSharding:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         _fail(text, "it is not a Python expression; write P('x', None)")
-    if not isinstance(node, ast.Call) or _name(node.func) not in NAMES:
+    if not isinstance(node, ast.Call) or _last_name(node.func) not in NAMES:
         _fail(text, f"it is not a call of {', '.join(NAMES)}; write P('x', None)")
     dims = tuple(_read_spec_entry(entry, text) for entry in node.args)
     unreduced: tuple[str, ...] = ()
@@ -162,9 +149,14 @@ def parse(text: str) -> RawSharding:
     for keyword in node.keywords:
         match keyword.arg:
             case "unreduced":
-                unreduced = _axes(keyword.value, text)
+                unreduced = _read_axes(keyword.value, text)
             case "unreduced_kind":
-                kind = _entry_kind(keyword.value, text)
+                # `sum`, `'sum'`, `UnreducedKind.sum`, or None.
+                node = keyword.value
+                given = node.value if isinstance(node, ast.Constant) else _last_name(node)
+                if given is not None and given not in OPS:
+                    _fail(text, f"cannot read unreduced_kind {_shown(node, text)!r}; use one of {', '.join(OPS)}")
+                kind = "sum" if given is None else str(given)
             case "reduced":
                 _fail(text, "reduced axes describe how gradients are summed, not where elements are; leave them out")
             case other:
@@ -180,43 +172,33 @@ def _read_spec_entry(node: ast.expr, text: str) -> tuple[str, ...]:
         case ast.Constant(value=str(axis)):
             return (axis,)
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return tuple(_axis(part, text) for part in parts)
-        case _ if _name(node) == "UNCONSTRAINED":
+            return tuple(_read_axis(part, text) for part in parts)
+        case _ if _last_name(node) == "UNCONSTRAINED":
             _fail(text, "UNCONSTRAINED leaves the choice to the compiler; name the axes of that dim, or None")
         case _:
             _fail(text, f"cannot read {_shown(node, text)!r}; an entry is None, an axis 'x' or a tuple ('x', 'y')")
 
 
-def _axes(node: ast.expr, text: str) -> tuple[str, ...]:
+def _read_axes(node: ast.expr, text: str) -> tuple[str, ...]:
     """The axes of a set: a set, tuple or list display, or a call of set() or frozenset()."""
     match node:
         case ast.Call(func=ast.Name(id="set" | "frozenset"), args=[], keywords=[]):
             return ()
         case ast.Call(func=ast.Name(id="set" | "frozenset"), args=[inner], keywords=[]):
-            return _axes(inner, text)
+            return _read_axes(inner, text)
         case ast.Set(elts=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
-            return tuple(_axis(part, text) for part in parts)
+            return tuple(_read_axis(part, text) for part in parts)
         case _:
             _fail(text, f"cannot read {_shown(node, text)!r}; write a set of axes, as in unreduced={{'x'}}")
 
 
-def _axis(node: ast.expr, text: str) -> str:
+def _read_axis(node: ast.expr, text: str) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     _fail(text, f"cannot read {_shown(node, text)!r}; an axis is a string, as in ('x', 'y')")
 
 
-def _entry_kind(node: ast.expr, text: str) -> str:
-    """Reads `sum`, `'sum'`, `UnreducedKind.sum`, or None."""
-    given = node.value if isinstance(node, ast.Constant) else _name(node)
-    if given is None:
-        return "sum"
-    if isinstance(given, str) and given in OPS:
-        return given
-    _fail(text, f"cannot read unreduced_kind {_shown(node, text)!r}; use one of {', '.join(OPS)}")
-
-
-def _name(node: ast.expr) -> str:
+def _last_name(node: ast.expr) -> str:
     """The last part of a name: `P` for `P` and for `jax.P`."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):

@@ -39,32 +39,7 @@ def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Me
     >>> mesh.device_ids, dims[0]
     ((0, 2, 4, 1, 3, 5), BlockCyclic(size=1000, block=64, axis='r'))
     """
-    desc, grid = _numbers(desc, "descriptor"), _numbers(grid, "grid")
-    _check(desc, grid, order)
-    _, _, rows, columns, row_block, column_block, row_source, column_source, _ = desc
-    # The process that holds the first block comes first along its axis.
-    down = [(row_source + n) % grid[0] for n in range(grid[0])]
-    right = [(column_source + n) % grid[1] for n in range(grid[1])]
-    ids = [r * grid[1] + c if order == "R" else c * grid[0] + r for r in down for c in right]
-    mesh = Mesh(dict(zip(AXES, grid, strict=True)), device_ids=ids)
-    return mesh, (BlockCyclic(rows, row_block, AXES[0]), BlockCyclic(columns, column_block, AXES[1]))
-
-
-def _numbers(given: Sequence[int], what: str) -> tuple[int, ...]:
-    """The numbers of a descriptor or a grid as ints, all at least 0 but the context, which is BLACS's own."""
-    items = listed(given)
-    if items is None:
-        raise LayoutError(f"{what} {quoted(given)}: give a list of whole numbers")
-    numbers = [*items]
-    if len(numbers) == 9:
-        numbers[1] = 0  # The context, which says nothing of where elements are, may be negative.
-    try:
-        return tuple(checked_size(number) for number in numbers)
-    except LayoutError as error:
-        raise LayoutError(f"{what} {quoted(items)}: {error}") from None
-
-
-def _check(desc: Sequence[int], grid: Sequence[int], order: str) -> None:
+    desc, grid = _read_numbers(desc, "descriptor"), _read_numbers(grid, "grid")
     if len(desc) != 9 or desc[0] != 1:
         raise LayoutError(
             f"descriptor {quoted(list(desc))}: give the 9 numbers [1, context, M, N, MB, NB, RSRC, CSRC, LLD] of a "
@@ -78,8 +53,28 @@ def _check(desc: Sequence[int], grid: Sequence[int], order: str) -> None:
         raise LayoutError(
             f"grid order {quoted(order)}: give 'R' if BLACS numbers the grid row by row, 'C' column by column"
         )
-    row_block, column_block, row_source, column_source = desc[4:8]
+    _, _, rows, columns, row_block, column_block, row_source, column_source, _ = desc
     if min(row_block, column_block) < 1 or not (0 <= row_source < grid[0] and 0 <= column_source < grid[1]):
         raise LayoutError(
             f"descriptor {list(desc)} on grid {tuple(grid)}: blocks are at least 1, source processes within the grid"
         )
+    # The process that holds the first block comes first along its axis.
+    down = [(row_source + n) % grid[0] for n in range(grid[0])]
+    right = [(column_source + n) % grid[1] for n in range(grid[1])]
+    ids = [r * grid[1] + c if order == "R" else c * grid[0] + r for r in down for c in right]
+    mesh = Mesh(dict(zip(AXES, grid, strict=True)), device_ids=ids)
+    return mesh, (BlockCyclic(rows, row_block, AXES[0]), BlockCyclic(columns, column_block, AXES[1]))
+
+
+def _read_numbers(given: Sequence[int], what: str) -> tuple[int, ...]:
+    """The numbers of a descriptor or a grid as ints, all at least 0 but the context, which is BLACS's own."""
+    items = listed(given)
+    if items is None:
+        raise LayoutError(f"{what} {quoted(given)}: give a list of whole numbers")
+    numbers = [*items]
+    if len(numbers) == 9:
+        numbers[1] = 0  # The context, which says nothing of where elements are, may be negative.
+    try:
+        return tuple(checked_size(number) for number in numbers)
+    except LayoutError as error:
+        raise LayoutError(f"{what} {quoted(items)}: {error}") from None

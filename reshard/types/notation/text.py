@@ -55,21 +55,15 @@ def parse(text: str) -> RawLayout:
         raise NotationError(
             f"layout {quoted(text)}: unknown reduction {quoted(reduction)}; use one of {', '.join(REDUCTIONS)}"
         )
-    dims = tuple(_dim(part.strip(), text) for part in _split(body)) if body.strip() else ()
-    return RawLayout(dtype, dims, reduction, _axes(held) if held else ())
+    # Dims are split at the commas outside braces, in one pass over the text.
+    masked = re.sub(r"\{[^{}]*\}", lambda braced: braced[0].replace(",", "\0"), body)
+    parts = [part.replace("\0", ",").strip() for part in masked.split(",")] if body.strip() else []
+    groups = re.findall(r"\{([^{}]*)\}", held or "")
+    partial = tuple(axis.strip() for group in groups for axis in group.split(","))
+    return RawLayout(dtype, tuple(_read_dim(part, text) for part in parts), reduction, partial)
 
 
-def _split(body: str) -> list[str]:
-    """Splits at the commas outside braces, in one pass over the text."""
-    masked = re.sub(r"\{[^{}]*\}", lambda held: held[0].replace(",", "\0"), body)
-    return [part.replace("\0", ",") for part in masked.split(",")]
-
-
-def _axes(held: str) -> tuple[str, ...]:
-    return tuple(axis.strip() for group in re.findall(r"\{([^{}]*)\}", held) for axis in group.split(","))
-
-
-def _dim(part: str, text: str) -> RawDim:
+def _read_dim(part: str, text: str) -> RawDim:
     digits: list[int | str] = []
     at = 0
     while at < len(part):
@@ -78,24 +72,24 @@ def _dim(part: str, text: str) -> RawDim:
             raise NotationError(
                 f"layout {quoted(text)}: cannot read {quoted(part[at:].strip())}; a dim is digits like {{x}}4 or 16"
             )
-        if match[3]:
-            return RawDim(tuple(digits), _size(part[match.end() :], text))
-        digits.extend([_number(match[1], text)] if match[1] else _axes(f"{{{match[2]}}}"))
         at = match.end()
+        if match[3]:
+            size = part[at:].strip()
+            if not re.fullmatch(r"[0-9]+", size):
+                raise NotationError(
+                    f"layout {quoted(text)}: cannot read the true size {quoted(size)}; write it last, as in {{x}}3/10"
+                )
+            return RawDim(tuple(digits), _read_number(size, text))
+        if match[1]:
+            digits.append(_read_number(match[1], text))
+        else:
+            digits += [axis.strip() for axis in match[2].split(",")]
     if not digits:
         raise NotationError(f"layout {quoted(text)}: an empty dim; write its size, e.g. 16, or 1 for a dim of size one")
     return RawDim(tuple(digits), None)
 
 
-def _size(part: str, text: str) -> int:
-    if not re.fullmatch(r"[0-9]+", part.strip()):
-        raise NotationError(
-            f"layout {quoted(text)}: cannot read the true size {quoted(part.strip())}; write it last, as in {{x}}3/10"
-        )
-    return _number(part.strip(), text)
-
-
-def _number(digits: str, text: str) -> int:
+def _read_number(digits: str, text: str) -> int:
     """The number that these digits write; the longest ones are refused unread (*whole sizes*)."""
     number = written(digits)
     if number is None:
