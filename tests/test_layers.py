@@ -231,7 +231,7 @@ PLANTED = [  # file, its text, and what is reported about its last line
     ("doctor/page.py", "import_module('reshard.draw.pictures')", "doctor may not import draw (draw.pictures)"),
     ("doctor/page.py", "from reshard.jax import report", "doctor may not import jax (jax)"),
     ("doctor/page.py", "import jax", "jax belongs only in"),
-    ("jax/doctor.py", "from ..draw import pictures", "jax may not import draw (draw.pictures)"),
+    ("jax/program_report.py", "from ..draw import pictures", "jax may not import draw (draw.pictures)"),
     ("draw/page.py", "from reshard import jax", "draw may not import jax (jax)"),
     ("draw/page.py", "def f():\n    from reshard.cli import units", "draw may not import cli (cli)"),
     ("__init__.py", "from reshard import cli", "reshard may not import cli (cli)"),

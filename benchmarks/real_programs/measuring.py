@@ -17,7 +17,7 @@ from benchmarks.real_programs.base import Case, Scale
 from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
 from reshard.doctor import Place, examine
-from reshard.jax.doctor import optimized_text
+from reshard.jax.program_report import optimized_text
 from reshard.jax.request import options_on
 from reshard.synth.options import PlanOptions
 

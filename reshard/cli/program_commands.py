@@ -114,7 +114,7 @@ def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
         return examine(program.text, network=options.network, platform=platform)
     set_up_jax()
     try:
-        from reshard.jax.doctor import report_program
+        from reshard.jax.program_report import report_program
     except ImportError:
         raise ReshardError(
             f"{options.file} is StableHLO, which jax has to compile first, and jax is not installed: install "

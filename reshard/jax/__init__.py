@@ -13,8 +13,8 @@
     deserialize(data)            a compiled program from the bytes of its `serialize()`
 
 Moves are in the modules beside this one, those to other devices in `crossing`; the pass inside XLA is `xla_pass`, and
-the one on StableHLO `stablehlo_pass`. `jit`, `show`, `strict` and `redistribute` are functions here; their
-modules are reached by `from reshard.jax.jit import ...`.
+the one on StableHLO `stablehlo_pass`. `jit` and `redistribute` are functions here; their modules are reached by
+`from reshard.jax.jit import ...`.
 """
 
 import jax as _jax
@@ -22,15 +22,15 @@ import jax as _jax
 if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax hands no compiled module to a pass.
     raise ImportError(f"reshard.jax needs jax 0.11 or later, and this is jax {_jax.__version__}: pip install -U jax")
 
-from reshard.jax.compiled import deserialize as deserialize
-from reshard.jax.doctor import report as report
+from reshard.jax.jit import deserialize as deserialize
 from reshard.jax.jit import jit as jit
+from reshard.jax.jit import strict as strict
 from reshard.jax.placement import Target as Target
+from reshard.jax.program_report import report as report
+from reshard.jax.program_report import show as show
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.redistribute import reshard_pytree as reshard_pytree
-from reshard.jax.show import show as show
 from reshard.jax.stablehlo_pass.module_pass import transform as transform
-from reshard.jax.strict import strict as strict
 from reshard.jax.xla_pass.xla_hook import disable as disable
 from reshard.jax.xla_pass.xla_hook import enable as enable
 from reshard.jax.xla_pass.xla_hook import enabled as enabled

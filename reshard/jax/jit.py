@@ -1,8 +1,11 @@
-"""`reshard.jax.jit`: `jax.jit`, with our collectives where they are better than XLA's choice.
+"""`reshard.jax.jit`: `jax.jit`, with our collectives where they are better than XLA's choice; and strict mode.
 
 It compiles with the pass inside XLA (`xla_pass`) switched on: there is one compilation, and the dispatch is that of
 `jax.jit`. Each function has a switch of its own, which is part of the key of jax's caches, so that its programs never
 mix with those of `jax.jit`.
+
+Jitted, Lowered, Compiled    as of `jax.jit`, the last with what the pass did, and as bytes
+strict, Limits               a compiled program that still rebuilds a whole array, or needs too much memory, is refused
 """
 
 # jax annotates its functions only in part.
@@ -11,28 +14,49 @@ mix with those of `jax.jit`.
 from __future__ import annotations
 
 import functools
+import hashlib
+import pickle
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import jax
 from jax.core import Tracer
+from jax.experimental import serialize_executable as _serialize_executable
 
-from reshard.doctor.places import PassOutcome, Place
-from reshard.jax.compiled import Compiled
-from reshard.jax.doctor import checked_function, devices_of_program, drop_data, known_moves, placement_of
+from reshard.doctor import examine
+from reshard.doctor.places import PassOutcome, format_array
+from reshard.errors import ProgramError, StrictError, quoted
 from reshard.jax.pass_report import Decision, PassReport, Reshard, describe_savings, module_figures, read_figures
-from reshard.jax.strict import Limits, effective_limits, has_limits
+from reshard.jax.program_report import checked_function, devices_of_program, known_moves, optimized_text
 from reshard.jax.xla_pass import xla_hook
-from reshard.jax.xla_pass.fragments import JaxlibReader
-from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched, prepare_pass
+from reshard.jax.xla_pass.fragments import print_module
+from reshard.jax.xla_pass.xla_hook import Enabled, Watched, prepare_pass
 from reshard.synth import Network
 from reshard.synth.options import read_budget
+from reshard.types.layout import Layout
 from reshard.types.whole import checked_flag
+
+_serialize: Any = _serialize_executable
+_FORM = "reshard program, form 1, jax"
+_FIGURE = re.compile(r", \d+ B$")
+_outcomes: WeakKeyDictionary[Any, tuple[Decision, PassReport]] = WeakKeyDictionary()  # by jax's executables
+
+
+class Limits(NamedTuple):
+    """What a compiled program may do: rebuild arrays or not, and use `max_bytes` of temporary memory per device."""
+
+    rebuild: bool = True
+    max_bytes: int | None = None
+
+
+_limits: ContextVar[Limits] = ContextVar("reshard_limits", default=Limits())  # noqa: B039 (it is immutable)
 
 
 def jit(
@@ -94,7 +118,7 @@ class Jitted:
         self._accepted: set[Any] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._limited or has_limits():
+        if self._limited or _limits.get() != Limits():
             self._check(args, kwargs)
         before = self._on(self._switched)
         try:
@@ -112,16 +136,17 @@ class Jitted:
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The program for arguments, or for `jax.ShapeDtypeStruct`s with shardings."""
-        return self._lowered(self._trace(args, kwargs), args, kwargs)
-
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with xla_hook.switched_on(self._switched):
-            return self._plain.trace(*args, **kwargs)
+            lowered = self._plain.trace(*args, **kwargs).lower()
 
-    def _lowered(self, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
-        shapes, named = drop_data(args, kwargs)
-        with xla_hook.switched_on(self._switched):
-            lowered = traced.lower()
+        def without_data(leaf: Any) -> Any:
+            if not isinstance(leaf, jax.Array):
+                return leaf
+            weak = bool(getattr(leaf, "weak_type", False))  # Random keys have no such attribute.
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_placement_of(leaf), weak_type=weak)
+
+        # Without their data, which a cached lowering would keep alive.
+        shapes, named = jax.tree.map(without_data, (args, kwargs))
         return Lowered(lowered, self._switched, self._limits, lambda: self._plain.lower(*shapes, **named))
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -129,16 +154,17 @@ class Jitted:
         leaves = jax.tree.leaves((args, kwargs))
         if jax.config.jax_disable_jit or any(isinstance(leaf, Tracer) for leaf in leaves):
             return  # Such a call compiles nothing of its own.
-        traced = self._trace(args, kwargs)
-        key = (traced.jaxpr, effective_limits(self._limits), *map(placement_of, leaves))
+        with xla_hook.switched_on(self._switched):
+            traced = self._plain.trace(*args, **kwargs)
+        key = (traced.jaxpr, effective_limits(self._limits), *map(_placement_of, leaves))
         if key not in self._accepted:
-            self._lowered(traced, args, kwargs).compile()
+            self.lower(*args, **kwargs).compile()
             self._accepted.add(key)
 
 
-_MOST_REASONS = 3
-_FIGURE = re.compile(r", \d+ B$")
-_outcomes: WeakKeyDictionary[Any, tuple[Decision, PassReport]] = WeakKeyDictionary()  # by jax's executables
+def _placement_of(leaf: Any) -> Any:
+    """The sharding of an argument; None if JAX is free to choose it."""
+    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,27 +187,23 @@ class Lowered:
 
     def compile(self, *args: Any, **kwargs: Any) -> Compiled:
         """Compiles the program, and raises `StrictError` if strict mode refuses it."""
-        executable, decision, report = self._compiled(*args, **kwargs)
+        with xla_hook.switched_on(self.switched), xla_hook.watch_modules() as watched:
+            executable = self.lowered.compile(*args, **kwargs)
+        # What jax caches of a compiled program; the `jax.stages.Compiled` around it is new each time.
+        held = getattr(executable, "_executable", executable)
+        if watched or held not in _outcomes:
+            if not watched and len(devices_of_program(executable)) > 1 and read_figures(executable).launches > 0:
+                with xla_hook.switched_on(replace(self.switched, reports=[])), xla_hook.watch_modules() as watched:
+                    executable = self.again().compile(*args, **kwargs)
+                held = getattr(executable, "_executable", executable)
+            _outcomes[held] = _read_outcome(executable, watched)
+        decision, report = _outcomes[held]
         limits = effective_limits(self.limits)
         if limits != Limits():
             report = replace(report, moves=tuple(known_moves(self.lowered.compiler_ir("stablehlo"))))
-        compiled = Compiled(executable, decision, report)
-        compiled.check(limits)
-        return compiled
-
-    def _compiled(self, *args: Any, **kwargs: Any) -> tuple[Any, Decision, PassReport]:
-        with xla_hook.switched_on(self.switched), xla_hook.watch_modules() as watched:
-            executable = self.lowered.compile(*args, **kwargs)
-        held = _cached_executable(executable)
-        if not watched and held in _outcomes:
-            return executable, *_outcomes[held]
-        if not watched and len(devices_of_program(executable)) > 1 and read_figures(executable).launches > 0:
-            with xla_hook.switched_on(replace(self.switched, reports=[])), xla_hook.watch_modules() as watched:
-                executable = self.again().compile(*args, **kwargs)
-            held = _cached_executable(executable)
-        outcome = _read_outcome(executable, watched)
-        _outcomes[held] = outcome
-        return executable, *outcome
+            temp = int(executable.memory_analysis().temp_size_in_bytes)
+            check_limits(optimized_text(executable), report, limits, temp)
+        return Compiled(executable, decision, report)
 
 
 def _read_outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, PassReport]:
@@ -195,33 +217,183 @@ def _read_outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, Pa
         why = "jax's persistent cache had it, compiled with the pass; what was replaced then is not known"
         return Decision("reshard", why, ours=after), PassReport()
     module, report = watched[-1]
-    places = PassReport(tuple(one for place in report.places for one in _list_reshards(place)))
-    if not report.changed:
-        return Decision("plain", _why_unchanged(report), bool(report.why), after), places
-    before = module_figures(JaxlibReader().text(module))
-    return Decision("reshard", describe_savings(before, after), False, before, after), places
-
-
-def _list_reshards(place: Place) -> list[Reshard]:
-    """The reshards of a place: one for each plan that took its place, or one that was left."""
-    does, outcome = f"{place.does_with_op}, {place.received_bytes} B received", place.outcome or PassOutcome()
-    layouts = [(plan.source, plan.target, plan) for plan in outcome.plans] or [(None, None, None)]
-    return [
-        Reshard(place.line, place.computation, False, *one, outcome.replaced, outcome.why, does=does) for one in layouts
-    ]
-
-
-def _why_unchanged(report: ModuleReport) -> str:
-    """One sentence on why the pass replaced nothing, with the reasons by how many chains they hold for."""
+    reshards: list[Reshard] = []
+    for place in report.places:
+        # One for each plan that took the place of the chain, or one that was left.
+        does, outcome = f"{place.does_with_op}, {place.received_bytes} B received", place.outcome or PassOutcome()
+        for one in [(plan.source, plan.target, plan) for plan in outcome.plans] or [(None, None, None)]:
+            taken = outcome.replaced
+            reshards.append(Reshard(place.line, place.computation, False, *one, taken, outcome.why, does=does))
+    places = PassReport(tuple(reshards))
+    if report.changed:
+        before = module_figures(print_module(module))
+        return Decision("reshard", describe_savings(before, after), False, before, after), places
+    # One sentence, with the reasons by how many chains they hold for.
+    reasons = Counter(_FIGURE.sub("", place.why_left) for place in report.places).most_common(3)
+    listed = "; ".join(f"{count} of {len(report.places)}: {why}" for why, count in reasons)
+    why = f"none of its chains of collectives can be replaced: {listed}"
     if report.why:
-        return f"the pass cannot do it: {report.why}"
-    if not report.places:
-        return "it has no chain of collectives that could be replaced"
-    reasons = Counter(_FIGURE.sub("", place.why_left) for place in report.places)
-    listed = "; ".join(f"{count} of {len(report.places)}: {why}" for why, count in reasons.most_common(_MOST_REASONS))
-    return f"none of its chains of collectives can be replaced: {listed}"
+        why = f"the pass cannot do it: {report.why}"
+    elif not report.places:
+        why = "it has no chain of collectives that could be replaced"
+    return Decision("plain", why, bool(report.why), after), places
 
 
-def _cached_executable(executable: Any) -> Any:
-    """What jax caches of a compiled program; the `jax.stages.Compiled` around it is new each time."""
-    return getattr(executable, "_executable", executable)
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A compiled program; call it with the arguments that it was lowered for, without the static ones.
+
+    `executable` is JAX's own `jax.stages.Compiled`, `decision` says whether it runs our collectives and why, and
+    `report` what was done with each of the program's reshards.
+
+    >>> from reshard.jax import jit
+    >>> compiled = jit(lambda x: 2 * x).lower(4.0).compile()
+    >>> float(compiled(5.0)), str(compiled.decision)
+    (10.0, 'plain: it runs on one device')
+    """
+
+    executable: Any
+    decision: Decision
+    report: PassReport
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.executable(*args, **kwargs)
+
+    def as_text(self) -> str:
+        """The optimized HLO."""
+        return self.executable.as_text()
+
+    def memory_analysis(self) -> Any:
+        """The compiler's own figures for its memory, in bytes per device."""
+        return self.executable.memory_analysis()
+
+    def cost_analysis(self) -> Any:
+        """The compiler's own figures for its arithmetic."""
+        return self.executable.cost_analysis()
+
+    @property
+    def input_shardings(self) -> Any:
+        """The shardings of the arguments: a tuple for the positional ones and a dict for those by name."""
+        return self.executable.input_shardings
+
+    @property
+    def output_shardings(self) -> Any:
+        """The shardings of the results."""
+        return self.executable.output_shardings
+
+    def serialize(self) -> bytes:
+        """The compiled program as bytes, for `deserialize` under the same jax on devices of the same kind."""
+        devices = [device.id for device in devices_of_program(self.executable)]
+        body = pickle.dumps((devices, *_serialize.serialize(self.executable), self.decision, self.report))
+        return f"{_FORM} {jax.__version__} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def deserialize(data: bytes) -> Compiled:
+    """The compiled program from the bytes of `Compiled.serialize`.
+
+    A digest is checked before anything is read, so that damaged bytes are refused; but jax's own part is a pickle, so
+    load only what you trust. It runs on the devices that it was compiled for. Raises `ProgramError` if the process does
+    not have them, or if the bytes are not those of `serialize` under this version.
+
+    >>> from reshard.jax import jit
+    >>> data = jit(lambda x: 2 * x).lower(4.0).compile().serialize()
+    >>> float(deserialize(data)(4.0))
+    8.0
+    """
+    wrong = "the bytes are not those of a compiled program's serialize()"
+    if not isinstance(data, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ProgramError(f"{wrong}: {quoted(data)} is a {type(data).__name__}")
+    head, _, body = bytes(data).partition(b"\n")
+    form = re.fullmatch(rf"{_FORM} (\S+) (\w+)", head.decode("latin-1"))
+    if form is None:
+        raise ProgramError(f"{wrong}: they do not begin with {_FORM!r}")
+    version, digest = form.groups()
+    if digest != hashlib.sha256(body).hexdigest():  # XLA ends the process on machine code that is damaged.
+        raise ProgramError(f"{wrong}: they are damaged, or not all of them are here")
+    if version != jax.__version__:
+        raise ProgramError(
+            f"the program was compiled by jax {version}, and this is {jax.__version__}; compile it again"
+        )
+    try:
+        ids, *parts, decision, report = pickle.loads(body)
+    except Exception as error:  # Unpickling can raise anything.
+        raise ProgramError(f"{wrong}: {error}") from None
+    known = {device.id: device for device in jax.devices()}
+    missing = [each for each in ids if each not in known]
+    if missing:
+        raise ProgramError(
+            f"the program was compiled for devices {quoted(ids)}, and this process has no {quoted(missing)} among its "
+            f"{len(known)}; load it where the devices have the same ids, or compile it again"
+        )
+    # JAX itself would load it for all devices of the process, and abort the process where these are more.
+    loaded = _serialize.deserialize_and_load(*parts, execution_devices=[known[each] for each in ids])
+    return Compiled(loaded, decision, report)
+
+
+# ---- strict mode -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def strict(*, max_bytes: int | str | None = None) -> Generator[None]:
+    """A context in which `reshard.jax.jit` raises `StrictError` for a program that still rebuilds an array.
+
+    A program rebuilds an array if every device comes to have all of it, and uses a part. That is what the doctor calls
+    rebuilt; an array that is used as a whole is not, however it is gathered. With `max_bytes`, programs that need more
+    temporary memory than that on a device (bytes, or text such as "64MiB") are refused, too. In nested contexts the
+    tighter limits hold. Raises `PlanError` for a `max_bytes` that is not a number of bytes.
+
+    >>> from reshard.jax import jit
+    >>> with strict(max_bytes=1 << 20):
+    ...     print(jit(lambda x: x + 1)(2.0))
+    3.0
+    """
+    token = _limits.set(effective_limits(Limits(False, read_budget(max_bytes, "max_bytes"))))
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def effective_limits(own: Limits) -> Limits:
+    """The tighter of a function's own limits and those of the current context."""
+    context = _limits.get()
+    bounds = [bound for bound in (own.max_bytes, context.max_bytes) if bound is not None]
+    return Limits(own.rebuild and context.rebuild, min(bounds, default=None))
+
+
+def check_limits(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) -> None:
+    """Raises `StrictError`, naming the user's line, if a compiled module exceeds the limits.
+
+    `text` is the module's HLO, `temp_bytes` its temporary memory on a device. What is rebuilt is what the doctor says;
+    the report gives the names of axes and lines.
+    """
+    for place in () if limits.rebuild else examine(text, known=report.known).rebuilt:
+        where, move = place.where, place.rebuilt_move
+        line = f"{where.file}:{where.line}" if where.exact and where.file else ""  # Else only one near it is known.
+        ends = None
+        if move is not None and move.source is not None and move.target is not None:
+            ends = move.source, move.target
+        array = "" if place.rebuilt is None else f" {format_array(place.rebuilt)}"
+        what, how = f"the whole array{array}", "of which each uses a part"
+        if ends is not None:
+            what, how = f"the whole array of global shape {ends[0].shape}", f"to move it from {ends[0]} to {ends[1]}"
+        # The pass may have left several reshards of this line to XLA: the reason is that of one between these layouts.
+        same = (one for one in report.left if one.where == line and (one.does or _are_alike(one, ends)))
+        why = next((one.why for one in same), "")
+        names = ", ".join(collective.name for collective in place.collectives)
+        raise StrictError(
+            f"{line or where}: {what} is rebuilt on every device by {names} ({place.received_bytes} B received), {how}"
+            + (f"; it was left to XLA: {why}" if why else "")
+        )
+    if limits.max_bytes is not None and temp_bytes > limits.max_bytes:
+        raise StrictError(
+            f"the program needs {temp_bytes} B of temporary memory on a device, and max_bytes allows "
+            f"{limits.max_bytes} B; its reshards:\n{report}"
+        )
+
+
+def _are_alike(reshard: Reshard, ends: tuple[Layout, Layout] | None) -> bool:
+    """Whether a reshard has these layouts, in any dtype: XLA may convert before it sends."""
+    if reshard.source is None or reshard.target is None or ends is None:
+        return False
+    return ends == tuple(replace(each, dtype=ends[0].dtype) for each in (reshard.source, reshard.target))

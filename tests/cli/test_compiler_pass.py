@@ -87,7 +87,7 @@ def partitioned(tmp_path_factory):
     """The program of jax-ml/jax#21562 as XLA compiles it: its text and its proto, in files."""
     import jax
 
-    from reshard.jax.doctor import optimized_text
+    from reshard.jax.program_report import optimized_text
     from tests.jax.moving import numbered, program
 
     compiled = jax.jit(program).lower(numbered()).compile()

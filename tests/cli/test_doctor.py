@@ -133,7 +133,7 @@ def test_a_log_has_no_page_and_is_no_program(call, tmp_path):
     [(["--topology", "v5p:2x2x2"], "tpu"), ([], "cpu"), (["--platform", "gpu", "--topology", "h100"], "gpu")],
 )
 def test_a_topology_means_a_tpu(call, monkeypatch, options, platform):
-    from reshard.jax import doctor
+    from reshard.jax import program_report as doctor
 
     calls: list = []
     monkeypatch.setattr(doctor, "report_program", lambda _, **given: calls.append(given) or examine(NOTHING))

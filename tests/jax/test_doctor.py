@@ -19,7 +19,7 @@ import reshard.jax
 from reshard import hlo
 from reshard.doctor import Place
 from reshard.errors import ProgramError
-from reshard.jax.doctor import report, report_program
+from reshard.jax.program_report import report, report_program
 from tests.jax.programs import BY_NAME, PROGRAMS
 from tests.sampling import sampled
 

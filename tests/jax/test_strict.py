@@ -15,10 +15,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.errors import PlanError, StrictError
-from reshard.jax.doctor import optimized_text
-from reshard.jax.jit import jit
+from reshard.jax.jit import Limits, check_limits, effective_limits, jit, strict
 from reshard.jax.pass_report import PassReport
-from reshard.jax.strict import Limits, check_limits, effective_limits, strict
+from reshard.jax.program_report import optimized_text
 from tests.jax.moving import lowered_twice
 
 SIZE = 16

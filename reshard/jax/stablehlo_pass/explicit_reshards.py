@@ -16,21 +16,21 @@ whether the user wrote the reshard (`with_sharding_constraint`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reshard.errors import ProgramError, ReshardError
 from reshard.hlo import Frame
-from reshard.jax.stablehlo_pass import handover, shardings
-from reshard.jax.stablehlo_pass.shardings import SHARDING
-from reshard.jax.stablehlo_pass.shardy_ops import spell_out
+from reshard.jax.stablehlo_pass import shardy
+from reshard.jax.stablehlo_pass.shardy import RESHARD, SHARDING
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations, run_passes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
-RESHARD = "sdy.reshard"
 BEFORE = "reshard.before"
 BY_USER = "reshard.by_user"
+GIVEN = "reshard.given"
+NEVER = ("stablehlo.while",)
+"""Operations on which XLA cannot import a sharding even if the program has it; JAX never writes one there."""
 PROPAGATE = "canonicalize,sdy-propagation-pipeline"
 INSERT = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
 _FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
@@ -79,8 +79,11 @@ class ReshardOp:
 
 def make_explicit(module: Module) -> None:
     """Propagates shardings through a module and makes every reshard an operation, in place."""
-    spell_out(module)
-    handover.mark_given(module)
+    shardy.spell_out(module)
+    for op in list_operations(module.operation):
+        # What has a sharding already, to which `rewrite.make_importable` goes back.
+        if SHARDING in op.attributes and op.name not in NEVER:
+            op.attributes[GIVEN] = op.attributes[SHARDING]
     run_passes(module, PROPAGATE)
     unit = ir.UnitAttr.get(module.context)
     for op in list_operations(module.operation):
@@ -93,7 +96,15 @@ def make_explicit(module: Module) -> None:
     run_passes(module, INSERT)
     for op in list_operations(module.operation):
         if op.name in _MOVES:
-            op = _as_reshard(op)
+            # A reshard to its sharding; one that starts a sum is always of the user's.
+            attributes = {"sharding": op.attributes["out_sharding"]}
+            if op.name in _STARTS:
+                attributes[BY_USER] = unit
+            with op.location, ir.InsertionPoint(op):
+                made = ir.Operation.create(RESHARD, [op.results[0].type], [op.operands[0]], attributes)
+            op.results[0].replace_all_uses_with(made.results[0])
+            op.erase()
+            op = made
         if op.name == "sdy.all_reduce":  # XLA derives its own from the operation before it.
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
@@ -104,8 +115,24 @@ def make_explicit(module: Module) -> None:
 
 def reshard_ops(module: Module) -> list[ReshardOp]:
     """The reshards of a module after `make_explicit`, in order."""
-    meshes = shardings.read_meshes(module)
-    return [_reshard_op(op, meshes) for op in list_operations(module.operation) if op.name == RESHARD]
+    meshes = shardy.read_meshes(module)
+    listed: list[ReshardOp] = []
+    for op in list_operations(module.operation):
+        if op.name != RESHARD:
+            continue
+        value, by_user = op.operands[0], BY_USER in op.attributes
+        before, after = shardy.value_sharding(value), op.attributes["sharding"]
+        symbols = [shardy.mesh_symbol(one) for one in (after, before) if one is not None]
+        # What neither end splits has any mesh.
+        mesh = next((meshes[symbol] for symbol in symbols if symbol in meshes), _ONE_DEVICE)
+        try:
+            if "" in symbols:
+                raise ProgramError(f"its mesh has no name in the module: {before} -> {after}")
+            source, target = (shardy.read_layout(value, one, meshes, mesh) for one in (before, after))
+            listed.append(ReshardOp(op, by_user, source, target))
+        except ReshardError as error:
+            listed.append(ReshardOp(op, by_user, None, None, str(error)))
+    return listed
 
 
 def is_changed(op: Operation) -> bool:
@@ -124,18 +151,6 @@ def remove_marks(module: Module) -> None:
 def users_of(value: Value) -> list[Operation]:
     """The operations that use a value."""
     return [use.owner.operation for use in value.uses]
-
-
-def _as_reshard(op: Operation) -> Operation:
-    """Replaces a collective of Shardy by a reshard to its sharding; one that starts a sum is always of the user's."""
-    attributes = {"sharding": op.attributes["out_sharding"]}
-    if op.name in _STARTS:
-        attributes[BY_USER] = ir.UnitAttr.get(op.context)
-    with op.location, ir.InsertionPoint(op):
-        made = ir.Operation.create(RESHARD, [op.results[0].type], [op.operands[0]], attributes)
-    op.results[0].replace_all_uses_with(made.results[0])
-    op.erase()
-    return made
 
 
 def _join_chain(op: Operation) -> None:
@@ -170,21 +185,3 @@ def _share_equal(module: Module) -> None:
         if BY_USER in op.attributes:
             first.attributes[BY_USER] = op.attributes[BY_USER]
         op.erase()
-
-
-def _reshard_op(op: Operation, meshes: Mapping[str, Mesh]) -> ReshardOp:
-    by_user = BY_USER in op.attributes
-    try:
-        return ReshardOp(op, by_user, *_layouts_of_reshard(op, meshes))
-    except ReshardError as error:
-        return ReshardOp(op, by_user, None, None, str(error))
-
-
-def _layouts_of_reshard(op: Operation, meshes: Mapping[str, Mesh]) -> tuple[Layout, Layout]:
-    """The source and the target layout of a reshard."""
-    value, before, after = op.operands[0], shardings.value_sharding(op.operands[0]), op.attributes["sharding"]
-    symbols = [shardings.mesh_symbol(one) for one in (after, before) if one is not None]
-    if "" in symbols:
-        raise ProgramError(f"its mesh has no name in the module: {before} -> {after}")
-    mesh = next((meshes[symbol] for symbol in symbols if symbol in meshes), _ONE_DEVICE)
-    return shardings.read_layout(value, before, meshes, mesh), shardings.read_layout(value, after, meshes, mesh)

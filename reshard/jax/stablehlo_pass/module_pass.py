@@ -28,7 +28,7 @@ from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.rewrite import ReshardOutcome
-from reshard.lower.to_stablehlo import Module, Operation, ir
+from reshard.lower.to_stablehlo import Module, ir
 from reshard.plans.plan import Plan
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
@@ -112,20 +112,25 @@ def run_pass(module: Module, planner: Planner = best_plan) -> PassReport:
     try:
         explicit_reshards.make_explicit(module)
         ops = explicit_reshards.reshard_ops(module)
-        places = [(_user_line(op), _operation_name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
-        near = [frozenset(op.lines) for op in ops]
         planned = [_plan_reshard(op, planner) for op in ops]
+        rows: list[Reshard] = []
+        for op, (plan, why) in zip(ops, planned, strict=True):
+            # Read now: rewriting erases the operations. The line is its own, else that of what uses or makes the value.
+            locations = (str(each.location) for each in (op.op, *op.around))
+            frames = [Frame(file, int(line)) for location in locations for file, line in _PLACE.findall(location)]
+            frame = next((frame for frame in frames if frame.users), None)
+            where = "" if frame is None else f"{frame.file}:{frame.line}"
+            if frame is not None and frame.file == "-":
+                where = f"line {frame.line}"
+            name = _NAME.search(str(op.op.location))
+            ends, near = (op.source, op.target), frozenset(op.lines)
+            rows.append(Reshard(where, name[1] if name else "", op.by_user, *ends, plan, False, why, near))
         plans = {op: plan for op, (plan, why) in zip(ops, planned, strict=True) if plan is not None and not why}
         outcomes = rewrite.replace_reshards(module, ops, plans)
     except ir.MLIRError as error:
         raise ProgramError(f"MLIR's passes or its verifier fail on the program: {error}") from None
-    rows = zip(ops, planned, places, near, strict=True)
-    return PassReport(
-        tuple(
-            Reshard(*place, op.by_user, op.source, op.target, plan, outcomes[op] is ReshardOutcome.TAKEN, why, lines)
-            for op, (plan, why), place, lines in rows
-        )
-    )
+    taken = [outcomes[op] is ReshardOutcome.TAKEN for op in ops]
+    return PassReport(tuple(dataclasses.replace(row, taken=its) for row, its in zip(rows, taken, strict=True)))
 
 
 def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
@@ -133,9 +138,14 @@ def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
     source, target = op.source, op.target
     if source is None or target is None:
         return None, op.why
-    obstacle = _find_obstacle(op, source, target)
-    if obstacle:
-        return None, obstacle
+    if source == target:
+        return None, "nothing moves"
+    if source.partial:
+        return None, "it is still to be summed"
+    if rewrite.inside_manual(op.op):
+        return None, "it is inside a shard_map"
+    if source.mesh.device_ids is not None:
+        return None, "its mesh lists the devices in an order of its own"
     try:
         plan = planner(source, target)
     except NetworkError:
@@ -148,61 +158,29 @@ def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
     return in_parts(plan), ""
 
 
-def _find_obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
-    """Why a reshard between two layouts is not even planned; empty if it is."""
-    if source == target:
-        return "nothing moves"
-    if source.partial:
-        return "it is still to be summed"
-    if rewrite.inside_manual(op.op):
-        return "it is inside a shard_map"
-    if source.mesh.device_ids is not None:
-        return "its mesh lists the devices in an order of its own"
-    return ""
-
-
-def _user_line(op: ReshardOp) -> str:
-    """The user's line of a reshard: its own, else that of an operation that uses or makes the value."""
-    locations = (str(each.location) for each in (op.op, *op.around))
-    frames = [Frame(file, int(line)) for location in locations for file, line in _PLACE.findall(location)]
-    frame = next((frame for frame in frames if frame.users), None)
-    if frame is None:
-        return ""
-    return f"line {frame.line}" if frame.file == "-" else f"{frame.file}:{frame.line}"
-
-
-def _operation_name(op: Operation) -> str:
-    match = _NAME.search(str(op.location))
-    return match[1] if match else ""
-
-
 def _parse_module(program: Any) -> Module:
     """The program as a new module with a function `main`, which may be changed."""
-    module = _read_module(program)
+    if isinstance(program, ir.Module):
+        with program.context:
+            module = ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
+    elif not isinstance(program, str | bytes):
+        kind = type(program).__name__
+        raise ProgramError(f"transform takes MLIR text, a StableHLO artifact, a module or an Exported, not {kind}")
+    else:
+        context = make_ir_context()
+        try:
+            if isinstance(program, bytes) and program.startswith(b"ML\xefR"):
+                module = _mlir.deserialize_portable_artifact(program, context)
+            else:
+                module = ir.Module.parse(program, context)
+        except (ir.MLIRError, TypeError, ValueError, RuntimeError) as error:  # TypeError: text that is not UTF-8.
+            raise ProgramError(f"the program is not StableHLO: {error}") from None
     check_main(module)
     if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
         raise ProgramError(
             "the program has its shardings as attributes for XLA, not as operations of Shardy; give the module that "
             "`lower(...).compiler_ir('stablehlo')` or `jax.export.export` returns"
         )
-    return module
-
-
-def _read_module(program: Any) -> Module:
-    if isinstance(program, ir.Module):
-        with program.context:
-            return ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
-    if not isinstance(program, str | bytes):
-        kind = type(program).__name__
-        raise ProgramError(f"transform takes MLIR text, a StableHLO artifact, a module or an Exported, not {kind}")
-    context = make_ir_context()
-    try:
-        if isinstance(program, bytes) and program.startswith(b"ML\xefR"):
-            module = _mlir.deserialize_portable_artifact(program, context)
-        else:
-            module = ir.Module.parse(program, context)
-    except (ir.MLIRError, TypeError, ValueError, RuntimeError) as error:  # TypeError: text that is not UTF-8.
-        raise ProgramError(f"the program is not StableHLO: {error}") from None
     return module
 
 

@@ -6,22 +6,34 @@ Each reshard that `explicit_reshards` inserted has one of three outcomes:
     PINNED     a sharding constraint: the user wrote it, or a neighbouring TAKEN reshard depends on it
     DROPPED    removed: XLA decides what to move
 
-Operations next to a TAKEN reshard keep the sharding that it requires, as a constraint; see `handover`.
+Operations next to a TAKEN reshard keep the sharding that it requires, as a constraint. All other shardings are handed
+to XLA in the forms that JAX's own lowering uses, and in no other. Shardy's propagation writes a sharding on every
+operation and on every function; JAX writes shardings in three places:
+
+    on the arguments and results of the public function
+    on a sharding constraint
+    on a manual computation (a `shard_map`)
+
+XLA's import is made for these. For example, it turns the sharding of a private function's result into a custom call of
+one operand; libtpu splits a complex value in two before it reads that, and aborts the process. It hoists the invariants
+of a loop together with the loop's shardings, and it expands collectives into parts of other ranks, which would get the
+collective's sharding.
+
+`mark_given` records which operations have shardings before propagation. `make_importable` goes back to these, and
+writes the shardings that have to stay as constraints. Propagation rebuilds private functions, and JAX gives them none.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 
-from reshard.jax.stablehlo_pass import handover
-from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, is_changed, remove_marks
-from reshard.jax.stablehlo_pass.shardings import MANUAL, read_meshes
-from reshard.lower.to_stablehlo import CHANNEL, Module, Operation, Value, insert_plan, ir, list_operations
+from reshard.jax.stablehlo_pass.explicit_reshards import GIVEN, NEVER, ReshardOp, is_changed, remove_marks
+from reshard.jax.stablehlo_pass.shardy import MANUAL, SHARDING, add_constraint, read_meshes, sdy
+from reshard.lower.to_stablehlo import CHANNEL, Module, Operation, insert_plan, ir, list_operations
 from reshard.plans.plan import Plan
-from reshard.types.mesh import Mesh
 
 _HANDLE = re.compile(r"handle = (\d+)")
 
@@ -67,11 +79,16 @@ def replace_reshards(
     symbols = {mesh: symbol for symbol, mesh in read_meshes(module).items()}
     with module.context:
         for reshard, outcome in decided.items():
-            with reshard.op.location, ir.InsertionPoint(reshard.op):
-                value = _replace_reshard(reshard, outcome, plans.get(reshard), symbols, channels)
-            reshard.op.results[0].replace_all_uses_with(value)
-            reshard.op.erase()
-        handover.make_importable(module, kept)
+            op, plan = reshard.op, plans.get(reshard)
+            value = op.operands[0]
+            with op.location, ir.InsertionPoint(op):
+                if plan is not None:
+                    value = insert_plan(plan, value, symbols[plan.source.mesh], channels)
+                elif outcome is ReshardOutcome.PINNED:
+                    value = add_constraint(value, op.attributes["sharding"])
+            op.results[0].replace_all_uses_with(value)
+            op.erase()
+        make_importable(module, kept)
     remove_marks(module)
     module.operation.verify()
     return decided
@@ -90,12 +107,45 @@ def _operations_around(plans: Mapping[ReshardOp, Plan]) -> set[Operation]:
     return {op for reshard in plans for op in reshard.around if is_changed(op)}
 
 
-def _replace_reshard(
-    reshard: ReshardOp, outcome: ReshardOutcome, plan: Plan | None, symbols: Mapping[Mesh, str], channels: Iterator[int]
-) -> Value:
-    value = reshard.op.operands[0]
-    if outcome is ReshardOutcome.DROPPED:
-        return value
-    if plan is None:
-        return handover.add_constraint(value, reshard.op.attributes["sharding"])
-    return insert_plan(plan, value, symbols[plan.source.mesh], channels)
+def make_importable(module: Module, kept: Collection[Operation]) -> None:
+    """Goes back to the shardings of before propagation, except for the operations in `kept`, and except in `main`."""
+    for op in list_operations(module.operation):
+        attributes = op.attributes
+        if op.name == "func.func":
+            # Only the program's public function has shardings on its arguments and results.
+            if "sym_visibility" in attributes and attributes["sym_visibility"].value == "private":
+                for name in [name for name in ("arg_attrs", "res_attrs") if name in attributes]:
+                    plain = (
+                        {named.name: named.attr for named in ir.DictAttr(each) if named.name != SHARDING}
+                        for each in attributes[name]
+                    )
+                    attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(each) for each in plain])
+            continue
+        if GIVEN in attributes:
+            if op not in kept:
+                attributes[SHARDING] = attributes[GIVEN]
+            del attributes[GIVEN]
+        elif SHARDING in attributes:
+            if op in kept and op.name not in NEVER:
+                _constrain_results(op)  # It has no sharding of its own, so it keeps it as a constraint.
+            del attributes[SHARDING]
+        if op.name == "sdy.constant":
+            # XLA does not import constants of Shardy; as text, because Python has no attributes for complex ones.
+            text = op.get_asm(print_generic_op_form=True)
+            with op.location, ir.InsertionPoint(op) as point:
+                made = ir.Operation.parse(text.replace('"sdy.constant"', '"stablehlo.constant"', 1))
+                point.insert(made)
+            op.results[0].replace_all_uses_with(made.results[0])
+            op.erase()
+
+
+def _constrain_results(op: Operation) -> None:
+    """Puts a constraint after each result with the sharding that the operation has now; scalars and tokens need none,
+    since they cannot be split."""
+    shardings = sdy.TensorShardingPerValueAttr(op.attributes[SHARDING]).shardings
+    for result, sharding in zip(op.results, shardings, strict=True):
+        if not isinstance(result.type, ir.RankedTensorType) or ir.RankedTensorType(result.type).rank == 0:
+            continue
+        with op.location, ir.InsertionPoint.after(op):
+            value = add_constraint(result, sharding)
+        result.replace_all_uses_except(value, value.owner.operation)

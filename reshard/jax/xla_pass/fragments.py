@@ -232,14 +232,13 @@ def _layout_of(array: Array) -> JaxLayout:
 # What only jaxlib says of a serialized module: its text, and the spelling of its shardings.
 
 
-class JaxlibReader:
-    """Serialized modules as jaxlib prints them."""
-
-    def text(self, module: bytes) -> str:
-        """The text of a module, large constants included."""
-        options = _import_hlo().HloPrintOptions()
-        options.print_large_constants = True
-        return _import_hlo().HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+def print_module(module: Any) -> str:
+    """The text of a module, serialized or jaxlib's own, with the long constants that have tables of offsets."""
+    jaxlib = _import_hlo()
+    options = jaxlib.HloPrintOptions()
+    options.print_large_constants = True
+    own = jaxlib.HloModule.from_serialized_hlo_module_proto(module) if isinstance(module, bytes) else module
+    return own.to_string(options)
 
 
 def check_parses(module: bytes) -> None:

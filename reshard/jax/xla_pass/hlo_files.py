@@ -16,9 +16,9 @@ from reshard import hlo
 from reshard.doctor.places import Place
 from reshard.errors import NotationError, ProgramError, quoted
 from reshard.hlo.proto import ModuleProto
-from reshard.jax.doctor import devices_for
+from reshard.jax.program_report import devices_for
 from reshard.jax.xla_pass import xla_hook
-from reshard.jax.xla_pass.fragments import JaxlibReader
+from reshard.jax.xla_pass.fragments import print_module
 from reshard.jax.xla_pass.hlo_pass import improve_module
 from reshard.synth import Network
 from reshard.types.whole import whole
@@ -42,7 +42,7 @@ class ImprovedHlo:
     @property
     def text(self) -> str:
         """The text of the module, large constants and the number of partitions included."""
-        head, line, rest = JaxlibReader().text(self.proto).partition("\n")
+        head, line, rest = print_module(self.proto).partition("\n")
         return f"{head}, num_partitions={self.devices}{line}{rest}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.errors import ProgramError
-from reshard.jax.stablehlo_pass.shardings import SHARDING
+from reshard.jax.stablehlo_pass.shardy import SHARDING
 from reshard.lower.to_stablehlo import list_operations
 from tests.jax.moving import lowered_twice
 from tests.jax.programs.base import assert_same

@@ -11,7 +11,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax.stablehlo_pass import handover, module_pass
+from reshard.jax.stablehlo_pass import explicit_reshards, module_pass
 from reshard.jax.stablehlo_pass.explicit_reshards import is_changed, make_explicit
 from reshard.jax.stablehlo_pass.module_pass import transform
 from reshard.jax.stablehlo_pass.rewrite import inside_manual
@@ -116,7 +116,7 @@ def test_no_mark_is_left() -> None:
     text = transform(
         called(CALL.replace(f"%v: {TYPE}", f"%v: {TYPE} {{sdy.sharding = #sdy.sharding<@mesh, {ROWS}>}}"))
     ).text
-    assert handover.GIVEN not in text and "reshard." not in text
+    assert explicit_reshards.GIVEN not in text and "reshard." not in text
 
 
 def test_constants_are_of_stablehlo() -> None:

@@ -6,7 +6,7 @@ import pytest
 from jax.interpreters.mlir import make_ir_context
 
 from reshard.errors import LayoutError
-from reshard.jax.stablehlo_pass import shardings
+from reshard.jax.stablehlo_pass import shardy
 from reshard.lower.to_stablehlo import Module, Value, ir, list_operations
 from reshard.types.mesh import Mesh
 
@@ -40,7 +40,7 @@ def values(module: Module) -> dict[str, Value]:
 
 def test_meshes(module: Module) -> None:
     """One without axes splits nothing, and is not among them."""
-    assert shardings.read_meshes(module) == {"mesh": Mesh(x=4, y=2), "turned": Mesh({"k": 3}, device_ids=[2, 0, 1])}
+    assert shardy.read_meshes(module) == {"mesh": Mesh(x=4, y=2), "turned": Mesh({"k": 3}, device_ids=[2, 0, 1])}
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,21 @@ def test_meshes(module: Module) -> None:
 )
 def test_layouts_of_values(module: Module, name: str, layout: str) -> None:
     value = values(module)[name]
-    sharding = shardings.value_sharding(value)
+    sharding = shardy.value_sharding(value)
     assert (sharding is None) == (name in ("b", "stablehlo.cosine"))
-    assert str(shardings.read_layout(value, sharding, shardings.read_meshes(module), Mesh(x=4, y=2))) == layout
+    assert str(shardy.read_layout(value, sharding, shardy.read_meshes(module), Mesh(x=4, y=2))) == layout
 
 
 def test_the_symbol_of_a_mesh(module: Module) -> None:
-    assert shardings.mesh_symbol(shardings.value_sharding(values(module)["a"])) == "mesh"
-    assert shardings.mesh_symbol(None) == ""
+    assert shardy.mesh_symbol(shardy.value_sharding(values(module)["a"])) == "mesh"
+    assert shardy.mesh_symbol(None) == ""
     with module.context:
         inline = ir.Attribute.parse('#sdy.sharding<mesh<["x"=4]>, [{"x"}]>')
-    assert shardings.mesh_symbol(inline) == ""
+    assert shardy.mesh_symbol(inline) == ""
 
 
 def test_without_a_sharding_an_array_is_whole_on_the_given_mesh(module: Module) -> None:
-    whole = shardings.read_layout(values(module)["a"], None, {}, Mesh(z=5))
+    whole = shardy.read_layout(values(module)["a"], None, {}, Mesh(z=5))
     assert (str(whole), whole.mesh) == ("f32[16, 12]", Mesh(z=5))
 
 
@@ -86,7 +86,7 @@ def test_loop_carried_values_have_the_loops_sharding() -> None:
     module = ir.Module.parse(text, make_ir_context())
     (loop,) = (op for op in list_operations(module.operation) if op.name == "stablehlo.while")
     carried = loop.regions[1].blocks[0].arguments[0]
-    layout = shardings.read_layout(carried, shardings.value_sharding(carried), shardings.read_meshes(module), Mesh(x=4))
+    layout = shardy.read_layout(carried, shardy.value_sharding(carried), shardy.read_meshes(module), Mesh(x=4))
     assert str(layout) == "f32[{x}2]"
 
 
@@ -95,11 +95,11 @@ def test_loop_carried_values_have_the_loops_sharding() -> None:
     [("i1", "bool"), ("ui8", "u8"), ("i32", "i32"), ("bf16", "bf16"), ("f8E5M2", "f8e5m2"), ("complex<f64>", "c128")],
 )
 def test_dtypes(element: str, name: str) -> None:
-    assert shardings.read_dtype(element) == name
+    assert shardy.read_dtype(element) == name
 
 
 def test_an_element_type_without_a_name_is_refused() -> None:
     module = ir.Module.parse(TEXT.replace("tensor<7xui8>", "tensor<7xi17>"), make_ir_context())
     value = values(module)["b"]
     with pytest.raises(LayoutError, match="i17"):
-        shardings.read_layout(value, None, {}, Mesh(x=4))
+        shardy.read_layout(value, None, {}, Mesh(x=4))

@@ -15,8 +15,8 @@ from jaxlib.xla_client import HloSharding
 
 import reshard as rs
 from reshard.jax import transform
-from reshard.jax.doctor import compile_options, report_program
-from reshard.jax.stablehlo_pass.shardy_ops import make_compilable
+from reshard.jax.program_report import compile_options, report_program
+from reshard.jax.stablehlo_pass.shardy import make_compilable
 from reshard.lower.to_stablehlo import ir, list_operations
 from reshard.types.meaning import meaning
 from tests.sampling import sampled

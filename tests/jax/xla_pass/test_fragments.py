@@ -15,7 +15,7 @@ from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import fragments, program_peaks, xla_hook
-from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, JaxlibReader, rows_function
+from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, print_module, rows_function
 
 MESH = rs.Mesh(y=2, x=4)
 
@@ -37,7 +37,7 @@ def hook():
 def test_it_takes_and_yields_the_layouts_asked_for(hook, before, after):
     module = ModuleProto.decode(Fragments(jax.devices()).get(key(before, after)).module)
     (parameter,) = module.entry.parameters
-    text = JaxlibReader().text(Fragments(jax.devices()).get(key(before, after)).module)
+    text = print_module(Fragments(jax.devices()).get(key(before, after)).module)
     entry = text[text.index("ENTRY") :]
     assert f"f32[8,16,4]{{{before}}} parameter(0)" in entry
     assert any(f"f32[16,2,16]{{{after}}}" in line for line in entry.splitlines() if "ROOT" in line)

@@ -17,7 +17,7 @@ from reshard.doctor.proposals import ProgramCost, ProposalOptions
 from reshard.errors import ProgramError, SpliceError
 from reshard.hlo import wire
 from reshard.hlo.proto import ModuleProto
-from reshard.jax.doctor import optimized_text
+from reshard.jax.program_report import optimized_text
 from reshard.jax.xla_pass import hlo_pass, program_peaks
 from reshard.jax.xla_pass.compiling_thread import CompilingThread
 from reshard.jax.xla_pass.fragments import Fragment

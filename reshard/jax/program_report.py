@@ -1,13 +1,15 @@
-"""The doctor for JAX programs: compiles a program unchanged, and reports how XLA moves its data.
+"""What people look at of a JAX program: `report`, how XLA moves its data, and `show`, where a live array is.
 
-The report itself is made by `reshard.doctor`, which does not need jax.
+The program is compiled unchanged. The report itself is made by `reshard.doctor`, which does not need jax.
 """
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -22,19 +24,20 @@ from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
-from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.module_pass import check_main
-from reshard.jax.stablehlo_pass.shardy_ops import make_compilable
+from reshard.jax.stablehlo_pass.shardy import make_compilable
+from reshard.jax.xla_pass.fragments import print_module
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
 from reshard.synth.options import PlanOptions
+from reshard.types.layout import Layout
+from reshard.types.whole import whole
 
-_jax: Any = jax  # Its own stubs leave too much unknown.
 _xla: Any = _xla_client
 _mlir: Any = mlir
-_topologies: Any = topologies
 make_ir_context: Any = _make_ir_context
 _PARTITIONS = "mhlo.num_partitions"
+_ROWS = 32  # As many as `reshard show` prints.
 
 
 def report(f: Callable[..., Any], *, network: Network | str | None = None, **options: Any) -> Callable[..., Report]:
@@ -48,7 +51,7 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
     jit__lambda on 1 device: no data moves between devices
     """
     lowers = hasattr(f, "lower") and not isinstance(f, str | bytes)  # which have a method of that name, too
-    jitted: Any = f if lowers and not options else _jax.jit(checked_function(f), **options)
+    jitted: Any = f if lowers and not options else jax.jit(checked_function(f), **options)
 
     def of(*args: Any, **kwargs: Any) -> Report:
         lowered = jitted.lower(*args, **kwargs)
@@ -81,7 +84,11 @@ def report_program(
     same on 1 device: no data moves between devices
     """
     try:
-        module = _parse_program(program)
+        context = make_ir_context()
+        if isinstance(program, bytes):
+            module = _mlir.deserialize_portable_artifact(program, context)
+        else:
+            module = ir.Module.parse(program, context)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
         raise ProgramError(f"the program is not StableHLO: {error}") from None
     check_main(module)
@@ -97,31 +104,34 @@ def report_program(
         executable = compile_it(module, *compile_options(devices, shardy))
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
-    text = _print_hlo(executable) or executable.hlo_modules()[0].to_string()
+    text = print_module(executable.hlo_modules()[0])
     return _examine_text(text, known, network, executable.get_compiled_memory_stats(), devices)
 
 
 def _examine_text(
-    text: str, known: list[Known], network: Network | str | None, memory: Any, devices: list[Any]
+    text: str, known: list[Known], network: Network | str | None, stats: Any, devices: list[Any]
 ) -> Report:
     """The report on a compiled program. Its network is that of the pass: the caller's, else that of the devices."""
     chosen = options_on(devices, PlanOptions.read(network=network)).network
-    return examine(text, known=known, network=chosen, compiled=_read_memory(memory), platform=devices[0].platform)
+    # The compiler's own figures for its memory, if the backend has them.
+    names = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes", "alias_size_in_bytes")
+    memory = None if stats is None else CompiledMemory(*(int(getattr(stats, name)) for name in names))
+    return examine(text, known=known, network=chosen, compiled=memory, platform=devices[0].platform)
 
 
 def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:
     """One device of the platform for each partition; those of a topology need not exist on this machine."""
     if topology is not None:
         try:
-            devices = list(_topologies.get_topology_desc(topology, platform=platform).devices)
+            devices = list(topologies.get_topology_desc(topology, platform=platform).devices)
         except Exception as error:  # The plugin's errors have no class of their own.
             raise ProgramError(f"topology {topology!r} of platform {platform!r} is not available: {error}") from None
     else:
         if platform == "cpu":
             with suppress(RuntimeError, ValueError):  # jax was used before: its devices are counted below.
-                _jax.config.update("jax_num_cpu_devices", partitions)
+                jax.config.update("jax_num_cpu_devices", partitions)
         try:
-            devices = list(_jax.devices(platform))
+            devices = list(jax.devices(platform))
         except RuntimeError as error:
             raise ProgramError(f"jax has no platform {quoted(platform)} here: {shortened(str(error))}") from None
     if len(devices) < partitions:
@@ -144,85 +154,37 @@ def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
     return _xla.DeviceList(tuple(devices)), options
 
 
-def _parse_program(program: str | bytes) -> Module:
-    context = make_ir_context()
-    if isinstance(program, bytes):
-        return _mlir.deserialize_portable_artifact(program, context)
-    with context:
-        return ir.Module.parse(program)
-
-
-def _copy_module(module: Module) -> Module:
-    with module.context:
-        return ir.Module.parse(module.operation.get_asm(binary=False, enable_debug_info=True))
-
-
 def known_moves(program: Module) -> list[Known]:
     """The moves that a program needs according to Shardy's propagation; none if it fails."""
-    module = _copy_module(program)
+    with program.context:
+        module = ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
+    known: list[Known] = []
     try:
         explicit_reshards.make_explicit(module)
-        return [known for op in explicit_reshards.reshard_ops(module) if (known := _known_move(op)) is not None]
+        for reshard in explicit_reshards.reshard_ops(module):
+            if reshard.source is not None and reshard.target is not None:
+                lines = reshard.lines
+                known.append(Known(next(iter(lines), ""), reshard.source, reshard.target, frozenset(lines)))
     except (ReshardError, ir.MLIRError):
         return []
-
-
-def _known_move(reshard: ReshardOp) -> Known | None:
-    if reshard.source is None or reshard.target is None:
-        return None
-    lines = reshard.lines
-    return Known(next(iter(lines), ""), reshard.source, reshard.target, frozenset(lines))
+    return known
 
 
 def optimized_text(compiled: Any) -> str:
-    """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib can print them."""
-    return _print_hlo(_stage_of(compiled).runtime_executable()) or compiled.as_text()
+    """The optimized HLO of a `jax.stages.Compiled`, or of ours, with its long constants."""
+    return print_module(getattr(compiled, "executable", compiled).runtime_executable().hlo_modules()[0])
 
 
 def devices_of_program(compiled: Any) -> list[Any]:
     """The devices that a program was compiled for, those of other processes included, in their order; they need not
     exist here."""
-    stage = _stage_of(compiled)
+    stage = getattr(compiled, "executable", compiled)  # JAX's own, which ours has inside.
     shardings: Any = jax.tree.leaves((stage.input_shardings, stage.output_shardings))
     meshes: Any = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
     if meshes:
         return list(meshes[0].devices.flat)
     known = {device.id: device for sharding in shardings for device in sharding.device_set}
     return [known[each] for each in sorted(known)] or list(stage.runtime_executable().local_devices())
-
-
-def _stage_of(compiled: Any) -> Any:
-    """JAX's own `jax.stages.Compiled`, which ours has inside."""
-    return getattr(compiled, "executable", compiled)
-
-
-def _print_hlo(executable: Any) -> str | None:
-    """The HLO text with long constants, because tables of offsets are in constants of more than 10 elements."""
-    try:
-        printer: Any = import_module("jaxlib._hlo")
-    except ImportError:
-        return None
-    options = printer.HloPrintOptions()
-    options.print_large_constants = True
-    return executable.hlo_modules()[0].to_string(options)
-
-
-def _read_memory(stats: Any) -> CompiledMemory | None:
-    """The compiler's own figures for its memory, if the backend has them."""
-    if stats is None:
-        return None
-    return CompiledMemory(
-        int(stats.argument_size_in_bytes),
-        int(stats.output_size_in_bytes),
-        int(stats.temp_size_in_bytes),
-        int(stats.alias_size_in_bytes),
-    )
-
-
-# Arguments of a function as compiling it needs them: their shapes, dtypes and shardings, without their data.
-
-
-_import_jax: Any = jax  # Its own stubs leave too much unknown.
 
 
 def checked_function(f: Any) -> Any:
@@ -232,26 +194,33 @@ def checked_function(f: Any) -> Any:
     return f
 
 
-def placement_of(leaf: Any) -> Any:
-    """The sharding of an argument; None if JAX is free to choose it.
+def show(array: Any, limit: int = _ROWS) -> None:
+    """Prints the layout of a JAX array, its sizes, and a picture of which device holds what.
 
-    >>> placement_of(3.0) is None
-    True
+    `array` is anything with a shape, a dtype and a `NamedSharding`, such as a `jax.ShapeDtypeStruct`; `limit` is about
+    how many lines the picture has. Raises `ReshardError` for what has no sharding, as a value inside `jax.jit` has
+    none yet, and `LayoutError` for another kind of sharding.
+
+    >>> import jax
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("x",))
+    >>> rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    >>> show(jax.device_put(jax.numpy.zeros((4, 8)), rows))  # doctest: +ELLIPSIS
+    f32[4, 8]
+      mesh     <x=1>, 1 device
+    ...
     """
-    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+    from reshard.show.layout_picture import show_layout  # Only here does `reshard.jax` need rich.
 
-
-def drop_data(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments without their data, which a cached lowering would keep alive. Other leaves stay.
-
-    >>> drop_data((jax.numpy.ones(3), "sum"), {})
-    ((ShapeDtypeStruct(shape=(3,), dtype=float32), 'sum'), {})
-    """
-
-    def without_data(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        weak = bool(getattr(leaf, "weak_type", False))  # Random keys have no such attribute.
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placement_of(leaf), weak_type=weak)
-
-    return _import_jax.tree.map(without_data, (args, kwargs))
+    rows = whole(limit, 1)
+    if rows is None:
+        raise ReshardError(f"limit {quoted(limit)}: give the most lines of the picture, a whole number from 1 up")
+    try:
+        shape, dtype, sharding = array.shape, array.dtype, array.sharding
+    except Exception:  # A tracer has errors of its own for what it lacks.
+        shape, dtype, sharding = (), None, None
+    if sharding is None:
+        raise ReshardError(
+            f"{quoted(array)} has no sharding: give a jax.Array, outside jax.jit; inside it, "
+            f"jax.debug.inspect_array_sharding(x, callback=...) tells what the compiler chose"
+        )
+    show_layout(Layout.from_jax(sharding, shape, dtype), rows)
