@@ -12,9 +12,9 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,7 @@ from reshard.doctor.proposals import ProgramCost
 from reshard.doctor.shifts import Shift, ShiftSource
 from reshard.errors import SpliceError
 from reshard.hlo import Array
-from reshard.jax.xla_pass.compiling_thread import CompilingThread
-from reshard.jax.xla_pass.program_peaks import compiled_peak_bytes
+from reshard.jax.xla_pass.program_peaks import CompilingThread, compiled_peak_bytes
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.plans.plan import Plan
@@ -95,29 +94,6 @@ class FragmentKey:
         return move
 
 
-class Key(Hashable, Protocol):
-    """What a fragment is compiled for: the tile that it takes, those that it yields, and the function between them."""
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of its layouts."""
-        ...
-
-    @property
-    def before(self) -> Array:
-        """The array that it takes."""
-        ...
-
-    @property
-    def afters(self) -> tuple[Array, ...]:
-        """The arrays that it yields."""
-        ...
-
-    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
-        """From the tile before to those afterwards, for code inside a `shard_map` over all axes."""
-        ...
-
-
 class Fragment(NamedTuple):
     """A captured fragment: its module, and what it costs as it is compiled.
 
@@ -150,27 +126,25 @@ class Fragments:
 
     def get(self, key: Key) -> Fragment:
         """The fragment of a plan; raises `SpliceError` where the compiler makes none."""
-        if key not in self._known:
-            self._known[key] = self._compile(key)
-        return self._known[key]
-
-    def _compile(self, key: Key) -> Fragment:
+        if key in self._known:
+            return self._known[key]
         captured: list[bytes] = []
+
+        def compiled() -> tuple[int, int, int]:
+            with jax.enable_x64(True):
+                program = _lower_fragment(key, self.devices).compile(_QUICKER.get(self.platform))
+            traffic = hlo.traffic(hlo.parse(program.as_text()))
+            return compiled_peak_bytes(program.memory_analysis()), traffic.received_bytes, traffic.launches
+
         try:
-            peak, received, launches = _capturing.run(captured, lambda: self._costs(key))
+            costs = _capturing.run(captured, compiled)
         except Exception as error:  # XLA's errors have no class of their own; the chain stays as it is.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"{key}: it does not compile here ({reason})") from error
         if len(captured) != 1:
             raise SpliceError(f"{key}: it does not compile here ({len(captured)} modules were captured)")
-        return Fragment(captured[0], peak, received, launches)
-
-    def _costs(self, key: Key) -> tuple[int, int, int]:
-        """The peak of a fragment as it is compiled, the bytes that a device receives, and the launches."""
-        with jax.enable_x64(True):
-            compiled = _lower_fragment(key, self.devices).compile(_QUICKER.get(self.platform))
-        traffic = hlo.traffic(hlo.parse(compiled.as_text()))
-        return compiled_peak_bytes(compiled.memory_analysis()), traffic.received_bytes, traffic.launches
+        self._known[key] = Fragment(captured[0], *costs)
+        return self._known[key]
 
 
 def is_capturing() -> bool:
@@ -263,7 +237,6 @@ def _import_hlo() -> Any:
 # Fragments that run an operation on each device's own rows: its source is moved there, and its results from there.
 
 
-_jax: Any = jax
 Tiles = tuple[jax.Array, ...]
 
 
@@ -340,58 +313,37 @@ def rows_function(op: BatchOp, indices: Sequence[int | None]) -> Callable[[jax.A
     >>> order
     Array([[3, 1, 2, 0]], dtype=int32)
     """
-    return lambda tile: _KINDS[op.kind](op, _operands_of_rows(op, indices, tile))
 
+    def run(tile: jax.Array) -> Tiles:
+        operands = [
+            tile if dim is None else jax.lax.broadcasted_iota(dtypes.canonical(array.dtype), tile.shape, dim)
+            for array, dim in zip(op.operands, indices, strict=True)
+        ]
+        if op.kind == "fft":
+            return (jax.lax.fft(operands[0], op.target, op.lengths),)  # pyright: ignore[reportArgumentType]
+        if op.kind == "sort":
+            (dim,) = op.inner(op.operands[0])
+            return tuple(jax.lax.sort(tuple(operands), dimension=dim, is_stable=op.stable, num_keys=1))
+        if op.kind == "top_k":
+            return tuple(jax.lax.top_k(operands[0], op.results[0].dims[-1]))
+        # Foreign code, which says nothing of its shapes: they are those of the program, but of fewer rows.
+        rows = {dim: operands[0].shape[dim] for dim in op.batch}
+        shapes = [[rows.get(dim, size) for dim, size in enumerate(array.dims)] for array in op.results]
+        results = [
+            jax.ShapeDtypeStruct(shape, dtypes.canonical(array.dtype))
+            for shape, array in zip(shapes, op.results, strict=True)
+        ]
+        layouts = [[_major_to_minor_dims(array) for array in arrays] for arrays in (op.operands, op.results)]
+        call = jax.ffi.ffi_call(op.target, results, input_layouts=layouts[0], output_layouts=layouts[1])
+        return tuple(call(*operands, **{name: np.dtype(dtype).type(value) for name, value, dtype in op.attributes}))
 
-def _operands_of_rows(op: BatchOp, indices: Sequence[int | None], tile: jax.Array) -> list[jax.Array]:
-    return [
-        tile if dim is None else jax.lax.broadcasted_iota(dtypes.canonical(array.dtype), tile.shape, dim)
-        for array, dim in zip(op.operands, indices, strict=True)
-    ]
-
-
-def _run_fft(op: BatchOp, operands: list[jax.Array]) -> Tiles:
-    return (_jax.lax.fft(operands[0], op.target, op.lengths),)
-
-
-def _run_sort(op: BatchOp, operands: list[jax.Array]) -> Tiles:
-    (dim,) = op.inner(op.operands[0])
-    return tuple(_jax.lax.sort(tuple(operands), dimension=dim, is_stable=op.stable, num_keys=1))
-
-
-def _run_top_k(op: BatchOp, operands: list[jax.Array]) -> Tiles:
-    return tuple(_jax.lax.top_k(operands[0], op.results[0].dims[-1]))
-
-
-def _call_foreign_code(op: BatchOp, operands: list[jax.Array]) -> Tiles:
-    rows = dict(zip(op.batch, (operands[0].shape[dim] for dim in op.batch), strict=True))
-    shapes = [
-        jax.ShapeDtypeStruct(
-            [rows.get(dim, size) for dim, size in enumerate(array.dims)], dtypes.canonical(array.dtype)
-        )
-        for array in op.results
-    ]
-    call = _jax.ffi.ffi_call(
-        op.target,
-        shapes,
-        input_layouts=[_major_to_minor_dims(array) for array in op.operands],
-        output_layouts=[_major_to_minor_dims(array) for array in op.results],
-    )
-    return tuple(call(*operands, **{name: np.dtype(dtype).type(value) for name, value, dtype in op.attributes}))
+    return run
 
 
 def _major_to_minor_dims(array: Array) -> list[int]:
     if not re.fullmatch(r"[\d,]*", array.layout):
         raise SpliceError(f"the memory layout {array.layout} is not known")
     return [int(dim) for dim in array.layout.split(",") if dim][::-1]
-
-
-_KINDS: dict[str, Callable[[BatchOp, list[jax.Array]], Tiles]] = {
-    "fft": _run_fft,
-    "sort": _run_sort,
-    "top_k": _run_top_k,
-    "ffi": _call_foreign_code,
-}
 
 
 # Fragments that put results together from boxes of neighbours' tiles: a permute for each box, and concatenations.
@@ -442,11 +394,23 @@ class ShiftKey:
         def moved(tile: jax.Array) -> tuple[jax.Array, ...]:
             tile = tile.astype(dtypes.canonical(self.dtype))
             boxes = {(source, sizes): _permute_box(tile, axis, source, sizes) for source, sizes in self.boxes}
-            results = (_join_cells(tile, axis, shift, boxes) for shift in self.shifts)
-            pairs = zip(results, self.afters, strict=True)
-            return tuple(result.astype(dtypes.canonical(after.dtype)) for result, after in pairs)
+            results: list[jax.Array] = []
+            for shift, after in zip(self.shifts, self.afters, strict=True):
+                cells = enumerate(shift.cells)
+                parts = [_make_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in cells]
+                # The cells are joined along one dim after another, the last one first.
+                for dim in reversed(range(len(shift.cuts))):
+                    count = len(shift.cuts[dim]) - 1
+                    rows = [parts[at : at + count] for at in range(0, len(parts), count)]
+                    parts = [row[0] if count == 1 else jnp.concatenate(row, dim) for row in rows]
+                results.append(parts[0].astype(dtypes.canonical(after.dtype)))
+            return tuple(results)
 
         return moved
+
+
+Key = FragmentKey | OpFragmentKey | ShiftKey
+"""What a fragment is compiled for: the tile that it takes, those that it yields, and the function between them."""
 
 
 def _cut_box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
@@ -457,16 +421,6 @@ def _cut_box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> ja
 def _permute_box(tile: jax.Array, axis: str, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
     pairs = [(device, target) for target, device in enumerate(source.devices) if device >= 0]
     return jax.lax.ppermute(_cut_box(tile, source, sizes), axis, pairs)
-
-
-def _join_cells(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array]) -> jax.Array:
-    """A result: its cells, joined along one dim after another, the last one first."""
-    parts = [_make_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in enumerate(shift.cells)]
-    for dim in reversed(range(len(shift.cuts))):
-        count = len(shift.cuts[dim]) - 1
-        rows = [parts[at : at + count] for at in range(0, len(parts), count)]
-        parts = [row[0] if count == 1 else jnp.concatenate(row, dim) for row in rows]
-    return parts[0]
 
 
 def _make_cell(

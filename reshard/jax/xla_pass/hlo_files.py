@@ -70,34 +70,22 @@ def improve_hlo(
     that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
     cannot be had, and `NotationError` for a program that is not HLO.
     """
-    module = _parse_text(program) if isinstance(program, str) else program
-    partitions = _count_partitions(program, devices)
-    chosen = devices_for(partitions, platform, topology)
-    options = xla_hook.on_platform(xla_hook.prepare_pass(network, budget, prefer).options, chosen)
-    scheduled = ModuleProto.decode(module).schedule is not None
-    dropped = scheduled and platform != "tpu"
-    ready = _without_schedule(module) if dropped else module
-    improved = improve_module(ready, xla_hook.fragments_of(chosen), options)
-    if improved.module is None:
-        return ImprovedHlo(module, improved.places, partitions, False)
-    return ImprovedHlo(improved.module, improved.places, partitions, dropped)
-
-
-def _parse_text(text: str) -> bytes:
-    if _ELIDED in text:
+    jaxlib: Any = import_module("jaxlib._hlo")
+    given, written = whole(devices, 1), None
+    if not isinstance(program, str):
+        module = program
+    elif _ELIDED in program:
         raise NotationError(
             "the HLO text leaves large constants out (`constant({...})`); print it with large constants, or give the "
             "serialized proto: compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()"
         )
-    try:
-        return import_module("jaxlib._hlo").hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    except Exception as error:  # XLA's errors have no class of their own.
-        raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
-
-
-def _count_partitions(program: str | bytes, devices: object) -> int:
-    """The number of partitions that a module was compiled for: what its text says, else what the caller does."""
-    written, given = hlo.parse(program).num_partitions if isinstance(program, str) else None, whole(devices, 1)
+    else:
+        try:
+            module = jaxlib.hlo_module_from_text(program).as_serialized_hlo_module_proto()
+        except Exception as error:  # XLA's errors have no class of their own.
+            raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
+        written = hlo.parse(program).num_partitions
+    # What the module's text says, else what the caller does.
     if devices is not None and given is None:
         raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
     if None not in (written, given) and written != given:
@@ -105,11 +93,15 @@ def _count_partitions(program: str | bytes, devices: object) -> int:
     partitions = written or given
     if partitions is None:
         raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
-    return partitions
-
-
-def _without_schedule(module: bytes) -> bytes:
-    """The module as it is before scheduling, where CPU and GPU hand it to the pass."""
+    chosen = devices_for(partitions, platform, topology)
+    options = xla_hook.on_platform(xla_hook.prepare_pass(network, budget, prefer).options, chosen)
     decoded = ModuleProto.decode(module)
-    decoded.remove_schedule()
-    return decoded.encode()
+    dropped = decoded.schedule is not None and platform != "tpu"
+    ready = module
+    if dropped:  # As it is before scheduling, where CPU and GPU hand it to the pass.
+        decoded.remove_schedule()
+        ready = decoded.encode()
+    improved = improve_module(ready, xla_hook.fragments_of(chosen), options)
+    if improved.module is None:
+        return ImprovedHlo(module, improved.places, partitions, False)
+    return ImprovedHlo(improved.module, improved.places, partitions, dropped)

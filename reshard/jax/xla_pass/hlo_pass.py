@@ -11,9 +11,7 @@ Whatever fails, that chain stays as it was, and its outcome says why.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import NamedTuple
 
 from reshard import hlo
@@ -35,6 +33,7 @@ from reshard.doctor.proposals import (
     explain_no_better,
     explain_unmeasured,
 )
+from reshard.doctor.shifts import Shift
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
@@ -50,7 +49,7 @@ from reshard.jax.xla_pass.fragments import (
     check_parses,
     parameter_shardings,
 )
-from reshard.jax.xla_pass.program_peaks import Peaks
+from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 
 _ROUNDS = 4
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
@@ -84,7 +83,7 @@ def has_collectives(module: bytes) -> bool:
 
 
 def improve_module(
-    module: bytes, fragments: Fragments, options: ProposalOptions, peaks: Peaks | None = None
+    module: bytes, fragments: Fragments, options: ProposalOptions, peaks: ProgramPeaks | None = None
 ) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
@@ -155,25 +154,24 @@ class _Round:
         self.data = module
         self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
         self.fragments = fragments
-        self.options = options
-        self.may_exceed = may_exceed
         self.devices = len(fragments.devices)
         self.module = replace(read_proto(self.proto), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
+        self.proposals = Proposals(
+            self.traced.flow, self.traced.maps, self.traced.numbering, self.collectives,
+            find_mesh(self.collectives, self.devices), options, self._measure, may_exceed,
+        )  # fmt: skip
         self.places: list[Place] = []
         self.has_failed = False
         self.rewritten: list[Flow] = []
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the places."""
-        candidates: list[Proposal] = []
-        for one in self.proposals:
-            if one.replacements:
-                candidates.append(one)
-            else:
-                self.places.append(one.place)
+        proposed = list(self.proposals)
+        self.places = [one.place for one in proposed if not one.replacements]
         # In the order of the program: what is replaced first may be what another chain takes.
+        candidates = [one for one in proposed if one.replacements]
         candidates.sort(key=lambda one: self.collectives.index(one.chain.collectives[0]))
         while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
             failures, data = self._splice_all(candidates)
@@ -189,15 +187,6 @@ class _Round:
                 else:
                     candidates.append(smaller)
         return None
-
-    @cached_property
-    def proposals(self) -> Proposals:
-        """What could take the place of the module's chains."""
-        traced, mesh = self.traced, find_mesh(self.collectives, self.devices)
-        return Proposals(
-            traced.flow, traced.maps, traced.numbering, self.collectives, mesh, self.options, self._measure,
-            self.may_exceed,
-        )  # fmt: skip
 
     def _measure(self, one: Proposal) -> ProposalCost:
         """The cost of what is proposed, as the compiler spells it."""
@@ -236,11 +225,19 @@ class _Round:
             integrity.check_splices(self.proto, rewritten, changes)
             check_parses(data)
             after = Traced(replace(read_proto(rewritten), num_partitions=self.devices), self.devices, spliced=True)
-            failures: list[_Failure] = []
             replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))
+            failures: list[_Failure] = []
             for candidate in candidates:
-                if why := self._why_unlike(candidate, after, regions, replicas):
-                    failures.append(_Failure(candidate, why))
+                region = candidate.chain.region.computation.name
+                spliced = Spliced(self.traced, after, region, regions[region], self.fragments.proofs)
+                try:  # Every element must come from where it came before.
+                    for one in candidate.replacements:
+                        if isinstance(one, OpReplacement):
+                            check_same_rows(spliced, one, replicas)
+                        else:
+                            check_equivalent(spliced, one, replicas)
+                except (Unfit, ReshardError) as error:
+                    failures.append(_Failure(candidate, str(error).splitlines()[0]))
             if failures:
                 return failures, b""
             current = max(candidates, key=lambda candidate: candidate.excess_bytes)
@@ -254,58 +251,36 @@ class _Round:
             return [_Failure(current, str(error).splitlines()[0])], b""
         return [], data
 
-    def _why_unlike(
-        self, candidate: Proposal, after: Traced, regions: Mapping[str, Mapping[str, str]], replicas: Replicas
-    ) -> str:
-        """Why an element would come from elsewhere in the rewritten module; empty if none does."""
-        region = candidate.chain.region.computation.name
-        spliced = Spliced(self.traced, after, region, regions[region], self.fragments.proofs)
-        try:
-            for one in candidate.replacements:
-                if isinstance(one, OpReplacement):
-                    check_same_rows(spliced, one, replicas)
-                else:
-                    check_equivalent(spliced, one, replicas)
-        except (Unfit, ReshardError) as error:
-            return str(error).splitlines()[0]
-        return ""
-
 
 # The fragments that a proposal asks for: its plans, shifts and operations, with what each is used for.
 
 
 def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
     """The fragments that a proposal asks for, and what each is used for: all shifts of a dtype are one fragment."""
-    if one.moves is not None:
-        return [_op_key(one, each) for each in one.replacements if isinstance(each, OpReplacement)]
-    replacements = [each for each in one.replacements if isinstance(each, Replacement)]
     keys: list[tuple[Key, tuple[Use, ...]]] = []
+    if one.moves is not None:  # An operation on rows, between its moves.
+        for each in one.replacements:
+            if not isinstance(each, OpReplacement):
+                continue
+            gather, *moves = one.outcome.plans
+            results = zip(each.outputs, moves, strict=True)
+            outputs = tuple(OutputKey(result.number, plan, result.order, result.after) for result, plan in results)
+            indices = tuple(operand.index_dim for operand in each.inputs)
+            uses = tuple(replace(use, output=at) for at, output in enumerate(each.outputs) for use in output.uses)
+            keys.append((OpFragmentKey(each.op, indices, gather, each.before, each.places, outputs), uses))
+        return keys
     plans = iter(one.outcome.plans)
-    for each in replacements:
+    shifts: dict[str, list[tuple[Replacement, Shift]]] = {}
+    for each in one.replacements:
+        if not isinstance(each, Replacement):
+            continue
         if each.move is not None:
             keys.append((FragmentKey(next(plans), each.before, each.after, each.move.places, each.pick), each.uses))
-    return keys + _shift_keys(replacements)
-
-
-def _shift_keys(replacements: list[Replacement]) -> list[tuple[Key, tuple[Use, ...]]]:
-    """The fragments that shift, one for each dtype."""
-    keys: list[tuple[Key, tuple[Use, ...]]] = []
-    for dtype in dict.fromkeys(each.dtype for each in replacements if each.shift is not None):
-        alike = [(each, each.shift) for each in replacements if each.shift is not None and each.dtype == dtype]
+        if each.shift is not None:
+            shifts.setdefault(each.dtype, []).append((each, each.shift))
+    for dtype, alike in shifts.items():
         afters = tuple(each.after for each, _ in alike)
         key = ShiftKey(tuple(shift for _, shift in alike), alike[0][0].before, afters, dtype)
-        uses = (replace(use, output=at) for at, (each, _) in enumerate(alike) for use in each.uses)
-        keys.append((key, tuple(uses)))
+        uses = tuple(replace(use, output=at) for at, (each, _) in enumerate(alike) for use in each.uses)
+        keys.append((key, uses))
     return keys
-
-
-def _op_key(one: Proposal, each: OpReplacement) -> tuple[Key, tuple[Use, ...]]:
-    """The fragment that runs an operation on rows, and what it is used for."""
-    gather, *moves = one.outcome.plans
-    outputs = tuple(
-        OutputKey(output.number, plan, output.order, output.after)
-        for output, plan in zip(each.outputs, moves, strict=True)
-    )
-    indices = tuple(operand.index_dim for operand in each.inputs)
-    uses = tuple(replace(use, output=at) for at, output in enumerate(each.outputs) for use in output.uses)
-    return OpFragmentKey(each.op, indices, gather, each.before, each.places, outputs), uses

@@ -1,44 +1,70 @@
-"""The peak of a program that XLA is compiling, by compiling it again: as it is, and as the pass has rewritten it.
+"""Compilations that the pass starts while XLA is compiling; and the peak of the program that it is compiling, by one.
+
+XLA calls the pass with their modules, too, in the thread that compiles them. So each has a thread of its own, which
+carries a mark by which the pass knows what such a module is for.
 
 What a compiler makes of a module is known only once it has compiled it: it chooses an order, fuses, and lets buffers
-share memory. So where no estimate shows that a rewritten program needs less, both are compiled, and the compiler says.
-It says what they receive, too: XLA may make by itself what the pass has made, after the pass.
+share memory. So where no estimate shows that a rewritten program needs less, it is compiled as it is and as the pass
+has rewritten it, and the compiler says. It says what they receive, too: XLA may make by itself what the pass has made,
+after the pass.
 """
-
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, TypeVar
 
 from reshard import hlo
 from reshard.doctor.proposals import ProgramCost
 from reshard.errors import SpliceError
 from reshard.hlo import wire
-from reshard.jax.xla_pass.compiling_thread import CompilingThread
 
 _MODULE_ID, _FRAMES = 5, 17
+Mark = TypeVar("Mark")
+Result = TypeVar("Result")
 
 Again = Callable[[], Any]
 """Compiles the program once more, and returns XLA's executable."""
 
 
-class Peaks(Protocol):
-    """The memory that a device holds at the peak of a program, and the bytes that it receives."""
+class CompilingThread(Generic[Mark]):
+    """Threads that compile for one purpose, and say so by a mark.
 
-    def of(self, module: bytes | None) -> ProgramCost:
-        """The cost with this module in place of the program's own, None for that one."""
-        ...
+    >>> threads = CompilingThread[str]("example")
+    >>> threads.run("a mark", lambda: threads.mark), threads.mark
+    ('a mark', None)
+    """
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._local = threading.local()
 
-class Handed(NamedTuple):
-    """What the pass answers to XLA."""
+    @property
+    def mark(self) -> Mark | None:
+        """The mark of the thread that asks; None if it is another one."""
+        return getattr(self._local, "mark", None)
 
-    module: bytes | None
+    def run(self, mark: Mark, work: Callable[[], Result]) -> Result:
+        """Runs in a new thread, where neither the caller's jax contexts nor its meshes hold; raises what it raises."""
+        results: list[Result] = []
+        errors: list[Exception] = []
+
+        def marked() -> None:
+            self._local.mark = mark
+            try:
+                results.append(work())
+            except Exception as error:  # XLA's errors have no class of their own.
+                errors.append(error)
+
+        thread = threading.Thread(target=marked, name=self._name)
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
 
 
 @dataclass
@@ -62,36 +88,34 @@ class ProgramPeaks:
         self._known = known
 
     def of(self, module: bytes | None) -> ProgramCost:
-        """The cost with this module; raises `SpliceError` where it cannot be compiled again."""
-        key = digest_module(self._module), b"" if module is None else digest_module(module)
+        """The memory that a device holds at most, and the bytes that it receives, with this module in place of the
+        program's own, None for that one; raises `SpliceError` where it cannot be compiled again.
+        """
+        own = digest_module(self._module)
+        key = own, b"" if module is None else digest_module(module)
         if key not in self._known:
-            self._known[key] = self._compiled(_PeakRun(self._module, module))
+            one = _PeakRun(self._module, module)
+            try:
+                executable = _compiling.run(one, self._again)
+                texts = (each.to_string() for each in executable.hlo_modules())
+                received = sum(hlo.traffic(hlo.parse(text)).received_bytes for text in texts)
+                cost = ProgramCost(compiled_peak_bytes(executable.get_compiled_memory_stats()), received)
+            except Exception as error:  # XLA's errors have no class of their own.
+                reason = str(error).partition("\n")[0]
+                raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
+            if list(map(digest_module, one.handed_out)) != [own]:
+                raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
+            self._known[key] = cost
         return self._known[key]
 
-    def _compiled(self, one: _PeakRun) -> ProgramCost:
-        try:
-            cost = _compiling.run(one, lambda: _cost_of_program(self._again()))
-        except Exception as error:  # XLA's errors have no class of their own.
-            reason = str(error).partition("\n")[0]
-            raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
-        if [digest_module(each) for each in one.handed_out] != [digest_module(one.module)]:
-            raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
-        return cost
 
-
-def answer_to_xla(module: bytes) -> Handed | None:
-    """What XLA gets back if this thread compiles a program for its peak; None if it does not."""
+def answer_to_xla(module: bytes) -> tuple[bytes | None] | None:
+    """What XLA gets back, alone in a tuple, if this thread compiles a program for its peak; None if it does not."""
     one = _compiling.mark
     if one is None:
         return None
     one.handed_out.append(bytes(module))
-    return Handed(one.instead)
-
-
-def _cost_of_program(executable: Any) -> ProgramCost:
-    """The cost of a program, from XLA's executable."""
-    received = sum(hlo.traffic(hlo.parse(module.to_string())).received_bytes for module in executable.hlo_modules())
-    return ProgramCost(compiled_peak_bytes(executable.get_compiled_memory_stats()), received)
+    return (one.instead,)
 
 
 def compiled_peak_bytes(memory: Any) -> int:

@@ -3,6 +3,10 @@
 XLA calls the pass with each module after SPMD partitioning, and compiles what it returns. Nothing
 else about `jax.jit` changes: one compilation, its own dispatch. Whether the pass is on is part of the key of jax's own
 caches, so a program that was compiled without it is compiled anew with it, and the other way round.
+
+jax's persistent cache knows nothing of the pass, and a program that it hands out is not compiled, so that it never
+comes to the pass. So programs compiled with the pass are not mixed with others, or with those of another version of the
+pass; and what is compiled only for the pass to see does not come from the cache.
 """
 
 # jax annotates its functions only in part.
@@ -11,27 +15,34 @@ caches, so a program that was compiled without it is compiled anew with it, and 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import importlib.metadata
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from reshard import errors
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions
-from reshard.errors import ProgramError
+from reshard.errors import PlanError, ProgramError
 from reshard.jax.request import options_on
-from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
+from reshard.jax.xla_pass import fragments, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module
 from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network, PlanOptions
+from reshard.synth.options import PREFERENCES
 
 _log = logging.getLogger("reshard")
 _NAME = "reshard"
@@ -39,6 +50,7 @@ _PRE_SCHEDULER = 0
 _PLUGINS = ("tpu", "cuda", "rocm")
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _FRAMES = 16
+_PACKAGE = Path(errors.__file__).resolve().parent
 _jax: Any = jax
 
 
@@ -190,9 +202,24 @@ def watch_modules() -> Generator[list[Watched]]:
 
 
 def prepare_pass(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
-    """The pass with these options, registered with XLA, but on only inside `switched_on` and `switch_functions`."""
+    """The pass with these options, registered with XLA, but on only inside `switched_on` and `switch_functions`.
+
+    Where a platform's plugin is not loaded yet, it is registered there when a program has been lowered.
+    """
+    if prefer is None:  # pyright: ignore[reportUnnecessaryComparison]  # A plan has no preference; the pass has one.
+        raise PlanError(f"prefer=None is none of {', '.join(map(repr, PREFERENCES))}")
     options = ProposalOptions(PlanOptions.read(budget, network, prefer=prefer))
-    _prepare_hook()
+    with _state.lock:
+        if _state.context is None:
+            _state.context = _jax.make_user_context(None)
+            _adapt_cache()
+
+            def on_event(event: str, *_: Any, **__: Any) -> None:
+                if event == _LOWERED and _state.context.value is not None:
+                    _register_pass()
+
+            _jax.monitoring.register_event_duration_secs_listener(on_event)
+    _register_pass()
     return Enabled(options)
 
 
@@ -201,24 +228,10 @@ def on_platform(options: ProposalOptions, devices: Sequence[Any]) -> ProposalOpt
     return options._replace(plan=options_on(devices, options.plan))
 
 
-def _prepare_hook() -> None:
-    """Registers the pass, once; where a platform's plugin is not loaded yet, when a program has been lowered."""
-    with _state.lock:
-        if _state.context is None:
-            _state.context = _jax.make_user_context(None)
-            persistent_cache.adapt_cache(_cache_key, fragments.is_capturing)
-            _jax.monitoring.register_event_duration_secs_listener(_on_event)
-    _register_pass()
-
-
-def _on_event(event: str, *_: Any, **__: Any) -> None:
-    if event == _LOWERED and _state.context.value is not None:
-        _register_pass()
-
-
 def _register_pass() -> None:
     """Registers the pass with every platform that is loaded and does not have it."""
-    native, calls = _import_jaxlib("_jax"), _import_jaxlib("_xla")
+    # jaxlib's own modules, which have no public names and no stubs.
+    native, calls = importlib.import_module("jaxlib._jax"), importlib.import_module("jaxlib._xla")
     with _state.lock:
         if "cpu" not in _state.registered:
             calls.register_xla_transform(_NAME, _PRE_SCHEDULER, _on_module)
@@ -233,15 +246,54 @@ def _register_pass() -> None:
             _state.registered.add(platform)
 
 
-def _import_jaxlib(module: str) -> Any:
-    """One of jaxlib's own modules, which have no public names and no stubs."""
-    return importlib.import_module(f"jaxlib.{module}")
+# ---- jax's persistent cache ------------------------------------------------------------------------
 
 
-def _cache_key() -> str:
-    """What the pass adds to the keys of jax's persistent cache."""
-    switched = _state.context.value
-    return "" if switched is None else f" reshard {persistent_cache.digest_source()} {switched.options}"
+@cache
+def digest_source() -> str:
+    """What tells this version of the pass from any other: a digest of the package's source, read once in a process.
+
+    The version number stays as it is while the code changes, and the times of files differ between machines that share
+    a cache. Without source files it is the version number after all.
+    """
+    digest, files = hashlib.blake2b(digest_size=8), sorted(_list_source_files())
+    for name in files:  # Not as a `Path`: that takes three times as long.
+        with open(os.path.join(_PACKAGE, name), "rb", buffering=0) as file:
+            source = file.read()
+        digest.update(f"{name} {len(source)}\n".encode() + source)
+    return digest.hexdigest() if files else importlib.metadata.version("reshard")
+
+
+def _list_source_files() -> Iterator[str]:
+    """The files of the package's source, by their paths inside it."""
+    for folder, _, names in os.walk(_PACKAGE):
+        inside = os.path.relpath(folder, _PACKAGE)
+        yield from (os.path.join(inside, name) for name in names if name.endswith(".py"))
+
+
+def _adapt_cache() -> None:
+    """Makes the pass part of the keys of the cache, and leaves it out for fragments: both are asked at each
+    compilation. It changes functions of jax, once in a process.
+    """
+    try:
+        from jax._src import cache_key, compilation_cache  # pyright: ignore[reportPrivateImportUsage]
+    except ImportError:
+        return
+    keys: Any = cache_key
+    store: Any = compilation_cache
+    own_key, own_use = getattr(keys, "custom_hook", str), getattr(store, "is_cache_used", None)
+
+    def custom_hook() -> str:
+        switched = _state.context.value
+        return own_key() + ("" if switched is None else f" reshard {digest_source()} {switched.options}")
+
+    def is_cache_used(*backend: Any) -> bool:
+        return not fragments.is_capturing() and own_use is not None and own_use(*backend)
+
+    keys.custom_hook, store.is_cache_used = custom_hook, is_cache_used
+
+
+# ---- what XLA calls --------------------------------------------------------------------------------
 
 
 def _on_module(module: bytes) -> bytes | None:
@@ -250,7 +302,7 @@ def _on_module(module: bytes) -> bytes | None:
         if fragments.capture_module(module):
             return None
         if (handed := program_peaks.answer_to_xla(module)) is not None:
-            return handed.module
+            return handed[0]
         switched: Enabled | None = _state.context.value
         if switched is None:
             return None
@@ -302,36 +354,29 @@ def _find_compilation() -> _Compilation | None:
     for _ in range(_FRAMES):
         if frame is None:
             return None
-        if frame.f_locals.get("executable_devices") is not None:
-            return _Compilation(
-                list(frame.f_locals["executable_devices"]), _repeat_compilation(frame.f_code.co_name, frame.f_locals)
-            )
+        given = frame.f_locals
+        if given.get("executable_devices") is not None:
+            # It can be called again, unless it is another function, or the program calls the host.
+            repeat: Any = getattr(importlib.import_module("jax._src.compiler"), frame.f_code.co_name, None)
+            names = ("backend", "module", "executable_devices", "options", "host_callbacks")
+            again: Again | None = None
+            if repeat is not None and all(each in given for each in names) and not given["host_callbacks"]:
+                again = partial(repeat, **{each: given[each] for each in names})
+            return _Compilation(list(given["executable_devices"]), again)
         frame = frame.f_back
     return None
 
 
-def _repeat_compilation(name: str, given: Mapping[str, Any]) -> Again | None:
-    """Repeats a call of jax's function that compiles; None if this is not that function, or it calls the host."""
-    repeat: Any = getattr(importlib.import_module("jax._src.compiler"), name, None)
-    names = ("backend", "module", "executable_devices", "options", "host_callbacks")
-    if repeat is None or any(each not in given for each in names) or given["host_callbacks"]:
-        return None
-    arguments = {each: given[each] for each in names}
-    return lambda: repeat(**arguments)
-
-
 def fragments_of(devices: Sequence[Any]) -> Fragments:
     """The fragments for these devices; devices of equal topologies are equal."""
-    key = tuple(_device_identity(device) for device in devices)
+
+    def identity(device: Any) -> tuple[Any, ...]:
+        place = getattr(device, "coords", None)
+        place = tuple(place) if place is not None else None
+        return device.platform, device.device_kind, device.id, device.process_index, place
+
+    key = tuple(map(identity, devices))
     with _state.lock:
         if key not in _state.fragments:
             _state.fragments[key] = Fragments(devices)
         return _state.fragments[key]
-
-
-def _device_identity(device: Any) -> tuple[Any, ...]:
-    coordinates = getattr(device, "coords", None)
-    return (
-        device.platform, device.device_kind, device.id, device.process_index,
-        tuple(coordinates) if coordinates is not None else None,
-    )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard.hlo import Array
 from reshard.jax.jit import jit
-from reshard.jax.xla_pass import persistent_cache, xla_hook
+from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import FragmentKey, Fragments
 from tests.jax.moving import numbered, program
 
@@ -68,15 +68,15 @@ def test_what_was_replaced_in_a_program_from_it_is_not_known(cache):
 
 def test_another_source_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A cache that outlives the code must not serve what older code made; equal code is one version wherever it is."""
-    assert "plans/plan.py" in persistent_cache._list_source_files()
+    assert "plans/plan.py" in xla_hook._list_source_files()
     versions = []
     for folder, name, code in (("a", "x.py", "1"), ("b", "x.py", "1"), ("c", "x.py", "2"), ("d", "y.py", "1")):
         (tmp_path / folder / "types").mkdir(parents=True)
         (tmp_path / folder / "types" / name).write_text(code)
-        monkeypatch.setattr(persistent_cache, "_PACKAGE", tmp_path / folder)
-        versions.append(persistent_cache.digest_source.__wrapped__())
+        monkeypatch.setattr(xla_hook, "_PACKAGE", tmp_path / folder)
+        versions.append(xla_hook.digest_source.__wrapped__())
     assert versions[0] == versions[1] and len(set(versions)) == 3
-    assert persistent_cache.digest_source() in _key_with_the_pass_on()
+    assert xla_hook.digest_source() in _key_with_the_pass_on()
 
 
 def _key_with_the_pass_on() -> str:

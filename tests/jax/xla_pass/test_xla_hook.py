@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
-from reshard.errors import ReshardError
+from reshard.errors import PlanError, ReshardError
 from reshard.jax.xla_pass import xla_hook
 
 
@@ -244,3 +244,10 @@ def test_one_element_does_not_take_a_gather_of_the_array():
     assert received(plain) > 10_000
     assert received(ours) == 3 * 4 and log.reports[0].replaced
     assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
+
+
+def test_no_preference_is_no_preference_of_the_pass():
+    """A plan may have none; the pass must know what to make better."""
+    for switch in (reshard.jax.enable, lambda **options: reshard.jax.jit(abs, **options)):
+        with pytest.raises(PlanError, match=r"prefer=None is none of 'bytes', 'memory', 'time'"):
+            switch(prefer=None)

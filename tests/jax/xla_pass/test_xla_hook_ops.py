@@ -132,11 +132,11 @@ def test_never_worse(name):
 
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
-laid_out, in_places, kinds = fragments._lay_out_result, fragments.in_places, dict(fragments._KINDS)
+laid_out, in_places, on_rows = fragments._lay_out_result, fragments.in_places, fragments.rows_function
 
 
-def backwards(op, operands):
-    return kinds["fft"](op._replace(target="IFFT"), operands)
+def backwards(op, indices):
+    return on_rows(op._replace(target="IFFT"), indices)
 
 
 def of_other_rows(tile, places):
@@ -159,7 +159,7 @@ def turned(tile, output):
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("_KINDS", {**kinds, "fft": backwards}),
+        ("rows_function", backwards),
         ("in_places", of_other_rows),
         ("in_places", of_another_digit),
         ("_lay_out_result", shifted),
