@@ -14,24 +14,22 @@
 
 Both the report and the pass inside XLA follow values through the module by `dataflow`. The steps of an examination:
 
-    chains         joins collectives and the local moves between them
-    chain_reader   reads a chain, for the report and for the pass: where data enters it, the values that are used, the
-                   moves between, the known ones that match them, and whether it surely wastes nothing
-    infer_layouts  reads the layouts before and after a chain off its elements
-    elements       numbers elements, so that equal numbers are the same element
+    chain_reader   joins collectives and the local moves between them, and reads each chain, for the report and for the
+                   pass: where data enters it, the values that are used, the moves between, the known ones that match
+                   them, and whether it surely wastes nothing
+    infer_layouts  reads the layouts before and after a chain off its elements; where no two layouts say it, describes a
+                   result as boxes of neighbours' tiles
     rebuilds       finds the arrays that all devices come to have, though each uses a part
-    memory         adds up the memory on the way, and that of the whole program
+    live_bytes     adds up the memory on the way, and that of the whole program
     examination    makes the places (`places`) and the report
 
 What the pass does with chains:
 
     proposals      the chains that plans could replace, each with its outcome; the doctor asks it too
-    batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` says
-                   where rows may be
-    shifts         describes a result as boxes of neighbours' tiles, where no two layouts do
-    checks         whether the rewritten module still computes what it did
+    batch_ops      operations on rows, such as an FFT, that each device could run on its own rows, and where rows may be
+    equivalence    whether the rewritten module still computes what it did; proves equal chains once
 
-`xla_log` reads XLA's own warnings in a log instead of a program.
+`xla_log` reads XLA's own warnings in a log instead of a program, and reports them.
 """
 
 from reshard.doctor.examination import examine as examine

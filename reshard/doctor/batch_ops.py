@@ -1,27 +1,48 @@
-"""Instructions that do the same to each row of an array, such as an FFT: which dims count the rows, and which rows.
+"""Instructions that do the same to each row, such as an FFT: which dims count the rows, and where rows may be.
 
     %f = c64[64,64,64] fft(%g), fft_length={64}       a row is a line along the last dim; dims 0 and 1 count the rows
     %s = (f32[8,64], s32[8,64]) sort(%a, %i), dimensions={1}
     %l = (f32[16,4,4], s32[16]) custom-call(%a), custom_call_target="lapack_spotrf_ffi", {num_batch_dims="1"}
 
-XLA's partitioner runs some of them on whole arrays although each device has whole rows. Run on each device's own rows
-instead, they need no gather of their operands; only their results are moved.
+XLA's partitioner runs some of them on whole arrays although each device has whole rows:
+
+    %g = c64[64,64] all-gather(%p)                 p: c64[{d0}8, 64]
+    %f = c64[64,64] fft(%g), fft_length={64}
+    %d = c64[64,8] dynamic-slice(%f, 0, 8 id)      d: c64[64, {d0}8]
+
+Run on each device's own rows of `p` instead, the operation needs no gather, and a plan from c64[{d0}8, 64] to
+c64[64, {d0}8] yields `d`. If the source has parts of rows, it is moved first, to the rows of the results or to whole
+rows of its own.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from reshard.doctor.dataflow.flow import Flow, HloValue, Scope, parameter_number
+import numpy as np
+
+from reshard.doctor.chain_reader import Chain, ChainReader, Unfit, use_of
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel_places
+from reshard.doctor.dataflow.trace import Tracer, points_at
+from reshard.doctor.infer_layouts import GlobalDigit, TracedDigits, build_layouts, build_mesh, trace_digits
+from reshard.errors import LayoutError, MeshError, ReshardError
 from reshard.hlo import Array, Computation, Instruction, Module
+from reshard.hlo.splice import Use
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 
 _OPCODES = ("fft", "sort", "custom-call")
 _BATCHED = re.compile(r'\bnum_batch_dims="(\d+)"')
 _ATTRIBUTE = re.compile(r"\s*(\w+) = (-?\d+) : (u?i\d+)\s*(?:,|$)")
 _IGNORED = ("metadata", "frontend_attributes", "operand_layout_constraints", "to_apply", "called_computations")
-_TOP_K = "TopK"
+_NOT_FORMS = (*COLLECTIVES, "convert")
+_MOST = 1 << 12  # elements of a value, on each device, that are compared with an index
 
 
 class BatchOp(NamedTuple):
@@ -62,71 +83,55 @@ def batch_op(module: Module, scope: Scope, instruction: Instruction) -> BatchOp 
     if instruction.opcode not in _OPCODES:
         return None
     operands = tuple(scope.computation.by_name[name].arrays for name in instruction.operands)
-    results = instruction.arrays
+    results, attributes = instruction.arrays, instruction.attributes
     if not results or any(len(arrays) != 1 for arrays in operands):
         return None
     arrays = tuple(one for (one,) in operands)
-    attributes, rank = instruction.attributes, len(arrays[0].dims) if arrays else 0
-    match instruction.opcode:
-        case "fft":
-            lengths = _numbers_in(attributes.get("fft_length", ""))
-            batch = tuple(range(rank - len(lengths)))
-            return BatchOp("fft", attributes.get("fft_type", ""), batch, arrays, results, lengths)
-        case "sort":
-            batch = tuple(dim for dim in range(rank) if dim not in _numbers_in(attributes.get("dimensions", "")))
-            return BatchOp("sort", "", batch, arrays, results, (), _is_stable(module, instruction))
-        case _:
-            return _read_foreign_call(instruction, arrays, rank)
-
-
-def _is_stable(module: Module, instruction: Instruction) -> bool:
-    """Whether a sort keeps the order of equal keys: it says so, or it compares their indices, its second operand."""
-    if instruction.attributes.get("is_stable") == "true":
-        return True
-    comparator = module.computation(instruction.called[0])
-    indices = [one for one in comparator.instructions if one.opcode == "parameter" and parameter_number(one) > 1]
-    return any(comparator.users.get(one.name) for one in indices)
-
-
-def _read_foreign_call(instruction: Instruction, operands: tuple[Array, ...], rank: int) -> BatchOp | None:
-    """A call of foreign code; its attributes say how many of its first dims count rows."""
-    attributes = instruction.attributes
+    rank = len(arrays[0].dims) if arrays else 0
+    if instruction.opcode == "fft":
+        lengths = _numbers_in(attributes.get("fft_length", ""))
+        batch = tuple(range(rank - len(lengths)))
+        return BatchOp("fft", attributes.get("fft_type", ""), batch, arrays, results, lengths)
+    if instruction.opcode == "sort":
+        batch = tuple(dim for dim in range(rank) if dim not in _numbers_in(attributes.get("dimensions", "")))
+        stable = attributes.get("is_stable") == "true"
+        if not stable:  # it also keeps the order of equal keys if it compares their indices, its second operand
+            comparator = module.computation(instruction.called[0])
+            parameters = [one for one in comparator.instructions if one.opcode == "parameter"]
+            stable = any(comparator.users.get(one.name) for one in parameters if parameter_number(one) > 1)
+        return BatchOp("sort", "", batch, arrays, results, (), stable)
+    # The attributes of foreign code say how many of its first dims count rows.
     target = attributes.get("custom_call_target", "").strip('"')
-    if target == _TOP_K and len(operands) == 1:
-        return BatchOp("top_k", target, tuple(range(rank - 1)), operands, instruction.arrays)
+    if target == "TopK" and len(arrays) == 1:
+        return BatchOp("top_k", target, tuple(range(rank - 1)), arrays, results)
     batched = _BATCHED.search(attributes.get("frontend_attributes", ""))
-    config = _read_foreign_attributes(attributes.get("backend_config", "{}"))
-    if batched is None or config is None or attributes.get("api_version") != "API_VERSION_TYPED_FFI":
+    if batched is None or attributes.get("api_version") != "API_VERSION_TYPED_FFI":
         return None
     if "output_to_operand_aliasing" in attributes or "custom_call_has_side_effect" in attributes:
         return None
-    return BatchOp("ffi", target, tuple(range(int(batched[1]))), operands, instruction.arrays, attributes=tuple(config))
-
-
-def _read_foreign_attributes(config: str) -> list[tuple[str, int, str]] | None:
-    """The attributes of foreign code, None if some are not numbers."""
-    rest, listed = config.strip().removeprefix("{").removesuffix("}"), list[tuple[str, int, str]]()
-    while rest.strip():  # ends: each round reads an attribute
-        one = _ATTRIBUTE.match(rest)
-        if one is None:
+    config = attributes.get("backend_config", "{}").strip().removeprefix("{").removesuffix("}")
+    listed: list[tuple[str, int, str]] = []
+    while config.strip():  # ends: each round reads an attribute
+        one = _ATTRIBUTE.match(config)
+        if one is None:  # it is not a number
             return None
         listed.append((one[1], int(one[2]), one[3].replace("i", "int")))
-        rest = rest[one.end() :]
-    return listed
+        config = config[one.end() :]
+    return BatchOp("ffi", target, tuple(range(int(batched[1]))), arrays, results, attributes=tuple(listed))
 
 
 def same_op(old: Module, one: Instruction, new: Module, other: Instruction) -> bool:
     """Whether two instructions do the same to a row, whatever the number of rows."""
-    return (
-        one.opcode == other.opcode
-        and _defining_attributes(one) == _defining_attributes(other)
-        and [array.dtype for array in one.arrays] == [array.dtype for array in other.arrays]
-        and len(one.called) == len(other.called)
-        and all(
-            _same_computation(old.computation(mine), new.computation(yours))
-            for mine, yours in zip(one.called, other.called, strict=True)
-        )
+    if one.opcode != other.opcode or _defining_attributes(one) != _defining_attributes(other):
+        return False
+    if [array.dtype for array in one.arrays] != [array.dtype for array in other.arrays]:
+        return False
+    numbers: dict[tuple[object, ...], int] = {}
+    mine, yours = (
+        [_number_computation(module.computation(name), numbers) for name in each.called]
+        for module, each in ((old, one), (new, other))
     )
+    return mine == yours
 
 
 def _defining_attributes(instruction: Instruction) -> dict[str, str]:
@@ -137,38 +142,383 @@ def _defining_attributes(instruction: Instruction) -> dict[str, str]:
     return attributes
 
 
-def _same_computation(one: Computation, other: Computation) -> bool:
-    numbers: dict[tuple[object, ...], int] = {}
-    return _number_computation(one, numbers) == _number_computation(other, numbers)
-
-
 def _number_computation(computation: Computation, numbers: dict[tuple[object, ...], int]) -> int | None:
     """The number of what a computation yields, whatever its names and its order; equal values have equal numbers."""
     known: dict[str, int] = {}
     for one in computation.instructions:
-        literal = one.literal
         shapes = tuple((array.dtype, array.dims) for array in one.arrays)
         operands = tuple(known[name] for name in one.operands)
-        key = (one.opcode, shapes, literal, tuple(sorted(_defining_attributes(one).items())), operands)
+        key = (one.opcode, shapes, one.literal, tuple(sorted(_defining_attributes(one).items())), operands)
         known[one.name] = numbers.setdefault(key, len(numbers))
     return None if computation.root is None else known[computation.root.name]
 
 
-def batch_ops(flow: Flow) -> Iterator[tuple[Scope, Instruction, BatchOp]]:
-    """The instructions of the regions of a module that do the same to each row."""
-    for region in flow.regions:
-        for instruction in region.computation.instructions:
-            op = batch_op(flow.module, region, instruction)
-            if op is not None:
-                yield region, instruction, op
+def has_batch_ops(flow: Flow) -> bool:
+    """Whether a module has any instruction that does the same to each row."""
+    sites = ((region, one) for region in flow.regions for one in region.computation.instructions)
+    return any(batch_op(flow.module, region, one) is not None for region, one in sites)
 
 
-def results_of(region: Scope, instruction: Instruction) -> list[HloValue]:
+def _numbers_in(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+# Where an operation's rows may be: the layouts of what it takes, of its rows, and of its results.
+
+
+class OpInput(NamedTuple):
+    """What an operand is: the data that is moved, or else the index along a dim of it."""
+
+    index_dim: int | None = None
+
+
+class OpOutput(NamedTuple):
+    """A form of a result that is used.
+
+    `number` is that of the result. `order` has the local digits of its layout, as radices and strides in the tile.
+    """
+
+    number: int
+    after: Array
+    order: tuple[tuple[int, int], ...]
+    uses: tuple[Use, ...]
+    values: tuple[HloValue, ...]
+
+
+@dataclass(frozen=True)
+class OpReplacement:
+    """An operation to run on rows that devices have.
+
+    `source` is an instruction of the region, which yields `leaf`, the array `before`, and `places` is the order of its
+    digits, as in `InferredMove`. `choices` has the layouts to choose from.
+    """
+
+    instruction: str
+    op: BatchOp
+    inputs: tuple[OpInput, ...]
+    source: str
+    leaf: HloValue
+    before: Array
+    places: tuple[tuple[int, int], ...]
+    choices: tuple[OpMoves, ...]
+    outputs: tuple[OpOutput, ...]
+
+
+class OpFinder:
+    """Finds what could run on the rows of each device."""
+
+    def __init__(self, reader: ChainReader) -> None:
+        self.reader = reader
+        self.flow: Flow = reader.flow
+        self.maps: IndexMaps = reader.maps
+        self.numbering: Numbering = reader.numbering
+
+    def joined(self, chains: Sequence[Chain]) -> Iterator[tuple[Chain, Instruction, BatchOp]]:
+        """The chains that bring an operation's operands, as one, and the operation."""
+        used = {chain: _list_used_forms(chain) for chain in chains if not chain.reduces}
+        by_form = {form: chain for chain, forms in used.items() for form in forms}
+        for region in {chain.region for chain in by_form.values()}:
+            for instruction in region.computation.instructions:
+                op = batch_op(self.flow.module, region, instruction)
+                if op is None:
+                    continue
+                origins = [self.flow.origin(HloValue(region, name)) for name in instruction.operands]
+                feeding = [chain for origin in origins if (chain := by_form.get(origin)) is not None]
+                if feeding and all(used[chain] <= set(origins) for chain in feeding):
+                    yield _merge_chains(list(dict.fromkeys(feeding))), instruction, op
+
+    def replacement(self, chain: Chain, instruction: Instruction, op: BatchOp) -> OpReplacement:
+        """What has to be made for the results of an operation; raises `Unfit` with the reason if that is not known."""
+        region = chain.region
+        operands = [self.flow.origin(HloValue(region, name)) for name in instruction.operands]
+        # Only the operation may take what the chain made: what another instruction takes has to be made anyway.
+        for site in self.flow.sites(region):
+            if site.instruction is instruction or self.flow.is_view(site) or site.instruction.opcode == "parameter":
+                continue
+            taken = {self.flow.origin(HloValue(site.scope, name)) for name in site.instruction.operands}
+            both = [value for value in operands if value in taken and value.opcode != "iota"]
+            if both:
+                raise Unfit(f"{site.instruction.name} takes {both[0].name} as well")
+        inputs = tuple(self._read_input(value, op) for value in operands)
+        moved = [value for value, one in zip(operands, inputs, strict=True) if one.index_dim is None]
+        if len({self.numbering.of(value) for value in moved}) != 1:
+            raise Unfit(f"{instruction.name} takes {len(moved)} arrays")
+        leaf = self._find_leaf(chain, moved[0])
+        if leaf.array is None or moved[0].array is None or leaf.array.dtype != moved[0].array.dtype:
+            raise Unfit(f"{moved[0].name} is converted on the way")
+        source = self.reader.stored_name(region, leaf)
+        traced = self._trace(moved[0], leaf)
+        if any(one.place or one.device not in (0, one.weight) for one in traced.device):
+            raise Unfit(f"{moved[0].name} is not only gathered")
+        # The digits of each dim of the operand: the devices that hold them before the chain, or their place there.
+        before = [
+            [RowDigit(one.weight, one.radix, None if one.place else one.device, one.place or None) for one in dim]
+            for dim in traced.index
+        ]
+        outputs = self._list_outputs(region, instruction, op)
+        if not outputs:
+            raise Unfit(f"nothing uses the results of {instruction.name}")
+        after = [self._digits_after(region, instruction, output) for output in outputs]
+        choices = Choices(op, before, after, self.maps.scalars.devices, self.reader.mesh)
+        described = [one._replace(order=order_digits(dims)) for one, dims in zip(outputs, choices.after, strict=True)]
+        moves = choices.of([op.results[output.number] for output in outputs])
+        places = order_digits(choices.before)
+        return OpReplacement(instruction.name, op, inputs, source, leaf, leaf.array, places, moves, tuple(described))
+
+    def _read_input(self, value: HloValue, op: BatchOp) -> OpInput:
+        """What an operand is; an index along a dim inside the rows need not be moved."""
+        leaf = value
+        while (sources := self.maps.sources(leaf)) is not None and len(sources) == 1:  # ends: no value is its own form
+            leaf = sources[0]
+        if leaf.opcode == "iota" and value.array is not None:
+            for dim in op.inner(value.array):
+                if is_index(self.maps, self.numbering, value, dim):
+                    return OpInput(dim)
+        return OpInput()
+
+    def _find_leaf(self, chain: Chain, value: HloValue) -> HloValue:
+        """What an operand was before the chain."""
+        moved, entered = set(chain.values), dict[int, HloValue]()
+        queue = [value]
+        while queue:  # ends: no value is made of itself
+            for one in self.maps.sources(queue.pop()) or ():
+                if one in moved:
+                    queue.append(one)
+                else:
+                    entered.setdefault(self.numbering.of(one), one)
+        if len(entered) != 1:
+            raise Unfit(f"{value.name} joins {len(entered)} arrays")
+        (leaf,) = entered.values()
+        return leaf
+
+    def _digits_after(self, region: Scope, instruction: Instruction, output: OpOutput) -> RowDims:
+        """The digits of each dim of a result: the devices that hold them afterwards, or their place in what is used."""
+        value, result = output.values[0], _list_results(region, instruction)[output.number]
+        traced = self._trace(value, result)
+        if any(one.device != one.weight for one in traced.device):
+            raise Unfit(f"{value.name} is moved between devices")
+        digits = [RowDigit(one.place, one.radix, one.weight, None) for one in traced.device if one.place]
+        for stride, dim in zip(tile_strides(output.after.dims), traced.index, strict=True):
+            digits += [RowDigit(one.place, one.radix, None, one.weight * stride) for one in dim]
+        # Their weights are strides in the row-major result: they are told apart by its dims, and have to be all of it.
+        dims = () if result.array is None else result.array.dims
+        strides = tile_strides(dims)
+        made: RowDims = [[] for _ in dims]
+        for part in [part for digit in digits for part in _cut_digit(digit, sorted(strides))]:
+            at = next(at for at, stride in enumerate(strides) if stride <= part.weight and dims[at] > 1)
+            made[at].append(part._replace(weight=part.weight // strides[at]))
+        for own, size in zip(made, dims, strict=True):
+            own.sort()
+            ends = [1, *(one.weight * one.radix for one in own)]
+            if [one.weight for one in own] != ends[:-1] or ends[-1] != size:
+                raise Unfit(f"{value.name} is used in part")
+        return made
+
+    def _trace(self, value: HloValue, leaf: HloValue) -> TracedDigits:
+        try:
+            traced = trace_digits(Tracer(self.maps, self.numbering, frozenset({leaf})), value, ())
+        except (Untraceable, ReshardError) as error:
+            raise Unfit(str(error)) from None
+        if traced is None:
+            raise Unfit(f"no layout describes how {value.name} comes from {leaf.name}")
+        return traced
+
+    def _list_outputs(self, region: Scope, instruction: Instruction, op: BatchOp) -> list[OpOutput]:
+        """The used forms of each result, equal ones together."""
+        outputs: list[OpOutput] = []
+        for number, result in enumerate(_list_results(region, instruction)):
+            groups: dict[tuple[int, Array | None], dict[HloValue, None]] = {}
+            for form in self._list_used(region, result):
+                # An earlier form is taken if the devices together have only some elements of this one.
+                while form.array and form.array.elements * self.maps.scalars.devices < op.results[number].elements:
+                    sources = self.maps.sources(form)  # ends: each step goes back to a source
+                    if sources is None or len(sources) != 1:
+                        break
+                    form = sources[0]
+                # Part of a tuple is replaced where instructions take it out.
+                parts = [one for one in region.computation.instructions if one.opcode == "get-tuple-element"]
+                named = [HloValue(region, one.name) for one in parts if form.path]
+                named = [one for one in named if self.flow.origin(one) == form] if form.path else [form]
+                groups.setdefault((self.numbering.of(form), form.array), {}).update(dict.fromkeys(named))
+            for values in map(tuple, groups.values()):
+                if not values or values[0].array is None:
+                    raise Unfit(f"a result of {op.target or op.kind} is used as part of a tuple")
+                if values[0].array.dtype != op.results[number].dtype:
+                    raise Unfit(f"{values[0].name} is converted on the way")
+                uses = tuple(use_of(region, one) for one in values)
+                outputs.append(OpOutput(number, values[0].array, (), uses, values))
+        return outputs
+
+    def _list_used(self, region: Scope, result: HloValue) -> list[HloValue]:
+        """The forms of a result that the region yields, or that an instruction other than a local move takes."""
+        forms = {result}
+        taken: list[HloValue] = []
+        for site in self.flow.sites(region):
+            if self.flow.is_view(site):
+                continue
+            value = HloValue(site.scope, site.instruction.name)
+            sources = None if site.instruction.opcode in _NOT_FORMS else self.maps.sources(value)
+            if sources and forms.issuperset(sources):
+                forms.add(value)
+                continue
+            origins = [self.flow.origin(HloValue(site.scope, name)) for name in site.instruction.operands]
+            taken += [one for one in origins if one in forms]
+        if (root := region.computation.root) is not None:
+            taken += [one for one in self.flow.array_origins(HloValue(region, root.name)) if one in forms]
+        return list(dict.fromkeys(taken))
+
+
+def _list_results(region: Scope, instruction: Instruction) -> list[HloValue]:
     """The arrays that an instruction yields."""
     if isinstance(instruction.shape, Array):
         return [HloValue(region, instruction.name)]
     return [HloValue(region, instruction.name, (at,)) for at in range(len(instruction.arrays))]
 
 
-def _numbers_in(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text))
+def _list_used_forms(chain: Chain) -> set[HloValue]:
+    """The used forms of what a chain moves."""
+    return {form for value, forms in chain.results.items() for form in forms or (value,)}
+
+
+def _merge_chains(chains: Sequence[Chain]) -> Chain:
+    """Several chains of a region as one."""
+    if len(chains) == 1:
+        return chains[0]
+    results = {value: forms for chain in chains for value, forms in chain.results.items()}
+    return Chain(
+        chains[0].region,
+        tuple(one for chain in chains for one in chain.collectives),
+        tuple(one for chain in chains for one in chain.values),
+        results,
+        frozenset[HloValue]().union(*(chain.leaves for chain in chains)),
+    )
+
+
+def is_index(maps: IndexMaps, numbering: Numbering, value: HloValue, dim: int) -> bool:
+    """Whether each element of a value is its own index along a dim, in points on all devices."""
+    array = value.array
+    if array is None:
+        return False
+    count = min(array.elements, _MOST)
+    places = (
+        np.arange(count) if count == array.elements else np.random.default_rng(0).integers(0, array.elements, count)
+    )
+    points = points_at(value, maps.scalars.devices, places)
+    tracer = Tracer(maps, numbering, frozenset())
+    try:
+        origins = tracer(value, points)
+    except Untraceable:
+        return False
+    index = np.full(points.device.size, -1, np.int64)
+    for number, end in tracer.ends.items():
+        if end.opcode != "iota" or end.array is None:
+            return False
+        at = origins.leaf == number
+        along = int(end.instruction.attributes.get("iota_dimension", "0"))
+        index[at] = unravel_places(origins.place[at], end.array.dims)[along]
+    return bool((index == points.indices[dim]).all())
+
+
+# The layouts to choose from.
+#
+# Every dim is a list of digits, each held by devices or local. Where the operation runs, the digits inside a row are
+# local, and those that count rows are held as they are before, or as they are afterwards.
+
+
+class OpMoves(NamedTuple):
+    """The layouts of the source, of its rows where the operation runs, and those of each output before and after."""
+
+    source: Layout
+    rows: Layout
+    outputs: tuple[tuple[Layout, Layout], ...]
+
+
+class RowDigit(NamedTuple):
+    """A digit of one dim: its weight and radix there, the stride of the devices that hold it or of its local place."""
+
+    weight: int
+    radix: int
+    device: int | None
+    place: int | None
+
+
+RowDims = list[list[RowDigit]]  # of each dim, least significant first
+
+
+class Choices:
+    """The layouts that an operation's rows may have; `before` and `after` have the digits of its operand and results.
+
+    Digits of dims that count rows are cut so that all have the same.
+    """
+
+    def __init__(self, op: BatchOp, before: RowDims, after: Sequence[RowDims], devices: int, mesh: Mesh | None) -> None:
+        self.op = op
+        self.devices = devices
+        self.mesh = mesh
+        self.before = list(before)
+        self.after = [list(dims) for dims in after]
+        for dim in op.batch:
+            several = [dims[dim] for dims in (self.before, *self.after)]
+            cuts = sorted({one.weight * one.radix for digits in several for one in digits})
+            if any(high % low for low, high in pairwise([1, *cuts])):
+                raise Unfit("the rows are counted in other digits before and after")
+            for dims in (self.before, *self.after):
+                dims[dim] = [part for one in dims[dim] for part in _cut_digit(one, cuts)]
+
+    def of(self, results: Sequence[Array]) -> tuple[OpMoves, ...]:
+        """The layouts to choose from, for outputs that are forms of these results; raises `Unfit` if there are none."""
+        made: dict[OpMoves, None] = {}
+        dtypes = [array.dtype for array in (self.op.operands[0], *results)]
+        for chosen in (self.before, *self.after):  # The rows are where these digits are.
+            holders = {dim: [one.device for one in chosen[dim]] for dim in self.op.batch}
+            arrays = [_list_global_digits(dims, holders) for dims in (self.before, *self.after)]
+            try:
+                mesh = self._find_mesh([dim for array in arrays for dim in array])
+                pairs = [build_layouts(mesh, dims, dtype, ()) for dims, dtype in zip(arrays, dtypes, strict=True)]
+            except (MeshError, LayoutError):
+                continue
+            (source, at_rows), *others = pairs
+            made[OpMoves(source, at_rows, tuple((rows, used) for used, rows in others))] = None
+        if not made:
+            raise Unfit("no layout has whole rows on each device")
+        return tuple(made)
+
+    def _find_mesh(self, dims: list[list[GlobalDigit]]) -> Mesh:
+        """The program's mesh, if all digits are of its axes, else one made for them."""
+        if self.mesh is not None and self.mesh.size == self.devices:
+            try:
+                build_layouts(self.mesh, dims, "f32", ())
+                return self.mesh
+            except (MeshError, LayoutError):
+                pass
+        return build_mesh(self.devices, dims, ())
+
+
+def order_digits(dims: RowDims) -> tuple[tuple[int, int], ...]:
+    """The local digits of an array in the order of its dims, as radices and strides."""
+    return tuple((one.radix, one.place) for dim in dims for one in reversed(dim) if one.place is not None)
+
+
+def _list_global_digits(dims: RowDims, holders: Mapping[int, list[int | None]]) -> list[list[GlobalDigit]]:
+    """The digits of an array, most significant first: held as they are, and as where the operation runs."""
+    rows = [holders.get(at, [None] * len(digits)) for at, digits in enumerate(dims)]
+    return [
+        [GlobalDigit(one.radix, one.device, at, one.place) for one, at in zip(digits, holder, strict=True)][::-1]
+        for digits, holder in zip(dims, rows, strict=True)
+    ]
+
+
+def _cut_digit(digit: RowDigit, cuts: Sequence[int]) -> Iterator[RowDigit]:
+    """The digits that a digit is made of, cut at these weights."""
+    for cut in cuts:
+        if digit.weight < cut < digit.weight * digit.radix:
+            low = cut // digit.weight
+            yield digit._replace(radix=low)
+            device, place = (None if stride is None else stride * low for stride in (digit.device, digit.place))
+            digit = RowDigit(cut, digit.radix // low, device, place)
+    yield digit
+
+
+def tile_strides(dims: Sequence[int]) -> list[int]:
+    """The strides of the dims of a row-major array."""
+    return [math.prod(dims[at + 1 :]) for at in range(len(dims))]

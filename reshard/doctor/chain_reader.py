@@ -1,4 +1,18 @@
-"""Chains that a fragment could replace: where the data enters, which values it must yield, and the move between.
+"""Chains: collectives and the local moves between them, from where data is made to where it is used.
+
+What they are:
+
+    %a = all-gather(%p) ; %c = copy(%a) ; %b = all-gather(%c) ; add(%b, %b)      one chain: p is moved, then used
+    %a = all-gather(%p) ; %c = add(%a, %a) ; %b = all-gather(%c)                 two: the add needs %a and makes %c
+
+Data that is only moved is followed from collective to collective, up to a value that is used: by arithmetic, by a
+loop, or as a result of the region. A used value must exist, so the chain ends with it; whatever moves it on is another
+chain. Every collective is in exactly one chain. A reduction is a chain of its own, since it makes new data; unless it
+is asked to begin the chain of what is done with the sum:
+
+    %s = all-reduce(%p) ; %d = dynamic-slice(%s) ; add(%d, %d)                   one chain, which a reduce-scatter does
+
+A `ChainReader` says what a chain moves, and what a fragment would have to make in its place:
 
     %s = f32[8,64] fusion(...)                     source: the operand of the first collective
     %g = f32[64,64] all-gather(%s)
@@ -14,20 +28,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.chains import REDUCTIONS, Chain
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.trace import Tracer, is_sum, summed_digits
-from reshard.doctor.elements import LeafOrigin, first_copies
-from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
-from reshard.doctor.places import ArrayMove, Known
-from reshard.doctor.shifts import Shift, infer_shift
+from reshard.doctor.dataflow.trace import Tracer, count_elements, is_sum, summed_digits
+from reshard.doctor.infer_layouts import InferredMove, Pick, Shift, infer_layouts, infer_pick, infer_shift
+from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.errors import ReshardError
 from reshard.geometry.refine import prime_digits, refine
 from reshard.hlo import Array, Collective, Source
@@ -37,12 +48,194 @@ from reshard.plans.rules.bounds import lower_bound
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
-_FORMS = ("convert", "copy", "bitcast", "reshape", "transpose")
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+_LOCAL = ("copy", "convert", "bitcast", "reshape", "transpose", "slice", "reverse", "broadcast", "pad", "select")
+_RENAMED = ("copy", "bitcast", "reshape", "transpose")
 
 Dims = tuple[int, ...]
 Pair = tuple[Layout, Layout]
 Planner = Callable[[Pair], Plan | None]
 """Plans a move between two layouts; None if there is no plan."""
+_Pending = dict[tuple[str, str], list[Collective]]
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """Collectives that move the same data, in the order of the text.
+
+    `values` hold this data, in order, from the first collective on. `results` are the values that it was moved for,
+    each with the forms of it that are used; `leaves` are the values that the data came from.
+    """
+
+    region: Scope
+    collectives: tuple[Collective, ...]
+    values: tuple[HloValue, ...] = field(default=(), repr=False)
+    results: Mapping[HloValue, tuple[HloValue, ...]] = field(
+        default_factory=dict[HloValue, tuple[HloValue, ...]], repr=False
+    )
+    leaves: frozenset[HloValue] = field(default=frozenset(), repr=False)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the chain is a reduction."""
+        return any(collective.kind in REDUCTIONS for collective in self.collectives)
+
+    def is_part_of(self, other: Chain) -> bool:
+        """Whether the other chain has all its collectives."""
+        names = {(each.computation, each.name) for each in other.collectives}
+        return all((each.computation, each.name) in names for each in self.collectives)
+
+
+def place_chain(chain: Chain, outcome: PassOutcome | None = None) -> Place:
+    """The place of a chain, before anything but its outcome is known; it is at the first line of the user's own."""
+    sources = [collective.source for collective in chain.collectives]
+    where = next((source for source in sources if source.exact and source.file), sources[0])
+    kind = REDUCTION if chain.reduces else RESHARD
+    return Place(kind, where, chain.region.computation.name, chain.collectives, outcome=outcome)
+
+
+def list_chains(
+    flow: Flow, maps: IndexMaps, collectives: Sequence[Collective], *, from_sums: bool = False
+) -> Iterator[Chain]:
+    """The chains of a module; each of its collectives is in exactly one. They begin with all-reduces if `from_sums`."""
+    pending: _Pending = {}
+    for collective in collectives:
+        pending.setdefault((collective.computation, collective.name), []).append(collective)
+    for region in flow.regions:
+        yield from _Region(flow, maps, region, pending, from_sums).chains()
+    for rest in pending.values():  # in computations that no region opens
+        yield from (Chain(flow.regions[0], (collective,)) for collective in rest)
+
+
+class _Region:
+    """The chains of one region; it takes its collectives from `pending`."""
+
+    def __init__(self, flow: Flow, maps: IndexMaps, region: Scope, pending: _Pending, from_sums: bool) -> None:
+        self.flow = flow
+        self.maps = maps
+        self.region = region
+        self.makes = tuple(kind for kind in REDUCTIONS if not (from_sums and kind == "all_reduce"))
+        self.sites = flow.makers(region)
+        self.collectives: dict[HloValue, Collective] = {}
+        for site in self.sites:  # A computation that is called twice has its collectives once for each call.
+            if rest := pending.get((site.scope.computation.name, site.instruction.name)):
+                self.collectives[_result_of(site)] = rest.pop(0)
+        self.needed: set[HloValue] = set()
+        self._moved: dict[HloValue, bool] = {}
+        self._joined = {start: start for start in self.collectives}
+        self._through: dict[HloValue, HloValue | None] = {}
+
+    def chains(self) -> Iterator[Chain]:
+        if not self.collectives:
+            return
+        made = {site: [] if self._makes_own(site) else list(self._made(site)) for site in self.sites}
+        values = [value for site in self.sites for value in made[site] if self.is_moved(value)]
+        # Used is what an instruction takes that is not a move, and what the region yields.
+        moved, root = set(values), self.region.computation.root
+        taken = {} if root is None else {HloValue(self.region, root.name): None}
+        for site in self.sites:
+            if moved.isdisjoint(made[site]) or self._reduces(_result_of(site)):
+                taken.update((HloValue(site.scope, name), None) for name in site.instruction.operands)
+        used = {origin for value in taken for origin in self.flow.array_origins(value)} & moved
+        self.needed = set(used)
+        for value in reversed(values):  # A value comes before the values made of it: its forms are needed if it is.
+            if value in self.needed and (source := self._earlier_form(value)) is not None:
+                self.needed.add(source)
+        forms: dict[HloValue, list[HloValue]] = {}
+        for value in values:
+            if value in used:
+                first = value
+                while (source := self._earlier_form(first)) is not None:  # ends: no value is a form of itself
+                    first = source
+                forms.setdefault(first, []).append(value)
+        starts = [(start, value) for value in values if (start := self.through(value)) is not None]
+        members: dict[HloValue, list[HloValue]] = {}
+        inside: dict[HloValue, list[HloValue]] = {}
+        for start in self.collectives:
+            members.setdefault(self._root(start), []).append(start)
+        for start, value in starts:
+            inside.setdefault(self._root(start), []).append(value)
+        for root, own in members.items():
+            held = tuple(inside.get(root, ()))
+            results = {value: tuple(forms.get(value, ())) for value in held if value in self.needed}
+            yield Chain(self.region, tuple(self.collectives[start] for start in own), held, results, self._leaves(held))
+
+    def _makes_own(self, site: Site) -> bool:
+        """Whether an instruction is seen to make data of its own, as most do."""
+        return site.instruction.opcode not in self.maps.moves and _result_of(site) not in self.collectives
+
+    def _made(self, site: Site) -> Iterator[HloValue]:
+        """The arrays that an instruction makes itself."""
+        for value in self.flow.array_origins(_result_of(site)):
+            if value.name == site.instruction.name and value.scope is site.scope:
+                yield value
+
+    def is_moved(self, value: HloValue) -> bool:
+        """Whether a collective has moved this data, and nothing has changed it since."""
+        if value not in self._moved:
+            self._moved[value] = False
+            start = self.collectives.get(value._replace(path=()))
+            sources = () if start is not None else self.maps.sources(value) or ()
+            moves = start is not None and start.kind not in self.makes
+            self._moved[value] = moves or any(self.is_moved(source) for source in sources)
+        return self._moved[value]
+
+    def through(self, value: HloValue) -> HloValue | None:
+        """A collective that the value's elements came through since they were last needed.
+
+        Joins all such collectives into one chain.
+        """
+        if value in self._through:
+            return self._through[value]
+        self._through[value] = None
+        if not self.is_moved(value):
+            return None
+        own = value._replace(path=())
+        starts = [own] if own in self.collectives else []
+        for source in self.maps.sources(value) or ():
+            if source not in self.needed and (start := self.through(source)) is not None:
+                starts.append(start)
+        for start in starts:
+            self._joined[self._root(start)] = self._root(starts[0])
+        self._through[value] = starts[0] if starts else None
+        return self._through[value]
+
+    def _root(self, start: HloValue) -> HloValue:
+        """The collective that stands for the chain of this one."""
+        while self._joined[start] != start:  # ends: a collective that is joined to another is never a root again
+            start = self._joined[start]
+        return start
+
+    def _reduces(self, value: HloValue) -> bool:
+        start = self.collectives.get(value._replace(path=()))
+        return start is not None and start.kind in REDUCTIONS
+
+    def _earlier_form(self, value: HloValue) -> HloValue | None:
+        """The moved value that this one is a form of: the same elements on the same device, renamed or reordered."""
+        if value.opcode not in _LOCAL:
+            return None
+        return next((source for source in self.maps.sources(value) or () if self.is_moved(source)), None)
+
+    def _leaves(self, inside: tuple[HloValue, ...]) -> frozenset[HloValue]:
+        """The values that a chain's values come from: made by arithmetic, or needed before."""
+        leaves: set[HloValue] = set()
+        seen: set[HloValue] = set(inside)
+        queue = [source for value in inside for source in self.maps.sources(value) or ()]
+        queue += [source for value in inside if self._reduces(value) for source in self.flow.operands(value)]
+        while queue:  # ends: each value is looked at once
+            value = queue.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            sources = None if value in self.needed else self.maps.sources(value)
+            if sources is None:
+                leaves.add(value)
+            queue += sources or ()
+        return frozenset(leaves)
+
+
+def _result_of(site: Site) -> HloValue:
+    return HloValue(site.scope, site.instruction.name)
 
 
 class Unfit(Exception):
@@ -75,6 +268,19 @@ class Replacement:
         return self.move is not None and bool(self.move.source.partial)
 
 
+class LeafOrigin(NamedTuple):
+    """What is known of an array before a chain: `firsts` is the first device, for each, that has a copy of its tile.
+
+    `move` is what the chain does with it, and `where` the line. If it is `named`, the program says so; else all of it
+    was inferred.
+    """
+
+    firsts: Numbers
+    move: ArrayMove
+    where: Source
+    named: bool
+
+
 class ChainMoves(NamedTuple):
     """The moves of a chain, and its origin: the user's own line, if one of the moves is a known one.
 
@@ -86,25 +292,6 @@ class ChainMoves(NamedTuple):
     where: Source
     leaves: Mapping[int, LeafOrigin]
     counted_bytes: int | None = None
-
-
-class _Needed(NamedTuple):
-    """The layouts that a result is a move between, and the bytes that some device must receive; None if unknown.
-
-    `firsts` is the first device, for each, that has a copy of its tile, as far as the trace shows.
-    """
-
-    tracer: Tracer
-    layouts: Pair | None
-    needed_bytes: int | None
-    firsts: Numbers
-
-
-class _Inferred(NamedTuple):
-    """A move as the elements of a value show it, None if no two layouts do, and the tracer that met its leaves."""
-
-    tracer: Tracer
-    move: InferredMove | None
 
 
 class ChainReader:
@@ -120,76 +307,74 @@ class ChainReader:
         self.numbering = numbering
         self.mesh = mesh
         self._regions: dict[Scope, dict[HloValue, str]] = {}
-        self._known: dict[tuple[object, ...], _Inferred] = {}
+        self._known: dict[tuple[object, ...], tuple[Tracer, InferredMove | None]] = {}
 
-    def _inferred(
+    def _infer_move(
         self, leaves: frozenset[HloValue], value: HloValue, dtype: str, summed: Sequence[tuple[int, int]] = ()
-    ) -> _Inferred:
-        """The move from leaves to a value, in that dtype; of a sum over the digits `summed` of the device, if any."""
+    ) -> tuple[Tracer, InferredMove | None]:
+        """The move from leaves to a value, in that dtype, None if no two layouts describe it; and the tracer used.
+
+        It is that of a sum over the digits `summed` of the device, if there are any.
+        """
         key = leaves, value, dtype, tuple(summed)
         if key not in self._known:
             tracer = Tracer(self.maps, self.numbering, leaves)
-            self._known[key] = _Inferred(tracer, infer_layouts(tracer, value, self.mesh, dtype, summed))
+            self._known[key] = tracer, infer_layouts(tracer, value, self.mesh, dtype, summed)
         return self._known[key]
 
     def replacements(self, chain: Chain) -> tuple[Replacement, ...]:
         """What has to be made for the chain's results; raises `Unfit` with the reason if that is not known."""
-        source, leaf = self._summed(chain) if chain.reduces else self._moved(chain)
-        before = leaf.array
-        if before is None:
+        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+        if len(sums) > 1 or not _are_traceable(one for one in chain.collectives if one not in sums):
+            raise Unfit("it has a collective whose index map is not known")
+        if sums:
+            leaf = HloValue(chain.region, sums[0].name)
+            if sums[0].computation != chain.region.computation.name:
+                raise Unfit(f"{leaf.name} runs inside another instruction")
+            if leaf.opcode != "all-reduce" or not is_sum(self.flow, leaf):
+                raise Unfit(f"{leaf.name} is not the sum of one array")
+            source = leaf.instruction.operands[0]
+        else:
+            source = self._find_source(chain)
+            leaf = self.flow.origin(HloValue(chain.region, source))
+        if leaf.array is None:
             raise Unfit(f"{source} is not an array")
-        groups: dict[int, list[HloValue]] = {}
-        for value in self._wanted(chain):
-            groups.setdefault(self.numbering.of(value), []).append(value)
-        if not groups:
-            raise Unfit("nothing uses its results")
-        return tuple(self._replacement(chain, source, leaf, before, values) for values in groups.values())
-
-    def _replacement(
-        self, chain: Chain, source: str, leaf: HloValue, before: Array, values: Sequence[HloValue]
-    ) -> Replacement:
-        value = values[0]
-        after = value.array
-        if after is None or value.path:
-            raise Unfit(f"{value.name} is part of a tuple")
-        if any(one.array != after for one in values):
-            raise Unfit(f"{value.name} is used in several memory layouts")
-        summed = self._summed_digits(leaf) if chain.reduces else []
-        dtype = self._dtype(value, leaf, bool(summed))
-        (tracer, move), pick = self._inferred(frozenset({leaf}), value, dtype, summed), None
-        if move is None and not summed:
-            move, pick = infer_pick(tracer, value, dtype) or (None, None)
-        shift = infer_shift(tracer, value) if move is None and not summed else None
-        if move is None and shift is None:
-            raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
-        uses = tuple(use_of(chain.region, one) for one in values)
-        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick, shift, dtype)
-
-    def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
-        """The dtype to move: the narrowest on the way, or that of the sum."""
-        try:
-            one = find_conversion(self.maps, value, leaf)
-        except Unconvertible as why:
-            raise Unfit(str(why)) from None
-        if summed and one.narrowest not in (one.before, one.after):
-            raise Unfit(f"it rounds the sum to {one.narrowest} on the way")
-        return one.before if summed else one.narrowest
-
-    def _summed_digits(self, leaf: HloValue) -> list[tuple[int, int]]:
-        try:
-            return summed_digits(self.maps, leaf)
-        except Untraceable as error:
-            raise Unfit(str(error)) from None
-
-    def _wanted(self, chain: Chain) -> Iterator[HloValue]:
-        """The values to replace: each result or, if only parts of it are used, these parts."""
+        wanted: dict[int, list[HloValue]] = {}
         for value, used in chain.results.items():
             if value.array is None:
                 raise Unfit(f"{value.name} is not an array")
-            whole = not used or any(
-                one.array is not None and one.array.elements >= value.array.elements for one in used
-            )
-            yield from map(self._before_widening, (value,) if whole else used)
+            # Where only parts of a result are used, these parts are made.
+            is_whole = not used or any(one.array and one.array.elements >= value.array.elements for one in used)
+            for one in map(self._before_widening, (value,) if is_whole else used):
+                wanted.setdefault(self.numbering.of(one), []).append(one)
+        if not wanted:
+            raise Unfit("nothing uses its results")
+        try:
+            return tuple(self._make_replacement(chain, source, leaf, values) for values in wanted.values())
+        except (Untraceable, Unconvertible) as error:
+            raise Unfit(str(error)) from None
+
+    def _make_replacement(self, chain: Chain, source: str, leaf: HloValue, values: Sequence[HloValue]) -> Replacement:
+        """The replacement of equal values."""
+        value, after = values[0], values[0].array
+        if leaf.array is None or after is None or value.path:
+            raise Unfit(f"{value.name} is part of a tuple")
+        if any(one.array != after for one in values):
+            raise Unfit(f"{value.name} is used in several memory layouts")
+        summed = summed_digits(self.maps, leaf) if chain.reduces else []
+        converted = find_conversion(self.maps, value, leaf)
+        # Data is moved in the narrowest dtype that it has on the way, and a sum in its own.
+        if summed and converted.narrowest not in (converted.before, converted.after):
+            raise Unfit(f"it rounds the sum to {converted.narrowest} on the way")
+        dtype = converted.before if summed else converted.narrowest
+        (tracer, move), pick, shift = self._infer_move(frozenset({leaf}), value, dtype, summed), None, None
+        if move is None and not summed:
+            move, pick = infer_pick(tracer, value, dtype) or (None, None)
+            shift = infer_shift(tracer, value) if move is None else None
+        if move is None and shift is None:
+            raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
+        uses = tuple(use_of(chain.region, one) for one in values)
+        return Replacement(source, uses, tuple(values), leaf, leaf.array, after, move, pick, shift, dtype)
 
     def _before_widening(self, value: HloValue) -> HloValue:
         """The same elements in a narrower dtype, if the value is that converted."""
@@ -202,55 +387,30 @@ class ChainReader:
             value = before
         return value
 
-    def _moved(self, chain: Chain) -> tuple[str, HloValue]:
-        """The source of a chain that only moves data, and what it yields."""
-        if not all(map(_is_known, chain.collectives)):
-            raise Unfit("it has a collective whose index map is not known")
-        source = self._source(chain)
-        return source, self.flow.origin(HloValue(chain.region, source))
-
-    def _summed(self, chain: Chain) -> tuple[str, HloValue]:
-        """The source of a chain that begins with a sum over devices, and the sum."""
-        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
-        if len(sums) != 1 or not all(map(_is_known, [one for one in chain.collectives if one not in sums])):
-            raise Unfit("it has a collective whose index map is not known")
-        leaf = HloValue(chain.region, sums[0].name)
-        if sums[0].computation != chain.region.computation.name:
-            raise Unfit(f"{leaf.name} runs inside another instruction")
-        if leaf.opcode != "all-reduce" or not is_sum(self.flow, leaf):
-            raise Unfit(f"{leaf.name} is not the sum of one array")
-        return leaf.instruction.operands[0], leaf
-
-    def _source(self, chain: Chain) -> str:
+    def _find_source(self, chain: Chain) -> str:
         """The instruction of the region that has the data before the chain's first collectives."""
-        moved = set(chain.values)
+        region, moved = chain.region, set(chain.values)
         first: dict[int, str] = {}
         for collective in chain.collectives:
-            if collective.computation != chain.region.computation.name:
+            if collective.computation != region.computation.name:
                 raise Unfit(f"{collective.name} runs inside another instruction")
-            for name in chain.region.computation.by_name[collective.name].operands:
-                origin = self.flow.origin(HloValue(chain.region, name))
+            for name in region.computation.by_name[collective.name].operands:
+                origin = self.flow.origin(HloValue(region, name))
                 if origin not in moved:
                     first.setdefault(self.numbering.of(origin), name)
-        if len(first) == 1:
-            return self._narrower(chain.region, next(iter(first.values())))
-        return self._stored_leaf(chain)
-
-    def _narrower(self, region: Scope, name: str) -> str:
-        """The instruction that has the same elements in a narrower dtype, before a conversion; else the one given."""
+        if len(first) != 1:
+            if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
+                raise Unfit(f"it joins {len(chain.leaves)} arrays")
+            return self.stored_name(region, *chain.leaves)
+        (name,) = first.values()
+        # The same elements in a narrower dtype, before a conversion, are fewer bytes to move.
         value = self.flow.origin(HloValue(region, name))
-        while value.array is not None and value.opcode in _FORMS:  # ends: each step goes back to an operand
+        while value.array is not None and value.opcode in ("convert", *_RENAMED):  # ends: goes back to an operand
             (before,) = self.flow.operands(value)
             if before.array is not None and before.array.nbytes < value.array.nbytes and before.opcode != "constant":
                 return self._stored(region).get(before, name)
             value = before
         return name
-
-    def _stored_leaf(self, chain: Chain) -> str:
-        """The instruction of the region that yields the chain's only leaf."""
-        if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
-            raise Unfit(f"it joins {len(chain.leaves)} arrays")
-        return self.stored_name(chain.region, *chain.leaves)
 
     def stored_name(self, region: Scope, *leaves: HloValue) -> str:
         """The instruction of a region that yields one of these values."""
@@ -278,82 +438,102 @@ class ChainReader:
         results: dict[int, HloValue] = {}
         for value in chain.results:
             results.setdefault(self.numbering.of(value), value)
-        moves: dict[ArrayMove, int] = {}
+        moves: Counter[ArrayMove] = Counter()
         leaves: dict[int, LeafOrigin] = {}
         for value in results.values():
-            origin, met = self._move(chain, value, where, matcher, planner)
-            move, where = origin.move, origin.where
+            origin, met = self._read_move(chain, value, where, matcher, planner)
+            where = origin.where
+            moves[origin.move] += 1
             for leaf in met:
-                leaves[leaf] = _join_origins(leaves.get(leaf), origin)
-            moves[move] = moves.get(move, 0) + 1
+                # Of two moves of an array the first that the program names says most, else it has the copies of both.
+                known = leaves.get(leaf)
+                if known is None or (origin.named and not known.named):
+                    leaves[leaf] = origin
+                elif not known.named:
+                    leaves[leaf] = known._replace(firsts=origin.firsts[known.firsts])
         alike = tuple(replace(move, arrays=count) for move, count in moves.items())
-        return ChainMoves(alike, where, leaves, self._counted(chain, list(results.values())))
+        counted = None
+        if len(results) > 1 and _are_traceable(chain.collectives):
+            used = [form for value in results.values() for form in chain.results[value] or (value,)]
+            counted = _count_arriving(Tracer(self.maps, self.numbering, chain.leaves), _sent_dtype(chain), used)
+        return ChainMoves(alike, where, leaves, counted)
 
-    def _counted(self, chain: Chain, results: Sequence[HloValue]) -> int | None:
-        """The bytes that arrive and are used in several results, an element that is in more than one counted once."""
-        if len(results) < 2 or not _is_traceable(chain):
-            return None
-        used = [form for value in results for form in chain.results[value] or (value,)]
-        try:
-            count = Tracer(self.maps, self.numbering, chain.leaves).arriving(used)
-        except Untraceable:
-            return None
-        return None if count is None else Array(_sent_dtype(chain), (count,)).nbytes
-
-    def _move(
+    def _read_move(
         self, chain: Chain, value: HloValue, where: Source, matcher: Matcher, planner: Planner | None
     ) -> tuple[LeafOrigin, Sequence[int]]:
         """The move whose result is `value` with what is known of its origin, and the numbers of the leaves met."""
-        dtype = _sent_dtype(chain)
-        used = chain.results[value] or (value,)
-        tracer, pair, needed, firsts = self._needed(chain, value, dtype)
+        dtype, used = _sent_dtype(chain), chain.results[value] or (value,)
+        # The form with the fewest dims in which all of a result is used is most likely the user's own shape.
+        whole = [form for form in used if count_elements(form) == count_elements(value)]
+        form = min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
+        tracer, pair, needed, firsts = self._needed(chain, value, form, dtype)
         met = list(tracer.tiles or map(self.numbering.of, chain.leaves))
         received = sum(collective.received_bytes for collective in chain.collectives)
+        tiles = [leaf.array for leaf in chain.leaves if leaf.array is not None]
+        # XLA may split the tile into several operands, of which only the size is that of the tile.
+        operands = [one.operands for one in chain.collectives if one.operands]
+        dims = {one.dims for one in tiles} | {
+            each[0].dims if len(each) == 1 else (sum(array.elements for array in each),) for each in operands
+        }
         forms = {one.array.dims for one in (value, *used) if one.array is not None}
-        known = matcher.match(TracedMove(where, dtype, _dims_before(chain), forms, received, needed, pair))
+        known = matcher.match(TracedMove(where, dtype, dims, forms, received, needed, pair))
         if known is not None:
-            pair, where = (known.source, known.target), _at_line(where, known.where)
-            needed = lower_bound(*pair)
+            pair = (known.source, known.target)
+            file, _, number = known.where.rpartition(":")
+            if file and number.isdigit():
+                function = where.function if (file, int(number)) == (where.file, where.line) else None
+                where = replace(where, file=file, line=int(number), function=function, exact=True)
         # The tile before the move, None if several arrays are moved together.
-        tiles = list(tracer.tiles.values()) or [leaf.array for leaf in chain.leaves if leaf.array is not None]
-        before, form = (replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None), _used_form(value, used)
+        tiles = list(tracer.tiles.values()) or tiles
+        before = replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None
         after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
         if pair is None:
             most = min(received, after.nbytes)
             move = ArrayMove(before, after, most if needed is None else needed, False)
             return LeafOrigin(firsts, move, where, False), met
-        whole = known is not None or holds_whole_array(pair[0])
+        is_whole = known is not None or holds_whole_array(pair[0])
         plan = None if planner is None else planner(pair)
-        move = ArrayMove(before, after, lower_bound(*pair), True, *pair, whole, plan)
-        if known is not None and _is_numbered(known.source.mesh, tracer.devices):
+        move = ArrayMove(before, after, lower_bound(*pair), True, *pair, is_whole, plan)
+        if known is not None and known.source.mesh.size == tracer.devices and known.source.mesh.device_ids is None:
             firsts = first_copies(known.source)
         return LeafOrigin(firsts, move, where, known is not None), met
 
-    def _needed(self, chain: Chain, value: HloValue, dtype: str) -> _Needed:
-        """What a result is a move between, and what it needs.
+    def _needed(
+        self, chain: Chain, value: HloValue, form: HloValue, dtype: str
+    ) -> tuple[Tracer, Pair | None, int | None, Numbers]:
+        """What a result is a move between, the bytes that some device must receive, and the first copies of tiles.
 
         If only part of a result is used, only that part is needed, and comparing whole layouts overestimates it.
         """
-        if not _is_traceable(chain):
+        if not _are_traceable(chain.collectives):
             tracer = Tracer(self.maps, self.numbering, chain.leaves)
-            return _Needed(tracer, None, None, np.arange(tracer.devices))
+            return tracer, None, None, np.arange(tracer.devices)
         used = chain.results[value] or (value,)
-        tracer, move = self._inferred(chain.leaves, _used_form(value, used), dtype)
-        pair = None if move is None else (move.source, move.target)
-        firsts = np.arange(tracer.devices) if move is None else move.firsts
+        tracer, move = self._infer_move(chain.leaves, form, dtype)
+        pair, firsts = (None, np.arange(tracer.devices)) if move is None else (move[:2], move.firsts)
         bound = None if pair is None else lower_bound(*pair)
-        if pair is not None and any(_elements_of(form) >= _elements_of(value) for form in used):
-            return _Needed(tracer, pair, bound, firsts)
-        counted = _count_arriving(tracer, value, used, dtype)
+        if pair is not None and any(count_elements(one) >= count_elements(value) for one in used):
+            return tracer, pair, bound, firsts
+        counted = _count_arriving(tracer, dtype, [value], used)
         if counted is not None and counted == bound:
-            return _Needed(tracer, pair, bound, firsts)
-        return _Needed(
-            tracer, None, min((count for count in (counted, bound) if count is not None), default=None), firsts
-        )
+            return tracer, pair, bound, firsts
+        known = [count for count in (counted, bound) if count is not None]
+        return tracer, None, min(known, default=None), firsts
 
 
-def _is_known(collective: Collective) -> bool:
-    return collective.opcode.removesuffix("-start") in COLLECTIVES
+def first_copies(layout: Layout) -> Numbers:
+    """For each device, the first that has a copy of its tile.
+
+    >>> from reshard.types import Mesh
+    >>> first_copies(Layout.parse("f32[{x}2]", Mesh(x=2, y=2))).tolist()
+    [0, 0, 2, 2]
+    """
+    position = np.arange(layout.mesh.size)
+    tile = np.zeros_like(position)
+    for axis in (*layout.held, *layout.partial):
+        tile = tile * axis.size + position // layout.mesh.stride(axis) % axis.size
+    _, first, at = np.unique(tile, return_index=True, return_inverse=True)
+    return first[at]
 
 
 def use_of(region: Scope, value: HloValue) -> Use:
@@ -379,41 +559,22 @@ def finishing_name(value: HloValue) -> str:
     return ends[0]
 
 
-def _join_origins(one: LeafOrigin | None, other: LeafOrigin) -> LeafOrigin:
-    """What two moves of an array say of it together: the first that the program names, else the copies of both."""
-    if one is None or (other.named and not one.named):
-        return other
-    return one if one.named else one._replace(firsts=other.firsts[one.firsts])
-
-
-def _is_numbered(mesh: Mesh, devices: int) -> bool:
-    """Whether the positions of a mesh are the numbers of the module's devices."""
-    return mesh.size == devices and mesh.device_ids is None
-
-
 def holds_whole_array(layout: Layout) -> bool:
     """Whether every mesh axis holds a digit: else, devices along the others may hold other parts of a larger array."""
     return math.prod(axis.size for axis in layout.held) == layout.mesh.size
 
 
-def _count_arriving(tracer: Tracer, value: HloValue, used: Sequence[HloValue], dtype: str) -> int | None:
-    """The bytes that arrive and are used, counted element by element; None if untraceable or too many."""
+def _count_arriving(tracer: Tracer, dtype: str, *alternatives: Iterable[HloValue]) -> int | None:
+    """The fewest bytes that arrive in lists of values, an element that is in several counted once.
+
+    None if they cannot be followed, or are too many.
+    """
     try:
-        counts = [tracer.arriving([value]), tracer.arriving(used)]
+        counts = [tracer.arriving(values) for values in alternatives]
     except Untraceable:
         return None
     known = [count for count in counts if count is not None]
     return Array(dtype, (min(known),)).nbytes if known else None
-
-
-def _used_form(value: HloValue, used: Sequence[HloValue]) -> HloValue:
-    """The form with the fewest dims in which all of a result is used: most likely the user's own shape."""
-    whole = [form for form in used if _elements_of(form) == _elements_of(value)]
-    return min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
-
-
-def _elements_of(value: HloValue) -> int:
-    return 0 if value.array is None else value.array.elements
 
 
 def _sent_dtype(chain: Chain) -> str:
@@ -422,28 +583,9 @@ def _sent_dtype(chain: Chain) -> str:
     return max(arrays, key=lambda array: array.nbytes / max(1, array.elements)).dtype
 
 
-def _is_traceable(chain: Chain) -> bool:
+def _are_traceable(collectives: Iterable[Collective]) -> bool:
     """Whether the text says where every element goes, which it does not for receives between slices."""
-    return all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in chain.collectives)
-
-
-def _dims_before(chain: Chain) -> set[Dims]:
-    """The dims of the tile before the collectives; only its size if it is split into several operands."""
-    leaves = {leaf.array.dims for leaf in chain.leaves if leaf.array is not None}
-    operands = [collective.operands for collective in chain.collectives]
-    whole = {
-        arrays[0].dims if len(arrays) == 1 else (sum(a.elements for a in arrays),) for arrays in operands if arrays
-    }
-    return leaves | whole
-
-
-def _at_line(where: Source, line: str) -> Source:
-    """The origin moved to another line, `file:line`; unchanged if that is not one."""
-    file, _, number = line.rpartition(":")
-    if not file or not number.isdigit():
-        return where
-    same = (file, int(number)) == (where.file, where.line)
-    return replace(where, file=file, line=int(number), function=where.function if same else None, exact=True)
+    return all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in collectives)
 
 
 # Matches a traced move with one of the moves that the program is known to need.
@@ -482,19 +624,16 @@ class Matcher:
         that fits is of one line.
         """
         fits = [at for at, move in enumerate(self.known) if _fits_move(move, traced)]
-        candidates = self._nearest(fits, f"{traced.where.file}:{traced.where.line}")
-        if not candidates:
+        line = f"{traced.where.file}:{traced.where.line}"
+        nearest = [at for at in fits if self.known[at].where == line]
+        nearest = nearest or [at for at in fits if line in self.known[at].near]
+        if not nearest and len({self.known[at].where for at in fits}) == 1:
+            nearest = fits
+        if not nearest:
             return None
-        at = min(candidates, key=lambda at: (-_rate_likeness(self.known[at], traced), self.matched[at], at))
+        at = min(nearest, key=lambda at: (-_rate_likeness(self.known[at], traced), self.matched[at], at))
         self.matched[at] += 1
         return _as_sent(self.known[at], traced.dtype)
-
-    def _nearest(self, fits: Sequence[int], line: str) -> Sequence[int]:
-        same = [at for at in fits if self.known[at].where == line]
-        near = [at for at in fits if line in self.known[at].near]
-        if same or near:
-            return same or near
-        return fits if len({self.known[at].where for at in fits}) == 1 else []
 
 
 def _fits_move(move: Known, traced: TracedMove) -> bool:
@@ -502,17 +641,12 @@ def _fits_move(move: Known, traced: TracedMove) -> bool:
     if before not in map(math.prod, traced.before) or after not in map(math.prod, traced.after):
         return False
     try:
-        sent = _as_sent(move, traced.dtype)
-        bound = lower_bound(sent.source, sent.target)
+        bound = lower_bound(*_as_sent(move, traced.dtype)[1:3])
     except ReshardError:
         return False
-    if bound > traced.received_bytes or traced.needed_bytes not in (None, bound):
+    if bound > traced.received_bytes or traced.needed_bytes not in (None, bound) or not _rate_likeness(move, traced):
         return False
-    return _rate_likeness(move, traced) > 0 and _moves_same_digits(move, traced)
-
-
-def _moves_same_digits(move: Known, traced: TracedMove) -> bool:
-    """Whether the same digits change holders, in any order: XLA may transpose arrays on the way."""
+    # The same digits change holders, in any order: XLA may transpose arrays on the way.
     moved, expected = _moved_digits(traced.layouts), _moved_digits((move.source, move.target))
     return moved is None or expected is None or sorted(moved) == sorted(expected)
 
@@ -550,35 +684,22 @@ def _as_sent(move: Known, dtype: str) -> Known:
 # as it is. Inferring the layouts of each would take most of the time of the pass.
 
 
-_NEEDED_FORMS = ("copy", "bitcast", "reshape", "transpose")
-_MOVES = ("all_gather", "all_to_all")
-
-
 def is_needed(chain: Chain, flow: Flow) -> bool:
     """Whether one collective makes the whole of what is used, from data of the same dtype.
 
     Where the data has another dtype before or after, a plan could move that, so layouts have to say.
     """
-    if len(chain.collectives) != 1 or chain.collectives[0].kind not in _MOVES or len(chain.leaves) != 1:
+    if len(chain.collectives) != 1 or chain.collectives[0].kind not in ("all_gather", "all_to_all"):
         return False
     made = next((one for one in chain.values if one.name == chain.collectives[0].name), None)
-    if made is None or made.array is None or not chain.results or _is_converted(made, flow):
+    if made is None or made.array is None or not chain.results or len(chain.leaves) != 1:
+        return False
+    operands = flow.operands(made)
+    while len(operands) == 1 and operands[0].opcode in _RENAMED:  # ends: each step goes back to an operand
+        operands = flow.operands(operands[0])
+    if len(operands) != 1 or operands[0].opcode == "convert":
+        return False
+    if any(value.array is None or value.array.dtype != made.array.dtype for value in chain.values):
         return False
     used = [form for value, forms in chain.results.items() for form in forms or (value,)]
-    return _have_dtype(chain.values, made.array.dtype) and _are_as_large(used, made.array.elements)
-
-
-def _is_converted(made: HloValue, flow: Flow) -> bool:
-    """Whether a conversion makes what the collective takes."""
-    operands = flow.operands(made)
-    while len(operands) == 1 and operands[0].opcode in _NEEDED_FORMS:  # ends: each step goes back to an operand
-        operands = flow.operands(operands[0])
-    return len(operands) != 1 or operands[0].opcode == "convert"
-
-
-def _have_dtype(values: Iterable[HloValue], dtype: str) -> bool:
-    return all(value.array is not None and value.array.dtype == dtype for value in values)
-
-
-def _are_as_large(values: Iterable[HloValue], elements: int) -> bool:
-    return all(value.array is not None and value.array.elements >= elements for value in values)
+    return all(form.array is not None and form.array.elements >= made.array.elements for form in used)

@@ -11,25 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.doctor.chain_reader import LeafOrigin
 from reshard.doctor.dataflow.index_maps import Mask
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import NOWHERE, Origins
-from reshard.doctor.places import ArrayMove
-from reshard.hlo import Source
-from reshard.types.layout import Layout
-
-
-class LeafOrigin(NamedTuple):
-    """What is known of an array before a chain: `firsts` is the first device, for each, that has a copy of its tile.
-
-    `move` is what the chain does with it, and `where` the line. If it is `named`, the program says so; else all of it
-    was inferred.
-    """
-
-    firsts: Numbers
-    move: ArrayMove
-    where: Source
-    named: bool
 
 
 class HeldElements(NamedTuple):
@@ -86,18 +71,3 @@ class ElementKeys:
         """Whether devices had elements before the chain."""
         leaf, source = np.divmod(keys // (self._span + 1), self.devices)
         return self._firsts[leaf, device] == source
-
-
-def first_copies(layout: Layout) -> Numbers:
-    """For each device, the first that has a copy of its tile.
-
-    >>> from reshard.types import Mesh
-    >>> first_copies(Layout.parse("f32[{x}2]", Mesh(x=2, y=2))).tolist()
-    [0, 0, 2, 2]
-    """
-    position = np.arange(layout.mesh.size)
-    tile = np.zeros_like(position)
-    for axis in (*layout.held, *layout.partial):
-        tile = tile * axis.size + position // layout.mesh.stride(axis) % axis.size
-    _, first, at = np.unique(tile, return_index=True, return_inverse=True)
-    return first[at]

@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import cached_property
 
 from reshard import hlo
-from reshard.doctor.chain_reader import Matcher, Pair
-from reshard.doctor.chains import Chain
+from reshard.doctor.chain_reader import Chain, Matcher, Pair, place_chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
-from reshard.doctor.memory import ProgramMemory, add_up_program
+from reshard.doctor.live_bytes import ProgramMemory, add_up_program
 from reshard.doctor.places import (
     MANUAL,
     REDUCTION,
@@ -21,7 +20,6 @@ from reshard.doctor.places import (
     SHIFT,
     Known,
     Place,
-    place_chain,
     sort_by_waste,
 )
 from reshard.doctor.proposals import (

@@ -16,6 +16,8 @@ The digit of the device lies just above that of the column in the source tile (2
 same dim: columns are 4 x 2, rows are 4 x 2, and the move is f32[{d0}2, 8] -> f32[8, {d0}2].
 
 The digits are read from points along the coordinates, one coordinate at a time, and then checked on other points.
+
+Where no two layouts describe a move, it may be that of a part (`Pick`), or of parts of neighbours' tiles (`Shift`).
 """
 
 from __future__ import annotations
@@ -99,39 +101,29 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
             return None
         if (places != places[0]).any() or (senders != senders[:, :1]).any():
             return None
-        box = _find_box(places[0], tracer.tiles[int(origins.leaf[0])])
-        group = _find_group_digits(senders[:, 0])
-        if box is None or not group:
+        # The places are a box of the tile if they are those between the first and the last index, in order.
+        indices = unravel_places(places[0], tracer.tiles[int(origins.leaf[0])].dims)
+        box = tuple((int(row.min()), int(row.max())) for row in indices)
+        sizes = [last - first + 1 for first, last in box]
+        if math.prod(sizes) != places.shape[1]:
             return None
-        at = tuple(int(senders[0, 0]) // stride % radix for stride, radix in group)
+        starts = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
+        if (unravel_places(np.arange(places.shape[1]), sizes) + starts != indices).any():
+            return None
+        # A group goes along the digits of the device that its sender does not depend on.
+        sender, devices = senders[:, 0], np.arange(tracer.devices)
+        group = strided_digits(np.flatnonzero(sender == sender[0]).tolist())
+        others = devices - sum(devices // stride % radix * stride for stride, radix in group)
+        if not group or (sender != others + sender[0]).any():
+            return None
+        at = tuple(int(sender[0]) // stride % radix for stride, radix in group)
         dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
         if places.shape[1] > 1:
             dims.append([GlobalDigit(places.shape[1], None, None, 1)])
         pair = build_layouts(build_mesh(tracer.devices, dims, ()), dims, dtype, ())
-        return InferredMove(*pair, np.arange(tracer.devices), ((places.shape[1], 1),)), Pick(box, at)
+        return InferredMove(*pair, devices, ((places.shape[1], 1),)), Pick(box, at)
     except (Untraceable, ReshardError):
         return None
-
-
-def _find_box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
-    """The box, by first and last indices, whose elements are these places in order; None if they are not a box."""
-    indices = unravel_places(places, tile.dims)
-    box = tuple((int(row.min()), int(row.max())) for row in indices)
-    sizes = [last - first + 1 for first, last in box]
-    if math.prod(sizes) != places.size:
-        return None
-    starts = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
-    return box if (unravel_places(np.arange(places.size), sizes) + starts == indices).all() else None
-
-
-def _find_group_digits(senders: Numbers) -> list[tuple[int, int]]:
-    """The digits of the device that its sender does not depend on; raises `Untraceable` if it depends otherwise."""
-    digits = strided_digits(np.flatnonzero(senders == senders[0]).tolist())
-    devices = np.arange(senders.size)
-    others = devices - sum(devices // stride % radix * stride for stride, radix in digits)
-    if (senders != others + senders[0]).any():
-        raise Untraceable("the senders are not one device of each group")
-    return digits
 
 
 def infer_layouts(
@@ -182,7 +174,14 @@ class TracedDigits:
             [GlobalDigit(one.radix, None if one.place else one.device, None, one.place or None) for one in digits[::-1]]
             for digits in self.index
         ]
-        self._insert_sliced(dims)
+        # Those along which the tile was sliced are local before, held after; without a neighbour, a dim of their own.
+        sliced = [GlobalDigit(one.radix, None, one.weight, one.place) for one in self.device if one.place]
+        while sliced:  # ends: each round inserts one of them
+            inserted = next((digit for digit in sliced if self._insert_beside_neighbour(digit, dims)), None)
+            if inserted is None:
+                inserted = sliced[0]
+                dims.insert(0, [inserted])
+            sliced.remove(inserted)
         digits = [digit for dim in dims for digit in dim]
         if not _are_disjoint([(digit.place, digit.radix) for digit in digits if digit.place], self.tile.elements):
             raise Untraceable("two indices have the same element")
@@ -200,35 +199,20 @@ class TracedDigits:
             firsts -= firsts // stride % radix * stride
         return firsts
 
-    def _insert_sliced(self, dims: list[list[GlobalDigit]]) -> None:
-        """Adds the digits along which the tile was sliced: local before, held after.
-
-        A digit without a neighbour becomes a dim of its own.
-        """
-        sliced = [GlobalDigit(one.radix, None, one.weight, one.place) for one in self.device if one.place]
-        while sliced:  # ends: each round inserts one of them
-            inserted = next((digit for digit in sliced if self._insert_beside_neighbour(digit, dims)), None)
-            if inserted is None:
-                inserted = sliced[0]
-                dims.insert(0, [inserted])
-            sliced.remove(inserted)
-
     def _insert_beside_neighbour(self, digit: GlobalDigit, dims: list[list[GlobalDigit]]) -> bool:
         """Inserts a sliced digit next to its neighbour in the same dim of the tile, if that is among `dims`.
 
         A stride that is where a dim of the tile begins has no neighbour across it: rows are not joined with columns.
         """
         starts = [math.prod(self.tile.dims[at + 1 :]) for at in range(len(self.tile.dims))]
-        place = digit.place or 0
+        low, high = digit.place or 0, (digit.place or 0) * digit.radix
         for dim in dims:
             for at, other in enumerate(dim):
                 if other.place is None:
                     continue
-                if place not in starts and other.place * other.radix == place:
-                    dim.insert(at, digit)
-                    return True
-                if place * digit.radix not in starts and place * digit.radix == other.place:
-                    dim.insert(at + 1, digit)
+                is_below = low not in starts and other.place * other.radix == low
+                if is_below or (high not in starts and high == other.place):
+                    dim.insert(at if is_below else at + 1, digit)
                     return True
         return False
 
@@ -271,7 +255,14 @@ def trace_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, i
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
     coordinates = _read_coordinates(origins, sizes)
-    if coordinates is None or not _reach_all_devices(coordinates, tracer.devices, summed):
+    if coordinates is None:
+        return None
+    # Between two neighbouring cuts lies a digit of the device number that moves as one: some element has to come from a
+    # device where it is not 0. Otherwise only a part of the array is moved.
+    cuts = sorted({1, tracer.devices, *(cut for one in coordinates[0] for cut in (one.weight, one.weight * one.radix))})
+    reached = [one.device * times for digits in coordinates for one in digits for times in range(1, one.radix)]
+    reached += [stride * times for stride, radix in summed for times in range(1, radix)]
+    if not all(any(device % high // low for device in reached) for low, high in pairwise(cuts)):
         return None
     if not _predict_origins(tracer, result, (leaf, first), coordinates, summed):
         return None
@@ -322,18 +313,6 @@ def _read_coordinates(origins: Origins, sizes: Sequence[int]) -> list[list[Coord
             weight *= radix
         coordinates.append(digits)
     return coordinates
-
-
-def _reach_all_devices(
-    coordinates: Sequence[Sequence[CoordinateDigit]], devices: int, summed: Sequence[tuple[int, int]]
-) -> bool:
-    """Whether elements come from devices of every coordinate; otherwise only a part of the array is moved."""
-    # Between two neighbouring cuts lies a digit of the device number that moves as one: some element has to come from a
-    # device where it is not 0.
-    cuts = sorted({1, devices, *(cut for one in coordinates[0] for cut in (one.weight, one.weight * one.radix))})
-    reached = [one.device * times for digits in coordinates for one in digits for times in range(1, one.radix)]
-    reached += [stride * times for stride, radix in summed for times in range(1, radix)]
-    return all(any(device % high // low for device in reached) for low, high in pairwise(cuts))
 
 
 def _predict_origins(
@@ -387,3 +366,154 @@ def build_mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tup
         raise MeshError(f"no mesh of {devices} devices has axes with the strides {cuts}")
     sizes = [high // low for low, high in pairwise(cuts)]
     return Mesh([(f"d{at}", size) for at, size in enumerate(reversed(sizes))])
+
+
+# Shifts: results that consist of parts of neighbours' tiles, as in a halo or a roll, which no layouts describe.
+#
+#     device        0     1     2     3
+#     tile before   ab    cd    ef    gh
+#     result        bc    de    fg    ha      f32[2], cut at 1: [0:1] is one's own [1:2], [1:2] is the next one's [0:1]
+#
+# The tile is cut into a grid of cells, alike on all devices. Each cell is a box of one tile, at the same place of it on
+# every device that is a `ShiftSource` of its own; so a cell costs one permute, or none if it is the device's own.
+
+
+_MOST_CELLS = 16
+_MOST_SOURCES = 4
+_NOBODY = -1
+
+
+@dataclass(frozen=True)
+class ShiftSource:
+    """Where some devices get a cell from: the box at `start` of the tile of a device; -1 for the other devices.
+
+    No device is named twice, unless each is its own source.
+    """
+
+    start: tuple[int, ...]
+    devices: tuple[int, ...]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each device has the box itself."""
+        return all(source in (_NOBODY, device) for device, source in enumerate(self.devices))
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What a result consists of: `cuts` has the bounds of the cells along each dim, `cells` the sources of each cell.
+
+    Cells are in row-major order.
+    """
+
+    cuts: tuple[tuple[int, ...], ...]
+    cells: tuple[tuple[ShiftSource, ...], ...]
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return len(self.cells[0][0].devices)
+
+    @property
+    def launches(self) -> int:
+        """The number of permutes."""
+        return sum(not source.is_local for cell in self.cells for source in cell)
+
+    def sizes(self, cell: int) -> tuple[int, ...]:
+        """The sizes of a cell."""
+        return tuple(after - first for first, after in tuple(product(*map(pairwise, self.cuts)))[cell])
+
+    def received_bytes(self, dtype: str) -> int:
+        """The bytes that a device receives."""
+        elements = (
+            math.prod(self.sizes(at)) * sum(not source.is_local for source in cell)
+            for at, cell in enumerate(self.cells)
+        )
+        return Array(dtype, (sum(elements),)).nbytes
+
+
+def infer_shift(tracer: Tracer, result: HloValue) -> Shift | None:
+    """The shift that makes a result from the tracer's only leaf; None if it is not a shift.
+
+    Lines along each dim show where cells meet, and the corners of each cell where it comes from. Elements between them
+    are not checked here.
+    """
+    if result.array is None or not result.array.elements:
+        return None
+    try:
+        cuts = _find_cuts(tracer, result, result.array.dims)
+        if math.prod(len(one) - 1 for one in cuts) > _MOST_CELLS:
+            return None
+        boxes = list(product(*map(pairwise, cuts)))
+        corners = [np.array(list(product(*((first, after - 1) for first, after in box))), np.int64).T for box in boxes]
+        devices, indices = _follow_points(tracer, result, np.concatenate(corners, axis=1))
+    except Untraceable:
+        return None
+    ends = np.cumsum([one.shape[1] for one in corners])[:-1]
+    parts = zip(corners, np.split(devices, ends, axis=1), np.split(indices, ends, axis=2), strict=True)
+    cells = [_sources_of_cell(*part) for part in parts]
+    known = [cell for cell in cells if cell is not None]
+    return Shift(tuple(cuts), tuple(known)) if len(known) == len(cells) else None
+
+
+def _find_cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[tuple[int, ...]]:
+    """The bounds of cells along each dim: where, on any device, an element and the next are not neighbours in one tile.
+
+    All lines are followed at once: along each dim, those at the first and the last index of the others.
+    """
+    lines = [
+        (dim, corner)
+        for dim in range(len(dims))
+        for corner in sorted(set(product(*((0, size - 1) if at != dim else (0,) for at, size in enumerate(dims)))))
+    ]
+    points: list[Numbers] = []
+    for dim, corner in lines:
+        line = np.repeat(np.array(corner, np.int64)[:, np.newaxis], dims[dim], axis=1)
+        line[dim] = np.arange(dims[dim])
+        points.append(line)
+    devices, indices = _follow_points(tracer, result, np.concatenate(points, axis=1))
+    ends = np.cumsum([dims[dim] for dim, _ in lines])[:-1]
+    cuts = [{0, size} for size in dims]
+    parts = zip(lines, np.split(devices, ends, axis=1), np.split(indices, ends, axis=2), strict=True)
+    for (dim, _), device, index in parts:
+        steps = np.diff(index, axis=2)
+        steps[dim] -= 1
+        apart = (steps != 0).any(axis=(0, 1)) | (np.diff(device, axis=1) != 0).any(axis=0)
+        cuts[dim].update((1 + np.flatnonzero(apart)).tolist())
+        if len(cuts[dim]) > _MOST_CELLS + 1:
+            raise Untraceable("it is cut into too many cells")
+    return [tuple(sorted(one)) for one in cuts]
+
+
+def _sources_of_cell(corners: Numbers, device: Numbers, index: Numbers) -> tuple[ShiftSource, ...] | None:
+    """Where the devices get one cell from, whose corners come from these devices and indices."""
+    offsets = index - (corners - corners[:, :1])[:, np.newaxis]
+    if (device != device[:, :1]).any() or (offsets != offsets[:, :, :1]).any():
+        return None
+    taken = [(tuple(offsets[:, at, 0].tolist()), int(device[at, 0])) for at in range(device.shape[0])]
+    groups: list[tuple[tuple[int, ...], bool, dict[int, int]]] = []
+    for target, (start, source) in enumerate(taken):
+        local = source == target
+        fitting = (into for at, own, into in groups if at == start and own == local and source not in into.values())
+        into = next(fitting, None)
+        if into is None:
+            groups.append((start, local, into := {}))
+        into[target] = source
+    if len(groups) > _MOST_SOURCES:
+        return None
+    everyone = range(len(taken))
+    return tuple(ShiftSource(start, tuple(into.get(one, _NOBODY) for one in everyone)) for start, _, into in groups)
+
+
+def _follow_points(tracer: Tracer, result: HloValue, indices: Numbers) -> tuple[Numbers, Numbers]:
+    """The device (of each device and point) and the index (of each dim, device and point) that points come from."""
+    count = indices.shape[1]
+    points = Points(np.repeat(np.arange(tracer.devices), count), np.tile(indices, (1, tracer.devices)))
+    origins: Origins = tracer(result, points)
+    tiles = list(tracer.tiles.values())
+    if len(tiles) != 1 or (origins.leaf != next(iter(tracer.tiles))).any():
+        raise Untraceable("it is not all of one tile")
+    if len(tiles[0].dims) != indices.shape[0]:
+        raise Untraceable("its tile has other dims")
+    index = unravel_places(origins.place, tiles[0].dims)
+    return origins.device.reshape(-1, count), index.reshape(indices.shape[0], -1, count)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from reshard.doctor.chains import Chain
 from reshard.hlo import Array, Collective, Source
 from reshard.plans.plan import Plan
 from reshard.types.layout import Layout
@@ -357,11 +356,3 @@ def _describe_collective(collective: Collective) -> dict[str, Any]:
         "received_bytes": collective.received_bytes,
         "times": collective.times,
     }
-
-
-def place_chain(chain: Chain, outcome: PassOutcome | None = None) -> Place:
-    """The place of a chain, before anything but its outcome is known; it is at the first line of the user's own."""
-    sources = [collective.source for collective in chain.collectives]
-    where = next((source for source in sources if source.exact and source.file), sources[0])
-    kind = REDUCTION if chain.reduces else RESHARD
-    return Place(kind, where, chain.region.computation.name, chain.collectives, outcome=outcome)

@@ -16,15 +16,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from reshard.doctor.batch_ops import batch_ops
-from reshard.doctor.chain_reader import ChainReader, Replacement, Unfit, holds_whole_array, is_needed
-from reshard.doctor.chains import REDUCTIONS, Chain, list_chains
+from reshard.doctor.batch_ops import OpFinder, OpMoves, OpOutput, OpReplacement, has_batch_ops
+from reshard.doctor.chain_reader import (
+    REDUCTIONS,
+    Chain,
+    ChainReader,
+    Replacement,
+    Unfit,
+    holds_whole_array,
+    is_needed,
+    list_chains,
+    place_chain,
+)
 from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
 from reshard.doctor.dataflow.trace import is_exact
-from reshard.doctor.memory import Liveness, PlannedChain, add_up_program
-from reshard.doctor.op_layouts import OpFinder, OpMoves, OpOutput, OpReplacement
-from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_chain
+from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
+from reshard.doctor.places import ArrayMove, PassOutcome, Place
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
@@ -179,8 +187,7 @@ class Proposals:
         why_not: dict[str, str] = {}
         # To look for the chains that bring an operation's rows takes long, and most modules have no such operation.
         finder = OpFinder(self.reader)
-        known = next(batch_ops(self.flow), None) is not None
-        for chain, instruction, op in finder.joined(self.apart) if known else ():
+        for chain, instruction, op in finder.joined(self.apart) if has_batch_ops(self.flow) else ():
             try:
                 one = self._propose_op(chain, finder.replacement(chain, instruction, op))
             except (Unfit, ReshardError) as error:

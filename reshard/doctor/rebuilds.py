@@ -25,12 +25,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from reshard.doctor.chains import Chain
+from reshard.doctor.chain_reader import Chain, LeafOrigin
 from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Origins, Tracer, points_at
-from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, find_device_groups
+from reshard.doctor.elements import ElementKeys, HeldElements, find_device_groups
 from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"

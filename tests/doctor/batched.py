@@ -3,10 +3,9 @@
 from typing import NamedTuple
 
 from reshard import hlo
-from reshard.doctor.chain_reader import ChainReader
-from reshard.doctor.chains import list_chains
-from reshard.doctor.checks.equivalence import Traced
-from reshard.doctor.op_layouts import OpFinder
+from reshard.doctor.batch_ops import OpFinder
+from reshard.doctor.chain_reader import ChainReader, list_chains
+from reshard.doctor.equivalence import Traced
 
 HEAD = """HloModule m, num_partitions=4
 

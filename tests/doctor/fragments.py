@@ -6,7 +6,7 @@ from pathlib import Path
 import reshard as rs
 from reshard import hlo
 from reshard.doctor import ArrayMove, Known, Place
-from reshard.doctor.chains import list_chains
+from reshard.doctor.chain_reader import list_chains
 from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars

@@ -5,10 +5,9 @@ import pytest
 import reshard as rs
 from reshard import hlo
 from reshard.doctor import examine
-from reshard.doctor.chain_reader import ChainReader, Matcher, TracedMove, Unfit, is_needed
-from reshard.doctor.chains import list_chains
-from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.chain_reader import ChainReader, Matcher, TracedMove, Unfit, is_needed, list_chains
 from reshard.doctor.dataflow.flow import Numbering
+from reshard.doctor.equivalence import Traced
 from reshard.doctor.infer_layouts import Pick
 from reshard.hlo import Source
 from reshard.hlo.splice import Use

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from reshard import hlo
-from reshard.doctor.chains import Chain
-from reshard.doctor.chains import list_chains as find_chains
+from reshard.doctor.chain_reader import Chain
+from reshard.doctor.chain_reader import list_chains as find_chains
 from tests.doctor.fragments import GATHER, OFFSET, RECORDED, RESHARD, SLICE, ZERO, Analysis, text
 
 FIRST = "%a = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1},{2,3}}, dimensions={0}"

@@ -5,7 +5,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor import examine
 from reshard.doctor.dataflow.flow import Flow, Numbering
-from reshard.doctor.memory import Liveness, add_up_program
+from reshard.doctor.live_bytes import Liveness, add_up_program
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import GATHER, RECORDED, REDUCE, RESHARD, SCATTERED, SLICE, Analysis, text
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from reshard.doctor import examine
-from reshard.doctor.memory import InstructionMemory
+from reshard.doctor.live_bytes import InstructionMemory
 from reshard.doctor.report.page import draw_live_bytes, quote_lines
 from reshard.hlo import Source
 from reshard.show.html import SORT

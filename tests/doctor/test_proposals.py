@@ -6,7 +6,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor import examine
-from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.equivalence import Traced
 from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import (
     ProposalCost,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reshard.doctor.shifts import Shift, ShiftSource, infer_shift
+from reshard.doctor.infer_layouts import Shift, ShiftSource, infer_shift
 from reshard.hlo import Array
 
 

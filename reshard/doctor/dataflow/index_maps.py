@@ -428,7 +428,7 @@ class Unconvertible(Exception):
 def find_conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Conversion:
     """What becomes of the elements that `value` has from `leaf`; raises `Unconvertible` if that is not one conversion.
 
-    >>> from reshard.doctor.checks.equivalence import Traced
+    >>> from reshard.doctor.equivalence import Traced
     >>> from reshard.hlo import parse
     >>> traced = Traced(parse('''HloModule m
     ...

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from reshard.doctor.memory import ProgramMemory
+from reshard.doctor.live_bytes import ProgramMemory
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, describe_source, format_array
 from reshard.hlo import Source, Traffic
 from reshard.plans.plan import Plan

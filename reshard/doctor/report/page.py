@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from reshard.doctor.memory import InstructionMemory, ProgramMemory
+from reshard.doctor.live_bytes import InstructionMemory, ProgramMemory
 from reshard.doctor.places import RESHARD, Place, format_array
 from reshard.doctor.report.findings import OTHER_BRANCH, Finding, Findings, LineSum, format_origin, format_short_line
 from reshard.hlo import Source

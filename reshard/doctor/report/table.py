@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from reshard.doctor.memory import ProgramMemory
+from reshard.doctor.live_bytes import ProgramMemory
 from reshard.doctor.places import format_array
 from reshard.doctor.report.findings import (
     OTHER_BRANCH,

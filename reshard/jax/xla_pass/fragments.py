@@ -26,10 +26,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
-from reshard.doctor.checks.proofs import Proofs
-from reshard.doctor.infer_layouts import Pick
+from reshard.doctor.equivalence import Proofs
+from reshard.doctor.infer_layouts import Pick, Shift, ShiftSource
 from reshard.doctor.proposals import ProgramCost
-from reshard.doctor.shifts import Shift, ShiftSource
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.jax.xla_pass.program_peaks import CompilingThread, compiled_peak_bytes

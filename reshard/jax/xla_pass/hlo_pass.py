@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard import hlo
+from reshard.doctor.batch_ops import OpReplacement
 from reshard.doctor.chain_reader import Replacement, Unfit
-from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.dataflow.replicas import Replicas
+from reshard.doctor.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.examination import find_mesh
-from reshard.doctor.memory import add_up_program
-from reshard.doctor.op_layouts import OpReplacement
+from reshard.doctor.live_bytes import add_up_program
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import (
     ALIGNMENT,

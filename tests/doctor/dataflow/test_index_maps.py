@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from reshard import hlo
-from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.index_maps import (
     Conversion,
@@ -15,6 +14,7 @@ from reshard.doctor.dataflow.index_maps import (
     unravel_places,
 )
 from reshard.doctor.dataflow.scalars import UNKNOWN
+from reshard.doctor.equivalence import Traced
 from reshard.hlo import parse
 from tests.doctor.fragments import Analysis
 from tests.doctor.tracing import follow_to_start, program

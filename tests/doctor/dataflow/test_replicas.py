@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from reshard import hlo
-from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.replicas import Replicas, sharding_classes
+from reshard.doctor.equivalence import Traced
 
 TEXT = """HloModule m, num_partitions=4
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from reshard import hlo
-from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
 from reshard.doctor.dataflow.trace import NOWHERE, Tracer, is_sum, list_summands, same_sums, summed_digits
+from reshard.doctor.equivalence import Traced
 from tests.doctor.fragments import DATA, GATHER, OFFSET, SLICE, ZERO, Analysis, text
 from tests.doctor.tracing import everywhere, follow, follow_to_start, program
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from reshard.doctor.chains import Chain
+from reshard.doctor.chain_reader import Chain
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, parameter_number
 from reshard.doctor.places import describe_source, format_array
 from reshard.hlo import Array, Instruction, Source

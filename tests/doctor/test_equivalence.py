@@ -3,11 +3,9 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.chain_reader import ChainReader
-from reshard.doctor.chains import list_chains
-from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent
-from reshard.doctor.checks.proofs import Proofs
+from reshard.doctor.chain_reader import ChainReader, list_chains
 from reshard.doctor.dataflow.replicas import Replicas
+from reshard.doctor.equivalence import Proofs, Spliced, Traced, check_equivalent
 from reshard.errors import SpliceError
 
 HEAD = """HloModule m, num_partitions=4

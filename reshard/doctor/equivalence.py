@@ -1,4 +1,4 @@
-"""Whether a rewritten module takes every element from where the old one took it.
+"""Whether a rewritten module takes every element from where the old one took it: only then is it let through.
 
 Each replaced value is followed back to the source, in the old module through XLA's chain and in the new one through
 the fragment. All devices are followed: along every coordinate, at random points, and at all points of small arrays.
@@ -6,10 +6,20 @@ Both must come from the same place of the same device's tile, or of a device tha
 must be rounded alike where dtypes change on the way.
 
 The new value is followed from its users, fusions entered, so a tile that is passed to the wrong one is seen as well.
+
+What was proved of a pair of values is kept, by digests of how they are made of the source:
+
+    %c = f32[8,4] copy(%leaf)
+    %g = f32[32,4] all-gather(%c), dimensions={0}       a digest of opcode, shape, attributes and the operand's digest
+
+A program often has the same chain many times, and many programs have it. Two values of the same digest take the same
+elements of their leaves, on every device, by the same instructions. So what is proved of a pair of them holds for every
+pair of the same digests, in this program and in others: it need not be traced again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -17,11 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.batch_ops import BatchOp, same_op
+from reshard.doctor.batch_ops import BatchOp, OpReplacement, batch_op, is_index, same_op
 from reshard.doctor.chain_reader import Replacement, finishing_name
-from reshard.doctor.checks.proofs import Key, Proofs, Signatures
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import (
+    FRAGMENT_MOVES,
     Conversion,
     IndexMaps,
     Points,
@@ -36,12 +46,12 @@ from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Summands, Tracer, list_summands, same_sums
 from reshard.doctor.infer_layouts import list_axis_points
-from reshard.doctor.op_layouts import OpReplacement, is_index
 from reshard.errors import SpliceError
-from reshard.hlo import Module
+from reshard.hlo import Instruction, Module
 
 _ALL = 1 << 16  # points of a value, over all devices, that are followed one by one
 _RANDOM = 1 << 14  # points that are followed of larger ones
+_MOST = 1 << 18  # elements of rows that are followed
 
 
 class Traced:
@@ -57,7 +67,10 @@ class Traced:
 
     def region(self, name: str) -> Scope:
         """The region of that name."""
-        return next(region for region in self.flow.regions if region.computation.name == name)
+        for region in self.flow.regions:
+            if region.computation.name == name:
+                return region
+        raise SpliceError(f"{name}: the module does not run it any more")
 
     def signature(self, value: HloValue, leaf: HloValue) -> bytes | None:
         """The digest of how a value is made of a leaf; see `Signatures`."""
@@ -111,38 +124,50 @@ class Spliced(NamedTuple):
 
 def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
-    old = spliced.old
+    old, new = spliced.old, spliced.new
     leaf = spliced.source(replacement.source)
-    before = old.flow.operands(replacement.leaf)[0] if replacement.is_summed else replacement.leaf
+    source = old.flow.operands(replacement.leaf)[0] if replacement.is_summed else replacement.leaf
     for value in replacement.values:
         for fresh in fresh_values(spliced, value):
-            key = spliced.key((value, fresh), (before, leaf))
-            if spliced.proofs.hold(key, before, replicas):
+            key = spliced.key((value, fresh), (source, leaf))
+            if spliced.proofs.hold(key, source, replicas):
                 continue
-            check = _check_summed if replacement.is_summed else _check_moved
-            check(spliced, (value, fresh), (before, leaf), replacement, replicas, key)
+            points = points_of(old.devices, replacement.after.dims)
+            if not replacement.is_summed:
+                devices = _check_moved(spliced, (value, fresh), (source, leaf), points, replacement, replicas)
+                spliced.proofs.add(key, *devices, old.devices)
+                continue
+            before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
+            dtype, each = replacement.before.dtype, np.arange(old.devices)
+            if same_sums(before, after, each, dtype):
+                spliced.proofs.add(key, each, each, old.devices)
+            elif not same_sums(before, after, replicas.of(source), dtype):
+                raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
 
 def _check_moved(
     spliced: Spliced,
     values: tuple[HloValue, HloValue],
     leaves: tuple[HloValue, HloValue],
+    points: Points,
     replacement: Replacement,
     replicas: Replicas,
-    key: Key | None,
-) -> None:
-    """Checks that two values, the old and the fresh one, have the same elements, rounded alike."""
-    old, new, (value, fresh), leaf = spliced.old, spliced.new, values, leaves[1]
-    points = points_of(old.devices, replacement.after.dims)
-    before, after = old.origins(value, replacement.leaf, points), new.origins(fresh, leaf, points)
+) -> tuple[Numbers, Numbers]:
+    """Checks that two values, the old and the fresh one, have the same elements, rounded alike.
+
+    Returns the devices that these come from afterwards, and those before.
+    """
+    old, new, (value, fresh), (source, leaf) = spliced.old, spliced.new, values, leaves
+    before, after = old.origins(value, source, points), new.origins(fresh, leaf, points)
     if (before.leaf == NOWHERE).any():
         raise SpliceError(f"{value.name}: some of its elements are padding")
-    was, is_now = old.conversion(value, replacement.leaf), new.conversion(fresh, leaf)
+    was, is_now = old.conversion(value, source), new.conversion(fresh, leaf)
     if was != is_now:
-        raise SpliceError(f"{value.name}: {_spell_conversion(was)} would become {_spell_conversion(is_now)}")
+        spelled = [" to ".join(dtype for dtype, _ in groupby(one)) for one in (was, is_now)]
+        raise SpliceError(f"{value.name}: {spelled[0]} would become {spelled[1]}")
     if (after.leaf != new.numbering.of(leaf)).any():
         raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
-    wrong = (after.place != before.place) | replicas.differ(replacement.leaf, after.device, before.device)
+    wrong = (after.place != before.place) | replicas.differ(source, after.device, before.device)
     if wrong.any():
         at = int(wrong.argmax())
         raise SpliceError(
@@ -150,26 +175,7 @@ def _check_moved(
             f"come from place {after.place[at]} of device {after.device[at]}, not from place "
             f"{before.place[at]} of device {before.device[at]}"
         )
-    spliced.proofs.add(key, after.device, before.device, old.devices)
-
-
-def _check_summed(
-    spliced: Spliced,
-    values: tuple[HloValue, HloValue],
-    leaves: tuple[HloValue, HloValue],
-    replacement: Replacement,
-    replicas: Replicas,
-    key: Key | None,
-) -> None:
-    """Checks that two values, the old and the fresh one, are the same sums."""
-    old, new, (value, fresh), (source, leaf) = spliced.old, spliced.new, values, leaves
-    points = points_of(old.devices, replacement.after.dims)
-    before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
-    dtype, each = replacement.before.dtype, np.arange(old.devices)
-    if same_sums(before, after, each, dtype):
-        spliced.proofs.add(key, each, each, old.devices)
-    elif not same_sums(before, after, replicas.of(source), dtype):
-        raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
+    return after.device, before.device
 
 
 def fresh_values(spliced: Spliced, value: HloValue) -> list[HloValue]:
@@ -177,57 +183,43 @@ def fresh_values(spliced: Spliced, value: HloValue) -> list[HloValue]:
 
     Raises `SpliceError` if nothing does.
     """
-    taken = list(_fresh_values(spliced, value))
-    if not taken:
-        raise SpliceError(f"{value.name}: nothing takes what replaces it")
-    return taken
-
-
-def _fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
     old, new, region = spliced.old, spliced.new, spliced.region
     outer = HloValue(value.scope, finishing_name(value))
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
         outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)
     scope = _same_scope(old, new, outer.scope, region)
+    taken: list[HloValue] = []
     if outer.name in spliced.stand_ins and not outer.scope.opened:
-        yield spliced.source(outer.name)
-    users = outer.scope.computation.users.get(outer.name, ())
-    for user in users:
-        twin = scope.computation.by_name.get(user.name)
-        if twin is None:
-            continue  # It is gone with the chain.
-        yield from _operands_taken(old, new, HloValue(outer.scope, user.name), HloValue(scope, twin.name), outer)
+        taken.append(spliced.source(outer.name))
+    for user in outer.scope.computation.users.get(outer.name, ()):
+        if user.name in scope.computation.by_name:  # else it is gone with the chain
+            taken += _operands_taken(old, new, HloValue(outer.scope, user.name), HloValue(scope, user.name), outer)
     root, fresh = outer.scope.computation.root, scope.computation.root
     if root is not None and root.name == outer.name and fresh is not None:
-        yield new.flow.origin(HloValue(scope, fresh.name))
+        taken.append(new.flow.origin(HloValue(scope, fresh.name)))
+    if not taken:
+        raise SpliceError(f"{value.name}: nothing takes what replaces it")
+    return taken
 
 
 def _operands_taken(old: Traced, new: Traced, user: HloValue, twin: HloValue, value: HloValue) -> Iterator[HloValue]:
-    """The operands of a user's twin that stand where the user has the value."""
+    """The operands of a user's twin that stand where the user has the value; fusions are entered."""
     before, after = user.instruction, twin.instruction
+    numbers = [at for at, name in enumerate(before.operands) if name == value.name]
     if before.opcode not in ("fusion", "call"):
-        for name, fresh in zip(before.operands, after.operands, strict=True):
-            if name == value.name:
-                yield new.flow.origin(HloValue(twin.scope, fresh))
+        if len(before.operands) != len(after.operands):
+            raise SpliceError(f"{user.name}: it takes {len(after.operands)} operands instead of {len(before.operands)}")
+        yield from (new.flow.origin(HloValue(twin.scope, after.operands[at])) for at in numbers)
         return
     inside, entered = old.flow.inner(user.scope, before), new.flow.inner(twin.scope, after)
     if inside is None or entered is None:
         raise SpliceError(f"{user.name}: what it calls is not known")
-    for at, name in enumerate(before.operands):
-        if name == value.name:
-            yield from _taken_inside(old, new, inside, entered, at)
-
-
-def _taken_inside(old: Traced, new: Traced, inside: Scope, entered: Scope, number: int) -> Iterator[HloValue]:
-    """The operands, inside a fusion, that stand where the old ones had one of its parameters."""
-    parameter = next(
-        one for one in inside.computation.instructions
-        if one.opcode == "parameter" and parameter_number(one) == number
-    )  # fmt: skip
-    value = HloValue(inside, parameter.name)
-    for user in inside.computation.users.get(parameter.name, ()):
-        if user.name in entered.computation.by_name:
-            yield from _operands_taken(old, new, HloValue(inside, user.name), HloValue(entered, user.name), value)
+    parameters = [one for one in inside.computation.instructions if one.opcode == "parameter"]
+    for parameter in [one for at in numbers for one in parameters if parameter_number(one) == at]:
+        for taker in inside.computation.users.get(parameter.name, ()):
+            if taker.name in entered.computation.by_name:
+                pair = HloValue(inside, taker.name), HloValue(entered, taker.name)
+                yield from _operands_taken(old, new, *pair, HloValue(inside, parameter.name))
 
 
 def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
@@ -240,10 +232,6 @@ def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
     if inner is None:
         raise SpliceError(f"{scope.caller.instruction.name}: it is gone")
     return inner
-
-
-def _spell_conversion(one: Conversion) -> str:
-    return " to ".join(dtype for dtype, _ in groupby(one))
 
 
 def points_of(devices: int, dims: Sequence[int]) -> Points:
@@ -264,9 +252,6 @@ def points_of(devices: int, dims: Sequence[int]) -> Points:
 # Every element of a result is followed back to the operation, in the old module and in the new one: it must be the same
 # element of a row. Then the elements of these rows are followed back to the source, and must be the same ones. Both
 # operations must be equal in all but the number of rows.
-
-
-_MOST = 1 << 18  # elements of rows that are followed
 
 
 class _Rows(NamedTuple):
@@ -293,7 +278,7 @@ def check_same_rows(spliced: Spliced, replacement: OpReplacement, replicas: Repl
                 before = _find_rows(old, value, points, replacement.op)
                 after = _find_rows(new, fresh, points, replacement.op)
                 _check_op(old, new, before, after, replacement)
-                pairs = _check_operands(old, new, (before, after), leaf, replacement, replicas)
+                pairs = _check_operands(spliced, (before, after), leaf, replacement, replicas)
                 spliced.proofs.add(key, *pairs, old.devices)
 
 
@@ -319,38 +304,37 @@ def _find_rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -
 
 
 def _check_op(old: Traced, new: Traced, before: _Rows, after: _Rows, replacement: OpReplacement) -> None:
+    """Checks that elements of two results come from the same places of rows, by the same operation."""
     name = before.result.name
     if name != replacement.instruction or before.result.path != after.result.path:
         raise SpliceError(f"{name}: its result would be another one of {after.result.name}")
     if not same_op(old.flow.module, before.result.instruction, new.flow.module, after.result.instruction):
         raise SpliceError(f"{name}: the compiler makes another operation for a device's rows, {after.result.name}")
-    if not _have_same_rows(before.op, after.op):
+    one, other = ([op.operands, op.results] for op in (before.op, after.op))
+    rows = [
+        [[(array.dtype, [array.dims[dim] for dim in op.inner(array)]) for array in arrays] for arrays in each]
+        for op, each in ((before.op, one), (after.op, other))
+    ]
+    if rows[0] != rows[1]:
         raise SpliceError(f"{name}: {after.result.name} has other rows")
     if (before.place != after.place).any():
         raise SpliceError(f"{name}: elements would come from another place of their rows")
 
 
-def _have_same_rows(one: BatchOp, other: BatchOp) -> bool:
-    if len(one.operands) != len(other.operands) or len(one.results) != len(other.results):
-        return False
-    pairs = [*zip(one.operands, other.operands, strict=True), *zip(one.results, other.results, strict=True)]
-    return all(
-        a.dtype == b.dtype and [a.dims[dim] for dim in one.inner(a)] == [b.dims[dim] for dim in other.inner(b)]
-        for a, b in pairs
-    )
-
-
 def _check_operands(
-    old: Traced,
-    new: Traced,
-    rows: tuple[_Rows, _Rows],
-    leaf: HloValue,
-    replacement: OpReplacement,
-    replicas: Replicas,
+    spliced: Spliced, rows: tuple[_Rows, _Rows], leaf: HloValue, replacement: OpReplacement, replicas: Replicas
 ) -> tuple[Numbers, Numbers]:
     """Checks that the rows of both operations have the same elements of the source; returns the devices of each."""
-    before, after = rows
-    pairs = _different_columns(np.stack([before.device, before.row, after.device, after.row]))
+    old, new, (before, after) = spliced.old, spliced.new, rows
+    # The columns that differ: most are those before them, and numbers are sorted faster than columns.
+    columns = np.stack([before.device, before.row, after.device, after.row])
+    changes = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+    columns = columns[:, np.concatenate([[True], changes])]
+    sizes = [1 + int(row.max()) for row in columns]
+    if math.prod(sizes) > np.iinfo(np.int64).max:
+        columns = np.unique(columns, axis=1)
+    else:
+        columns = columns[:, np.unique(ravel_indices(columns, sizes), return_index=True)[1]]
     here: list[Numbers] = []
     there: list[Numbers] = []
     operands = [traced.flow.operands(one.result) for traced, one in ((old, before), (new, after))]
@@ -360,7 +344,7 @@ def _check_operands(
             if not (is_index(old.maps, old.numbering, was, dim) and is_index(new.maps, new.numbering, is_now, dim)):
                 raise SpliceError(f"{was.name}: it would not be the index along dim {dim} any more")
             continue
-        points = _points_in(before.op, was, after.op, is_now, pairs)
+        points = _points_in_rows(((before.op, was), (after.op, is_now)), columns)
         one, other = old.origins(was, replacement.leaf, points[0]), new.origins(is_now, leaf, points[1])
         if (one.leaf != old.numbering.of(replacement.leaf)).any() or (other.leaf != new.numbering.of(leaf)).any():
             raise SpliceError(f"{was.name}: some of its elements would not come from {replacement.source}")
@@ -373,36 +357,137 @@ def _check_operands(
     return np.concatenate(here), np.concatenate(there)
 
 
-def _different_columns(columns: Numbers) -> Numbers:
-    """The columns that differ; most are those before them, and numbers are sorted faster than columns."""
-    changes = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
-    columns = columns[:, np.concatenate([[True], changes])]
-    sizes = [1 + int(row.max()) for row in columns]
-    if math.prod(sizes) > np.iinfo(np.int64).max:
-        return np.unique(columns, axis=1)
-    return columns[:, np.unique(ravel_indices(columns, sizes), return_index=True)[1]]
+def _points_in_rows(operands: Sequence[tuple[BatchOp, HloValue]], rows: Numbers) -> list[Points]:
+    """Elements of pairs of rows of two operands: all if they are few, else some of each row, at the same places.
 
-
-def _points_in(
-    op: BatchOp, operand: HloValue, other_op: BatchOp, other: HloValue, pairs: Numbers
-) -> tuple[Points, Points]:
-    """Elements of pairs of rows of two operands: all if they are few, else some of each row, at the same places."""
-    inner = [array_of(operand).dims[dim] for dim in op.inner(array_of(operand))]
-    length, count = math.prod(inner), pairs.shape[1]
+    `rows` has the device and the row of the first operand, then those of the second.
+    """
+    op, array = operands[0][0], array_of(operands[0][1])
+    inner = [array.dims[dim] for dim in op.inner(array)]
+    length, count = math.prod(inner), rows.shape[1]
     each = length if count * length <= _MOST else max(1, _MOST // count)
     chosen, places = unravel_places(np.arange(count * each, dtype=np.int64), (count, each))
     if each < length:
         places = np.random.default_rng(0).integers(0, length, (count * each,))
-    index = unravel_places(places, inner)
-    return (
-        _points_in_rows(op, operand, pairs[0][chosen], pairs[1][chosen], index),
-        _points_in_rows(other_op, other, pairs[2][chosen], pairs[3][chosen], index),
-    )
+    points: list[Points] = []
+    for at, (op, operand) in enumerate(operands):
+        array = array_of(operand)
+        device, row = rows[2 * at][chosen], rows[2 * at + 1][chosen]
+        indices = np.zeros((len(array.dims), device.size), np.int64)
+        indices[list(op.batch)] = unravel_places(row, [array.dims[dim] for dim in op.batch])
+        indices[list(op.inner(array))] = unravel_places(places, inner)
+        points.append(Points(device, indices))
+    return points
 
 
-def _points_in_rows(op: BatchOp, operand: HloValue, device: Numbers, row: Numbers, inside: Numbers) -> Points:
-    array = array_of(operand)
-    indices = np.zeros((len(array.dims), device.size), np.int64)
-    indices[list(op.batch)] = unravel_places(row, [array.dims[dim] for dim in op.batch])
-    indices[list(op.inner(array))] = inside
-    return Points(device, indices)
+# What was proved once, by digests of how values are made.
+
+
+_REDUCTIONS = ("all-reduce", "reduce-scatter")
+_FOLLOWED = FRAGMENT_MOVES.difference(("parameter", "conditional")).union(("constant", "iota", *_REDUCTIONS))
+_OPS = ("fft", "sort", "custom-call")
+_FIRST_SCALAR = {"dynamic-slice": (1, None), "dynamic-update-slice": (2, None), "select": (0, 1), "conditional": (0, 1)}
+_NOT_SAID = frozenset((
+    "metadata", "sharding", "calls", "channel_id", "control-predecessors", "to_apply", "called_computations",
+    "true_computation", "false_computation", "branch_computations",
+))  # fmt: skip
+
+Key = tuple[bytes, bytes, int]
+"""The digests of the old and the new value, and the number of devices."""
+_Made = tuple[tuple[object, ...], tuple[HloValue, ...]]
+"""How a value is made: a description of the instruction, and the values that it is made of."""
+
+
+class Signatures:
+    """Digests of how the values of a module are made of one leaf."""
+
+    def __init__(self, maps: IndexMaps, numbering: Numbering, leaf: HloValue) -> None:
+        self.maps = maps
+        self.numbering = numbering
+        self.leaf = leaf
+        self._known: dict[HloValue, bytes | None] = {}
+
+    def of(self, value: HloValue) -> bytes | None:
+        """The digest of a value; None if anything but the leaf goes into it, or an instruction is unknown."""
+        value = self.maps.flow.origin(value)
+        waiting: dict[HloValue, _Made | None] = {}
+        stack = [value]
+        while stack:  # ends: each value is put aside once, and known afterwards
+            one = stack[-1]
+            if one in self._known:
+                stack.pop()
+            elif one not in waiting:
+                made = waiting[one] = self._made(one)
+                stack += () if made is None else (each for each in made[1] if each not in self._known)
+            else:
+                description, inputs = waiting[one] or ((), ())
+                parts = [self._known.get(each) for each in inputs]
+                is_known = waiting[one] is not None and None not in parts
+                self._known[one] = _digest(repr((description, parts)).encode()) if is_known else None
+        return self._known[value]
+
+    def _made(self, value: HloValue) -> _Made | None:
+        """How a value is made; None if that is not known."""
+        sources, opcode, instruction = self.maps.sources(value), value.opcode, value.instruction
+        if value == self.leaf or (sources is None and self.numbering.of(value) == self.numbering.of(self.leaf)):
+            return ("leaf", repr(self.leaf.array), self.maps.is_constant(self.leaf)), ()
+        if opcode == "parameter":
+            return None if sources is None else (("argument",), tuple(sources))
+        if opcode not in (*_FOLLOWED, *_OPS, "conditional"):
+            return None
+        if opcode in _OPS and batch_op(self.maps.flow.module, value.scope, instruction) is None:
+            return None
+        # Offsets and predicates are numbers, which the digest has itself.
+        operands = self.maps.flow.operands(value)
+        first, last = _FIRST_SCALAR.get(opcode, (0, 0))
+        numbers: list[object] = []
+        for operand in operands[first:last]:
+            known = self.maps.scalars.at(operand)
+            if not isinstance(known, np.ndarray):
+                return None
+            numbers.append((known.shape, _digest(known.tobytes()), repr(operand.array)))
+        description = (opcode, value.path, instruction.shape, self._said(instruction), numbers)
+        if opcode == "conditional":
+            return None if sources is None else (description, tuple(sources))
+        return description, (*operands[:first], *(() if last is None else operands[last:]))
+
+    def _said(self, instruction: Instruction) -> tuple[object, ...]:
+        """What an instruction says beside its name and its operands, and what the computations say that it calls."""
+        literal = instruction.literal if instruction.opcode == "constant" else ""
+        attributes = {key: text for key, text in instruction.attributes.items() if key not in _NOT_SAID}
+        if instruction.opcode != "custom-call":
+            attributes.pop("backend_config", None)
+        said = tuple(sorted(attributes.items()))
+        if instruction.opcode == "conditional":  # What its branches yield is followed.
+            return literal, said
+        lines: list[object] = []
+        for name in instruction.called:
+            called = self.maps.flow.module.computations.get(name)
+            for one in () if called is None else called.instructions:
+                own = [(key, text) for key, text in one.attributes.items() if key != "metadata"]
+                lines.append((one.name, one.root, one.opcode, one.shape, one.operands, one.literal, *own))
+        return literal, said, tuple(lines) or instruction.called
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+class Proofs:
+    """What was proved of pairs of values, by their digests: which devices must have equal tiles of the leaf."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[Key, Numbers] = {}
+
+    def hold(self, key: Key | None, leaf: HloValue, replicas: Replicas) -> bool:
+        """Whether it was proved that two values have the same elements, and what it took of the leaf holds here too."""
+        pairs = None if key is None else self._pairs.get(key)
+        return pairs is not None and not replicas.differ(leaf, *np.divmod(pairs, replicas.devices)).any()
+
+    def add(self, key: Key | None, one: Numbers, other: Numbers, devices: int) -> None:
+        """Records that two values have the same elements if each device of `one` has the same tile as that of
+        `other`.
+        """
+        if key is not None:
+            pairs = (one * devices + other)[one != other]
+            self._pairs[key] = np.flatnonzero(np.bincount(pairs, minlength=1))

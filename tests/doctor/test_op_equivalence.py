@@ -3,9 +3,8 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.checks.equivalence import Spliced, Traced, check_same_rows
-from reshard.doctor.checks.proofs import Proofs
 from reshard.doctor.dataflow.replicas import Replicas
+from reshard.doctor.equivalence import Proofs, Spliced, Traced, check_same_rows
 from reshard.errors import SpliceError
 from tests.doctor.batched import FFT, HEAD, OWN_FFT, OWN_SORT, SORT, proposed
 

@@ -3,9 +3,9 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
-from tests.doctor.checks.test_equivalence import HEAD, NEW, OLD
+from reshard.doctor.equivalence import Traced
+from tests.doctor.test_equivalence import HEAD, NEW, OLD
 
 
 def signature(text, name, leaf="p"):
