@@ -21,6 +21,7 @@ from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.examination import find_mesh
+from reshard.doctor.infer_layouts import Shift
 from reshard.doctor.live_bytes import add_up_program
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import (
@@ -33,7 +34,6 @@ from reshard.doctor.proposals import (
     explain_no_better,
     explain_unmeasured,
 )
-from reshard.doctor.shifts import Shift
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
