@@ -19,7 +19,7 @@ from typing import NamedTuple
 from reshard.draw.colours import PALE, colour_devices
 from reshard.errors import ReshardError
 from reshard.plans.plan import Plan
-from reshard.show.holders import set_text
+from reshard.show.layout_pieces import set_text
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh

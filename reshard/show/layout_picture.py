@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reshard.show import terminal
-from reshard.show.holders import (
+from reshard.show.layout_pieces import (
     Piece,
     count_pieces,
     device_at,

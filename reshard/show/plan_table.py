@@ -6,16 +6,15 @@ The terminal, the page and the notebook lay out the same rows; pictures draw the
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING, NamedTuple
 
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, describe_idle_axes, device_kinds, list_kinds
-from reshard.show import terminal
 from reshard.types import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class PlanTable(NamedTuple):
@@ -68,8 +67,13 @@ def tabulate_plan(plan: AnyPlan) -> PlanTable:
     return PlanTable(heads, tuple(lines), tuple(live for *_, live, _ in rows))
 
 
+# On a terminal, which needs rich: the page in a browser has the rows without it.
+
+
 def show_heading(out: Console, source: Layout, target: Layout) -> None:
     """Prints the two layouts, the array's size, and the mesh."""
+    from reshard.show import terminal
+
     terminal.print_paragraph(out, str(source), style=terminal.NAME)
     terminal.print_paragraph(out, str(target), "-> ", style=terminal.NAME)
     terminal.print_paragraph(out, size_text(source, target), "   ", terminal.FAINT)
@@ -78,6 +82,10 @@ def show_heading(out: Console, source: Layout, target: Layout) -> None:
 
 def show_steps(out: Console, plan: Plan) -> None:
     """Prints the table of a plan; a terminal that is narrower than it gets a paragraph for each step."""
+    from rich.text import Text
+
+    from reshard.show import terminal
+
     if not plan.steps:
         terminal.print_paragraph(out, "nothing to do: the two are the same layout", "  ")
         out.print()
@@ -99,6 +107,8 @@ def show_steps(out: Console, plan: Plan) -> None:
 
 def show_totals(out: Console, plan: Plan, network: str | None) -> None:
     """Prints the totals; the received bytes are green where they equal the lower bound."""
+    from reshard.show import terminal
+
     good = ["received"] if plan.received_bytes == plan.lower_bound_bytes else []
     terminal.print_facts(out, list_totals(plan, network), good)
 

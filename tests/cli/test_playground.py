@@ -1,11 +1,14 @@
 """The playground's answers: the plan that the command would print, or its message; and the examples have plans."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from reshard.cli.playground import FIELDS, answer_fields
+from tests.cli.cases import ROOT
 
 PAGE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "docs" / "playground.py"))
 
@@ -41,3 +44,11 @@ def test_the_page_has_a_control_for_every_field():
     page = PAGE["page"]()
     assert all(page.count(f'name="{name}"') == 1 for name in FIELDS)
     assert "https://" not in page
+
+
+def test_a_browser_needs_the_standard_library_alone():
+    """Pyodide has the package and nothing else: no rich, no numpy."""
+    given = PAGE["EXAMPLES"]["one all-to-all"]
+    code = f"from reshard.cli.playground import answer_fields; print(sorted(answer_fields({given!r})))"
+    ran = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("['command', 'memory'"), ran.stderr

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import reshard as rs
-from reshard.show.holders import (
+from reshard.show.layout_pieces import (
     fix_coordinates,
     label_piece,
     list_owners,
