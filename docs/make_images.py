@@ -6,7 +6,7 @@ from pathlib import Path
 
 import reshard as rs
 from reshard.draw.paint_svg import STANDALONE, paint_svg
-from reshard.draw.tiles import draw_tiles
+from reshard.draw.tile_panels import draw_tiles
 
 IMAGES = Path(__file__).parent / "images"
 

@@ -8,11 +8,10 @@
 
 Each picture is drawn once, as a scene of areas, lines and words, and two painters show it:
 
-    scene             areas, lines and words, and how words fit
-    colours           what each colour means, and stripes of several
-    cells             which devices hold which box of an array, and which boxes a picture shows
-    tiles, memory, traffic
-                      the three pictures as scenes
+    scene             areas, lines and words, how words fit, what each colour means, and stripes of several
+    tile_panels       which devices hold which box of an array, which boxes a picture shows, and their picture
+    memory_bars, traffic_matrix
+                      the other two pictures as scenes
     paint_svg         a scene as SVG, without matplotlib: titles that a pointer shows, and the colours of the page
     paint_figure      scenes as a matplotlib figure: the only module that knows matplotlib
     pictures          `Plan.draw`: one picture or all of them on one figure

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 
-from reshard.draw.colours import Point
-from reshard.draw.scene import INK, Area, Lines, Mark, Scene, Words
+from reshard.draw.scene import INK, Area, Lines, Mark, Point, Scene, Words
 
 STANDALONE = """
 svg{color:#1c1e21;background:#fff}
@@ -40,53 +39,40 @@ def paint_svg(scene: Scene, style: str = "") -> str:
 def _element(mark: Mark) -> str:
     match mark:
         case Area():
-            return _area(mark)
+            title = f"<title>{escape(mark.title)}</title>" if mark.title else ""
+            clear = f' fill-opacity="{mark.opacity:g}"' if mark.opacity != 1 else ""
+            rim = ' stroke="#fff" stroke-opacity=".75"' if mark.rim else ""
+            if len(mark.outlines) == 1:
+                start = f'<path d="{_outline(mark.outlines[0])}" fill="{_colour(mark.fills[0])}"{clear}{rim}'
+                return f"{start}>{title}</path>" if title else f"{start}/>"
+            stripes = (
+                f'<path d="{_outline(outline)}" fill="{_colour(fill)}"{clear}/>'
+                for outline, fill in zip(mark.outlines, mark.fills, strict=True)
+            )
+            around = f'<path d="{_outline(mark.bounds)}" fill="none"{rim}/>' if mark.rim else ""
+            return f"<g>{title}{''.join(stripes)}{around}</g>"
         case Lines():
-            return _lines(mark)
+            path = "".join(f"M{_number(a)} {_number(b)}L{_number(c)} {_number(d)}" for (a, b), (c, d) in mark.segments)
+            clear = f' stroke-opacity="{mark.opacity:g}"' if mark.opacity != 1 else ""
+            dashes = ' stroke-dasharray="5 3"' if mark.dashed else ""
+            stroke = f'stroke="{_colour(mark.colour)}" stroke-width="{mark.width:g}"'
+            return f'<path d="{path}" fill="none" {stroke}{clear}{dashes}/>'
         case Words():
-            return _words(mark)
-
-
-def _area(area: Area) -> str:
-    title = f"<title>{escape(area.title)}</title>" if area.title else ""
-    clear = f' fill-opacity="{area.opacity:g}"' if area.opacity != 1 else ""
-    rim = ' stroke="#fff" stroke-opacity=".75"' if area.rim else ""
-    if len(area.outlines) == 1:
-        start = f'<path d="{_outline(area.outlines[0])}" fill="{_colour(area.fills[0])}"{clear}{rim}'
-        return f"{start}>{title}</path>" if title else f"{start}/>"
-    stripes = (
-        f'<path d="{_outline(outline)}" fill="{_colour(fill)}"{clear}/>'
-        for outline, fill in zip(area.outlines, area.fills, strict=True)
-    )
-    around = f'<path d="{_outline(area.bounds)}" fill="none"{rim}/>' if area.rim else ""
-    return f"<g>{title}{''.join(stripes)}{around}</g>"
+            middle = 0.35 * mark.size  # From the base line of words to their middle.
+            place = f'x="{_number(mark.x)}" y="{_number(mark.y + middle)}"'
+            if mark.turned:
+                place = f'transform="translate({_number(mark.x + middle)} {_number(mark.y)}) rotate(-90)"'
+            style = f' fill="{mark.colour}"' if mark.colour != INK else ""
+            style += ' font-weight="600"' if mark.bold else ""
+            style += f' font-family="{_MONO}"' if mark.mono else ""
+            style += ' opacity=".75"' if mark.faint else ""
+            style += ' paint-order="stroke" stroke="#fff" stroke-width="2.5"' if mark.halo else ""
+            size = f'font-size="{_number(mark.size)}" text-anchor="{mark.anchor}"'
+            return f"<text {place} {size}{style}>{escape(mark.text)}</text>"
 
 
 def _outline(corners: Sequence[Point]) -> str:
     return f"M{'L'.join(f'{_number(x)} {_number(y)}' for x, y in corners)}z"
-
-
-def _lines(lines: Lines) -> str:
-    path = "".join(f"M{_number(a)} {_number(b)}L{_number(c)} {_number(d)}" for (a, b), (c, d) in lines.segments)
-    clear = f' stroke-opacity="{lines.opacity:g}"' if lines.opacity != 1 else ""
-    dashes = ' stroke-dasharray="5 3"' if lines.dashed else ""
-    return (
-        f'<path d="{path}" fill="none" stroke="{_colour(lines.colour)}" stroke-width="{lines.width:g}"{clear}{dashes}/>'
-    )
-
-
-def _words(words: Words) -> str:
-    middle = 0.35 * words.size  # From the base line of words to their middle.
-    place = f'x="{_number(words.x)}" y="{_number(words.y + middle)}"'
-    if words.turned:
-        place = f'transform="translate({_number(words.x + middle)} {_number(words.y)}) rotate(-90)"'
-    style = f' fill="{words.colour}"' if words.colour != INK else ""
-    style += ' font-weight="600"' if words.bold else ""
-    style += f' font-family="{_MONO}"' if words.mono else ""
-    style += ' opacity=".75"' if words.faint else ""
-    style += ' paint-order="stroke" stroke="#fff" stroke-width="2.5"' if words.halo else ""
-    size = f'font-size="{_number(words.size)}" text-anchor="{words.anchor}"'
-    return f"<text {place} {size}{style}>{escape(words.text)}</text>"
 
 
 def _colour(colour: str) -> str:

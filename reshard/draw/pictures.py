@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from reshard.draw.memory import draw_memory
+from reshard.draw.memory_bars import draw_memory
 from reshard.draw.scene import LINE, SMALL, Mark, Scene, Words, add_words, wrap_words
-from reshard.draw.tiles import draw_tiles
-from reshard.draw.traffic import draw_traffic
+from reshard.draw.tile_panels import draw_tiles
+from reshard.draw.traffic_matrix import draw_traffic
 from reshard.errors import ReshardError, quoted
 from reshard.plans.plan import AnyPlan
 from reshard.show.plan_table import build_timeline

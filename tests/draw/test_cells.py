@@ -7,7 +7,8 @@ from math import prod
 import pytest
 
 import reshard as rs
-from reshard.draw.cells import (
+from reshard.draw.scene import PALE
+from reshard.draw.tile_panels import (
     MOST_CELLS,
     MOST_SLICES,
     MOST_STRIPES,
@@ -18,7 +19,6 @@ from reshard.draw.cells import (
     label_cell,
     limit_runs,
 )
-from reshard.draw.colours import PALE
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reshard.draw.colours import FLOOR, PART, PROMISE
 from reshard.draw.pictures import draw_scene
-from reshard.draw.scene import Area, Lines, Scene
+from reshard.draw.scene import FLOOR, PART, PROMISE, Area, Lines, Scene
 from reshard.show.plan_table import build_timeline
 from tests.draw.cases import CASES, planned
 from tests.draw.reading import areas, texts

@@ -10,11 +10,27 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex, to_rgb
 
-from reshard.draw.colours import FEW, PALE, PART, box, colour_by_coordinate, cut_stripes, ink_on
 from reshard.draw.paint_figure import PlacedScene, paint_figure
 from reshard.draw.paint_svg import paint_svg
 from reshard.draw.pictures import NAMES, draw_scene
-from reshard.draw.scene import LEGIBLE, NORMAL, Area, Lines, Scene, Words, add_words, fit_words, measure_words
+from reshard.draw.scene import (
+    FEW,
+    LEGIBLE,
+    NORMAL,
+    PALE,
+    PART,
+    Area,
+    Lines,
+    Scene,
+    Words,
+    add_words,
+    box,
+    colour_by_coordinate,
+    cut_stripes,
+    fit_words,
+    ink_on,
+    measure_words,
+)
 from reshard.types import Mesh
 from tests.draw.cases import planned
 from tests.draw.reading import area_of

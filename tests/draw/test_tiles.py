@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import reshard as rs
-from reshard.draw.colours import PALE, colour_by_coordinate
-from reshard.draw.scene import Area, Lines, Scene, Words
-from reshard.draw.tiles import draw_tiles
+from reshard.draw.scene import PALE, Area, Lines, Scene, Words, colour_by_coordinate
+from reshard.draw.tile_panels import draw_tiles
 from reshard.errors import ReshardError
 from reshard.plans.plan import Plan
 from reshard.types import Layout, Mesh

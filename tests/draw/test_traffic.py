@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.draw.cells import choose_panels
-from reshard.draw.traffic import TrafficCells, count_traffic, draw_traffic
+from reshard.draw.tile_panels import choose_panels
+from reshard.draw.traffic_matrix import draw_traffic, group_traffic
 from reshard.errors import ReshardError
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import Account
@@ -53,8 +53,8 @@ def test_larger_squares_are_more_bytes_and_numbers_are_written_where_they_fit():
 
 def test_devices_share_rows_where_they_are_many_and_nothing_is_lost():
     plan = planned(Mesh(x=512), "f32[{x}1, 512]", "f32[512, {x}1]")
-    cells = TrafficCells(plan, 64)
-    assert len(cells.rows) == 64 and cells.together == 8 and cells.groups[1] == list(range(8, 16))
+    cells = group_traffic(plan, 64)
+    assert len(cells.rows) == 64 and cells.groups[1] == list(range(8, 16))
     assert sum(map(sum, cells.rows)) == 512 * plan.received_bytes
     scene = draw_traffic(plan)
     assert "0-7 to 8-15: 256 B" in {square.title for square in areas(scene)}
@@ -64,7 +64,7 @@ def test_devices_share_rows_where_they_are_many_and_nothing_is_lost():
 def test_senders_are_rows_and_receivers_columns():
     """Pieces of 3 become pieces of 4: element 3 goes from device 1 to 0, 6 and 7 from 2 to 1, and 9 from 3 to 2."""
     plan = planned(Mesh(x=4), "f32[{x}3/10]", "f32[1{x}4/10]")
-    assert TrafficCells(plan, 64).rows == [[0, 0, 0, 0], [4, 0, 0, 0], [0, 8, 0, 0], [0, 0, 4, 0]]
+    assert group_traffic(plan, 64).rows == [[0, 0, 0, 0], [4, 0, 0, 0], [0, 8, 0, 0], [0, 0, 4, 0]]
     for square in areas(draw_traffic(plan)):
         (left, top), _, _, _ = square.bounds
         sender, receiver = map(int, square.title.partition(":")[0].split(" to "))
@@ -82,7 +82,7 @@ def test_fewer_bytes_than_planned_are_named():
 
 def test_too_many_devices_or_launches_are_refused():
     with pytest.raises(ReshardError, match=r"1024 devices .*at most 512"):
-        count_traffic(planned(Mesh(x=1024), "f32[{x}1]", "f32[1024]"))
+        draw_traffic(planned(Mesh(x=1024), "f32[{x}1]", "f32[1024]"))
     many = planned(Mesh(x=8), "f32[{x}8192, 65536]", "f32[65536, {x}8192]", 2 * 4 * 8192 * 65536)
     with pytest.raises(ReshardError, match="launches on 8 devices are too many"):
-        count_traffic(many)
+        draw_traffic(many)

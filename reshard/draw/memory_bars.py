@@ -8,8 +8,20 @@ after           ├──────────┬───────┤    
 
 from __future__ import annotations
 
-from reshard.draw.colours import FLOOR, PART, PROMISE, ink_on
-from reshard.draw.scene import INK, SMALL, Lines, Mark, Scene, Words, box_area, measure_words
+from reshard.draw.scene import (
+    FLOOR,
+    INK,
+    PART,
+    PROMISE,
+    SMALL,
+    Lines,
+    Mark,
+    Scene,
+    Words,
+    box_area,
+    ink_on,
+    measure_words,
+)
 from reshard.show.plan_table import Timeline
 from reshard.types.units import bytes_text
 

@@ -12,14 +12,25 @@ f32[{x}4, 4] -> f32[16, {x}1] on <x=4>: each square is 16 B, and 48 B go to ever
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
-from reshard.draw.colours import Point, colour_devices, ink_on
-from reshard.draw.scene import LEGIBLE, NORMAL, SMALL, Lines, Mark, Scene, Words, box_area, fit_words
+from reshard.draw.scene import (
+    LEGIBLE,
+    NORMAL,
+    SMALL,
+    Lines,
+    Mark,
+    Point,
+    Scene,
+    Words,
+    box_area,
+    colour_devices,
+    fit_words,
+    ink_on,
+)
 from reshard.errors import ReshardError
 from reshard.lower import lower_plan
-from reshard.lower.program_traffic import TrafficMatrix, program_traffic
+from reshard.lower.program_traffic import program_traffic
 from reshard.plans.plan import Plan
 from reshard.show.plan_table import meshes_text
 from reshard.types.units import bytes_text
@@ -45,7 +56,7 @@ def draw_traffic(plan: Plan) -> Scene:
     >>> scene.caption[-71:]
     'Worst device: 0 receives 48 B, as planned; all devices together: 192 B.'
     """
-    cells = TrafficCells(plan, MOST_ROWS)
+    cells = group_traffic(plan, MOST_ROWS)
     colour = colour_devices([plan.source.mesh, *(step.result.mesh for step in plan.steps)])
     fills = [colour[group[0]] for group in cells.groups]
     names = [f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in cells.groups]
@@ -83,7 +94,7 @@ def draw_traffic(plan: Plan) -> Scene:
         first, middle = names[row].partition("-")[0], (row + 0.5) * each
         marks.append(Words(_LEFT + middle, _TOP - _APART - _STRIP - 9, names[row] if every == 1 else first))
         marks.append(Words(_LEFT - _APART - _STRIP - 5, _TOP + middle, first, anchor="end"))
-    sums = "; ".join(cells.describe())
+    sums = "; ".join(cells.notes)
     caption = f"{sums[0].upper()}{sums[1:]}."
     if most:
         larger = "" if written else " The larger a square, the more bytes."
@@ -93,72 +104,25 @@ def draw_traffic(plan: Plan) -> Scene:
     return Scene(*size, tuple(marks), "bytes from device to device", caption, spoken)
 
 
-@dataclass(frozen=True)
-class TrafficCells:
-    """Bytes by sender (down) and receiver (across), in at most `most` rows, which neighbouring devices share.
+class TrafficCells(NamedTuple):
+    """Bytes by sender (down) and receiver (across), the devices that share each row, and the sums in words."""
+
+    groups: list[list[int]]
+    rows: list[list[int]]
+    notes: list[str]
+
+
+def group_traffic(plan: Plan, most: int) -> TrafficCells:
+    """The traffic of all steps of a plan together, in at most `most` rows, which equally many devices share.
 
     Raises `ReshardError` for more devices or transfers than can be counted one by one.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)
-    >>> cells = TrafficCells(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), 64)
-    >>> cells.rows, cells.describe()
+    >>> cells = group_traffic(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), 64)
+    >>> cells.rows, cells.notes
     ([[0, 16], [16, 0]], ['worst device: 0 receives 16 B, as planned', 'all devices together: 32 B'])
-    """
-
-    plan: Plan
-    most: int
-
-    @cached_property
-    def traffic(self) -> TrafficMatrix:
-        """The traffic of all steps together."""
-        return count_traffic(self.plan)
-
-    @cached_property
-    def devices(self) -> list[int]:
-        """All device ids, ascending."""
-        return sorted(self.traffic.devices)
-
-    @cached_property
-    def together(self) -> int:
-        """The devices that share a row."""
-        return group_devices(len(self.devices), self.most)
-
-    @cached_property
-    def groups(self) -> list[list[int]]:
-        """The devices of each row, which are also those of the column of the same number."""
-        return [self.devices[at : at + self.together] for at in range(0, len(self.devices), self.together)]
-
-    @cached_property
-    def rows(self) -> list[list[int]]:
-        """The bytes, row by row."""
-        place = {device: row for row, group in enumerate(self.groups) for device in group}
-        cells = [[0] * len(self.groups) for _ in self.groups]
-        for (sender, receiver), count in self.traffic.elements.items():
-            cells[place[sender]][place[receiver]] += count
-        return [[self.traffic.nbytes(count) for count in row] for row in cells]
-
-    def describe(self) -> list[str]:
-        """The sums, beside what the plan predicts."""
-        received = self.traffic.received
-        if not self.traffic.elements:
-            return ["nothing moves"]
-        worst, planned = self.traffic.busiest_receiver, self.plan.received_bytes
-        beside = ", as planned" if received[worst] == planned else f" of the {bytes_text(planned)} planned"
-        notes = [
-            f"worst device: {worst} receives {bytes_text(received[worst])}{beside}",
-            f"all devices together: {bytes_text(self.traffic.nbytes(sum(self.traffic.elements.values())))}",
-        ]
-        if self.together > 1:
-            notes.append(f"each cell: {self.together} x {self.together} devices, their sum")
-        return notes
-
-
-def count_traffic(plan: Plan) -> TrafficMatrix:
-    """The traffic of all steps of a plan together.
-
-    Raises `ReshardError` for more devices or transfers than can be counted one by one.
     """
     size = plan.source.mesh.size + (plan.target.mesh.size if plan.crosses else 0)
     if size > MOST_DEVICES:
@@ -171,13 +135,24 @@ def count_traffic(plan: Plan) -> TrafficMatrix:
             f"{plan.launches} launches on {size} devices are too many to count one by one (at most "
             f"{MOST_TRANSFERS // size} on that many devices); plan with a larger budget, or use draw('memory')"
         )
-    return program_traffic(lower_plan(plan))
-
-
-def group_devices(devices: int, most: int) -> int:
-    """The smallest number of devices that have to share a row, so that there are at most `most` rows.
-
-    >>> group_devices(256, 256), group_devices(512, 256), group_devices(2 * 257, 256)
-    (1, 2, 257)
-    """
-    return next(size for size in range(1, devices + 1) if devices % size == 0 and devices // size <= most)
+    traffic = program_traffic(lower_plan(plan))
+    devices = sorted(traffic.devices)
+    together = next(n for n in range(1, len(devices) + 1) if len(devices) % n == 0 and len(devices) // n <= most)
+    groups = [devices[at : at + together] for at in range(0, len(devices), together)]
+    row_of = {device: row for row, group in enumerate(groups) for device in group}
+    counts = [[0] * len(groups) for _ in groups]
+    for (sender, receiver), count in traffic.elements.items():
+        counts[row_of[sender]][row_of[receiver]] += count
+    rows = [[traffic.nbytes(count) for count in row] for row in counts]
+    if not traffic.elements:
+        return TrafficCells(groups, rows, ["nothing moves"])
+    worst, planned = traffic.busiest_receiver, plan.received_bytes
+    received = traffic.received[worst]
+    beside = ", as planned" if received == planned else f" of the {bytes_text(planned)} planned"
+    notes = [
+        f"worst device: {worst} receives {bytes_text(received)}{beside}",
+        f"all devices together: {bytes_text(traffic.nbytes(sum(traffic.elements.values())))}",
+    ]
+    if together > 1:
+        notes.append(f"each cell: {together} x {together} devices, their sum")
+    return TrafficCells(groups, rows, notes)
