@@ -100,7 +100,11 @@ def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int)
     """Two dims: a grid of cells, cut to the width of the screen and to `limit` lines."""
     rows = list(itertools.islice(list_pieces(layout.dims[down]), max(1, limit // 2)))
     columns = list(itertools.islice(list_pieces(layout.dims[across]), WIDE // 4))
-    labels = [[_label(layout, (down, row), (across, column)) for column in columns] for row in rows]
+    labels: list[list[str]] = []
+    for row in rows:
+        known = fix_coordinates(layout.dims[down], layout.mesh, row.number)
+        ends = [fix_coordinates(layout.dims[across], layout.mesh, column.number) for column in columns]
+        labels.append([label_piece(layout, [*known, *of_column]) for of_column in ends])
     side = max(len(_piece_text(row)) for row in rows)
     width = 2 + max(len(word) for word in [*itertools.chain(*labels), *map(_piece_text, columns)])
     columns = columns[: max(1, (min(out.width, WIDE) - side - 4) // (width + 1))]
@@ -115,12 +119,6 @@ def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int)
     terminal.print_table(out, grid)
     _show_rest(out, down, layout.dims[down], len(rows))
     _show_rest(out, across, layout.dims[across], len(columns))
-
-
-def _label(layout: Layout, *of_dims: tuple[int, Piece]) -> str:
-    """The devices that hold a box of the array, given its piece of each drawn dim."""
-    mesh, dims = layout.mesh, layout.dims
-    return label_piece(layout, [f for at, piece in of_dims for f in fix_coordinates(dims[at], mesh, piece.number)])
 
 
 def _make_grid(heads: Sequence[str]) -> Table:
@@ -154,17 +152,15 @@ def _show_devices(out: Console, layout: Layout, limit: int) -> None:
     )
     for position in range(min(mesh.size, limit)):
         coordinates = [str(mesh.coordinate(position, mesh.sub_axis(name))) for name in mesh.axes]
-        held = [_ranges_text(dim, layout, position) for dim in layout.dims]
+        held: list[str] = []
+        for dim in layout.dims:
+            first = [f"{start}:{stop}" for start, stop in itertools.islice(list_ranges(dim, mesh, position), 5)]
+            held.append(", ".join([*first[:4], *(["..."] if len(first) > 4 else [])]) or "only padding")
         table.add_row(*map(Text, [str(device_at(mesh, position)), *coordinates, *held]))
     terminal.print_table(out, table)
     if mesh.size > limit:
         line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"
         terminal.print_paragraph(out, line, style=terminal.FAINT)
-
-
-def _ranges_text(dim: Dim, layout: Layout, position: int) -> str:
-    first = [f"{start}:{stop}" for start, stop in itertools.islice(list_ranges(dim, layout.mesh, position), 5)]
-    return ", ".join([*first[:4], *(["..."] if len(first) > 4 else [])]) or "only padding"
 
 
 # A layout in words: mesh, sizes, split dims, padding, copies and partial sums.
@@ -192,8 +188,16 @@ def list_facts(layout: Layout) -> list[tuple[str, str]]:
     for at, dim in enumerate(layout.dims):
         axes = [mesh.spell(digit.axis) for digit in dim.digits if digit.axis is not None]
         split += [f"dim {at} over {', '.join(axes)}"] if axes else []
-        if dim.padded != dim.size:
-            padding.append(", ".join([f"dim {at} from {dim.size} to {dim.padded}", *_list_short_pieces(dim)]))
+        if dim.padded == dim.size:
+            continue
+        words = [f"dim {at} from {dim.size} to {dim.padded}"]
+        if any(axis is not None and axis.size > 1 for _, axis in dim.digits) and dim.digits[-1].axis is None:
+            # Devices hold it in runs: the last that has data may be short, and some may have none.
+            run, with_data = dim.digits[-1].radix, count_pieces(dim)
+            words.append(f"the last piece is {dim.size - (with_data - 1) * run} of {run}")
+            if empty := math.prod(digit.radix for digit in dim.digits) // run - with_data:
+                words.append(f"{counted(empty, 'piece')} without data")
+        padding.append(", ".join(words))
     what = "every summand" if layout.partial else "every element"
     unused = find_free_factors(mesh, [(mesh.stride(axis), axis.size) for axis in (*layout.held, *layout.partial)])
     copies = f"1 of {what}"
@@ -214,14 +218,3 @@ def list_facts(layout: Layout) -> list[tuple[str, str]]:
         ("copies", copies),
         ("partial", partial),
     ]
-
-
-def _list_short_pieces(dim: Dim) -> list[str]:
-    """The last piece that holds data and the pieces that hold none, of a padded dim that devices hold in runs."""
-    split = any(axis is not None and axis.size > 1 for _, axis in dim.digits)
-    if not split or dim.digits[-1].axis is not None:
-        return []
-    run, with_data = dim.digits[-1].radix, count_pieces(dim)
-    empty = math.prod(digit.radix for digit in dim.digits) // run - with_data
-    words = [f"the last piece is {dim.size - (with_data - 1) * run} of {run}"]
-    return [*words, f"{counted(empty, 'piece')} without data"] if empty else words

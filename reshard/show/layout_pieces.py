@@ -158,26 +158,16 @@ def set_text(devices: Sequence[int], total: int) -> str:
     >>> set_text([0, 1, 2, 3], 4), set_text([0, 2, 4, 6], 4), set_text([0, 1, 8, 9], 4), set_text([0, 1], 99)
     ('0-3', '0,2,..,6', '0-1,8-9', '0-1,.. (99)')
     """
-    if len(devices) == total > 3 and _evenly_spaced(devices):
+    gaps = {b - a for a, b in itertools.pairwise(devices)}
+    if len(devices) == total > 3 and len(gaps) == 1 and gaps != {1}:
         return f"{devices[0]},{devices[1]},..,{devices[-1]}"
-    words = ["-".join(map(str, ends)) for ends in _group_consecutive(devices)]
-    if len(words) <= 3 and len(devices) == total:
-        return ",".join(words)
-    return f"{','.join(words[:2])},.. ({total})"
-
-
-def _evenly_spaced(devices: Sequence[int]) -> bool:
-    """Whether all neighbours differ by the same number, other than 1."""
-    steps = {b - a for a, b in itertools.pairwise(devices)}
-    return len(steps) == 1 and steps != {1}
-
-
-def _group_consecutive(devices: Sequence[int]) -> list[list[int]]:
-    """The first and last of each run of consecutive ids, or the one id of a run of one."""
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # The first and last of each run of consecutive ids, or the one id of a run of one.
     for device in devices:
         if runs and runs[-1][-1] + 1 == device:
             runs[-1][1:] = [device]
         else:
             runs.append([device])
-    return runs
+    words = ["-".join(map(str, ends)) for ends in runs]
+    if len(words) <= 3 and len(devices) == total:
+        return ",".join(words)
+    return f"{','.join(words[:2])},.. ({total})"

@@ -271,19 +271,7 @@ def build_timeline(plan: AnyPlan) -> Timeline:
 
 
 def _list_moments(plan: AnyPlan) -> list[Moment]:
-    if isinstance(plan, TreePlan):
-        return _list_tree_moments(plan)
-    before = Moment("before", ((SOURCE, plan.source.tile_bytes),))
-    if not plan.steps:
-        return [before]
-    elsewhere = disjoint(plan.source.mesh, plan.target.mesh)
-    retained = () if plan.donate or elsewhere else ((SOURCE, plan.source.tile_bytes),)
-    during = (Moment(f"{number} {step.kind}", live_parts(step)) for number, step in enumerate(plan.steps, 1))
-    return [before, *during, Moment("after", (*retained, (RESULT, plan.target.tile_bytes)))]
-
-
-def _list_tree_moments(tree: TreePlan) -> list[Moment]:
-    """The moments before, during each batch, and after, on the kind of device that has the peak.
+    """The moments before, during each step or batch, and after; of many arrays on the kind of device that has the peak.
 
     w: f32[{x}4, 8] -> f32[16, 8]      b: f32[{x}2] -> f32[8]      on <x=4>, in two batches
 
@@ -292,12 +280,20 @@ def _list_tree_moments(tree: TreePlan) -> list[Moment]:
     batch 2     sources 128 B, results 512 B    b's source and target   40 B      680 B
     after       sources 136 B, results 544 B                                      680 B
     """
+    if isinstance(plan, Plan):
+        before = Moment("before", ((SOURCE, plan.source.tile_bytes),))
+        if not plan.steps:
+            return [before]
+        elsewhere = disjoint(plan.source.mesh, plan.target.mesh)
+        retained = () if plan.donate or elsewhere else ((SOURCE, plan.source.tile_bytes),)
+        during = (Moment(f"{number} {step.kind}", live_parts(step)) for number, step in enumerate(plan.steps, 1))
+        return [before, *during, Moment("after", (*retained, (RESULT, plan.target.tile_bytes)))]
     # Devices with the same tiles at all times are one kind; the picture is that of the kind with the peak.
-    kinds, worst = device_kinds(tree.plans.values()), tree.peaks.index(tree.peak_bytes)
-    prints = [batch.footprint(kinds) for batch in tree.batches]
+    kinds, worst = device_kinds(plan.plans.values()), plan.peaks.index(plan.peak_bytes)
+    prints = [batch.footprint(kinds) for batch in plan.batches]
     source, result = sum(each.before[worst] for each in prints), 0
     moments = [Moment("before", ((SOURCE, source),))]
-    for number, (batch, (before, during, after)) in enumerate(zip(tree.batches, prints, strict=True), 1):
+    for number, (batch, (before, during, after)) in enumerate(zip(plan.batches, prints, strict=True), 1):
         source -= before[worst]
         moments.append(Moment(f"batch {number}", ((SOURCE, source), (RESULT, result), (RUNNING, during[worst]))))
         # A batch without steps leaves its sources, which are its results, what they are.

@@ -38,14 +38,10 @@ def open_console() -> Console:
     no escape codes at all; rich would leave those of bold type.
     """
     colors = None if os.environ.get("NO_COLOR") else "auto"
-    return _Console(width=_width(), color_system=colors, markup=False, highlight=False, emoji=False)
-
-
-def _width() -> int | None:
-    columns = os.environ.get("COLUMNS", "")
+    columns, width = os.environ.get("COLUMNS", ""), None if sys.stdout.isatty() else PIPED
     if re.fullmatch("0*[1-9][0-9]{0,4}", columns):
-        return max(40, int(columns))
-    return None if sys.stdout.isatty() else PIPED
+        width = max(40, int(columns))
+    return _Console(width=width, color_system=colors, markup=False, highlight=False, emoji=False)
 
 
 def make_table(*columns: str, right: Iterable[str] = ()) -> Table:
