@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +39,6 @@ def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -
 
 
 # Latency and bandwidth of a communicator, measured by exchanges that all ranks make at once.
-
 
 _SMALL, _LARGE = 8, 4 << 20
 _ROUNDS = (50, 8)
@@ -89,16 +87,14 @@ def _time_exchange(team: Team, watch: Watch, shift: int, near: bool, nbytes: int
         requests += [team.comm.Isend([out, MPI.BYTE], after, MEASURE)] if sends else []
         watch.until(lambda: MPI.Request.Testall(requests))
 
-    times = [_time_rounds(team, watch, exchange, rounds) for _ in range(_REPEATS)]
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        team.settle(watch)
+        start = time.perf_counter()
+        for _ in range(rounds):
+            exchange()
+        times.append((time.perf_counter() - start) / rounds)
     slowest = np.array([sorted(times)[_REPEATS // 2]])
     request = team.comm.Iallreduce(MPI.IN_PLACE, slowest, MPI.MAX)
     watch.until(request.Test)
     return float(slowest[0])
-
-
-def _time_rounds(team: Team, watch: Watch, exchange: Callable[[], None], rounds: int) -> float:
-    team.settle(watch)
-    start = time.perf_counter()
-    for _ in range(rounds):
-        exchange()
-    return (time.perf_counter() - start) / rounds

@@ -46,13 +46,6 @@ _NAME = "[A-Za-z0-9]{1,64}"
 Folder = str | PathLike[str]
 
 
-class SavedArray(NamedTuple):
-    """What layout.json says: the layout of the array, and the name of its save, which is part of the tiles' names."""
-
-    layout: Layout
-    save: str
-
-
 class _TileHeader(NamedTuple):
     """The header of a .npy file, the size that the file has without its mark, and the mark."""
 
@@ -72,7 +65,11 @@ def make_folder(path: Folder) -> None:
 
 def save_tiles(call: Call, path: Folder, layout: Layout, seat: int | None, tile: NDArray[Any]) -> None:
     """Saves an array; all ranks call it with the tiles of their seats, and the folder is there."""
-    name = _common_name(call)
+    # The name of the save, which rank 0 chooses for all.
+    number = Layout.tiled(Mesh(rank=call.team.size), (1,), "uint64", [[]])
+    chosen, received = np.array([secrets.randbits(64)], np.uint64), np.zeros(1, np.uint64)
+    scatter_tiles(call, number, chosen, 0, received)
+    name = f"{int(received[0]):016x}"
     if seat is not None:
         write_tile(path, seat, tile, name)
     call.team.settle(call.watch)
@@ -95,7 +92,7 @@ def publish_folder(path: Folder, layout: Layout, name: str) -> None:
     beside = Path(path) / f"layout-{name}.json"
     with _sync_file(beside) as file:
         file.write(text.encode())
-    beside.replace(_path_of_layout(path))
+    beside.replace(Path(path) / "layout.json")
     _sync_folder(Path(path))
     for old in (*Path(path).glob("tile-*.npy"), *Path(path).glob("layout-*.json")):
         if not old.name.endswith(f"-{name}.npy"):
@@ -115,9 +112,21 @@ def check_saved(path: Folder, layout: Layout, seat: int | None) -> np.dtype[Any]
     # Only nameless dtypes are read from the file: there numpy has bfloat16 as plain 2-byte elements, for example.
     first = _read_header(_path_of_tile(path, 0, name)).dtype if layout.dtype in RAW else None
     dtype = element_dtype(layout, first)
-    if seat is not None:
-        for rank in _fetches_of_files(saved, layout, seat):
-            _check_tile(_path_of_tile(path, rank, name), saved, _mark_of_save(rank, name), dtype)
+    for rank in () if seat is None else _fetches_of_files(saved, layout, seat):
+        file, mark = _path_of_tile(path, rank, name), _mark_of_save(rank, name)
+        header, size = _read_header(file), file.stat().st_size
+        fits = header.dtype == dtype or (header.dtype.kind == "V" and header.dtype.itemsize == dtype.itemsize)
+        if header.shape != saved.tile_shape:
+            fault = f"has shape {header.shape}, but tiles of {saved} have {saved.tile_shape}"
+        elif not fits:
+            fault = f"has elements of {header.dtype}, not of {dtype}"
+        elif size < header.size + len(mark):
+            fault = f"is cut short at {size} of {header.size + len(mark)} B"
+        elif header.mark != mark:
+            fault = f"is not {mark.decode().strip()}, but {quoted(header.mark.decode(errors='replace').strip())}"
+        else:
+            continue
+        raise LayoutError(f"the file {quoted(str(file))} {fault}; restore it, or save the array again")
     return dtype
 
 
@@ -137,17 +146,10 @@ def _fetches_of_files(saved: Layout, layout: Layout, seat: int) -> Fetches:
     return {rank: blocks for rank, blocks in given.items() if any(block.elements for block in blocks)}
 
 
-def _common_name(call: Call) -> str:
-    """A new name that rank 0 chooses for all ranks."""
-    number = Layout.tiled(Mesh(rank=call.team.size), (1,), "uint64", [[]])
-    chosen, name = np.array([secrets.randbits(64)], np.uint64), np.zeros(1, np.uint64)
-    scatter_tiles(call, number, chosen, 0, name)
-    return f"{int(name[0]):016x}"
-
-
-def _read_layout(path: Folder) -> SavedArray:
+def _read_layout(path: Folder) -> tuple[Layout, str]:
+    """What layout.json says: the layout of the array, and the name of its save, a part of the tiles' names."""
     try:
-        head = Fields.read(_path_of_layout(path).read_text(), "a layout", "save the array again")
+        head = Fields.read((Path(path) / "layout.json").read_text(), "a layout", "save the array again")
         if head.get("format", int) != _FORMAT:
             raise head.error(f"format is {quoted(head.get('format', int))}, and this version reads format {_FORMAT}")
         ids = None if head.get("device_ids", list, NoneType) is None else head.listed("device_ids", int)
@@ -155,27 +157,10 @@ def _read_layout(path: Folder) -> SavedArray:
         name = head.get("save", str)
         if not re.fullmatch(_NAME, name):  # It becomes part of the names of files.
             raise head.error(f"save is {quoted(name)}, not letters and digits")
-        return SavedArray(layout, name)
+        return layout, name
     except (OSError, TypeError, ValueError) as error:
         text = shortened(f"{type(error).__name__}: {error}")
         raise LayoutError(f"{quoted(path)} is not a saved array: {text}") from None
-
-
-def _check_tile(file: Path, saved: Layout, mark: bytes, dtype: np.dtype[Any]) -> None:
-    """Raises `LayoutError` unless a file holds this tile, all of it, with elements of this dtype."""
-    header, size = _read_header(file), file.stat().st_size
-    fits = header.dtype == dtype or (header.dtype.kind == "V" and header.dtype.itemsize == dtype.itemsize)
-    if header.shape != saved.tile_shape:
-        fault = f"has shape {header.shape}, but tiles of {saved} have {saved.tile_shape}"
-    elif not fits:
-        fault = f"has elements of {header.dtype}, not of {dtype}"
-    elif size < header.size + len(mark):
-        fault = f"is cut short at {size} of {header.size + len(mark)} B"
-    elif header.mark != mark:
-        fault = f"is not {mark.decode().strip()}, but {quoted(header.mark.decode(errors='replace').strip())}"
-    else:
-        return
-    raise LayoutError(f"the file {quoted(str(file))} {fault}; restore it, or save the array again")
 
 
 def _read_header(file: Path) -> _TileHeader:
@@ -218,10 +203,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _mark_of_save(rank: int, name: str) -> bytes:
     return f"\ntile {rank} of save {name}\n".encode()
-
-
-def _path_of_layout(path: Folder) -> Path:
-    return Path(path) / "layout.json"
 
 
 def _path_of_tile(path: Folder, rank: int, name: str) -> Path:

@@ -44,7 +44,12 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
     ...     launch(2, [script.name])
     0
     """
-    words = _words_of(arguments)
+    given = listed(arguments)
+    if given is None or not all(isinstance(each, str | Path) for each in given):
+        raise RankError(f"arguments {quoted(arguments)}: give a list, such as ['script.py', '--steps', '10']")
+    words = [str(each) for each in given]
+    if words in ([], ["-m"]):
+        raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # pyright: ignore
         raise RankError(f"timeout {quoted(timeout)}: give seconds, a number above 0, or None to wait for the end")
     line = command(ranks, words)
@@ -62,17 +67,6 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
             ) from None
         finally:
             end(started)
-
-
-def _words_of(arguments: object) -> list[str]:
-    """The words of the line that starts a script or a module."""
-    given = listed(arguments)
-    if given is None or not all(isinstance(each, str | Path) for each in given):
-        raise RankError(f"arguments {quoted(arguments)}: give a list, such as ['script.py', '--steps', '10']")
-    words = [str(each) for each in given]
-    if words in ([], ["-m"]):
-        raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
-    return words
 
 
 def end(started: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
@@ -100,19 +94,12 @@ def command(ranks: int, arguments: Sequence[str]) -> list[str]:
 def environment() -> dict[str, str]:
     """This process's environment plus `SETTINGS` and faster copies, without the variables that only ranks have."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
-    return {**SETTINGS, **_copy_settings(), **own}
-
-
-def _copy_settings() -> dict[str, str]:
-    """Makes glibc's memcpy use `rep movsb` from 600 bytes on instead of 4096, on x86 processors that do it fast.
-
-    `rep movsb` writes cache lines without reading them first: strided copies with runs between these sizes take two
-    thirds of the time.
-    """
+    # `rep movsb` writes cache lines without reading them first: with it from 600 bytes on instead of 4096, strided
+    # copies with runs between these sizes take two thirds of the time, on x86 processors that do it fast.
     processors = Path("/proc/cpuinfo")
-    if not processors.exists() or " fsrm" not in processors.read_text():
-        return {}
-    return {"GLIBC_TUNABLES": "glibc.cpu.x86_rep_movsb_threshold=600"}
+    fast = processors.exists() and " fsrm" in processors.read_text()
+    copies = {"GLIBC_TUNABLES": "glibc.cpu.x86_rep_movsb_threshold=600"} if fast else {}
+    return {**SETTINGS, **copies, **own}
 
 
 def find() -> str:

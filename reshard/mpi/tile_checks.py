@@ -45,9 +45,8 @@ def represents_dtype(layout: Layout, dtype: np.dtype[Any]) -> bool:
 def _is_represented(name: str, dtype: np.dtype[Any]) -> bool:
     if dtype.name == name:
         return dtype.isnative
-    if name not in RAW or dtype.hasobject or dtype.itemsize * 8 != dtypes.bits(name):
-        return False
-    return not has_layout_name(dtype)
+    is_raw = name in RAW and not dtype.hasobject and dtype.itemsize * 8 == dtypes.bits(name)
+    return is_raw and not has_layout_name(dtype)
 
 
 def has_layout_name(dtype: np.dtype[Any]) -> bool:
@@ -144,11 +143,10 @@ def check_filled(out: object, layout: Layout, tile: NDArray[Any], rank: int, siz
         check_nothing(out, "out", layout, rank)
         return absent_tile(layout, numpy_dtype(layout.dtype)).tile
     array = _numpy_array(out)
-    if _fits_as_it_is(array, layout):
-        return _check_memory(array, tile)
-    array = check_tile(array, layout, "out")
-    if not array.flags.c_contiguous:
-        raise TileError(f"out, of shape {array.shape}, is not C-ordered; give a C-ordered array")
+    if not _fits_as_it_is(array, layout):
+        array = check_tile(array, layout, "out")
+        if not array.flags.c_contiguous:
+            raise TileError(f"out, of shape {array.shape}, is not C-ordered; give a C-ordered array")
     return _check_memory(array, tile)
 
 
@@ -180,8 +178,7 @@ def _check_combines(layout: Layout, dtype: np.dtype[Any]) -> None:
 
 def check_out(out: object, layout: Layout, tile: NDArray[Any]) -> NDArray[Any]:
     """The array `out` if the result for this tile can be written to it; else raises `TileError`."""
-    array = check_tile(_numpy_array(out), layout, "out")
-    return _check_result(array, tile)
+    return _check_memory(check_tile(_numpy_array(out), layout, "out"), tile, tile.dtype)
 
 
 def check_true_out(out: object, layout: Layout, seat: int, tile: NDArray[Any], budget: object) -> NDArray[Any]:
@@ -193,7 +190,7 @@ def check_true_out(out: object, layout: Layout, seat: int, tile: NDArray[Any], b
         )
     if budget is not None:
         raise TileError("out is without padding, so the result would be copied beside the budget; give no out")
-    return _check_result(array, tile)
+    return _check_memory(array, tile, tile.dtype)
 
 
 def _numpy_array(out: object) -> NDArray[Any]:
@@ -202,14 +199,10 @@ def _numpy_array(out: object) -> NDArray[Any]:
     return cast("NDArray[Any]", out)
 
 
-def _check_result(array: NDArray[Any], tile: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype != tile.dtype:
-        raise TileError(f"out is {array.dtype}, the tile {tile.dtype}; give one dtype")
-    return _check_memory(array, tile)
-
-
-def _check_memory(array: NDArray[Any], tile: NDArray[Any]) -> NDArray[Any]:
-    """An array for the result, which must be writeable and not the tile's memory."""
+def _check_memory(array: NDArray[Any], tile: NDArray[Any], dtype: np.dtype[Any] | None = None) -> NDArray[Any]:
+    """An array for the result, which must be writeable and not the tile's memory, and of this dtype if one is given."""
+    if dtype is not None and array.dtype != dtype:
+        raise TileError(f"out is {array.dtype}, the tile {dtype}; give one dtype")
     if not array.flags.writeable:
         raise TileError("out is read-only; give an array that can be written to")
     if np.may_share_memory(array, tile):

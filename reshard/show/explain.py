@@ -14,6 +14,7 @@ from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.plans.rules.view_steps import keeps_memory
 from reshard.synth import plan as make_plan
+from reshard.synth.options import SLACK
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted, listed, seconds_text
@@ -58,13 +59,15 @@ def explain_step(step: Step, last: bool = True) -> str:
     # A permute between meshes whose digits have no common refinement moves whole tiles.
     if r is None:
         return _PERMUTE
-    before = _spell_axes(mesh, ((d.src, d.radix) for d in r.gathered if d.src is not None))
-    after = _spell_axes(mesh, ((d.dst, d.radix) for d in r.sliced if d.dst is not None))
+    gathered = [(d.dim, (d.src, d.radix)) for d in r.gathered if d.src is not None]
+    sliced = [(d.dim, (d.dst, d.radix)) for d in r.sliced if d.dst is not None]
+    whole, split = _say_dims(mesh, gathered, "is no longer split over"), _say_dims(mesh, sliced, "becomes split over")
+    before, after = (_spell_axes(mesh, (factor for _, factor in digits)) for digits in (gathered, sliced))
     group = math.prod(d.radix for d in r.gathered)
     match step.kind:
         case "slice":
             return (
-                f"each device keeps only its own part of what it already holds, and {_say_split(r, mesh)}. Nothing is "
+                f"each device keeps only its own part of what it already holds, and {split}. Nothing is "
                 f"sent: no dim was split over {after} before, so all devices along {after} hold the same. The tile is "
                 f"{math.prod(d.radix for d in r.sliced)} times smaller from here on."
             )
@@ -74,16 +77,16 @@ def explain_step(step: Step, last: bool = True) -> str:
                 if last
                 else "It comes before other moves, because few large messages take less time here than many small ones."
             )
-            return f"each device collects the {group} tiles along {before}, and {_say_whole(r, mesh)}. {place}"
+            return f"each device collects the {group} tiles along {before}, and {whole}. {place}"
         case "all_to_all":
             return (
-                f"{_say_whole(r, mesh)}; in its place, {_say_split(r, mesh)}. The pieces stay among the same devices, "
+                f"{whole}; in its place, {split}. The pieces stay among the same devices, "
                 f"so one collective in groups of {group} does it all: each device keeps 1/{group} of its tile and "
                 f"sends each of the others 1/{group}."
             )
         case "split_sum":
             axes = _spell_axes(mesh, sorted(((f.stride, f.size) for f in r.started), reverse=True))
-            released, reduction = f" and {_say_whole(r, mesh)}" if r.gathered else "", step.result.reduction
+            released, reduction = f" and {whole}" if r.gathered else "", step.result.reduction
             return (
                 f"the array becomes a {reduction} along {axes}{released}: each element stays on one device along "
                 f"{axes}, and the others have {_FILL[str(reduction)]} in its place. Nothing is sent: what a device "
@@ -97,7 +100,7 @@ def explain_step(step: Step, last: bool = True) -> str:
             if step.kind == "all_reduce":
                 return f"{what} They combine it, and each keeps the whole, because no dim is to be split over {axes}."
             return (
-                f"{what} They combine it piece by piece, and each keeps only one piece: {_say_split(r, mesh)}. It "
+                f"{what} They combine it piece by piece, and each keeps only one piece: {split}. It "
                 f"comes before any move, because afterwards there is less to move; and it receives half of what an "
                 f"all_reduce does."
             )
@@ -144,10 +147,10 @@ def _explain_no_refinement(operand: Layout, result: Layout) -> str:
     if operand.mesh != result.mesh:
         return f"the axes of {operand.mesh} and {result.mesh} do not nest, so no collective runs along them."
     uneven: list[str] = []
-    for at, (before, after) in enumerate(zip(operand.dims, result.dims, strict=True)):
-        if before != after and (before.padded != before.size or after.padded != after.size):
+    for at, ends in enumerate(zip(operand.dims, result.dims, strict=True)):
+        if ends[0] != ends[1] and any(end.padded != end.size for end in ends):
             pieces: list[str] = []
-            for digits in (before.digits, after.digits):
+            for digits in (end.digits for end in ends):
                 run = digits[-1].radix if digits and digits[-1].axis is None else 1
                 pieces.append("whole" if all(axis is None for _, axis in digits) else f"pieces of {run}")
             uneven.append(f"dim {at} ({pieces[0]} before, {pieces[1]} after)")
@@ -205,16 +208,6 @@ def _say_dims(mesh: Mesh, digits: Sequence[tuple[int, _Factor]], what: str) -> s
     return listed([f"dim {dim} {what} {axes[dim]}" for dim in dims])
 
 
-def _say_whole(r: Refinement, mesh: Mesh) -> str:
-    digits = [(d.dim, (d.src, d.radix)) for d in r.gathered if d.src is not None]
-    return _say_dims(mesh, digits, "is no longer split over")
-
-
-def _say_split(r: Refinement, mesh: Mesh) -> str:
-    digits = [(d.dim, (d.dst, d.radix)) for d in r.sliced if d.dst is not None]
-    return _say_dims(mesh, digits, "becomes split over")
-
-
 def _say_swapped(step: Step, r: Refinement) -> str:
     """The dims whose digits pass from some axes to others."""
     words: list[str] = []
@@ -240,7 +233,25 @@ def assess_plan(plan: Plan, network: str | None) -> list[str]:
     Bytes: every device holds all that it needs already, and receives nothing.
     Memory: the peak is 80 B a device, counting source, target and all between. No plan gets by with less.
     """
-    sentences = [_assess_bytes(plan, network), _assess_memory(plan, network)]
+    move = move_of(plan)
+    # A budget of 0 is refused with the smallest that can be met.
+    try:
+        smallest = make_plan(move, None, 0, network, plan.donate).peak_bytes
+    except BudgetError as error:
+        smallest = error.smallest
+    memory = f"Memory: the peak is {bytes_text(plan.peak_bytes)} a device, counting source, target and all between."
+    if smallest >= plan.peak_bytes:
+        memory += " No plan gets by with less."
+    else:
+        least = make_plan(move, None, smallest, network, plan.donate)
+        exact = "" if smallest < 10240 else f" ({bytes_text(smallest)})"
+        time = "" if least.seconds is None else f" and {seconds_text(least.seconds)}"
+        memory += (
+            f" Every --budget from {smallest} B{exact} up can be met; the smallest takes "
+            f"{counted(least.launches, 'launch')} ({listed([step.kind for step in least.steps])}), "
+            f"{bytes_text(least.received_bytes)} received{time}."
+        )
+    sentences = [_assess_bytes(plan, network), memory]
     if plan.seconds is not None and network is not None:
         slow = max(plan.steps, key=lambda step: step.seconds or 0.0)
         share = f", most of it ({seconds_text(slow.seconds or 0.0)}) in the {slow.kind}" if len(plan.steps) > 1 else ""
@@ -263,37 +274,15 @@ def _assess_bytes(plan: Plan, network: str | None) -> str:
         return f"Bytes: {what}, and no device receives more: no plan can beat that."
     over = f"{received / bound:.2f} times the bound" if bound else "more than the bound"
     here = f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}"
+    # The plan may receive more than another one, to take less time or to save launches: then that one is named.
+    other = make_plan(move_of(plan), donate=plan.donate, slack=0 if network is None else SLACK)
+    least = f"receive {bytes_text(other.received_bytes)} in {counted(other.launches, 'launch')}"
     if network is not None:
-        least = make_plan(move_of(plan), donate=plan.donate)
         idle = describe_idle_axes(plan.idle_axes, ", to take less time over ")
-        return (
-            f"{here}{idle}. Without --network the plan would receive {bytes_text(least.received_bytes)} in "
-            f"{counted(least.launches, 'launch')}."
-        )
-    # The plan may receive a few percent more than another one to save launches: then that one is named.
-    exact = make_plan(move_of(plan), donate=plan.donate, slack=0)
-    if exact.received_bytes >= received or exact.launches <= plan.launches:
+        return f"{here}{idle}. Without --network the plan would {least}."
+    if other.received_bytes >= received or other.launches <= plan.launches:
         return f"{here}."
-    least = f"{bytes_text(exact.received_bytes)} in {counted(exact.launches, 'launch')}"
-    return f"{here}. With --slack 0 it would receive {least}."
-
-
-def _assess_memory(plan: Plan, network: str | None) -> str:
-    try:
-        smallest = make_plan(move_of(plan), None, 0, network, plan.donate).peak_bytes
-    except BudgetError as error:  # A budget of 0 is refused with the smallest that can be met.
-        smallest = error.smallest
-    peak = f"Memory: the peak is {bytes_text(plan.peak_bytes)} a device, counting source, target and all between."
-    if smallest >= plan.peak_bytes:
-        return f"{peak} No plan gets by with less."
-    least = make_plan(move_of(plan), None, smallest, network, plan.donate)
-    exact = "" if smallest < 10240 else f" ({bytes_text(smallest)})"
-    time = "" if least.seconds is None else f" and {seconds_text(least.seconds)}"
-    takes = (
-        f"{counted(least.launches, 'launch')} ({listed([step.kind for step in least.steps])}), "
-        f"{bytes_text(least.received_bytes)} received{time}"
-    )
-    return f"{peak} Every --budget from {smallest} B{exact} up can be met; the smallest takes {takes}."
+    return f"{here}. With --slack 0 it would {least}."
 
 
 def move_of(plan: Plan) -> Move:
