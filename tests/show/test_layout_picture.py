@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 import reshard as rs
+from reshard.show.layout_picture import list_facts, show_picture
 from reshard.show.layout_pieces import (
     fix_coordinates,
     label_piece,
@@ -15,7 +16,6 @@ from reshard.show.layout_pieces import (
     list_ranges,
     set_text,
 )
-from reshard.show.layout_picture import list_facts, show_picture
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import random_layout
