@@ -234,7 +234,7 @@ def _descriptor(layout: Layout, context: int) -> list[int]:
 
 def filled(layout: Layout, rank: int) -> np.ndarray:
     """The tile of the array of its own global indices."""
-    from reshard.runtime.on_mpi.indices import global_indices
+    from reshard.runtime.on_mpi.global_array import global_indices
 
     tile = np.zeros(layout.tile_shape, layout.dtype)
     for dim, size in enumerate(layout.shape):

@@ -45,7 +45,7 @@ def ends(comm: Any, nbytes: int) -> tuple[Layout, Layout]:
 
 
 def tile_of(layout: Layout, rank: int) -> np.ndarray:
-    from reshard.runtime.on_mpi.indices import global_indices
+    from reshard.runtime.on_mpi.global_array import global_indices
 
     rows, columns = (global_indices(layout, dim, rank) for dim in (0, 1))
     return (rows[:, None] * layout.shape[1] + columns).astype(float)

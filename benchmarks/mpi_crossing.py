@@ -56,7 +56,7 @@ def problems(senders: int, receivers: int, side: int) -> dict[str, tuple[Layout,
 def filled(layout: Layout, rank: int, size: int) -> np.ndarray | None:
     """The tile of the array of its own global indices."""
     from reshard.lower.to_mpi import seat_of
-    from reshard.runtime.on_mpi.indices import global_indices
+    from reshard.runtime.on_mpi.global_array import global_indices
 
     seat = seat_of(layout.mesh, rank, size)
     if seat is None:

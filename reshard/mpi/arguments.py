@@ -45,19 +45,17 @@ from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
 from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
 from reshard.runtime.on_mpi.gpu.gpu_moves import host_like, move_on_gpu, prepare_device_tiles, takes_pointers
+from reshard.runtime.on_mpi.launches import GivenTiles, PreparedTree, prepare_tree, run_launches
 from reshard.runtime.on_mpi.prepare import (
     Ends,
     Leaf,
-    PreparedTree,
     Request,
     check_seats,
     ends_of,
     prepare_tile,
-    prepare_tree,
     read_options,
 )
 from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, keep_prepared, limit_or_usual
-from reshard.runtime.on_mpi.run_launches import GivenTiles, run_launches
 from reshard.runtime.on_mpi.run_plan import rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent_tile, locate_tile, post_tile

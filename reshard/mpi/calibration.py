@@ -9,8 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.runtime.on_mpi.collective import collective
-from reshard.runtime.on_mpi.tags import MEASURE
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch
+from reshard.runtime.on_mpi.team import MEASURE, TIME_LIMIT, Comm, Team, Watch
 from reshard.synth import Link, Network
 
 

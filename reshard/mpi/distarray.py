@@ -35,8 +35,7 @@ from reshard.mpi.tile_checks import (
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
-from reshard.runtime.on_mpi.global_array import gather_tiles, scatter_tiles
-from reshard.runtime.on_mpi.indices import clear_padding, global_indices, index_ranges
+from reshard.runtime.on_mpi.global_array import clear_padding, gather_tiles, global_indices, index_ranges, scatter_tiles
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import find_agreed, keep_agreed, limit_or_usual
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, report_failure

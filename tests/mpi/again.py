@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -51,6 +52,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     large = [rs.Layout.from_spec(line, (STAGED // 64, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
     yield "large", partial(_moved, comm, *large)
     yield "large, by a thread", partial(_moved_by_a_thread, comm, *large)
+    yield "large, by a thread, then other calls", partial(_joined_by_the_next_call, comm, *large, rows, columns)
     some = rs.Layout.from_spec(Mesh({"x": 2}, device_ids=[size - 1, 0]), (n, n), "int64", [[], ["x"]])
     yield "other ranks", partial(_crossed, comm, rows, some)
     yield "other ranks, back", partial(_crossed, comm, some, rows)
@@ -92,6 +94,22 @@ def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
 def _moved_by_a_thread(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     with mock.patch.object(handles, "CORES", comm.size + 1):
         _moved(comm, source, target)
+
+
+def _joined_by_the_next_call(
+    comm: MPI.Intracomm, source: Layout, target: Layout, rows: Layout, columns: Layout
+) -> None:
+    """The thread has the turn, and the call that comes next on the thread that began the move waits for it."""
+    large, small = given_tile(source, comm.rank, "int64"), given_tile(rows, comm.rank, "int64")
+    again = prepare(rows, columns, comm, limit=LIMIT)
+    with mock.patch.object(handles, "CORES", comm.size + 1), prepare(source, target, comm, limit=LIMIT) as handle:
+        for call in (again, lambda tile: redistribute(tile, rows, columns, comm, limit=LIMIT), again.start):
+            if comm.rank == ODD:
+                time.sleep(0.02)  # The threads of the other ranks wait for this one's.
+            begun = handle.start(large)
+            other = call(small)
+            check_tile(columns, comm.rank, other if isinstance(other, np.ndarray) else other.wait(), comm)
+            check_tile(target, comm.rank, begun.wait(), comm)
 
 
 def _crossed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:

@@ -19,8 +19,7 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, calibrate, distarray, redistribute
 from reshard.runtime.on_mpi import prepare, run_plan, transports, window_tiles
 from reshard.runtime.on_mpi.node import arena
-from reshard.runtime.on_mpi.team import Watch, meet_ranks, team_of
-from reshard.runtime.on_mpi.turns import turns_of
+from reshard.runtime.on_mpi.team import Watch, meet_ranks, team_of, turns_of
 from reshard.types import Layout, Mesh
 from reshard.types.whole import check_deadline
 from tests.mpi.moving import given_tile

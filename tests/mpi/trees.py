@@ -19,7 +19,7 @@ from reshard.mpi import arguments as tree_moves
 from reshard.mpi import redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi import run_launches
+from reshard.runtime.on_mpi import launches
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
@@ -127,13 +127,13 @@ def _shared(comm: MPI.Intracomm, pair: Pair, room: bool) -> None:
     outs = {name: _empty(pair[1]) if comm.rank in pair[1].mesh.devices else None for name in ends}
     results: list[bool] = []
 
-    take_shared = run_launches.take_shared
+    take_shared = launches.take_shared
 
     def taken(*given: Any) -> bool:
         results.append(take_shared(*given))
         return results[-1]
 
-    with mock.patch.object(run_launches, "take_shared", taken):
+    with mock.patch.object(launches, "take_shared", taken):
         if room:
             check_ends(comm, ends, out=outs)
         else:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, TileError
 from reshard.mpi.tile_checks import RAW, check_not_partial, has_layout_name
-from reshard.runtime.on_mpi.indices import index_ranges
+from reshard.runtime.on_mpi.global_array import index_ranges
 from reshard.runtime.on_mpi.team import Comm
 from reshard.types import Digit, Dim, Layout, dtypes
 

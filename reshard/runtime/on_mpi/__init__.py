@@ -2,7 +2,7 @@
 
 The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 
-    0 begin     the threads of a rank      take turns; the ranks have a team          collective, turns, team
+    0 begin     the threads of a rank      take turns; the ranks have a team          collective, team
     1 prepare   each rank for itself       plans, picks a transport, checks its arguments   prepare, run_plan
     2 agree     all ranks                  compare digests of their requests          collective, team
     3 where     ranks of a node            post where their tiles lie                 window_tiles, node.node_sync
@@ -37,21 +37,17 @@ The transports of step 4, `transports` has the details:
 Modules, lowest first; each imports only from those above it:
 
     copies/         copies between strided views: blocked, in order, past the caches by a C extension where built
-    tags            the tags of all messages
-    turns           the threads of a rank take turns on a communicator
     node/           what ranks of a node share: memory in an arena, synchronization, reading memory through the kernel
-    team            the ranks of a communicator: nodes, meetings, waits with a limit, failure reports, merged groups
+    team            the ranks of a communicator: nodes, meetings, turns of threads, waits with a limit, failure reports
     window_tiles    where a rank's tile lies, and what it posts to its node
     collective      one call from its arguments to its end; agreement: all ranks go on, or all raise the same error
     wire/           messages between ranks: how blocks are cut, packed, sent, and joined by node
     direct_moves    straight from source to target: copies inside a node, messages between nodes
-    indices         the global indices of a tile
+    global_array    the indices of a tile, arrays that lie on one rank, sums that do not depend on the layout
     run_plan        the steps of a plan, one after another: messages, reductions, casts, an exchange in place
-    launches        which arrays of a call move together, in which order
-    prepare         a rank's part of a request: the plan, the transport, the buffers
+    prepare         a rank's part of a request for a tile: the plan, the transport, the buffers
     transports      how one array's elements get to their results, and the call that takes one of the ways
-    run_launches    runs the launches of a call, each of one array or many
+    launches        which arrays of a call move together, in which order, and how each launch runs
     repeated        what a communicator keeps of the requests it has had, and the calls that use it
-    global_array    arrays that lie on one rank, and checksums that do not depend on the layout
     gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU; not run on a GPU so far
 """

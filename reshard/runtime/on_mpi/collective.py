@@ -1,9 +1,9 @@
 """One collective call, from its arguments to its end: what each public function of `reshard.mpi` runs in.
 
-    turn         this thread's turn on the communicator                        turns
-    team         the ranks' team, built anew after a failure                   team
-    agreement    arguments checked and planned; all ranks go on, or none       agree_on_request
-    body         the caller's `with` block: data move                          team.report_failure
+    turn         this thread's turn on the communicator, after a move that a thread makes      team.Turns
+    team         the ranks' team, built anew after a failure                                   team
+    agreement    arguments checked and planned; all ranks go on, or none                       agree_on_request
+    body         the caller's `with` block: data move                                          team.report_failure
     end          nobody returns before all are done
 
 Everything that depends on the caller's arguments belongs into `prepare`: an exception there, of any kind and on any
@@ -27,8 +27,17 @@ from mpi4py import MPI
 from reshard import errors
 from reshard.errors import AgreementError, BudgetError, PlanError, ReshardError, quoted
 from reshard.plans.manifest import Manifest, list_differences
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, report_failure, team_of
-from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
+from reshard.runtime.on_mpi.team import (
+    OVERLAP,
+    TIME_LIMIT,
+    Team,
+    Watch,
+    check_alive,
+    report_failure,
+    team_at_hand,
+    team_of,
+    turns_of,
+)
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted
 from reshard.types.whole import planning_until
 
@@ -86,7 +95,9 @@ def collective(
     """
     start = time.monotonic()
     allowed = seconds_of(limit) or TIME_LIMIT
-    turns = turns_of(_check_comm(comm))
+    begun, turns = team_at_hand(check_communicator(comm)), turns_of(comm)
+    if begun is not None:
+        begun.join_started()
     turn = turns.take(start + allowed)
     try:
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
@@ -124,7 +135,8 @@ def collective(
         turn.release()
 
 
-def _check_comm(comm: object) -> MPI.Intracomm:
+def check_communicator(comm: object) -> MPI.Intracomm:
+    """The communicator itself; raises `AgreementError` if it is none, and `RankError` if it has been freed."""
     if not isinstance(comm, MPI.Intracomm):
         raise AgreementError(
             f"comm {quoted(comm)} is not a communicator of these ranks; give one such as MPI.COMM_WORLD"
@@ -211,15 +223,6 @@ def raise_disagreement(team: Team, watch: Watch, request: str) -> NoReturn:
     _raise_statements(statements, None)
 
 
-def _state_requests(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
-    """What each rank requested, or why it failed, once the digests differ."""
-    kind = "" if error is None else type(error).__name__
-    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
-    statements = _gather_statements(team, watch, mine)
-    team.calls = max(statement.calls for statement in statements)
-    return statements
-
-
 class _Statement(NamedTuple):
     """What a rank tells the others after a failed agreement: its error, if it has one, and its request.
 
@@ -233,24 +236,27 @@ class _Statement(NamedTuple):
     calls: int
 
 
-def _gather_statements(team: Team, watch: Watch, mine: _Statement) -> list[_Statement]:
-    """The statements of all ranks."""
+def _state_requests(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
+    """What each rank requested, or why it failed, once the digests differ."""
+    kind = "" if error is None else type(error).__name__
+    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
+
+    def wait(request: MPI.Request) -> None:
+        try:
+            watch.until(request.Test)
+        except BaseException:
+            _given_up.append(request)  # It is kept alive: MPI may still write to its buffers.
+            raise
+
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
     sizes = np.empty(team.size, np.int64)
-    _wait_for_request(watch, team.comm.Iallgather(np.array([text.size], np.int64), sizes))
+    wait(team.comm.Iallgather(np.array([text.size], np.int64), sizes))
     texts = np.empty(int(sizes.sum()), np.uint8)
-    _wait_for_request(watch, team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
+    wait(team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
     parts = np.split(texts, np.cumsum(sizes)[:-1])
-    return [_Statement(*json.loads(part.tobytes())) for part in parts]
-
-
-def _wait_for_request(watch: Watch, request: MPI.Request) -> None:
-    """Waits for a request, which is kept alive if the wait is given up: MPI may still write to its buffers."""
-    try:
-        watch.until(request.Test)
-    except BaseException:
-        _given_up.append(request)
-        raise
+    statements = [_Statement(*json.loads(part.tobytes())) for part in parts]
+    team.calls = max(statement.calls for statement in statements)
+    return statements
 
 
 _given_up: list[MPI.Request] = []
@@ -268,7 +274,12 @@ def _raise_statements(statements: list[_Statement], own: Exception | None) -> No
         raise own
     more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
     rank, first = failed[0]
-    raise _error_of_rank(first, f"rank {rank}{more}: {first.text}; nothing was moved") from own
+    text, kind = f"rank {rank}{more}: {first.text}; nothing was moved", getattr(errors, first.kind, None)
+    if kind is BudgetError:
+        raise BudgetError(text, first.smallest) from own
+    if isinstance(kind, type) and issubclass(kind, ReshardError):
+        raise kind(text) from own
+    raise AgreementError(f"{first.kind}: {text}") from own  # Not a class of this package.
 
 
 def _compare_manifests(statements: list[_Statement]) -> str | None:
@@ -292,16 +303,6 @@ def _list_requests(statements: list[_Statement]) -> str:
             request = f"a tree of arrays, {options or 'no options'}"
         ranks.setdefault(f"{request} (call {each.calls} of this communicator)", []).append(rank)
     return "; ".join(f"ranks {made}: {request}" for request, made in ranks.items())
-
-
-def _error_of_rank(statement: _Statement, text: str) -> ReshardError:
-    """An error of the same class with this text; `AgreementError` if the class is not one of this package."""
-    kind = getattr(errors, statement.kind, None)
-    if kind is BudgetError:
-        return BudgetError(text, statement.smallest)
-    if isinstance(kind, type) and issubclass(kind, ReshardError):
-        return kind(text)
-    return AgreementError(f"{statement.kind}: {text}")
 
 
 # Time limits of calls: how long a call may plan and wait for other ranks, in seconds.

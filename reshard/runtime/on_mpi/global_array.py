@@ -1,24 +1,89 @@
-"""Global arrays on one rank: scattered to the tiles of a layout, and gathered from them."""
+"""Global arrays: which indices a seat's tile holds, arrays that lie on one rank, and sums that no layout changes.
+
+A seat is a rank, where every rank has a tile (`lower.to_mpi.seats`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.typing import NDArray
 
-from reshard.geometry.overlap import piece
+from reshard.geometry.blocks import Block
+from reshard.geometry.overlap import list_runs, piece, shares
 from reshard.lower.to_mpi import devices_by_id, list_fetches, ranks_of_seats, seat_of
 from reshard.runtime.on_mpi.copies.strided_copy import Array, view_as_words
 from reshard.runtime.on_mpi.direct_moves import STAGING
-from reshard.runtime.on_mpi.indices import global_indices, padding_indices
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.wire.chunks import Messages, messages_between
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
-from reshard.types import Layout, Mesh
+from reshard.types import Digit, Dim, Layout, Mesh
 from reshard.types.view import View, Window
+
+
+def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
+    """For each dim, the ranges of global indices that the tile of a seat holds, in the tile's order, without padding.
+
+    >>> from reshard.types import Mesh
+    >>> index_ranges(Layout.parse("f32[2{x}2, {y}2]", Mesh(x=4, y=2)), 3)
+    ((range(2, 4), range(10, 12)), (range(2, 4),))
+    """
+    return tuple(
+        tuple(range(run.dst, run.dst + run.elements) for run in _runs_of_dim(layout, dim, seat))
+        for dim in range(len(layout.shape))
+    )
+
+
+def global_indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
+    """The global index of every local index of a dim; padding gets the index 0, so that it can be used as an index.
+
+    >>> from reshard.types import Mesh
+    >>> global_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
+    array([6, 7, 0])
+    """
+    index = np.zeros(layout.tile_shape[dim], np.int64)
+    for run in _runs_of_dim(layout, dim, seat):
+        index[run.src : run.src + run.elements] = np.arange(run.dst, run.dst + run.elements)
+    return index
+
+
+def padding_indices(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
+    """For each dim, the local indices of the tile of a seat that hold no element.
+
+    >>> from reshard.types import Mesh
+    >>> padding_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 2)
+    (array([2]),)
+    """
+    unused: list[NDArray[np.intp]] = []
+    for dim, extent in enumerate(layout.tile_shape):
+        held = np.zeros(extent, bool)
+        for run in _runs_of_dim(layout, dim, seat):
+            held[run.src : run.src + run.elements] = True
+        unused.append(np.flatnonzero(~held))
+    return tuple(unused)
+
+
+def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
+    """Writes zeros to the padding of a seat's tile."""
+    for dim, local in enumerate(padding_indices(layout, seat)):
+        if local.size:
+            tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
+
+
+def _runs_of_dim(layout: Layout, dim: int, seat: int) -> list[Block]:
+    """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
+    numeral = layout.dims[dim]
+    whole = Dim((Digit(numeral.size, None),), numeral.size)
+    position = layout.mesh.position(devices_by_id(layout.mesh)[seat])
+    return list_runs(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))
+
+
+# Arrays that lie on one rank are scattered to the tiles of a layout, and gathered from them.
 
 
 def on_one_device(layout: Layout) -> Layout:
@@ -103,7 +168,7 @@ def sum_tile(layout: Layout, rank: int, tile: Array, view: View | None = None, *
     >>> sum(parts) % 2**64 == sum_tile(whole, 0, array), sum_tile(whole, 1, array)
     (True, 0)
     """
-    if _first_holder(layout, devices_by_id(layout.mesh)[rank]) != rank or not tile.size:
+    if _first_holders(layout)[rank] != rank or not tile.size:
         return 0
     view = View.identity(layout.shape) if view is None else view
     places, moving = _places_in_view(view, after, [global_indices(layout, dim, rank) for dim in range(tile.ndim)])
@@ -159,18 +224,13 @@ def _mix_bits(values: Array) -> Array:
         return (values ^ (values >> _SHIFT)) * _MIX
 
 
-@lru_cache(maxsize=1024)
-def _first_holder(layout: Layout, device: int) -> int:
-    """The first rank that holds the tile of a device."""
-    wanted = _pieces_of_device(layout, device)
-    return next(
-        rank for rank, other in enumerate(devices_by_id(layout.mesh)) if _pieces_of_device(layout, other) == wanted
-    )
-
-
-def _pieces_of_device(layout: Layout, device: int) -> tuple[int, ...]:
-    position = layout.mesh.position(device)
-    return tuple(piece(dim, layout.mesh, position) for dim in layout.dims)
+@lru_cache(maxsize=64)
+def _first_holders(layout: Layout) -> tuple[int, ...]:
+    """For each rank, the first one that holds the same pieces of the array."""
+    mesh, first = layout.mesh, dict[tuple[int, ...], int]()
+    positions = map(mesh.position, devices_by_id(mesh))
+    held = [tuple([piece(dim, mesh, position) for dim in layout.dims]) for position in positions]
+    return tuple(first.setdefault(pieces, rank) for rank, pieces in enumerate(held))
 
 
 def add_sums(team: Team, watch: Watch, sums: Sequence[int]) -> list[int]:

@@ -6,7 +6,6 @@ look-up. `transports` lists them and runs them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, cast
@@ -15,10 +14,8 @@ from reshard.errors import BudgetError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, ranks_of_seats
-from reshard.plans.manifest import Manifest, Version
-from reshard.plans.plan import Plan, TreePlan
-from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi.collective import MANIFEST_END
+from reshard.plans.manifest import Version
+from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.direct_moves import (
     SCRATCH,
@@ -31,14 +28,13 @@ from reshard.runtime.on_mpi.direct_moves import (
     plan_direct,
     run_bytes,
 )
-from reshard.runtime.on_mpi.launches import Launch, Stack, list_launches
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import FREE, is_aggregated, table_bytes
 from reshard.runtime.on_mpi.wire.chunks import SMALL
 from reshard.runtime.platform_network import choose_network, load_once, spell_network
-from reshard.synth import find_plan, find_tree_plan
+from reshard.synth import find_plan
 from reshard.synth.options import PlanOptions
 from reshard.types import Layout
 from reshard.types.move import Move
@@ -119,42 +115,6 @@ class Request(NamedTuple):
 def ends_of(leaf: Leaf) -> Ends:
     """The layouts of an array before and after its move."""
     return (leaf.source, leaf.target) if isinstance(leaf, Move) else leaf
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedTree:
-    """What all ranks work out alike from a request for many arrays: its text, its plan, and its launches, those of a
-    call that gives no `out` for all results.
-    """
-
-    text: str
-    plan: TreePlan
-    launches: Sequence[Launch]
-    facts: Facts
-
-    @cached_property
-    def apart(self) -> Sequence[Launch]:
-        """The launches of a call that gives arrays for all results."""
-        return list_launches(self.plan, self.facts, apart=True)
-
-
-@lru_cache(maxsize=64)
-def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
-    """Plans a request for many arrays.
-
-    Raises the errors of `reshard.plan_tree`, and those of what this rank cannot run.
-    """
-    moves, options = dict(request.moves), request.options
-    version = dict(request.version) if isinstance(request.version, tuple) else request.version
-    manifest = Manifest.of(moves, version).to_json()
-    tree = find_tree_plan(moves, options)
-    launches = list_launches(tree, facts)
-    for launch in launches:
-        if isinstance(launch, Stack):  # What cannot be run is refused before anything moves.
-            rank_plan(launch.plan, rank, len(facts.nodes), numpy_dtype(launch.plan.source.dtype).itemsize)
-    chosen = {"budget": options.budget, "network": text_of_network(options), "verify": request.verify}
-    given = {name: value for name, value in chosen.items() if value}
-    return PreparedTree(f"{manifest}{MANIFEST_END}{given or ''}", tree, launches, facts)
 
 
 class _DirectMove(NamedTuple):
@@ -294,7 +254,7 @@ def check_seats(source: Layout, target: Layout, size: int) -> None:
 
 @lru_cache(maxsize=512)
 def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
-    source, target, nodes = request.source, request.target, facts.nodes
+    source, target, nodes, options = request.source, request.target, facts.nodes, request.options
     chosen = _find_plan(request)
     device = device_of((source.mesh, target.mesh), rank, len(nodes))
     # No rank is on both sides of a move to other devices, so none has both tiles.
@@ -308,28 +268,24 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     if summed or (len(set(nodes)) > 1 and passes_on(chosen)):
         return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes)
     moves = _DirectMove(source, target, rank, nodes, itemsize, 0, False)
-    joined = _aggregate(request, facts, spare, moves)
+    joined: _JoinedMove | None = None
+    if len(set(nodes)) not in (1, len(nodes)):
+        load, free = node_load(source, target, nodes, itemsize), FREE if options.budget is None else 0
+        if is_aggregated(load, nodes, max(spare, free) - table_bytes(nodes), options.network):
+            joined = _JoinedMove(moves._replace(apart=True), spare, free)
     if spare < across:
         return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes, joined=joined)
     transport = _choose_transport(request, facts, spare - across, moves)
     otherwise = _choose_staging(request, spare - across)
     buffered = transport == "read" and spare - across >= SCRATCH and _sample_runs(moves).run < STRAIGHT <= SCRATCH
-    used = source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0
-    staging, held = _size_staging(request, spare - used, chosen.received_bytes, itemsize)
-    return TilePlan(
-        request, transport, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered, joined
-    )
-
-
-def _aggregate(request: Request, facts: Facts, room: int, moves: _DirectMove) -> _JoinedMove | None:
-    """How messages between nodes are joined, None if they go by themselves: the same on all ranks."""
-    nodes, free = facts.nodes, FREE if request.options.budget is None else 0
-    if len(set(nodes)) in (1, len(nodes)):
-        return None
-    load = node_load(request.source, request.target, nodes, moves.itemsize)
-    if not is_aggregated(load, nodes, max(room, free) - table_bytes(nodes), request.options.network):
-        return None
-    return _JoinedMove(moves._replace(apart=True), room, free)
+    room = spare - (source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0)
+    # All that arrives must fit beside what messages stage if the result is the caller's `out`, which no message may
+    # touch before all ranks have sent theirs.
+    rest = room - chosen.received_bytes
+    least = min(SMALL, max(itemsize, chosen.received_bytes // source.mesh.size))
+    held = request.careful and rest >= least
+    moves = moves._replace(staging=min(STAGING, rest if held else room // 2), held=held)
+    return TilePlan(request, transport, otherwise, *mine, spare, moves, buffered, joined)
 
 
 def plan_uncached(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
@@ -378,15 +334,3 @@ def _choose_transport(request: Request, facts: Facts, spare: int, moves: _Direct
 
 def _choose_staging(request: Request, spare: int) -> Transport:
     return "stage" if request.source.tile_bytes <= spare else "plan"
-
-
-def _size_staging(request: Request, room: int, received: int, itemsize: int) -> tuple[int, bool]:
-    """Bytes that each direction of messages may stage at once, and whether all that arrives fits beside them.
-
-    It must fit if the result is the caller's `out`, which no message may touch before all ranks have sent theirs.
-    """
-    rest = room - received
-    least = min(SMALL, max(itemsize, received // request.source.mesh.size))
-    if request.careful and rest >= least:
-        return min(STAGING, rest), True
-    return min(STAGING, room // 2), False

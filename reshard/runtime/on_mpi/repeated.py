@@ -79,14 +79,16 @@ class AgreedCall:
         """Takes this thread's turn, and finishes the move that has begun; returns what gives the turn back, and whether
         the same thread makes all calls: if not, the rank defers, so that all see whether threads overlap.
         """
-        turns = self.team.turns
+        team, turns = self.team, self.team.turns
+        if team.started is not None:
+            team.join_started()
         # A rank on which another thread came last defers: the calls of two threads have no order, and only the first
         # way to make the call finds that out on all ranks.
         same = turns.take_again()
         release = turns.free if same else turns.take(time.monotonic() + limit).release
-        if self.team.started is not None:
+        if team.started is not None:
             try:
-                self.team.finish_started()
+                team.finish_started()
             except BaseException:
                 release()
                 raise

@@ -35,7 +35,7 @@ from reshard.plans.plan import Plan
 from reshard.runtime.numpy_tiles import identities, numpy_dtype
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views, view_as_words
-from reshard.runtime.on_mpi.tags import OVERWRITE
+from reshard.runtime.on_mpi.team import OVERWRITE
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.runtime.on_mpi.wire.chunks import DIRECT, Messages, messages_of_step, pack_chunks
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange

@@ -2,6 +2,7 @@
 
 All ranks build the team together in their first call, and keep it as an attribute of the communicator. Every wait goes
 through a `Watch`, which yields the core, notices ranks that have reported failure, and gives up after a time limit.
+Before they build it the ranks meet (`meet_ranks`), and the threads of a rank take turns (`Turns`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from threading import get_ident
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -22,8 +24,6 @@ from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.node.arena import LOG, PAGE, Arena, Pool, share_segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
-from reshard.runtime.on_mpi.tags import FAILED, OPENED, PRESENCE
-from reshard.runtime.on_mpi.turns import turns_of
 from reshard.types import Layout, Mesh
 
 Comm = MPI.Intracomm
@@ -47,6 +47,30 @@ _WORD = 8
 _HEAD = 7  # Words of each sync before the call's own.
 _GROUPS = 64  # Cached communicators of groups: MPICH has about 2,000 communicators in total.
 _LOOKS = 64  # Pauses between two checks for failures and the time limit, which cost several times a pause.
+
+
+# The tags of all messages of this runtime, so that no two kinds of message share one.
+
+FAILED = 901
+"""A rank of another node reports that it cannot finish the call."""
+
+EXCHANGE = 902
+"""Blocks of a step, or of a direct move (`wire.message_exchange`)."""
+
+OVERWRITE = 903
+"""Slots of an exchange inside a donated tile (`run_plan`)."""
+
+DEVICE = 904
+"""Blocks from GPU to GPU (`gpu.gpu_moves`)."""
+
+PRESENCE = 905
+"""A rank comes to a meeting, or leaves it."""
+
+OPENED = 906
+"""Everyone has come to the meeting."""
+
+MEASURE = 907
+"""A message whose time is taken (`reshard.mpi.calibration`)."""
 
 
 class Facts(NamedTuple):
@@ -79,7 +103,10 @@ class Team:
 
     def __init__(self, comm: MPI.Intracomm, nodes: int | None, limit: float) -> None:
         meet_ranks(comm, limit)
-        self.comm = duplicate = _duplicate_comm(comm)
+        try:
+            self.comm = duplicate = comm.Dup()
+        except MPI.Exception as error:
+            raise RankError(f"MPI cannot duplicate the communicator: {error}; free those no longer used") from None
         self.rank, self.size = comm.rank, comm.size
         self.broken = False
         self.calls = 0
@@ -156,8 +183,17 @@ class Team:
     def finish_started(self) -> None:
         """Finishes the move that has begun: the next call may use what it needs."""
         started = self.started
-        if started is not None and started.thread != threading.get_ident():
+        if started is not None and started.thread != get_ident():
             self.started = None
+            started.finish()
+
+    def join_started(self) -> None:
+        """Waits for the thread that makes the move that has begun, if one does.
+
+        Before a call takes its turn: that thread has the turn, and whoever waits for it there has overlapped.
+        """
+        started = self.started
+        if started is not None and started.thread not in (0, get_ident()):
             started.finish()
 
     @property
@@ -218,13 +254,6 @@ class Team:
             self.comm.Recv([message, MPI.BYTE], status.source, FAILED)
             texts[status.source] = message.decode(errors="replace")
         return texts
-
-
-def _duplicate_comm(comm: MPI.Intracomm) -> MPI.Intracomm:
-    try:
-        return comm.Dup()
-    except MPI.Exception as error:
-        raise RankError(f"MPI cannot duplicate the communicator: {error}; free those no longer used") from None
 
 
 class _OthersFailed(RankError):
@@ -343,7 +372,12 @@ def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = 
     """
     team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
     if team is None or not team.alive or nodes is not None:
-        team = Team(comm, nodes if nodes is not None else _pretended_nodes(), limit)
+        text = os.environ.get(NODES)
+        if nodes is None and text:
+            if not text.isdecimal() or int(text) < 1:
+                raise AgreementError(f"{NODES}={text!r}: give the number of nodes to pretend, a whole number from 1 up")
+            nodes = int(text)
+        team = Team(comm, nodes, limit)
         comm.Set_attr(_KEY, team)
     return team
 
@@ -353,15 +387,6 @@ def team_at_hand(comm: object) -> Team | None:
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
     return cast("Team | None", comm.Get_attr(_KEY))
-
-
-def _pretended_nodes() -> int | None:
-    text = os.environ.get(NODES)
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise AgreementError(f"{NODES}={text!r}: give the number of nodes to pretend, a whole number from 1 up")
-    return int(text)
 
 
 def _split_node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]:
@@ -454,24 +479,9 @@ def groups_of(comm: MPI.Intercomm, limit: float) -> MergedGroups:
     if comm == MPI.COMM_NULL:
         raise RankError("the inter-communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
     groups = cast("MergedGroups | None", comm.Get_attr(_GROUPS_KEY))
-    if groups is None:
-        groups = _merge_groups(comm, limit)
-        comm.Set_attr(_GROUPS_KEY, groups)
-    return groups
-
-
-def _merge_groups(comm: MPI.Intercomm, limit: float) -> MergedGroups:
-    duplicate = _duplicate_together(comm, limit)
-    merged = duplicate.Merge()
-    duplicate.Free()
-    first = merged.rank == comm.rank
-    here, there = comm.size, comm.remote_size
-    ranks = (range(here), range(here, here + there)) if first else (range(there), range(there, here + there))
-    return MergedGroups(merged, ranks, 0 if first else 1)
-
-
-def _duplicate_together(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
-    """A duplicate, once all ranks have asked for it. MPI cannot cancel a request for one: a later call waits for it."""
+    if groups is not None:
+        return groups
+    # A duplicate comes once all ranks have asked for it. MPI cannot cancel the request: a later call waits for it.
     pending = cast("tuple[MPI.Intercomm, MPI.Request] | None", comm.Get_attr(_PENDING))
     if pending is None:
         pending = comm.Idup()
@@ -484,7 +494,14 @@ def _duplicate_together(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
             f"that died or did not make the call"
         )
     comm.Delete_attr(_PENDING)
-    return duplicate
+    merged = duplicate.Merge()
+    duplicate.Free()
+    first = merged.rank == comm.rank
+    here, there = comm.size, comm.remote_size
+    ranks = (range(here), range(here, here + there)) if first else (range(there), range(there, here + there))
+    groups = MergedGroups(merged, ranks, 0 if first else 1)
+    comm.Set_attr(_GROUPS_KEY, groups)
+    return groups
 
 
 def _free_groups(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
@@ -610,3 +627,123 @@ def _free_meeting(comm: MPI.Comm, _: int, meeting: Meeting) -> None:
 
 
 _MEETING_KEY = MPI.Comm.Create_keyval(delete_fn=_free_meeting)
+
+
+# The threads of a rank take turns on a communicator, and overlapping calls of two threads are noticed.
+#
+# MPI pairs the calls of a communicator by their order on each rank. Threads that call at the same time have no order,
+# so the ranks may pair the call of one thread with that of another, whose data are others. A lock keeps such calls
+# apart; both know that they overlapped, and end with one error on all ranks (`collective`).
+#
+#     thread 1    |--- call 1 ---|                      overlapped: another thread came
+#     thread 2           |- waits -|--- call 2 ---|     overlapped: it had to wait
+#
+# If MPI was started for one thread at a time, all communicators share one lock.
+
+
+OVERLAP = (
+    "two threads of a rank made calls on one communicator at the same time, so the order of these calls is undefined; "
+    "let one thread make them, or give each thread a communicator of its own (comm.Dup())"
+)
+
+
+class Turns:
+    """The turns of the threads on one communicator; a thread that has the turn may take it again.
+
+    `mixed` is set once threads have overlapped, on all ranks in the same call: from then on, requests name the thread,
+    so that the ranks no longer pair calls of different ones.
+    """
+
+    def __init__(self, lock: threading.RLock | None = None) -> None:
+        self.mixed = False
+        self._lock = lock or threading.RLock()
+        self.free = self._lock.release
+        """Gives back a turn of `take_again`."""
+        self._counting = threading.Lock()
+        self._owner = 0
+        self._last = 0
+        self._turn: Turn | None = None
+        self._inside = 0
+        self.came = 0
+        """How many threads have come while another one had the turn."""
+
+    def take_again(self) -> bool:
+        """Takes the turn at once if the thread that had the last one asks, and no other is here; whether it did.
+
+        `free` gives it back. Ranks on which the same thread makes all calls need not look for threads that overlap.
+        """
+        return self._last == get_ident() and not self.mixed and self._lock.acquire(False)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread had the last turn, and no threads have overlapped so far."""
+        return self._last == get_ident() and not self.mixed
+
+    def take(self, deadline: float) -> Turn:
+        """Waits for this thread's turn, which it gives back by `release`; `RankError` if the deadline comes first."""
+        me = get_ident()
+        if self._owner == me and self._turn is not None:
+            return self._turn.within()
+        with self._counting:
+            waits = self._inside > 0
+            self._inside += 1
+            self.came += waits
+            came = self.came
+        if not self._lock.acquire(blocking=False):
+            waits = True
+            left = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
+            if not self._lock.acquire(timeout=left):
+                with self._counting:
+                    self._inside -= 1
+                raise RankError("another thread of this rank is in a call on this communicator, and did not return")
+        self._owner = self._last = me
+        self._turn = Turn(self, waits, came, False)
+        return self._turn
+
+    def give_back(self) -> None:
+        """Ends the turn of the thread that has it."""
+        self._owner = 0
+        self._lock.release()
+        with self._counting:
+            self._inside -= 1
+
+
+class Turn:
+    """One thread's turn."""
+
+    def __init__(self, turns: Turns, waited: bool, came: int, again: bool) -> None:
+        self._turns, self._waited, self._came, self._again = turns, waited, came, again
+
+    def within(self) -> Turn:
+        """A turn within this one."""
+        return Turn(self._turns, self._waited, self._came, True)
+
+    def release(self) -> None:
+        """Ends the turn, unless it is one within another."""
+        if not self._again:
+            self._turns.give_back()
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether this thread had to wait, or another one has come in the meantime."""
+        return self._waited or self._turns.came != self._came
+
+
+_LEVEL = MPI.Query_thread()
+_TURNS_KEY = MPI.Comm.Create_keyval()
+_making = threading.Lock()
+_process = threading.RLock()
+
+
+def turns_of(comm: MPI.Intracomm) -> Turns:
+    """The turns on a communicator. Raises `AgreementError` in a thread in which MPI must not be called at all."""
+    if _LEVEL < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+        raise AgreementError("MPI was started for the main thread only; make the call there")
+    turns = cast("Turns | None", comm.Get_attr(_TURNS_KEY))
+    if turns is None:
+        with _making:
+            turns = cast("Turns | None", comm.Get_attr(_TURNS_KEY))
+            if turns is None:
+                turns = Turns(None if _LEVEL == MPI.THREAD_MULTIPLE else _process)
+                comm.Set_attr(_TURNS_KEY, turns)
+    return turns

@@ -24,7 +24,7 @@ but the last two send each piece in one message.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -46,7 +46,7 @@ from reshard.runtime.on_mpi.direct_moves import (
     read_remote_tiles,
     unpack_from,
 )
-from reshard.runtime.on_mpi.indices import clear_padding
+from reshard.runtime.on_mpi.global_array import clear_padding
 from reshard.runtime.on_mpi.node.node_sync import WORDS
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, Transport, prepare_tile
 from reshard.runtime.on_mpi.run_plan import overwrite_tile, run_plan
@@ -80,11 +80,6 @@ class TileTransfer:
     staging: int = 0
     allotment: Allotment | None = None
 
-    @property
-    def others(self) -> list[int]:
-        """The other ranks of this node."""
-        return [rank for rank in self.call.team.members if rank != self.call.team.rank]
-
     def place(self) -> WindowTile:
         """The result's memory: `out`, or a new tile, which all ranks of the node allocate together."""
         if self.out is None:
@@ -97,17 +92,13 @@ class TileTransfer:
         self.call.memory.take(self.call.device, result.tile.size)
         return result
 
-    def stages(self) -> bool:
-        """Whether the node has room for the tiles of all its ranks at `staging`; allocates that."""
-        source = self.request.source
-        nbytes = math.prod(source.tile_shape) * self.held.tile.itemsize
-        self.staging = new_place(self.call.team, self.call.watch, source, nbytes)
-        return self.staging != 0
-
-    def with_tiles(self, layout: Layout) -> list[int]:
-        """The ranks of this node that have a tile of a layout."""
-        team = self.call.team
-        return [team.members[number] for number in members_with_tile(team, layout)]
+    def tiles_at(self, layout: Layout, place: Callable[[int], int]) -> dict[int, Array]:
+        """By rank, the tiles of a layout that ranks of the node have at these places; those in private memory are left
+        out.
+        """
+        team, dtype, shape = self.call.team, self.held.tile.dtype, layout.tile_shape
+        ranks = [(number, team.members[number]) for number in members_with_tile(team, layout)]
+        return {rank: team.arena.tile(number, at, shape, dtype) for number, rank in ranks if (at := place(rank))}
 
     def settle(self) -> None:
         """Waits until no rank can fail any more before the result is written to."""
@@ -153,7 +144,9 @@ def choose_transport(transfer: TileTransfer) -> Transport:
         return "push" if push else "pull"
     if selected == "read":
         return "read"
-    if not transfer.stages():  # Another node may have room, so its ranks send and receive as they would with it.
+    nbytes = math.prod(request.source.tile_shape) * transfer.held.tile.itemsize
+    transfer.staging = new_place(team, transfer.call.watch, request.source, nbytes)
+    if not transfer.staging:  # Another node may have room, so its ranks send and receive as they would with it.
         return "plan" if team.one_node else "messages"
     # The starts of what is packed are posted as words, one for each rank of the node; and what goes to several ranks
     # would be packed for each.
@@ -173,25 +166,23 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
             exchange_aggregated(call, mine.messages, mine.own, allotment, *ends, settle)
             return result
         case "pull":
-            result = transfer.placed()
-            places = {rank: transfer.posted[rank].place for rank in transfer.others}
-            return transfer.filled(result, pull_from(_tiles_at(transfer, places, request.source)))
+            result, posted = transfer.placed(), transfer.posted
+            return transfer.filled(
+                result, pull_from(transfer.tiles_at(request.source, lambda rank: posted[rank].place))
+            )
         case "push":
-            result = transfer.placed()
+            result, posted = transfer.placed(), transfer.posted
             # New results have one place on all ranks of the node; what callers gave lies anywhere.
-            places = {
-                rank: transfer.posted[rank].out_place if request.into else result.place for rank in transfer.others
-            }
+            place = result.place
+            targets = transfer.tiles_at(request.target, lambda rank: posted[rank].out_place if request.into else place)
             pushes = list_pushes(request.source, request.target, team.rank, team.facts.nodes, itemsize)
-            return transfer.filled(result, push_into(pushes, _tiles_at(transfer, places, request.target)))
+            return transfer.filled(result, push_into(pushes, targets))
         case "read":
             result = transfer.placed()
-            addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
+            addresses = {rank: posted.address for rank, posted in transfer.posted.items()}
             return transfer.filled(result, read_remote_tiles(addresses, ready.buffered))
-        case "stage":
-            return _move_by_stage(transfer)
-        case "pack":
-            return _move_by_pack(transfer)
+        case "stage" | "pack":
+            return _move_by_staging(transfer, transport == "pack")
         case "messages":
             # What other nodes send and receive stays the same, so its messages are cut as theirs are.
             mine = cast(Direct, ready.direct).messages
@@ -206,55 +197,34 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
             return WindowTile(tile, held.place)
 
 
-def _move_by_stage(transfer: TileTransfer) -> WindowTile:
-    """Copies every tile of the node into its arena, from which each rank pulls."""
-    result, call, source, tile = transfer.placed(), transfer.call, transfer.request.source, transfer.held.tile
-    call.memory.take(call.device, tile.size)
-    tiles = _tiles_at(transfer, dict.fromkeys(transfer.with_tiles(source), transfer.staging), source)
-    if call.team.rank in tiles:
-        copy_view(view_as_words(tiles[call.team.rank]), view_as_words(tile))
-    call.team.gather(call.watch)
-    transfer.filled(result, pull_from(tiles))
-    _release_staging(transfer)
-    return result
+def _move_by_staging(transfer: TileTransfer, packs: bool) -> WindowTile:
+    """Copies every tile of the node into its arena, from which each rank pulls; or packs what leaves it there, receiver
+    by receiver, from which each rank unpacks its part.
 
-
-def _move_by_pack(transfer: TileTransfer) -> WindowTile:
-    """Packs what leaves this tile into the arena, receiver by receiver, from which each rank unpacks its part.
-
-    The target is not replicated, so no element is packed twice, and memory of the tile's size is large enough.
+    It packs where the target is not replicated: no element is packed twice, and memory of the tile's size is enough.
     """
     result, call, request, tile = transfer.placed(), transfer.call, transfer.request, view_as_words(transfer.held.tile)
-    team, me = call.team, call.team.node_sync.me
+    team, source = call.team, request.source
     call.memory.take(call.device, tile.size)
-    packing = node_packing(request.source, request.target, team.rank, team.facts.nodes, tile.itemsize)
-    staged = _tiles_at(transfer, dict.fromkeys(transfer.with_tiles(request.source), transfer.staging), request.source)
-    packed = {rank: each.reshape(-1) for rank, each in staged.items()}
-    if team.rank in packed:
-        pack_for_node(packing, tile, view_as_words(packed[team.rank]))
-    starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
-    member = {rank: number for number, rank in enumerate(team.members)}
-    parts = {rank: packed[rank][starts[member[rank]][me] :] for rank, _ in cast(Direct, transfer.ready.direct).pulls}
-    transfer.filled(result, unpack_from(parts))
-    _release_staging(transfer)
+    staged = transfer.tiles_at(source, lambda _: transfer.staging)
+    mine = view_as_words(staged[team.rank]) if team.rank in staged else None
+    if packs:
+        packing = node_packing(source, request.target, team.rank, team.facts.nodes, tile.itemsize)
+        if mine is not None:
+            pack_for_node(packing, tile, mine.reshape(-1))
+        starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
+        begins = {rank: starts[number][team.node_sync.me] for number, rank in enumerate(team.members)}
+        fill = unpack_from({rank: each.reshape(-1)[begins[rank] :] for rank, each in staged.items()})
+    else:
+        if mine is not None:
+            copy_view(mine, tile)
+        team.gather(call.watch)
+        fill = pull_from(staged)
+    transfer.filled(result, fill)
+    if mine is not None:
+        team.arena.release(transfer.staging)  # Peers may still be reading it: used again once all have posted that.
+    call.memory.free(call.device, tile.size)
     return result
-
-
-def _tiles_at(transfer: TileTransfer, places: Mapping[int, int], layout: Layout) -> dict[int, Array]:
-    """The tiles of a layout, of the tile's dtype, at these places in the memory of those ranks that have one."""
-    team, dtype = transfer.call.team, transfer.held.tile.dtype
-    having = {
-        rank: number for number, rank in zip(members_with_tile(team, layout), transfer.with_tiles(layout), strict=True)
-    }
-    tile, shape = team.arena.tile, layout.tile_shape
-    return {rank: tile(having[rank], place, shape, dtype) for rank, place in places.items() if rank in having}
-
-
-def _release_staging(transfer: TileTransfer) -> None:
-    """Gives up the staging memory. Peers may still be reading it: it is used again once all have posted its release."""
-    if transfer.call.team.rank in transfer.with_tiles(transfer.request.source):
-        transfer.call.team.arena.release(transfer.staging)
-    transfer.call.memory.free(transfer.call.device, transfer.held.tile.size)
 
 
 def move_tile(
@@ -278,7 +248,14 @@ def move_tile(
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)
     if ready.stays:
-        return _keep_tile(call, held, out)
+        # The tile itself if it is C-ordered, else a copy of its own: the ranks do nothing together, since only some of
+        # their tiles may need one.
+        if out is None and held.tile.flags.c_contiguous:
+            return held
+        result = WindowTile(np.empty(held.tile.shape, held.tile.dtype)) if out is None else out
+        call.memory.take(call.device, result.tile.size)
+        copy_view(view_as_words(result.tile), view_as_words(held.tile))
+        return result
     transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
     transport = choose_transport(transfer)
     result = run_transport(transfer, transport)
@@ -286,16 +263,4 @@ def move_tile(
         seat = seat_of(request.target.mesh, team.rank, team.size)
         if seat is not None:
             clear_padding(request.target, seat, result.tile)
-    return result
-
-
-def _keep_tile(call: Call, held: WindowTile, out: WindowTile | None) -> WindowTile:
-    """The tile itself if it is C-ordered, else a copy of its own: the ranks do nothing together, since only some of
-    their tiles may need one.
-    """
-    if out is None and held.tile.flags.c_contiguous:
-        return held
-    result = WindowTile(np.empty(held.tile.shape, held.tile.dtype)) if out is None else out
-    call.memory.take(call.device, result.tile.size)
-    copy_view(view_as_words(result.tile), view_as_words(held.tile))
     return result

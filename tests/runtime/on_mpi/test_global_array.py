@@ -18,8 +18,16 @@ import reshard as rs
 from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi.calibration import _ranks_in_pairs, measure_link
 from reshard.runtime.on_mpi import global_array as checksum_module
-from reshard.runtime.on_mpi.global_array import _messages_of_gather, _messages_of_scatter, on_one_device, sum_tile
-from reshard.runtime.on_mpi.indices import clear_padding, global_indices, index_ranges, padding_indices
+from reshard.runtime.on_mpi.global_array import (
+    _messages_of_gather,
+    _messages_of_scatter,
+    clear_padding,
+    global_indices,
+    index_ranges,
+    on_one_device,
+    padding_indices,
+    sum_tile,
+)
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning

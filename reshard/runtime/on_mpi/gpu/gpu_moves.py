@@ -45,8 +45,7 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import (
     reuse_memory,
 )
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
-from reshard.runtime.on_mpi.tags import DEVICE
-from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.team import DEVICE, Team, Watch
 from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import new_tile, post_tile
 from reshard.runtime.on_mpi.wire.chunks import Chunk, JointSide, Side

@@ -33,7 +33,7 @@ from reshard.lower.to_mpi import (
 from reshard.lower.to_mpi.tile_blocks import Blocks
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import Array, pair_views
-from reshard.runtime.on_mpi.tags import EXCHANGE
+from reshard.runtime.on_mpi.team import EXCHANGE
 from reshard.runtime.on_mpi.wire.chunks import DIRECT, Chunk, JointChunk, Messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.synth import Network

@@ -19,8 +19,7 @@ from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views
 from reshard.runtime.on_mpi.node.arena import Pool
-from reshard.runtime.on_mpi.tags import EXCHANGE
-from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
+from reshard.runtime.on_mpi.team import EXCHANGE, YIELDS, Team, Watch
 from reshard.runtime.on_mpi.wire.chunks import JointSide, Messages, Side
 
 _TRIES = 1000 if YIELDS else 1
