@@ -55,6 +55,7 @@ def insert_plan(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) 
     >>> import itertools
     >>> from jax.interpreters.mlir import make_ir_context
     >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
     >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
     >>> main = "func.func @main(%a: tensor<4x4xf32>) -> tensor<4x4xf32> { return %a : tensor<4x4xf32> }"
     >>> with make_ir_context(), ir.Location.unknown():
@@ -222,6 +223,7 @@ def _last_operation(block: Block) -> Operation:
 def spell_sharding(layout: Layout, mesh: str) -> str:
     """A contiguous layout as a Shardy sharding on the mesh with symbol `mesh`.
 
+    >>> from reshard.types import Mesh
     >>> spell_sharding(Layout.parse("f32[{y}8, {x:(1)2}8]", Mesh(x=4, y=2)), "mesh")
     '<@mesh, [{"y"}, {"x":(1)2}]>'
     >>> spell_sharding(Layout.parse("f32[{y}8] + sum{x}", Mesh(x=4, y=2)), "mesh")
