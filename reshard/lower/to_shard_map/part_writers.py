@@ -24,8 +24,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +37,10 @@ from reshard.lower.to_shard_map.run_collectives import find_gathered_dim, gather
 from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
 from reshard.lower.to_shard_map.tile_memory import (
     LANES,
-    SUBLANES,
+    BlockRuns,
     choose_memory_order,
     cut_box,
+    find_free_runs,
     fix_layout,
     keep_tile_layout,
     make_unfilled,
@@ -53,7 +53,6 @@ from reshard.plans.rules.tile_view import TileView
 from reshard.types import dtypes
 
 Array = jax.Array
-Number = TypeVar("Number", int, jax.Array)
 Run = Callable[[Plain, MeshPlace, Array, Sequence[int]], Array]
 """Runs an instruction on a part; the shape is that of the part after it."""
 UNROLLED = 16
@@ -139,65 +138,6 @@ def choose_message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...]
     return message if full and message != tuple(range(len(carried))) else None
 
 
-@dataclass(frozen=True)
-class Writes:
-    """Where the blocks of a tile are written: the tile's dims in an order, each as runs in which a block has one range.
-
-    `view` has the digits of the tile in this order, and those that number what is written as its blocks.
-    """
-
-    view: TileView
-
-    @classmethod
-    def of(cls, view: TileView, order: Sequence[int]) -> Writes:
-        """Those of a tile whose dims lie in memory in this order."""
-        axes = sorted(range(len(view.digits)), key=lambda axis: order.index(view.dims[axis]))
-        return cls(
-            replace(
-                view,
-                digits=tuple(view.digits[axis] for axis in axes),
-                dims=tuple(view.dims[axis] for axis in axes),
-                blocks=tuple(axes.index(axis) for axis in view.blocks),
-            )
-        )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tile's shape in runs."""
-        return tuple(math.prod(self.view.digits[axis] for axis in run) for run in self.view.runs)
-
-    @property
-    def block(self) -> tuple[int, ...]:
-        """A block's shape in runs."""
-        kept = ([axis for axis in run if axis not in self.view.blocks] for run in self.view.runs)
-        return tuple(math.prod(self.view.digits[axis] for axis in run) for run in kept)
-
-    @property
-    def free(self) -> bool:
-        """Whether the runs lie in memory as the dims do, so that neither is copied to the other."""
-        runs = [
-            [run for run in self.view.runs if self.view.dims[run[0]] == dim] for dim in dict.fromkeys(self.view.dims)
-        ]
-        if len(runs[-1]) > 1 or self.block[-1] % LANES:
-            return False
-        return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % SUBLANES == 0
-
-    def values(self, number: Number, later: int = 0) -> list[Number]:
-        """The values of the digits that number a block, of all but the last `later` of these."""
-        values: list[Number] = []
-        for axis in reversed(self.view.blocks[: len(self.view.blocks) - later]):
-            values.insert(0, number % self.view.digits[axis])
-            number = number // self.view.digits[axis]
-        return values
-
-    def starts(self, values: Sequence[Any]) -> list[Any]:
-        """Where a block begins in each run, from the values of the digits that number it."""
-        by_axis = dict(zip(self.view.blocks, values, strict=True))
-        digits = self.view.digits
-        below = {a: math.prod(digits[b] for b in run if b > a) for run in self.view.runs for a in run}
-        return [sum(by_axis[a] * below[a] for a in run if a in by_axis) for run in self.view.runs]
-
-
 def add_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView | None:
     """The view of a whole tile of this shape, of which `view` is that of a part; its last block digit is the part's
     number. None if the part is not between two digits.
@@ -246,8 +186,8 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     along = find_gathered_dim(view) if isinstance(each, AllGather) else None
     if along is None and view.count <= UNROLLED:
         whole = add_part_digit(view, step.put, shape) if message == order else None
-        into = None if whole is None else _find_free_writes(whole, order)
-        staged = None if message == order else _find_free_writes(view, message)
+        into = None if whole is None else find_free_runs(whole, order)
+        staged = None if message == order else find_free_runs(view, message)
     if message == order and into is None:
         return None
     put = step.put._replace(axis=order.index(step.put.axis))
@@ -264,7 +204,7 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
 
     def write(filled: Array, blocks: Array, number: Array) -> Array:
         if into is not None:
-            return write_blocks(into, filled, blocks, [number])
+            return write_blocks(into, filled, blocks, number)
         if along is not None:
             part = resize_tile(blocks, in_message)
         elif staged is not None:
@@ -283,14 +223,6 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     return PartWriter(carried, order, pack_as_it_is, send, write)
 
 
-def _find_free_writes(view: TileView, order: Sequence[int]) -> Writes | None:
-    """The places of blocks in a tile whose dims are in this order, if its runs lie in memory as its dims do."""
-    if view.tile != view.padded:
-        return None
-    writes = Writes.of(view, order)
-    return writes if writes.free else None
-
-
 def sent_as_it_lies(program: Program) -> bool:
     """Whether a program is one all-to-all whose operand a TPU sends without a copy, and puts together in one.
 
@@ -307,10 +239,10 @@ def sent_as_it_lies(program: Program) -> bool:
     step = program.instructions[0] if len(program.instructions) == 1 else None
     if not isinstance(step, AllToAll) or step.send.tile != step.send.padded:
         return False
-    sent = Writes.of(step.send, choose_memory_order(program.tile_shape, program.dtype)).view
+    sent = BlockRuns.of(step.send, choose_memory_order(program.tile_shape, program.dtype)).view
     at_front = sent.blocks == tuple(range(len(sent.blocks)))
     along_one = len({step.receive.dims[axis] for axis in step.receive.blocks}) == 1  # Along two, it is copied twice.
-    free = _find_free_writes(step.receive, choose_memory_order(program.tile_shapes[0], program.dtype)) is not None
+    free = find_free_runs(step.receive, choose_memory_order(program.tile_shapes[0], program.dtype)) is not None
     return at_front and along_one and free
 
 
@@ -326,7 +258,7 @@ def pack_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
     ranges = tuple(message) == choose_memory_order(view.tile, part.dtype.name) and message[-1] in {
         view.dims[axis] for axis in view.blocks
     }
-    runs = _find_free_writes(view, message) if ranges and view.count <= UNROLLED else None
+    runs = find_free_runs(view, message) if ranges and view.count <= UNROLLED else None
     if runs is None:
         view = merge_block_digits(view)
         rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
@@ -335,17 +267,16 @@ def pack_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
     tile = fix_layout(part.transpose(message)).reshape(runs.shape)
     filled = make_unfilled((view.count, *extents), part.dtype)
     for number in range(view.count):
-        block = cut_box(tile, list(map(_make_index, runs.starts(runs.values(number)))), runs.block)
+        block = cut_box(tile, runs.starts(number), runs.block)
         filled = lax.dynamic_update_slice_in_dim(filled, block.reshape(1, *extents), number, 0)
     return fix_layout(filled)
 
 
-def write_blocks(writes: Writes, filled: Array, blocks: Array, part: Sequence[Array] = ()) -> Array:
-    """`filled`, in the runs of `writes`, with every block in its place; `part` is the number of their part."""
+def write_blocks(runs: BlockRuns, filled: Array, blocks: Array, *part: Array) -> Array:
+    """`filled`, in these runs, with every block in its place; `part` is the number of their part."""
     for number in range(len(blocks)):
-        starts = writes.starts([*writes.values(number, len(part)), *part])
-        content = blocks[number].reshape(writes.block)
-        filled = lax.dynamic_update_slice(filled, content, list(map(_make_index, starts)), allow_negative_indices=False)
+        starts, content = runs.starts(number, *part), blocks[number].reshape(runs.block)
+        filled = lax.dynamic_update_slice(filled, content, starts, allow_negative_indices=False)
     return filled
 
 
@@ -358,14 +289,9 @@ def slice_part(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Ar
     whole, minor = add_part_digit(step.send, take, tile.shape), choose_memory_order(tile.shape, tile.dtype.name)[-1]
     if whole is None or sum(whole.dims[run[0]] == minor for run in whole.runs) > 1:
         return None
-    runs = Writes.of(whole, range(tile.ndim))
-    starts = runs.starts([*runs.values(place.by_device(step.block), 1), number])
-    kept = cut_box(tile.reshape(runs.shape), list(map(_make_index, starts)), runs.block)
+    runs = BlockRuns.of(whole)
+    kept = cut_box(tile.reshape(runs.shape), runs.starts(place.by_device(step.block), number), runs.block)
     return keep_tile_layout(tile, kept.reshape(step.receive.padded))
-
-
-def _make_index(start: Array | int) -> Array:
-    return jnp.asarray(start, jnp.int32)
 
 
 # Blocks of 64 lanes on a TPU, half a row: two rows of a block travel side by side.

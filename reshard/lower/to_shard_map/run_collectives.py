@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,6 +17,7 @@ from reshard.lower.groups import Groups
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Plain, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import (
+    BlockRuns,
     choose_memory_order,
     cut_box,
     join_blocks,
@@ -36,26 +36,8 @@ _WHOLE_SLICE = 64
 
 def _read_block(view: TileView, number: Array, tile: Array) -> Array:
     """The block of a number, in the runs of the view."""
-    padded = resize_tile(tile, view.padded).reshape([_count_in_run(view, run) for run in view.runs])
-    return cut_box(padded, _find_block_starts(view, number), _list_block_sizes(view))
-
-
-def _find_block_starts(view: TileView, number: Array) -> list[Array]:
-    """Where the block of a number begins, in the runs of the view."""
-    values: dict[int, Array] = {}
-    for axis in reversed(view.blocks):
-        values[axis] = number % view.digits[axis]
-        number = number // view.digits[axis]
-    starts = [sum(values[a] * _count_in_run(view, run, after=a) for a in run if a in values) for run in view.runs]
-    return [jnp.asarray(start, jnp.int32) for start in starts]
-
-
-def _list_block_sizes(view: TileView) -> list[int]:
-    return [_count_in_run(view, [a for a in run if a not in view.blocks]) for run in view.runs]
-
-
-def _count_in_run(view: TileView, run: Sequence[int], after: int = -1) -> int:
-    return math.prod(view.digits[axis] for axis in run if axis > after)
+    runs = BlockRuns.of(view)
+    return cut_box(resize_tile(tile, view.padded).reshape(runs.shape), runs.starts(number), runs.block)
 
 
 def gather_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
@@ -144,14 +126,14 @@ def finish_scattered(step: ReduceScatter, total: Array, shape: Sequence[int]) ->
 def _split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """What the device keeps of its tile, in a tile of zeros, or of the identity of another operation."""
     nothing = np.asarray(identity(tile.dtype.name, step.reduction)).astype(tile.dtype)
-    block = _read_block(step.send, place.by_device(step.keep), tile).reshape(_list_block_sizes(step.receive))
+    runs = BlockRuns.of(step.receive)
+    block = _read_block(step.send, place.by_device(step.keep), tile).reshape(runs.block)
     if None in step.place.values():
         has_data = place.flag(device for device, number in step.place.items() if number is not None)
         block = lax.select(jnp.broadcast_to(has_data, block.shape), block, jnp.full(block.shape, nothing))
     if step.receive.blocks:
         number = place.by_device({device: number or 0 for device, number in step.place.items()})
-        filled = jnp.full([_count_in_run(step.receive, run) for run in step.receive.runs], nothing)
-        block = lax.dynamic_update_slice(filled, block, _find_block_starts(step.receive, number))
+        block = lax.dynamic_update_slice(jnp.full(runs.shape, nothing), block, runs.starts(number))
     return resize_tile(block.reshape(step.receive.padded), shape)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +99,65 @@ def join_blocks(view: TileView, blocks: Array) -> Array:
     order = [*view.blocks, *rest]
     spread = blocks.reshape([view.digits[axis] for axis in order])
     return resize_tile(spread.transpose(np.argsort(order)).reshape(view.padded), view.tile)
+
+
+@dataclass(frozen=True)
+class BlockRuns:
+    """Where the blocks of a tile lie: the tile's dims in an order, each as runs in which a block has one range.
+
+    `view` has the digits of the tile in this order, and those that number the blocks.
+    """
+
+    view: TileView
+
+    @classmethod
+    def of(cls, view: TileView, order: Sequence[int] | None = None) -> BlockRuns:
+        """Those of a tile whose dims lie in memory in this order, or in their own."""
+        rank = {dim: at for at, dim in enumerate(range(len(view.tile)) if order is None else order)}
+        axes = sorted(range(len(view.digits)), key=lambda axis: rank[view.dims[axis]])
+        return cls(
+            replace(
+                view,
+                digits=tuple(view.digits[axis] for axis in axes),
+                dims=tuple(view.dims[axis] for axis in axes),
+                blocks=tuple(axes.index(axis) for axis in view.blocks),
+            )
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tile's shape in runs."""
+        return tuple(math.prod(self.view.digits[axis] for axis in run) for run in self.view.runs)
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """A block's shape in runs."""
+        kept = ([axis for axis in run if axis not in self.view.blocks] for run in self.view.runs)
+        return tuple(math.prod(self.view.digits[axis] for axis in run) for run in kept)
+
+    def starts(self, number: Array | int, *last: Array) -> list[Array]:
+        """Where the block of a number begins in each run; `last` are the values of the last digits that number it."""
+        digits, split = self.view.digits, len(self.view.blocks) - len(last)
+        values: dict[int, Any] = dict(zip(self.view.blocks[split:], last, strict=True))
+        for axis in reversed(self.view.blocks[:split]):
+            values[axis] = number % digits[axis]
+            number = number // digits[axis]
+        below = {a: math.prod(digits[b] for b in run if b > a) for run in self.view.runs for a in run}
+        starts = [sum(values[a] * below[a] for a in run if a in values) for run in self.view.runs]
+        return [jnp.asarray(start, jnp.int32) for start in starts]
+
+
+def find_free_runs(view: TileView, order: Sequence[int]) -> BlockRuns | None:
+    """The places of blocks in a tile whose dims are in this order; None unless its runs lie in a TPU's memory as its
+    dims do, so that neither is copied to the other."""
+    if view.tile != view.padded:
+        return None
+    free = BlockRuns.of(view, order)
+    runs = [[run for run in free.view.runs if free.view.dims[run[0]] == dim] for dim in dict.fromkeys(free.view.dims)]
+    if len(runs[-1]) > 1 or free.block[-1] % LANES:
+        return None
+    whole_rows = len(runs) < 2 or len(runs[-2]) == 1 or free.shape[-2] % SUBLANES == 0
+    return free if whole_rows else None
 
 
 def cut_box(tile: Array, starts: Sequence[Array], extents: Sequence[int]) -> Array:

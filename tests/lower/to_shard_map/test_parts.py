@@ -241,7 +241,7 @@ def small_tpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
     for module in (tile_memory, part_loops, part_writers):
         monkeypatch.setattr(module, "LANES", 4)
-        monkeypatch.setattr(module, "SUBLANES", 2)
+        monkeypatch.setattr(module, "SUBLANES", 2, raising=False)
     monkeypatch.setattr(tile_memory, "_choose_memory_order", getattr(tile_memory, "_choose_memory_order").__wrapped__)  # noqa: B009
     monkeypatch.setattr(part_writers, "UNROLLED", 8)
     monkeypatch.setattr(run_exchange, "LOOPED", 2)
