@@ -50,7 +50,7 @@ class Box(NamedTuple):
         return math.prod(extent for _, extent in self.src)
 
     @property
-    def form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def extents(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Its extents at both ends."""
         return tuple(extent for _, extent in self.src), tuple(extent for _, extent in self.dst)
 
@@ -70,34 +70,8 @@ class Transfer(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """The extents of its blocks, whatever their places and strides."""
+        """The extents of its blocks, whatever their places and strides: one program can serve messages of one form."""
         return tuple([block.extents for block in self.blocks])
-
-
-class SlicedTransfer(NamedTuple):
-    """A `Transfer` for who addresses a tile by slices of its digits: boxes instead of blocks."""
-
-    sender: int
-    receiver: int
-    boxes: tuple[Box, ...]
-    relayed: bool = False
-
-    @property
-    def elements(self) -> int:
-        """Elements in the message."""
-        return sum(box.elements for box in self.boxes)
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """The extents of its boxes, whatever their places: one program can serve all messages of a form."""
-        return tuple(box.form for box in self.boxes)
-
-
-class SlicedRounds(NamedTuple):
-    """The local copies and the rounds of an exchange, as slices."""
-
-    local: tuple[SlicedTransfer, ...]
-    rounds: tuple[tuple[SlicedTransfer, ...], ...]
 
 
 Rounds = tuple[tuple[Transfer, ...], ...]
@@ -123,16 +97,17 @@ class Exchange:
     strided: bool = False
 
     @cached_property
-    def sliced(self) -> SlicedRounds:
-        """All transfers as slices of the digits of both tiles; not of a `strided` exchange."""
-        turns = [tuple(map(self.slice_transfer, turn)) for turn in (self.local, *self.rounds)]
-        return SlicedRounds(turns[0], tuple(turns[1:]))
+    def sliced(self) -> tuple[tuple[Transfer, ...], Rounds]:
+        """The local copies and the rounds, with boxes as blocks: slices of the digits of both tiles. Not of a `strided`
+        exchange."""
+        local, *rounds = (tuple(map(self.slice_transfer, turn)) for turn in (self.local, *self.rounds))
+        return local, tuple(rounds)
 
-    def slice_transfer(self, transfer: Transfer) -> SlicedTransfer:
-        """One transfer as slices; a relayed one is read from a tile of the result."""
+    def slice_transfer(self, transfer: Transfer) -> Transfer:
+        """One transfer with boxes as blocks; a relayed one is read from a tile of the result."""
         send, receive = (self.receive if transfer.relayed else self.send).digits, self.receive.digits
         boxes = [box for block in transfer.blocks for box in digit_boxes(block, send, receive)]
-        return SlicedTransfer(transfer.sender, transfer.receiver, tuple(boxes), transfer.relayed)
+        return transfer._replace(blocks=tuple(boxes))
 
 
 def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> Iterator[Box]:
@@ -266,14 +241,12 @@ def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int |
 
     @cache
     def sent(receiver: int) -> list[int]:
-        each = [sent_spans(r, receiver, piece) for piece in pieces]
-        return [sum(low * send[at] for at, (low, _) in spans.items()) for spans in each]
+        return [_offset_of_spans(sent_spans(r, receiver, piece), send) for piece in pieces]
 
     @cache
     def received(numbers: tuple[int, ...]) -> list[int]:
         share = {digit.src: n for (digit, _), n in zip(even.shares, numbers, strict=True)}
-        each = [received_spans(r, share, piece) for piece in pieces]
-        return [sum(low * receive[at] for at, (low, _) in spans.items()) for spans in each]
+        return [_offset_of_spans(received_spans(r, share, piece), receive) for piece in pieces]
 
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
@@ -296,6 +269,10 @@ def _digit_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
             strides[at] = stride
             stride *= digit.radix
     return strides
+
+
+def _offset_of_spans(spans: Mapping[int, Span], strides: Mapping[int, int]) -> int:
+    return sum(low * strides[at] for at, (low, _) in spans.items())
 
 
 def _piece_axes(

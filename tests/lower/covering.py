@@ -62,7 +62,7 @@ def covers(step: Step, exchange: Exchange) -> None:
     """Each true element of each target tile is written once, from a device that holds that very element."""
     written: Counter[tuple[int, int]] = Counter()
     for transfer in (*exchange.local, *(t for turn in exchange.rounds for t in turn)):
-        sliced = exchange.slice_transfer(transfer).boxes
+        sliced = exchange.slice_transfer(transfer).blocks
         ends = [(elements(exchange.send.digits, b.src), elements(exchange.receive.digits, b.dst)) for b in sliced]
         pairs = [pair for block in transfer.blocks for pair in offsets(block)]
         assert sorted(pair for each in ends for pair in zip(*each, strict=True)) == sorted(pairs)

@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.jax import placement
 from reshard.jax.placement import devices_of
 from reshard.jax.running import start_program
-from reshard.lower.exchange_rounds import Exchange, SlicedTransfer, Transfer
+from reshard.lower.exchange_rounds import Exchange, Transfer
 from reshard.lower.to_shard_map import run_exchange as messages
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.run_exchange import MessageBatch
@@ -185,7 +185,7 @@ def run_stages(
 #                    either set runs it, and devices that send nothing give it an empty message
 
 
-Round = Sequence[SlicedTransfer | Transfer]
+Round = Sequence[Transfer]
 Pairs = tuple[tuple[int, int], ...]
 """Positions of senders and receivers."""
 

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ import numpy as np
 from jax import lax
 
 from reshard.geometry.blocks import Axis, Block, cut_block
-from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlicedTransfer, SlotTransfer, Transfer
+from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfer, Transfer
 from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import (
@@ -48,9 +48,7 @@ from reshard.lower.to_shard_map.tile_memory import (
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
-AnyTransfer = SlicedTransfer | Transfer
-Round = Sequence[AnyTransfer]
-T = TypeVar("T", bound=AnyTransfer)
+Round = Sequence[Transfer]
 PIECES = 4
 """The fewest rounds between the same devices that become a loop: a tight budget cuts messages into thousands of pieces.
 """
@@ -118,7 +116,7 @@ def _choose_orders(step: Exchange, dtype: str, loops: bool, in_part: bool) -> Or
         # In a part, and where messages differ in form, only the result of loops has an order: XLA would lay it out as
         # the loop writes it, whatever the padding.
         return Orders(None, None, choose_memory_order(step.receive.digits, dtype)) if loops else PLAIN
-    sent, received = list_rounds(step)[0][0].boxes[0].form
+    sent, received = list_rounds(step)[0][0].blocks[0].extents
     (send, receive) = (
         choose_memory_order(view.digits if is_cut_in_place(view.tile, box, dtype) else form, dtype)
         for view, form in ((step.send, sent), (step.receive, received))
@@ -230,7 +228,7 @@ def _run_round(
     filled: Sequence[Array],
 ) -> list[Array]:
     first = kinds[0][0]
-    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and len(first.boxes) == 1:
+    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and len(first.blocks) == 1:
         # On a TPU the message travels in the order of least padding.
         message = first.take(opened[0], orders.send).transpose(orders.message)
         message = permute(message if orders.message == orders.send else fix_layout(message))
@@ -284,9 +282,9 @@ def _list_tile_digits(step: Exchange, receiving: bool = False) -> tuple[int, ...
 # looked up by its position, and by the number of the round where one program runs many.
 
 
-def group_by_form(transfers: Sequence[T]) -> list[list[T]]:
+def group_by_form(transfers: Round) -> list[list[Transfer]]:
     """Transfers grouped by form, with at most one transfer a device in each group."""
-    kinds: dict[tuple[Any, ...], list[T]] = {}
+    kinds: dict[tuple[Any, ...], list[Transfer]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
         form = t.form
@@ -304,15 +302,15 @@ class BlockMessages:
         self.number = number
         self.first: Any = next(t for one in rounds for t in one)
         self.elements = self.first.elements
-        self.boxes = self.first.boxes if self.sliced else self.first.blocks
+        self.blocks = self.first.blocks
         self.place = place
 
     def take(self, tile: Array, order: Sequence[int] | None = None) -> Array:
         """This device's blocks in one message, on a TPU cut out of a tile whose axes have this order in memory."""
         parts: list[Array] = []
-        for at, box in enumerate(self.boxes):
+        for at, box in enumerate(self.blocks):
             if self.sliced:
-                part = cut_box(tile, self._columns(at, "sender"), box.form[0])
+                part = cut_box(tile, self._columns(at, "sender"), box.extents[0])
                 parts.append(part if order is None else fix_layout(part, order))
             else:
                 parts.append(tile[self._places(at, "sender")])
@@ -324,11 +322,11 @@ class BlockMessages:
         table = self._members("receiver")
         gets = None if table.all() else self._look_up(table) != 0
         done = 0
-        for at, box in enumerate(self.boxes):
-            part = message if len(self.boxes) == 1 else message[done : done + box.elements]
+        for at, box in enumerate(self.blocks):
+            part = message if len(self.blocks) == 1 else message[done : done + box.elements]
             done += box.elements
             if self.sliced:
-                content, starts = part.reshape(box.form[1]), self._columns(at, "receiver")
+                content, starts = part.reshape(box.extents[1]), self._columns(at, "receiver")
                 if order is not None:
                     content, starts = content.transpose(order), [starts[axis] for axis in order]
                 filled = write_box(filled, content, starts, gets)
@@ -357,7 +355,7 @@ class BlockMessages:
 
         def row(transfer: Any) -> Sequence[int]:
             if self.sliced:
-                return [start for start, _ in getattr(transfer.boxes[at], end)]
+                return [start for start, _ in getattr(transfer.blocks[at], end)]
             block = transfer.blocks[at]
             return [getattr(block, end), *(getattr(axis, end) for axis in block.axes)]
 
@@ -414,7 +412,7 @@ def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     starts: dict[int, dict[int, tuple[int, ...]]] = {}
     for number, one in enumerate(rounds):
         for t in one:
-            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
+            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.blocks[0].dst)
     count = math.prod(count_boxes(step))
     if len(rounds) != count or any(len(by_round) != count for by_round in starts.values()):
         return None
@@ -443,7 +441,7 @@ def _list_transfers(step: Exchange) -> tuple[Sequence[Any], Sequence[Sequence[An
 
 def count_boxes(step: Exchange) -> tuple[int, ...]:
     """The number of boxes along each axis of the result."""
-    box = next(t for one in list_rounds(step) for t in one).boxes[0]
+    box = next(t for one in list_rounds(step) for t in one).blocks[0]
     return tuple(radix // extent for radix, (_, extent) in zip(step.receive.digits, box.dst, strict=True))
 
 
@@ -489,7 +487,7 @@ def batch_rounds(step: Exchange) -> list[MessageBatch]:
     """
     # What devices copy for themselves goes in rounds as well, in pieces no larger than the largest message.
     most = max((t.elements for one in step.rounds for t in one), default=None)
-    copies: dict[int, list[AnyTransfer]] = {}
+    copies: dict[int, list[Transfer]] = {}
     for t in step.local:
         for block in t.blocks:
             for part in cut_block(block, most or max(1, t.elements)):
@@ -669,7 +667,7 @@ def repeat_rounds(
 def find_box_extents(step: Exchange) -> list[int] | None:
     """The extents by dim of the slices of all messages, or None if they differ."""
     forms: set[tuple[int, ...]] = set()
-    for extents in {box.form[0] for one in list_rounds(step) for t in one for box in t.boxes}:
+    for extents in {box.extents[0] for one in list_rounds(step) for t in one for box in t.blocks}:
         by_axis = list(zip(step.send.dims, extents, strict=True))
         dims = range(len(step.send.tile))
         forms.add(tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in dims))

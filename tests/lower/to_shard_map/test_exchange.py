@@ -60,7 +60,7 @@ def lowered(source: str, target: str, chunk: int | None = None, mesh: Mesh = MES
 
 def count_alike(source: str, target: str, chunk: int | None = None) -> list[int]:
     """The number of rounds in each group that one loop runs."""
-    return [len(rounds) for rounds in run_exchange._group_alike(lowered(source, target, chunk).sliced.rounds)]
+    return [len(rounds) for rounds in run_exchange._group_alike(lowered(source, target, chunk).sliced[1])]
 
 
 def test_rounds_that_share_a_loop(monkeypatch: pytest.MonkeyPatch):
@@ -113,8 +113,8 @@ def test_a_loop_sends_what_is_promised(monkeypatch: pytest.MonkeyPatch):
 
 def test_transfers_of_a_kind_have_one_form_and_each_device_once():
     """Two messages of one form to one device, as local copies may be, are two kinds."""
-    sliced = lowered("f32[{x}3/10, 8]", "f32[{y}5, 8]").sliced
-    for one in [sliced.local, (*sliced.local, *sliced.local), *sliced.rounds]:
+    local, rounds = lowered("f32[{x}3/10, 8]", "f32[{y}5, 8]").sliced
+    for one in [local, (*local, *local), *rounds]:
         kinds = run_exchange.group_by_form(one)
         assert sorted(t for kind in kinds for t in kind) == sorted(one)
         for kind in kinds:
