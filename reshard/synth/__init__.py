@@ -11,7 +11,7 @@ routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step
 options    what a caller asks for, read once
 budget     steps cut until a plan fits
-view_moves plans of moves with a view, a part or a cast, around an ordinary plan
+moves plans of moves with a view, a part or a cast, around an ordinary plan
 tree_batches many arrays: which share launches, in which order, and what fits a budget
 network    `Network`, and the presets: the figures of known machines
 wires      `Link`; what rings, lines and tori carry; where a mesh lies on physical axes

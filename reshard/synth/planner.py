@@ -33,7 +33,7 @@ from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set
 from reshard.plans.pipeline import Pipeline, plan_part
 from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
 from reshard.plans.step import find_peaks
-from reshard.synth import cost, view_moves
+from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
 from reshard.synth.options import SLACK, PlanOptions
@@ -91,8 +91,8 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
 
 @lru_cache(maxsize=4096)
 def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
-    """The best plan of a move with a view, a part or a cast, from those of its middle; see `view_moves`."""
-    made, network = view_moves.plan_candidates(move, _plan_layouts, options), options.network
+    """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
+    made, network = moves.plan_candidates(move, _plan_layouts, options), options.network
     if not one_set(move.source.mesh, move.target.mesh):
         made = [cost.time_crossing(plan, network) for plan in made]
     elif network is not None:

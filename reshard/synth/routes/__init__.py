@@ -2,12 +2,12 @@
 
     routes(pair: Pair, links: Links | None) -> Iterator[Route]
 
-    normal          pairs that refine: slice ; move ; gather, at the lower bound; for a network also with gathers and
-                    all-to-alls fused or staged by axis
+    normal          pairs that refine: slice ; move ; gather, at the lower bound, with the layouts on the way as states
+                    of who holds each digit; for a network also with gathers and all-to-alls fused or staged by axis
     boxes           pairs that do not refine: an exchange of boxes, with slices before and gathers after
     permute_first   contiguous pairs that refine once a permute has reordered their holders
-    reduction       partial sources: finish the reduction, then any of the above
-    start           targets that are partial where the source is not: any of the above, then split the sum
+    reduction       partial sources: finish the reduction, then any of the above; targets that are partial where the
+                    source is not: any of the above, then split the sum
 
 The planner itself asks two more, which need more than the links:
 
@@ -15,7 +15,6 @@ The planner itself asks two more, which need more than the links:
     idle            for a network: over axes that neither layout uses
 
     route           `Pair`, `Route` and the signature
-    chains          the layouts on the way, as states of who holds each digit
 
 `list_routes` asks those modules that can route a pair, in this order: of equally good plans the first is taken.
 
@@ -28,7 +27,7 @@ To add a module of routes, say `halos`, for layouts that differ by a shift:
 """
 
 from reshard.synth.network import Links
-from reshard.synth.routes import boxes, normal, permute_first, reduction, start
+from reshard.synth.routes import boxes, normal, permute_first, reduction
 from reshard.synth.routes.route import Pair as Pair
 from reshard.synth.routes.route import Route as Route
 from reshard.types.whole import check_deadline
@@ -43,7 +42,7 @@ def list_routes(pair: Pair, links: Links | None) -> list[Route]:
     [['all_gather'], ['exchange']]
     """
     if pair.reduces:
-        modules = [start.routes] if pair.starts else [reduction.routes]
+        modules = [reduction.routes]
     elif pair.refinement is None:
         modules = [boxes.routes, permute_first.routes]
     else:

@@ -18,12 +18,9 @@ from reshard.errors import LayoutError
 from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
 from reshard.synth.routes import normal, permute_first
-from reshard.synth.routes.chains import Chains
+from reshard.synth.routes.normal import Chains
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout
-
-_Spans = list[tuple[int, int]]
-"""(stride, stride * size) of sub-axes."""
 
 
 def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
@@ -39,7 +36,13 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if pair.reduces or pair.refinement is not None:
         return
     source, target = pair.source, pair.target
-    yield from _list_direct(source, target)
+    if permute_first.is_permute(source, target):
+        yield (StepSpec("permute", target),)
+    if source.mesh == target.mesh:
+        # Where sub-axes of the two cannot coexist in one layout, nothing can be sliced or gathered.
+        with contextlib.suppress(LayoutError):
+            yield from _sliced_and_gathered(source, target)
+    yield (StepSpec("exchange", target),)
     # One exchange, of fewer rounds, to a layout from which one gather leads to the target.
     for between in permute_first.list_before_gathers(source, target):
         kind = "permute" if permute_first.is_permute(source, between) else "exchange"
@@ -58,42 +61,32 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         yield from ((*rest, StepSpec("exchange", target)) for rest in normal.routes(Pair(source, last), links))
 
 
-def _list_direct(source: Layout, target: Layout) -> Iterator[Route]:
-    """One step that does it all, and the exchange between slices and gathers."""
-    if permute_first.is_permute(source, target):
-        yield (StepSpec("permute", target),)
-    if source.mesh == target.mesh:
-        # Where sub-axes of the two cannot coexist in one layout, nothing can be sliced or gathered.
-        with contextlib.suppress(LayoutError):
-            yield from _sliced_and_gathered(source, target)
-    yield (StepSpec("exchange", target),)
-
-
 def _sliced_and_gathered(source: Layout, target: Layout) -> Iterator[Route]:
     """slice ; exchange ; gather, with the slices and gathers of the dims that refine."""
-    used_before, used_after = _list_spans(source), _list_spans(target)
+    # (stride, stride * size) of the sub-axes that each layout uses, and whether a digit's holder overlaps none of them.
+    spans = [[end.mesh.span(axis) for axis in (*end.held, *end.partial)] for end in (source, target)]
+
+    def unused(stride: int | None, radix: int, used: list[tuple[int, int]]) -> bool:
+        return stride is not None and not any(low < stride * radix and stride < high for low, high in used)
+
     before, after = list(source.dims), list(target.dims)
     for at in range(len(before)):
         pair = Pair(_only_dim(source, at), _only_dim(target, at))
         if pair.refinement is not None:
             chains = Chains(pair, pair.refinement)
-            # The source's dim, sliced by the target's strides that no dim of the source uses.
-            free = {d.dst for d in chains.refinement.digits if not _overlaps_any(d.dst, d.radix, used_before)}
-            state = tuple(d if s is None and d in free else s for s, d in zip(chains.start, chains.end, strict=True))
-            before[at] = chains.layout(state).dims[0]
-            after[at] = _ungather_dim(chains, used_after)
+            digits, ends = chains.refinement.digits, list(zip(chains.start, chains.end, strict=True))
+            # The source's dim, sliced by the target's strides that no dim of the source uses; and the target's, still
+            # held by the source's strides that no dim of the target uses.
+            free = {d.dst for d in digits if unused(d.dst, d.radix, spans[0])}
+            spent = {d.src for d in digits if unused(d.src, d.radix, spans[1])}
+            sliced = tuple(d if s is None and d in free else s for s, d in ends)
+            ungathered = tuple(s if d is None and s in spent else d for s, d in ends)
+            before[at], after[at] = chains.layout(sliced).dims[0], chains.layout(ungathered).dims[0]
     first, last = _with_dims(source, before), _with_dims(target, after)
     if first != source or last != target:
         path = [source, first, last, target]
         kinds = ("slice", "exchange", "all_gather")
         yield tuple(StepSpec(k, to) for k, (at, to) in zip(kinds, pairwise(path), strict=True) if at != to)
-
-
-def _ungather_dim(chains: Chains, used: _Spans) -> Dim:
-    """The target's dim, still held by the source's strides that no dim of the target uses."""
-    spent = {d.src for d in chains.refinement.digits if not _overlaps_any(d.src, d.radix, used)}
-    state = tuple(s if d is None and s in spent else d for s, d in zip(chains.start, chains.end, strict=True))
-    return chains.layout(state).dims[0]
 
 
 def _deal_out(layout: Layout, other: Layout) -> Layout | None:
@@ -119,14 +112,3 @@ def _only_dim(layout: Layout, at: int) -> Layout:
 
 def _with_dims(layout: Layout, dims: list[Dim]) -> Layout:
     return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
-
-
-def _list_spans(layout: Layout) -> _Spans:
-    """The spans of positions that the layout uses."""
-    strides = [(layout.mesh.stride(axis), axis.size) for axis in (*layout.held, *layout.partial)]
-    return [(stride, stride * size) for stride, size in strides]
-
-
-def _overlaps_any(stride: int | None, radix: int, spans: _Spans) -> bool:
-    """Whether a digit's holder overlaps one of the spans; a local digit counts as overlapping."""
-    return stride is None or any(low < stride * radix and stride < high for low, high in spans)

@@ -22,7 +22,6 @@ that its summands hold in parts.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -33,9 +32,8 @@ from reshard.plans.plan import StepSpec
 from reshard.plans.rules.step_mode import StepMode
 from reshard.synth.network import Network
 from reshard.synth.routes import permute_first, reduction
-from reshard.synth.routes import start as starting
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fit_digits
+from reshard.types.layout import Digit, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
 
 MOST_RELAYED = 1 << 14
@@ -52,8 +50,17 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
     """
     if not pair.crosses:
         return
-    ends = [*_list_landings(pair.target, network)]
-    for before, near in _finish_sum(pair.source):
+    source, ends = pair.source, [*_list_landings(pair.target, network)]
+    # Steps that finish the source's sum, and what they reach; the source itself if there is none to finish.
+    starts: list[tuple[Route, Layout]] = [] if source.partial else [((), source)]
+    if source.partial:
+        whole = replace(source, partial=(), reduction=None)
+        for near in dict.fromkeys([*_list_cuts(whole, source.partial), whole]):
+            # Starts are right for any pair on one mesh; the first is the one with the fewest bytes.
+            route = next(reduction.routes(Pair(source, near), None), None)
+            if route is not None:
+                starts.append((route, near))
+    for before, near in starts:
         for far, after in ends:
             yield (*before, StepSpec("permute" if permute_first.is_permute(near, far) else "exchange", far), *after)
 
@@ -73,43 +80,24 @@ def list_relays(pair: Pair) -> Iterator[Route]:
     yield (StepSpec("exchange", target, StepMode(relay=True)),)
 
 
-def _finish_sum(source: Layout) -> Iterator[tuple[Route, Layout]]:
-    """Steps that finish the source's sum, and what they reach; the source itself if there is none to finish."""
-    if not source.partial:
-        yield (), source
-        return
-    whole = replace(source, partial=(), reduction=None)
-    for near in dict.fromkeys([*_list_cuts(whole, source.partial), whole]):
-        # Starts are right for any pair on one mesh; the first is the one with the fewest bytes.
-        route = next(reduction.routes(Pair(source, near), None), None)
-        if route is not None:
-            yield route, near
-
-
 def _list_landings(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
     """Layouts to cross to, and the steps from there to the target."""
     whole = replace(target, partial=(), reduction=None)
     for start in dict.fromkeys([*_list_cuts(whole, target.partial), whole]):
-        last = next(starting.routes(Pair(start, target), None)) if target.partial else ()
+        last = next(reduction.routes(Pair(start, target), None)) if target.partial else ()
         yield start, last
-        cuts = (_list_cuts(start, axes) for axes in _choose_gathered(start, (*target.held, *target.partial), network))
-        for far in dict.fromkeys(itertools.chain.from_iterable(cuts)):
+        idle = _list_idle(start.mesh, (*target.held, *target.partial))
+        gathered = [idle]
+        if network is not None:
+            # Also those with the fastest links only: elements cross once for each domain that needs them, and no
+            # gather runs between domains.
+            links = network.links(start.mesh)
+            for slowest in sorted({links[axis.axis].bandwidth for axis in idle})[1:]:
+                gathered.append([axis for axis in idle if links[axis.axis].bandwidth >= slowest])
+        for far in dict.fromkeys(cut for axes in gathered for cut in _list_cuts(start, axes)):
             # Padded pieces may not nest in the target's.
             gather = "exchange" if refine(far, start) is None else "all_gather"
             yield far, (StepSpec(gather, start), *last)
-
-
-def _choose_gathered(target: Layout, used: Sequence[SubAxis], network: Network | None) -> Iterator[list[SubAxis]]:
-    """The sub-axes to gather along: all idle ones; with a network, also only those with the fastest links.
-
-    Elements then cross once for each domain that needs them, and no gather runs between domains.
-    """
-    idle = _list_idle(target.mesh, used)
-    yield idle
-    if network is not None:
-        links = network.links(target.mesh)
-        for slowest in sorted({links[axis.axis].bandwidth for axis in idle})[1:]:
-            yield [axis for axis in idle if links[axis.axis].bandwidth >= slowest]
 
 
 def _list_cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
@@ -118,42 +106,29 @@ def _list_cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
     A prime of a sub-axis that no dim is long enough for is left out.
     """
     primes = [prime for axis in axes for prime in prime_places(layout.mesh, axis)]
+    # For each dim its longest local digit, the last one among equals: its number, and what is left of it.
+    local = [[(d.radix, at) for at, d in enumerate(dim.digits) if d.axis is None] for dim in layout.dims]
+    longest = [max(digits, default=(1, None)) for digits in local]
     cuts: list[Layout] = []
     for first in range(len(layout.dims)):
-        cut = _cut_layout(layout, primes, [*range(first, len(layout.dims)), *range(first)])
-        if cut != layout:
-            cuts.append(cut)
+        order = [*range(first, len(layout.dims)), *range(first)]
+        rest, held = [radix for radix, _ in longest], [list[Digit]() for _ in longest]
+        for stride, prime in primes:
+            # To the first dim whose digit the prime divides, or else to the first whose last digit is long enough:
+            # only there can pieces be padded.
+            whole = [at for at in order if rest[at] and rest[at] % prime == 0]
+            padded = [at for at in order if longest[at][1] == len(layout.dims[at].digits) - 1 and rest[at] >= prime]
+            for at in [*whole, *padded][:1]:
+                held[at] += [Digit(axis.size, axis) for axis in layout.mesh.sub_axes(stride, prime)]
+                rest[at] = -(-rest[at] // prime)
+        dims = list(layout.dims)
+        for number, (dim, (_, at)) in enumerate(zip(layout.dims, longest, strict=True)):
+            if at is not None and held[number]:
+                digits = (*dim.digits[:at], *held[number], Digit(rest[number], None), *dim.digits[at + 1 :])
+                dims[number] = fit_digits(digits, dim.size)
+        if dims != list(layout.dims):
+            cuts.append(replace(layout, dims=tuple(dims)))
     yield from dict.fromkeys(cuts)
-
-
-def _cut_layout(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]) -> Layout:
-    """Each prime goes to the first dim, in this order, whose longest local digit it divides, or else to the first whose
-    last digit is long enough: only there can pieces be padded.
-    """
-    places = [_longest_local(dim) for dim in layout.dims]
-    rest = [1 if at is None else dim.digits[at].radix for dim, at in zip(layout.dims, places, strict=True)]
-    held: list[list[Digit]] = [[] for _ in rest]
-    for stride, prime in primes:
-        whole = [at for at in order if rest[at] and rest[at] % prime == 0]
-        padded = [at for at in order if places[at] == len(layout.dims[at].digits) - 1 and rest[at] >= prime]
-        for at in [*whole, *padded][:1]:
-            held[at] += [Digit(axis.size, axis) for axis in layout.mesh.sub_axes(stride, prime)]
-            rest[at] = -(-rest[at] // prime)
-    dims = zip(layout.dims, places, held, rest, strict=True)
-    return replace(layout, dims=tuple(_divide_dim(*each) for each in dims))
-
-
-def _longest_local(dim: Dim) -> int | None:
-    """The number of the longest local digit of a dim, of the last one among equals."""
-    local = [(digit.radix, at) for at, digit in enumerate(dim.digits) if digit.axis is None]
-    return max(local)[1] if local else None
-
-
-def _divide_dim(dim: Dim, at: int | None, held: Sequence[Digit], rest: int) -> Dim:
-    """The dim with a local digit divided among held ones, of which each piece has `rest` elements."""
-    if at is None or not held:
-        return dim
-    return fit_digits((*dim.digits[:at], *held, Digit(rest, None), *dim.digits[at + 1 :]), dim.size)
 
 
 def _list_idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:

@@ -24,9 +24,9 @@ from reshard.plans.plan import StepSpec
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal, reduction
-from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fit_digits
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.synth.routes.route import Pair, Route, hold_digits
+from reshard.types.layout import Layout
+from reshard.types.mesh import SubAxis
 
 
 def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
@@ -67,49 +67,35 @@ def sort_idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
     """
     mesh = pair.source.mesh
     used = [axis for layout in (pair.source, pair.target) for axis in (*layout.held, *layout.partial)]
-    free = [
-        axis
-        for name in reversed(list(mesh.axes))
-        for axis in _free_factors(mesh, name, [a for a in used if a.axis == name])
-    ]
+    free: list[SubAxis] = []
+    for name in reversed(list(mesh.axes)):
+        # What sub-axes leave of an axis, where it is a factor of it.
+        pre = 1
+        for axis in sorted((axis for axis in used if axis.axis == name), key=lambda axis: axis.pre):
+            if axis.pre > pre and axis.pre % pre == 0:
+                free.append(SubAxis(name, pre, axis.pre // pre))
+            pre = max(pre, axis.pre * axis.size)
+        if mesh.axes[name] > pre and mesh.axes[name] % pre == 0:
+            free.append(SubAxis(name, pre, mesh.axes[name] // pre))
     return sorted(free, key=lambda axis: links[axis.axis].speed, reverse=True)
 
 
-def _free_factors(mesh: Mesh, name: str, used: list[SubAxis]) -> Iterator[SubAxis]:
-    """What sub-axes leave of an axis, where it is a factor of it."""
-    pre = 1
-    for axis in sorted(used, key=lambda axis: axis.pre):
-        if axis.pre > pre and axis.pre % pre == 0:
-            yield SubAxis(name, pre, axis.pre // pre)
-        pre = max(pre, axis.pre * axis.size)
-    if mesh.axes[name] > pre and mesh.axes[name] % pre == 0:
-        yield SubAxis(name, pre, mesh.axes[name] // pre)
-
-
 def _slice_idle(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layout | None:
-    """The source cut by axes along digits that are local in both layouts; None where such digits do not divide."""
+    """The source cut by axes along digits that are local in both layouts; None where such digits do not divide, or the
+    sub-axes cannot coexist in one layout."""
     left = [digit.radix if digit.src is None and digit.dst is None else 1 for digit in refinement.digits]
-    held: list[list[Digit]] = [[] for _ in left]
+    held: list[list[SubAxis]] = [[] for _ in left]
     for axis in axes:
         at = next((n for n, radix in enumerate(left) if radix and radix % axis.size == 0), None)
         if at is None:
             return None
         left[at] //= axis.size
-        held[at].append(Digit(axis.size, axis))
-    return _with_digits(source, refinement, held, left)
-
-
-def _with_digits(source: Layout, refinement: Refinement, held: list[list[Digit]], left: list[int]) -> Layout | None:
-    """The source with its refined digits, of which those that are local on both sides are `held` before what is
-    `left` of them; None where sub-axes cannot coexist in one layout."""
-    mesh = source.mesh
-    digits: list[list[Digit]] = [[] for _ in source.dims]
+        held[at].append(axis)
+    digits: list[tuple[int, int, int | None]] = []
     for (dim, radix, src, dst), new, rest in zip(refinement.digits, held, left, strict=True):
-        if src is not None:
-            digits[dim] += [Digit(sub.size, sub) for sub in mesh.sub_axes(src, radix)]
-        else:
-            digits[dim] += [*new, Digit(radix if dst is not None else rest, None)]
+        if src is None:
+            digits += [(dim, axis.size, source.mesh.stride(axis)) for axis in new]
+        digits.append((dim, radix if src is not None or dst is not None else rest, src))
     with contextlib.suppress(LayoutError):
-        dims: tuple[Dim, ...] = tuple(fit_digits(ds, dim.size) for ds, dim in zip(digits, source.dims, strict=True))
-        return Layout(mesh, dims, source.dtype, source.reduction, source.partial)
+        return hold_digits(source, digits)
     return None

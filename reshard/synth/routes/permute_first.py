@@ -24,8 +24,8 @@ from reshard.plans.rules.collectives import check_step
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal
-from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fit_digits
+from reshard.synth.routes.route import Pair, Route, hold_digits
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis, prime_places
 from reshard.types.whole import primes
 
@@ -141,13 +141,11 @@ def gather_in_part(source: Layout, target: Layout) -> Iterator[list[Layout]]:
 
 def _coarsen(source: Layout, fine: Holders, kept: Holders) -> Layout:
     """The layout with these holders whose pieces are made of whole pieces of `fine`."""
-    mesh = source.mesh
-    dims = list[Dim]()
-    for dim, held, major in zip(source.dims, fine, kept, strict=True):
-        local = dim.tile * math.prod(size for _, size in held[len(major) :])
-        axes = [sub for stride, size in major for sub in mesh.sub_axes(stride, size)]
-        dims.append(fit_digits([*(Digit(sub.size, sub) for sub in axes), Digit(local, None)], dim.size))
-    return Layout(mesh, tuple(dims), source.dtype, source.reduction, source.partial)
+    digits: list[tuple[int, int, int | None]] = []
+    for at, (held, major) in enumerate(zip(fine, kept, strict=True)):
+        digits += [(at, size, stride) for stride, size in major]
+        digits.append((at, source.dims[at].tile * math.prod(size for _, size in held[len(major) :]), None))
+    return hold_digits(source, digits)
 
 
 # ---- paths: layouts to pass through ----------------------------------------------------------------
@@ -178,7 +176,8 @@ def _guess_states(
     home = _home_dims(after)
     opened = [[p for p in dim if p in home] for dim in before]
     slices = (_slice_holders(source, before, after), _refine_holders(source, target, before, after))
-    for first in _drop_repeats([before, *slices, opened]):
+    every = [before, *slices, opened]
+    for first in (state for at, state in enumerate(every) if state not in every[:at]):
         permuted = _count_like(source, first, after)
         for start in [[first]] if permuted is None else [[first, permuted], [first]]:
             yield start
@@ -189,18 +188,14 @@ def _guess_states(
                     for order in islice(_list_orders(parked, after), 2):
                         yield [first, parked, *_move_one_by_one(parked, after, order)]
             if thorough:
-                yield from _list_trips(start, after)
+                # All trips, one by one in some orders, then together.
+                for order in _list_orders(start[-1], after):
+                    yield [*start, *_move_one_by_one(start[-1], after, order)]
+                for ordered in (False, True):
+                    yield [*start, *_move_together(start[-1], after, ordered)]
     back = _count_like(target, after, before) if thorough else None
     if back is not None:
         yield [back]
-
-
-def _list_trips(start: list[Holders], after: Holders) -> Iterator[list[Holders]]:
-    """All trips from the last state of `start`, one by one in some orders, then together."""
-    for order in _list_orders(start[-1], after):
-        yield [*start, *_move_one_by_one(start[-1], after, order)]
-    for ordered in (False, True):
-        yield [*start, *_move_together(start[-1], after, ordered)]
 
 
 # ---- states that slice -----------------------------------------------------------------------------
@@ -249,44 +244,32 @@ def _count_like(layout: Layout, held: Holders, wanted: Holders, park: bool = Fal
     The rest is filled with the dim's own factors, then any; with `park` first with what other dims want, so that it
     is at hand to move on. None if nothing changes or no factor of some size is left.
     """
-    agreed = [_match_leading(dim, order) for dim, order in zip(held, wanted, strict=True)]
-    used = {p for taken, _ in agreed for p in taken}
     home = _home_dims(wanted)
+    agreed: list[tuple[list[Prime], list[int]]] = []  # The leading factors of each dim, and the sizes left over.
+    for own, order in zip(held, wanted, strict=True):
+        taken, missing = list[Prime](), [size for _, size in own]
+        for prime in order:
+            if prime[1] not in missing:
+                break
+            missing.remove(prime[1])
+            taken.append(prime)
+        agreed.append((taken, missing))
+    used = {p for taken, _ in agreed for p in taken}
     at_hand = set(_flatten_dims(held))
     ahead = [p for p in _flatten_dims(wanted) if p in at_hand] if park else []
     state: Holders = []
     for at, (own, (taken, missing)) in enumerate(zip(held, agreed, strict=True)):
         spare = [*ahead, *own, *_flatten_dims(held), *_all_primes(layout.mesh)]
-        filled = _fill_sizes(missing, spare, used)
-        if filled is None:
-            return None
+        filled: list[Prime] = []
+        for size in missing:
+            prime = next((p for p in spare if p[1] == size and p not in used), None)
+            if prime is None:
+                return None
+            used.add(prime)
+            filled.append(prime)
         # Factors that will leave for another dim come last, where an all-to-all can take them.
         state.append(taken + sorted(filled, key=lambda p: home.get(p, at) != at))
     return state if state != held else None
-
-
-def _match_leading(held: list[Prime], wanted: list[Prime]) -> tuple[list[Prime], list[int]]:
-    """The leading factors of `wanted` whose sizes are among those of `held`, and the sizes left over."""
-    missing = [size for _, size in held]
-    taken: list[Prime] = []
-    for prime in wanted:
-        if prime[1] not in missing:
-            break
-        missing.remove(prime[1])
-        taken.append(prime)
-    return taken, missing
-
-
-def _fill_sizes(sizes: list[int], spare: list[Prime], used: set[Prime]) -> list[Prime] | None:
-    """For each size the first spare factor that is not used yet; it is now. None if there is none."""
-    filled: list[Prime] = []
-    for size in sizes:
-        prime = next((p for p in spare if p[1] == size and p not in used), None)
-        if prime is None:
-            return None
-        used.add(prime)
-        filled.append(prime)
-    return filled
 
 
 def _move_together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
@@ -298,15 +281,11 @@ def _move_together(held: Holders, wanted: Holders, ordered: bool) -> list[Holder
     leaving = [[p for p in dim if home.get(p, at) != at] for at, dim in enumerate(held)]
     staying = [[p for p in dim if home.get(p, at) == at] for at, dim in enumerate(held)]
     if ordered:
-        staying = _order_dims(staying, wanted)
+        rank = {p: n for dim in wanted for n, p in enumerate(dim)}
+        staying = [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in staying]
     moved = _flatten_dims(leaving)
     landed = [dim + [p for p in moved if home[p] == at] for at, dim in enumerate(staying)]
     return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, _end_holders(landed, wanted)]
-
-
-def _order_dims(dims: Holders, wanted: Holders) -> Holders:
-    rank = {p: n for dim in wanted for n, p in enumerate(dim)}
-    return [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in dims]
 
 
 def _list_orders(held: Holders, wanted: Holders) -> Iterator[Sequence[Trip]]:
@@ -344,21 +323,16 @@ def _end_holders(held: Holders, wanted: Holders) -> Holders:
 
 def _holders_of_both(source: Layout, target: Layout) -> tuple[Holders, Holders] | None:
     """The holders of both layouts, None unless both are contiguous and on one mesh."""
-    if source.mesh != target.mesh:
-        return None
-    before, after = _holders_of(source), _holders_of(target)
-    return None if before is None or after is None else (before, after)
-
-
-def _holders_of(layout: Layout) -> Holders | None:
-    """The holders of a contiguous layout, None for any other."""
-    holders: Holders = []
-    for dim in layout.dims:
-        axes = [d.axis for d in dim.digits if d.axis is not None]
-        if any(d.axis is None for d in dim.digits[: len(axes)]):
-            return None
-        holders.append([p for axis in axes for p in prime_places(layout.mesh, axis)])
-    return holders
+    ends: list[Holders] = []
+    for layout in (source, target):
+        holders: Holders = []
+        for dim in layout.dims:
+            axes = [d.axis for d in dim.digits if d.axis is not None]
+            if source.mesh != target.mesh or any(d.axis is None for d in dim.digits[: len(axes)]):
+                return None
+            holders.append([p for axis in axes for p in prime_places(layout.mesh, axis)])
+        ends.append(holders)
+    return ends[0], ends[1]
 
 
 def _make_layout(source: Layout, state: Holders) -> Layout:
@@ -375,10 +349,6 @@ def _home_dims(wanted: Holders) -> dict[Prime, int]:
 
 def _flatten_dims(dims: Iterable[list[Prime]]) -> list[Prime]:
     return [p for dim in dims for p in dim]
-
-
-def _drop_repeats(states: list[Holders]) -> list[Holders]:
-    return [s for at, s in enumerate(states) if s not in states[:at]]
 
 
 def _all_primes(mesh: Mesh) -> Iterator[Prime]:

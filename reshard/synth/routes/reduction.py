@@ -1,4 +1,4 @@
-"""Routes from partial arrays: reduce first, so that every byte sent later is a finished one.
+"""Routes from partial arrays, and to them. From one: reduce first, so that every byte sent later is a finished one.
 
 A reduce-scatter over f devices makes the tile f times smaller, so it comes before all other moves but slices, which
 are free. Where does a partial sub-axis go? Onto the digit that it holds in the target if that is local, else onto any
@@ -25,139 +25,147 @@ Devices along axes that neither layout uses reduce by themselves.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from reshard.errors import LayoutError, MeshError
-from reshard.geometry.refine import Factor, Refinement, partial_change
+from reshard.geometry.refine import (
+    Factor,
+    PartialChange,
+    RefinedDigit,
+    Refinement,
+    partial_change,
+    prime_digits,
+    refine,
+    release_digits,
+    same_devices,
+)
 from reshard.geometry.remesh import remesh
 from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first
-from reshard.synth.routes.chains import Chains, State
-from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fit_digits
+from reshard.synth.routes.normal import Chains
+from reshard.synth.routes.route import Pair, Route, hold_digits
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis, places, prime_places
 
 AFTERWARDS = (normal.routes, boxes.routes, permute_first.routes)
-"""Routes on from a reduced layout."""
+"""Routes on from a reduced layout, and to one whose sum is split."""
 
 Start = tuple[Route, Layout]
 """Steps that finish the reduction, and the layout that they reach."""
 
-_Spans = list[tuple[int, int]]
-"""(stride, stride * size) of the partial sub-axes to finish."""
-
 
 def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
-    """Every start, each continued to the target in every way.
+    """Every start, each continued to the target in every way; where a sum starts, every way to split it.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=2)
     >>> pair = Pair(Layout.parse("f32[{y}8, 16] + sum{x}", mesh), Layout.parse("f32[16, {x}4]", mesh))
     >>> [step.kind for step in next(routes(pair, None))]
     ['reduce_scatter', 'all_gather']
+    >>> pair = Pair(Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("f32[16, 8] + sum{y}", mesh))
+    >>> [step.kind for step in next(routes(pair, None))]
+    ['slice', 'all_gather', 'split_sum']
     """
-    if not pair.reduces or pair.starts:
-        return
-    if pair.source.mesh != pair.target.mesh:
-        yield from _on_other_devices(pair, links)
-        return
-    for steps, finished in _list_starts(pair):
-        rest = Pair(finished, pair.target)
-        for continued in AFTERWARDS:
-            yield from ((*steps, *route) for route in continued(rest, links))
+    if pair.starts:
+        yield from _start_sum(pair, links)
+    elif pair.reduces:
+        yield from _finish_sum(pair, links)
 
 
-def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
-    """Routes for two meshes without a common one: reduce on the source's, then move the finished tiles.
-
-    f32[16] + sum{x} on <x=4>, devices 0 1 2 3, to f32[{x}4] on devices 0 3 1 2: reduce-scatter to f32[{x}4] on the
-    source's mesh, and permute.
-    """
+def _finish_sum(pair: Pair, links: Links | None) -> Iterator[Route]:
     source, target = pair.source, pair.target
+    if source.mesh == target.mesh:
+        for steps, finished in _list_starts(pair):
+            for continued in AFTERWARDS:
+                yield from ((*steps, *route) for route in continued(Pair(finished, target), links))
+        return
+    # Two meshes without a common one: reduce on the source's, then move the finished tiles. f32[16] + sum{x} on <x=4>,
+    # devices 0 1 2 3, to f32[{x}4] on devices 0 3 1 2: reduce-scatter to f32[{x}4] on the source's mesh, and permute.
     alike = Mesh(
         target.mesh.axes, device_ids=source.mesh.device_ids
     )  # Each tile at the same position as in the target.
     spelled = remesh(replace(target, mesh=alike), source.mesh)
     for near in dict.fromkeys((spelled, _make_partial(source, target, ()))):
         if near is not None:
-            crossings = [*_list_crossings(Pair(near, target), links)]
-            yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossings)
-
-
-def _list_crossings(pair: Pair, links: Links | None) -> Iterator[Route]:
-    """Routes from one mesh to another: the structured ones that pass no layout which neither mesh can spell, and one
-    exchange, which is always there.
-    """
-    for each in AFTERWARDS:
-        with contextlib.suppress(MeshError):
-            yield from each(pair, links)
-    yield (StepSpec("exchange", pair.target),)
+            crossings: list[Route] = []
+            for each in AFTERWARDS:
+                with contextlib.suppress(MeshError):  # A layout on the way that neither mesh can spell.
+                    crossings += each(Pair(near, target), links)
+            crossings.append((StepSpec("exchange", target),))
+            for route in routes(Pair(source, near), links):
+                yield from ((*route, *last) for last in crossings)
 
 
 def _list_starts(pair: Pair) -> Iterator[Start]:
     """Ways to finish the partial sub-axes that the target does not have."""
-    source, target = pair.source, pair.target
+    source, target, refinement = pair.source, pair.target, pair.refinement
     bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
-    reduced = _reduced_factors(pair)
+    # The factors to reduce over; where the layouts refine, cut where the digits of the target need them.
+    change = partial_change(source, target) if refinement is None else None
+    reduced = list(change.reduced if change is not None else refinement.reduced if refinement is not None else ())
+    held = [target.mesh.span(axis) for axis in target.held]
+    # Which of them to scatter: all, those that the target holds, those along or beside one axis, or none. Scattered
+    # along some axes only, the rest is an all-reduce of little data: best across slow links.
+    choices = [reduced, [f for f in reduced if _lies_inside(f.stride, held)]]
+    for axis in dict.fromkeys(target.mesh.axis_at(f.stride) for f in reduced):
+        along = [f for f in reduced if target.mesh.axis_at(f.stride) == axis]
+        choices += [along, [f for f in reduced if f not in along]]
     # A slice by a digit that pads makes tiles larger, for example f32[4] to f32[1{x}64/4]: also reduce without slices.
-    padded = pair.refinement is not None and not pair.refinement.exact
-    for scattered in _choose_scattered(target, reduced):
-        for first in (True, False) if padded else (True,):
+    padded = refinement is not None and not refinement.exact
+    for scattered in [*(each for at, each in enumerate(choices) if each and each not in choices[:at]), []]:
+        for slice_first in (True, False) if padded else (True,):
             # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
             with contextlib.suppress(LayoutError):
-                yield _start_reduction(source, bare, pair.refinement, scattered, reduced, slice_first=first)
+                digits = _SourceDigits(source, refinement)
+                for factor in digits.sliceable():
+                    if slice_first and factor not in reduced:
+                        digits.hold(factor)
+                cut = hold_digits(source, digits.holders)
+                done = [f for f in scattered if digits.hold(f)]
+                left = tuple(s for f in reduced if f not in done for s in source.mesh.sub_axes(*f))
+                whole = hold_digits(_make_partial(source, source, (*bare.partial, *left)), digits.holders)
+                yield _finish_reduction(source, bare, cut, whole)
     with contextlib.suppress(LayoutError):
         yield from _along_chains(source, bare, target, reduced)
 
 
-def _reduced_factors(pair: Pair) -> list[Factor]:
-    """The factors to reduce over; where the layouts refine, cut where the digits of the target need them."""
-    if pair.refinement is not None:
-        return list(pair.refinement.reduced)
-    change = partial_change(pair.source, pair.target)
-    return [] if change is None else list(change.reduced)
+class _SourceDigits:
+    """The source's digits, cut as the target needs them, while factors come to hold local ones."""
 
+    def __init__(self, source: Layout, refinement: Refinement | None) -> None:
+        if refinement is not None:
+            self.digits = list(refinement.digits)
+            return
+        self.digits: list[RefinedDigit] = []
+        for at, dim in enumerate(source.dims):
+            for radix, axis in dim.digits:
+                self.digits.append(RefinedDigit(at, radix, None if axis is None else source.mesh.stride(axis), None))
 
-# ---- partial sub-axes onto the digits of the target ------------------------------------------------
+    @property
+    def holders(self) -> list[tuple[int, int, int | None]]:
+        """The digits as they are held now."""
+        return [(dim, radix, src) for dim, radix, src, _ in self.digits]
 
+    def sliceable(self) -> list[Factor]:
+        """Factors that nothing holds by yet, and that hold a local digit in the target."""
+        held = {src for _, _, src, _ in self.digits}
+        local = (digit for digit in self.digits if digit.src is None)
+        return [Factor(d.dst, d.radix) for d in local if d.dst is not None and d.dst not in held]
 
-def _choose_scattered(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:
-    """Which partial factors to scatter: all, those that the target holds, those along or beside one axis, or none."""
-    held = [(target.mesh.stride(s), target.mesh.stride(s) * s.size) for s in target.held]
-    choices = [reduced, [f for f in reduced if _lies_inside(f.stride, held)]]
-    for axis in dict.fromkeys(target.mesh.axis_at(f.stride) for f in reduced):
-        # Scattered along some axes only, the rest is an all-reduce of little data: best across slow links.
-        along = [f for f in reduced if target.mesh.axis_at(f.stride) == axis]
-        choices += [along, [f for f in reduced if f not in along]]
-    yield from (c for at, c in enumerate(choices) if c and c not in choices[:at])
-    yield []
-
-
-def _start_reduction(
-    source: Layout,
-    bare: Layout,
-    refinement: Refinement | None,
-    scattered: list[Factor],
-    reduced: list[Factor],
-    slice_first: bool,
-) -> Start:
-    """slice ; reduce_scatter ; all_reduce, without those that do not apply or do not fit."""
-    digits = _SourceDigits(source, refinement)
-    for factor in digits.sliceable():
-        if slice_first and factor not in reduced:
-            digits.hold(factor)
-    cut = digits.layout(source)
-    done = [f for f in scattered if digits.hold(f)]
-    left = tuple(s for f in reduced if f not in done for s in source.mesh.sub_axes(*f))
-    scattered_to = digits.layout(_make_partial(source, source, (*bare.partial, *left)))
-    return _finish_reduction(source, bare, cut, scattered_to)
-
-
-# ---- partial sub-axes into the chains of the move that follows -------------------------------------
+    def hold(self, factor: Factor) -> bool:
+        """Lets a factor hold the local digit that it holds in the target, else any that it divides; False if none."""
+        local = [(at, digit) for at, digit in enumerate(self.digits) if digit.src is None]
+        wanted = [at for at, digit in local if (digit.dst, digit.radix) == factor]
+        fits = [at for at, d in local if d.dst is None and d.radix and d.radix % factor.size == 0]
+        for at in [*wanted, *fits][:1]:
+            dim, radix, _, dst = self.digits[at]
+            rest = [RefinedDigit(dim, radix // factor.size, None, None)] if radix > factor.size else []
+            self.digits[at : at + 1] = [RefinedDigit(dim, factor.size, factor.stride, dst), *rest]
+            return True
+        return False
 
 
 def _along_chains(source: Layout, bare: Layout, target: Layout, reduced: list[Factor]) -> Iterator[Start]:
@@ -168,41 +176,32 @@ def _along_chains(source: Layout, bare: Layout, target: Layout, reduced: list[Fa
     """
     spans = [(f.stride, f.stride * f.size) for f in reduced]
     pair = Pair(bare, target)
+    stages: list[tuple[Layout, Layout]] = []  # What is sliced, and what is scattered besides.
     if pair.refinement is None:
         cut = permute_first.slice_source(bare, target, spans)
-        if cut is not None:
-            yield _scatter_digits(source, bare, *cut, reduced)
-        return
-    chains = Chains(pair, pair.refinement, prime=True)
-    for full in dict.fromkeys((chains.sliced(), chains.sliced(chains.borrowings()), _borrow_strides(chains, spans))):
-        first = tuple(s if _lies_inside(d, spans) else d for s, d in zip(chains.start, full, strict=True))
-        yield _scatter_digits(source, bare, chains.layout(first), chains.layout(full), reduced)
-
-
-def _borrow_strides(chains: Chains, spans: _Spans) -> State:
-    """The state after the slices, with partial strides at hand borrowed where other strides would slice."""
-    full = chains.sliced()
-    spare = [d for d in chains.digits if d.src is not None and _lies_inside(d.dst, spans) and d.dst not in full]
-    state: list[int | None] = []
-    for digit, stride in zip(chains.digits, full, strict=True):
-        by_slice = digit.src is None and stride is not None and not _lies_inside(stride, spans)
-        lender = next((d for d in spare if by_slice and d.radix == digit.radix), None)
-        if lender is not None:
-            spare.remove(lender)
-        state.append(stride if lender is None else lender.dst)
-    return tuple(state)
-
-
-def _scatter_digits(source: Layout, bare: Layout, part: Layout, whole: Layout, reduced: list[Factor]) -> Start:
-    """slice to `part` ; reduce_scatter to `whole` ; all_reduce over what no digit took."""
-    used = {p for axis in whole.held for p in prime_places(source.mesh, axis)}
-    left = [p for f in reduced for p in places(f.stride, f.size) if p not in used]
-    partial = tuple(s for stride, size in left for s in source.mesh.sub_axes(stride, size))
-    cut = _make_partial(part, source, source.partial)
-    return _finish_reduction(source, bare, cut, _make_partial(whole, source, (*bare.partial, *partial)))
-
-
-# ---- shared ----------------------------------------------------------------------------------------
+        stages += [] if cut is None else [cut]
+    else:
+        chains = Chains(pair, pair.refinement, prime=True)
+        full = chains.sliced()
+        # The state after the slices, with partial strides at hand borrowed where other strides would slice.
+        spare = [d for d in chains.digits if d.src is not None and _lies_inside(d.dst, spans) and d.dst not in full]
+        borrowed: list[int | None] = []
+        for digit, stride in zip(chains.digits, full, strict=True):
+            by_slice = digit.src is None and stride is not None and not _lies_inside(stride, spans)
+            lender = next((d for d in spare if by_slice and d.radix == digit.radix), None)
+            if lender is not None:
+                spare.remove(lender)
+            borrowed.append(stride if lender is None else lender.dst)
+        for state in dict.fromkeys((full, chains.sliced(chains.borrowings()), tuple(borrowed))):
+            first = tuple(s if _lies_inside(d, spans) else d for s, d in zip(chains.start, state, strict=True))
+            stages.append((chains.layout(first), chains.layout(state)))
+    for part, whole in stages:
+        # slice to `part` ; reduce_scatter to `whole` ; all_reduce over what no digit took
+        used = {p for axis in whole.held for p in prime_places(source.mesh, axis)}
+        left = [p for f in reduced for p in places(f.stride, f.size) if p not in used]
+        partial = tuple(s for stride, size in left for s in source.mesh.sub_axes(stride, size))
+        cut = _make_partial(part, source, source.partial)
+        yield _finish_reduction(source, bare, cut, _make_partial(whole, source, (*bare.partial, *partial)))
 
 
 def _finish_reduction(source: Layout, bare: Layout, cut: Layout, scattered: Layout) -> Start:
@@ -218,79 +217,98 @@ def _make_partial(dims: Layout, like: Layout, partial: tuple[SubAxis, ...]) -> L
     return Layout(dims.mesh, dims.dims, like.dtype, like.reduction, partial)
 
 
-def _lies_inside(stride: int | None, spans: _Spans) -> bool:
+def _lies_inside(stride: int | None, spans: Sequence[tuple[int, int]]) -> bool:
     return stride is not None and any(low <= stride < high for low, high in spans)
 
 
-class _Slot(NamedTuple):
-    """A digit of the source: the stride that holds it, and the stride that holds it in the target."""
+# To partial arrays: move what the summands need, then split the sum, which receives nothing.
+#
+# A partial target needs each element once among the devices along the sub-axes that become partial. So these hold
+# digits until the last step, and the tiles that move are as much smaller as there will be summands.
+#
+# A worked example: f32[{x}4, 8] -> f32[16, 8] + sum{x:(2)2}{y} on <x=4, y=2>.
+#
+#     step         layout                         received
+#                  f32[{x}4, 8]
+#     slice        f32[{x}{y}2, 8]                     0 B   y will be partial: until then it holds any local digit
+#     all_gather   f32[2{x:(2)2}{y}2, 8]             128 B   x:(1)2 alone has to be gathered
+#     split_sum    f32[16, 8] + sum{x:(2)2}{y}         0 B   x:(2)2 and y release their digits
+#
+# A sub-axis that has a digit of the source keeps it. One that has none takes part of a digit that is local before and
+# after, so that its slice is free; else of one that is gathered; else of the first that it can pad. If no digit is
+# large enough, one summand has all the data.
 
-    radix: int
-    holder: int | None
-    wanted: int | None
 
-
-class _SourceDigits:
-    """The source's digits, cut as the target needs them, while factors come to hold local ones."""
-
-    def __init__(self, source: Layout, refinement: Refinement | None) -> None:
-        self.mesh = source.mesh
-        self.dims: list[list[_Slot]] = [[] for _ in source.dims]
-        if refinement is not None:
-            for digit in refinement.digits:
-                self.dims[digit.dim].append(_Slot(digit.radix, digit.src, digit.dst))
+def _start_sum(pair: Pair, links: Links | None) -> Iterator[Route]:
+    """One step if it does it all; else every layout from which one starts the sum, reached in every way."""
+    source, target, refinement = pair.source, pair.target, pair.refinement
+    split = StepSpec("split_sum", target)
+    if refinement is not None and refinement.started and not refinement.reduced:
+        # At once, if the digits that change are local, or held by sub-axes that become partial.
+        started = {factor.stride for factor in refinement.started}
+        if started.issuperset(d.src for d in refinement.digits if d.src != d.dst and d.src is not None):
+            yield (split,)
             return
-        for slots, dim in zip(self.dims, source.dims, strict=True):
-            slots += [_Slot(r, None if s is None else source.mesh.stride(s), None) for r, s in dim.digits]
+    change = None
+    if source.mesh == target.mesh:
+        r = refinement
+        change = partial_change(source, target) if r is None else PartialChange(r.kept, r.reduced, r.started)
+    if change is None:  # A sum that cannot be kept is finished and started anew.
+        ends = (tuple(Factor(end.mesh.stride(a), a.size) for a in end.partial) for end in (source, target))
+        change = PartialChange((), *ends)
+    for between in dict.fromkeys(_list_betweens(pair, change)):
+        # On the source's mesh, if it has the same devices in the same order: then it may refine with the source.
+        alike = remesh(between, source.mesh) if same_devices(between.mesh, source.mesh) else None
+        rest = Pair(source, alike or between)
+        ways = [_finish_sum] if rest.reduces else AFTERWARDS
+        yield from ((*route, split) for before in ways for route in before(rest, links))
+    if refinement is None and not change.reduced and source.mesh == target.mesh:
+        # The sum split first, and nothing else done by that.
+        with contextlib.suppress(LayoutError):
+            first = replace(release_digits(source, change.started), partial=target.partial, reduction=target.reduction)
+            if refine(source, first) is not None:
+                after = (route for way in AFTERWARDS for route in way(Pair(first, target), links))
+                yield from ((StepSpec("split_sum", first), *route) for route in after)
 
-    def sliceable(self) -> list[Factor]:
-        """Factors that nothing holds by yet, and that hold a local digit in the target."""
-        slots = [slot for dim in self.dims for slot in dim]
-        held = {slot.holder for slot in slots}
-        return [
-            Factor(slot.wanted, slot.radix)
-            for slot in slots
-            if slot.holder is None and slot.wanted is not None and slot.wanted not in held
-        ]
 
-    def hold(self, factor: Factor) -> bool:
-        """Lets a factor hold the local digit that it holds in the target, else any that it divides; False if none."""
-        place = self._wanted_place(factor) or self._any_place(factor)
-        if place is None:
-            return False
-        dim, at = place
-        slot = self.dims[dim][at]
-        rest = [_Slot(slot.radix // factor.size, None, None)] if slot.radix > factor.size else []
-        self.dims[dim][at : at + 1] = [_Slot(factor.size, factor.stride, slot.wanted), *rest]
-        return True
+def _list_betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
+    """The layouts to split: the target's digits, some of them still held by the sub-axes that become partial."""
+    mesh = pair.target.mesh
+    kept = tuple(axis for factor in change.kept for axis in mesh.sub_axes(*factor))
+    left = replace(pair.target, partial=kept)
+    started = [Factor(*place) for factor in change.started for place in places(*factor)]
+    strides = {factor.stride for factor in started}
+    if pair.refinement is not None:
+        digits = list(prime_digits(pair.refinement))
+    else:  # The target's digits: none of them is known to be held before.
+        digits = list[RefinedDigit]()
+        for at, dim in enumerate(left.dims):
+            for radix, axis in dim.digits:
+                held = () if axis is None else prime_places(mesh, axis)
+                digits += [RefinedDigit(at, size, stride, stride) for stride, size in held]
+                digits += [RefinedDigit(at, radix, None, None)] if axis is None else []
+    stay = [digit.src if digit.src in strides else digit.dst for digit in digits]
+    leave = [digit.src if digit.src in strides and digit.dst is None else digit.dst for digit in digits]
+    # A layout falls away where sub-axes of the two layouts cannot coexist; the last one never does.
+    for holders in (stay, leave):
+        slots = [(d.dim, d.radix, holder, d.src is not None) for d, holder in zip(digits, holders, strict=True)]
+        with contextlib.suppress(LayoutError):
+            for factor in started:
+                if factor.stride not in holders:
+                    _take_factor(slots, factor)
+            yield hold_digits(left, ((dim, radix, holder) for dim, radix, holder, _ in slots))
+    yield left
 
-    def _local(self) -> Iterator[tuple[int, int, _Slot]]:
-        """The local digits, each with its dim and its place there."""
-        for dim, slots in enumerate(self.dims):
-            yield from ((dim, at, slot) for at, slot in enumerate(slots) if slot.holder is None)
 
-    def _wanted_place(self, factor: Factor) -> tuple[int, int] | None:
-        fits = ((dim, at) for dim, at, slot in self._local() if (slot.wanted, slot.radix) == factor)
-        return next(fits, None)
-
-    def _any_place(self, factor: Factor) -> tuple[int, int] | None:
-        fits = (
-            (dim, at)
-            for dim, at, slot in self._local()
-            if slot.wanted is None and slot.radix and slot.radix % factor.size == 0
-        )
-        return next(fits, None)
-
-    def layout(self, like: Layout) -> Layout:
-        """The layout of these digits, with the dtype and the partial sub-axes of another."""
-        dims = tuple(self._dim(slots, dim.size) for slots, dim in zip(self.dims, like.dims, strict=True))
-        return Layout(self.mesh, dims, like.dtype, like.reduction, like.partial)
-
-    def _dim(self, slots: list[_Slot], size: int) -> Dim:
-        digits: list[Digit] = []
-        for radix, stride, _ in slots:
-            if stride is None:
-                digits.append(Digit(radix, None))
-            else:
-                digits += [Digit(s.size, s) for s in self.mesh.sub_axes(stride, radix)]
-        return fit_digits(digits, size)
+def _take_factor(slots: list[tuple[int, int, int | None, bool]], factor: Factor) -> None:
+    """Lets a factor hold part of a local digit: one that it divides, or the first of a dim, whose rest is padded; of
+    these one that does not move, if there is one. Slots are (dim, radix, holder, whether it is held in the source)."""
+    local = [(moves, at) for at, (_, radix, holder, moves) in enumerate(slots) if holder is None and radix]
+    whole = [(moves, at) for moves, at in local if slots[at][1] % factor.size == 0]
+    firsts = [(moves, at) for moves, at in local if at == 0 or slots[at - 1][0] != slots[at][0]]
+    padded = [(moves, at) for moves, at in firsts if slots[at][1] > factor.size]
+    if whole or padded:
+        _, at = min(whole or padded)
+        dim, radix, _, moves = slots[at]
+        rest = (dim, -(-radix // factor.size), None, moves)
+        slots[at : at + 1] = [(dim, factor.size, factor.stride, moves), rest]

@@ -9,13 +9,14 @@ not handle. Its routes need not be good, only right: the planner checks, prices 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.geometry.refine import Refinement, partial_change, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.plan import StepSpec
-from reshard.types.layout import Layout
+from reshard.types.layout import Digit, Layout, fit_digits
 
 Route = tuple[StepSpec, ...]
 """Steps that are not checked yet."""
@@ -62,3 +63,19 @@ class Pair:
     def refinement(self) -> Refinement | None:
         """The common refinement, None if the numerals do not nest."""
         return refine(self.source, self.target)
+
+
+def hold_digits(like: Layout, digits: Iterable[tuple[int, int, int | None]]) -> Layout:
+    """The array of a layout with other digits, dim by dim, each (dim, radix, device stride that holds it or None).
+
+    A stride may span several axes of the mesh, of which each holds its part of the digit. Raises `LayoutError` where
+    sub-axes cannot coexist in one layout.
+    """
+    dims: list[list[Digit]] = [[] for _ in like.dims]
+    for dim, radix, stride in digits:
+        if stride is None:
+            dims[dim].append(Digit(radix, None))
+        else:
+            dims[dim] += [Digit(axis.size, axis) for axis in like.mesh.sub_axes(stride, radix)]
+    fitted = tuple(fit_digits(each, dim.size) for each, dim in zip(dims, like.dims, strict=True))
+    return Layout(like.mesh, fitted, like.dtype, like.reduction, like.partial)

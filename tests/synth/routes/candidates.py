@@ -9,7 +9,7 @@ from reshard.lower import lower_plan
 from reshard.plans.plan import Plan, chain
 from reshard.runtime import Account, run
 from reshard.synth.routes import Pair, Route
-from reshard.synth.routes.chains import Chains
+from reshard.synth.routes.normal import Chains
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout
 from tests.oracle import check_target, source_tiles

@@ -16,14 +16,14 @@ from reshard.plans.rules.collectives import RULES, check_step
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
 from reshard.synth.routes import Pair, normal
-from reshard.synth.routes.chains import (
+from reshard.synth.routes.normal import (
     Borrowing,
     Chains,
     State,
     kind_between,
+    list_staged,
     visit_states,
 )
-from reshard.synth.routes.normal import list_staged
 from reshard.types import Layout, Mesh
 from reshard.types.whole import primes
 from tests.layouts import contiguous_layouts, random_pair, sample_pairs
