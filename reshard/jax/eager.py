@@ -285,7 +285,7 @@ def discard_donated(x: jax.Array, results: Iterable[jax.Array]) -> None:
     """Deletes a donated array, unless a result shares its memory."""
 
     def shards_of_numbers(array: jax.Array) -> list[jax.Array]:  # Of random keys, the integers that they consist of.
-        return local_shards(jax.random.key_data(array) if placement.is_key_array(array) else array)
+        return local_shards(jax.random.key_data(array) if placement.is_key_dtype(array.dtype) else array)
 
     buffers = {shard.unsafe_buffer_pointer() for array in results for shard in shards_of_numbers(array)}
     if not x.is_deleted() and not any(shard.unsafe_buffer_pointer() in buffers for shard in shards_of_numbers(x)):

@@ -244,7 +244,7 @@ class Compiled:
     """A compiled program; call it with the arguments that it was lowered for, without the static ones.
 
     `executable` is JAX's own `jax.stages.Compiled`, `decision` says whether it runs our collectives and why, and
-    `report` what was done with each of the program's reshards.
+    `report` what was done with each of the program's reshards. What is not defined here is that of `executable`.
 
     >>> from reshard.jax import jit
     >>> compiled = jit(lambda x: 2 * x).lower(4.0).compile()
@@ -259,27 +259,10 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.executable(*args, **kwargs)
 
-    def as_text(self) -> str:
-        """The optimized HLO."""
-        return self.executable.as_text()
-
-    def memory_analysis(self) -> Any:
-        """The compiler's own figures for its memory, in bytes per device."""
-        return self.executable.memory_analysis()
-
-    def cost_analysis(self) -> Any:
-        """The compiler's own figures for its arithmetic."""
-        return self.executable.cost_analysis()
-
-    @property
-    def input_shardings(self) -> Any:
-        """The shardings of the arguments: a tuple for the positional ones and a dict for those by name."""
-        return self.executable.input_shardings
-
-    @property
-    def output_shardings(self) -> Any:
-        """The shardings of the results."""
-        return self.executable.output_shardings
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "executable":  # Before `__init__` has set it.
+            raise AttributeError(name)
+        return getattr(self.executable, name)  # as_text, memory_analysis, cost_analysis, input_shardings ...
 
     def serialize(self) -> bytes:
         """The compiled program as bytes, for `deserialize` under the same jax on devices of the same kind."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -132,8 +132,12 @@ def read_figures(compiled: Any) -> ProgramFigures:
     memory: Any = compiled.memory_analysis()
     temp = int(memory.temp_size_in_bytes)
     live = int(memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+    try:
+        analysis: dict[str, float] = compiled.cost_analysis() or {}
+    except (NotImplementedError, RuntimeError):  # The backend has none.
+        analysis = {}
     traffic = module_figures(compiled.as_text())
-    return replace(traffic, temp_bytes=temp, peak_bytes=live + temp, flops=_read_flops(compiled))
+    return replace(traffic, temp_bytes=temp, peak_bytes=live + temp, flops=analysis.get("flops", 0.0))
 
 
 def module_figures(text: str) -> ProgramFigures:
@@ -141,7 +145,13 @@ def module_figures(text: str) -> ProgramFigures:
     collectives = hlo.collectives(hlo.parse(text))
     traffic = hlo.traffic(collectives)
     loops = sum(one.received_bytes for one in collectives if one.times is None)
-    return ProgramFigures(traffic.received_bytes, traffic.launches, None, None, None, loops, _sum_by_line(collectives))
+    lines: dict[str, tuple[int, int]] = {}
+    for one in collectives:
+        line = f"{one.source.file}:{one.source.line}" if one.source.file else ""
+        times = 1 if one.times is None else one.times
+        received, launches = lines.get(line, (0, 0))
+        lines[line] = received + times * one.received_bytes, launches + times
+    return ProgramFigures(traffic.received_bytes, traffic.launches, None, None, None, loops, lines)
 
 
 def describe_savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
@@ -153,22 +163,3 @@ def describe_savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
         f"{ours.received_bytes} B received instead of {plain.received_bytes} B, in {ours.launches} collectives instead "
         f"of {plain.launches}; {ours.temp_bytes} B of temporary memory{before}"
     )
-
-
-def _read_flops(compiled: Any) -> float:
-    """0 if the backend has no cost analysis."""
-    try:
-        analysis: dict[str, float] = compiled.cost_analysis() or {}
-    except (NotImplementedError, RuntimeError):
-        return 0.0
-    return analysis.get("flops", 0.0)
-
-
-def _sum_by_line(collectives: Iterable[hlo.Collective]) -> dict[str, tuple[int, int]]:
-    lines: dict[str, tuple[int, int]] = {}
-    for one in collectives:
-        line = f"{one.source.file}:{one.source.line}" if one.source.file else ""
-        times = 1 if one.times is None else one.times
-        received, launches = lines.get(line, (0, 0))
-        lines[line] = received + times * one.received_bytes, launches + times
-    return lines

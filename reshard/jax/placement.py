@@ -189,7 +189,7 @@ def one_device(given: object) -> Any:
 
 def is_spread(x: Any) -> bool:
     """Whether it is a concrete array of numbers on a mesh of several devices."""
-    if not isinstance(x, jax.Array) or isinstance(x, Tracer) or is_key_array(x):
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer) or is_key_dtype(x.dtype):
         return False
     return isinstance(x.sharding, NamedSharding) and len(x.sharding.device_set) > 1
 
@@ -210,7 +210,12 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
     """The `NamedSharding` that the caller gave, not compared with the array."""
     if isinstance(given, NamedSharding):
         return given
-    mesh = mesh_of(x)
+    # A spec is on the mesh of `jax.set_mesh`, else on the array's own.
+    context = jax.sharding.get_abstract_mesh()
+    own: Any = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
+    mesh: Any = getattr(own, "mesh", None)
+    if not context.empty:
+        mesh = context if isinstance(x, Tracer) or is_tracing() else jax.sharding.get_mesh()
     if not isinstance(given, PartitionSpec | Layout):
         raise LayoutError(
             f"the {what} {quoted(given)} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
@@ -229,16 +234,6 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
         raise MeshError(
             f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh, each once"
         ) from None
-
-
-def mesh_of(x: Any) -> AnyMesh | None:
-    """The mesh on which to read a spec for this array: the one of `jax.set_mesh`, else the array's own."""
-    context = jax.sharding.get_abstract_mesh()
-    if not context.empty:
-        return context if isinstance(x, Tracer) or is_tracing() else jax.sharding.get_mesh()
-    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
-    mesh = getattr(sharding, "mesh", None)
-    return None if mesh is None or mesh.empty else mesh
 
 
 def is_tracing() -> bool:
@@ -326,11 +321,6 @@ def add_leading_dim(sharding: NamedSharding, held: Any) -> NamedSharding:
     return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **sums), memory_kind=sharding.memory_kind)
 
 
-def is_key_array(x: Any) -> bool:
-    """Whether an array's elements are random keys."""
-    return isinstance(x, jax.Array) and is_key_dtype(x.dtype)
-
-
 @lru_cache(maxsize=256)
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is that of random keys."""
@@ -368,11 +358,6 @@ def layout_of(
 def devices_of(mesh: AnyMesh) -> list[Any]:
     """The devices of a mesh by position; none of an abstract one."""
     return list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else []
-
-
-def device_order(mesh: AnyMesh) -> tuple[int, ...] | None:
-    """The ids of a mesh's devices by position; None for an abstract mesh."""
-    return tuple(device.id for device in mesh.devices.flat) if isinstance(mesh, JaxMesh) else None
 
 
 def platform_of(mesh: AnyMesh) -> str | None:

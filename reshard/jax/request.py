@@ -230,9 +230,9 @@ def check_even(layout: Layout, request: ReshardRequest) -> None:
 
 
 def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:
-    """Whether two meshes list their devices in different orders."""
-    orders = placement.device_order(source.mesh), placement.device_order(target.mesh)
-    return None not in orders and orders[0] != orders[1]
+    """Whether two meshes list their devices in different orders; abstract ones list none."""
+    orders = [[device.id for device in placement.devices_of(end.mesh)] for end in (source, target)]
+    return [] not in orders and orders[0] != orders[1]
 
 
 def platform_network(kind: str) -> Network | None:

@@ -104,7 +104,7 @@ def _read_leaf(name: str, x: Any, target: Any) -> Leaf | None:
         raise MeshError(f"{name} has a {type(x.sharding).__name__}, whose layout is not known; leave budget out")
     sharding = on_devices(placement.resolve_sharding(sharding, x, "target"), before) if given.plain else sharding
     finish = partial(unwrap_shard, device=device, weak=False) if alone else None
-    if placement.is_key_array(x):
+    if placement.is_key_dtype(x.dtype):
         impl = jax.random.key_impl(x)
         x, finish = jax.random.key_data(x), partial(jax.random.wrap_key_data, impl=impl)
     elif x.weak_type:

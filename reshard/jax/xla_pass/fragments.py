@@ -10,7 +10,6 @@ as this compiler on this platform spells it, and is never written by hand.
 from __future__ import annotations
 
 import importlib
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,11 +66,6 @@ class FragmentKey:
     def afters(self) -> tuple[Array, ...]:
         """The arrays that it yields."""
         return (self.after,)
-
-    @property
-    def received_bytes(self) -> int:
-        """The bytes that a device receives."""
-        return self.plan.received_bytes
 
     def __str__(self) -> str:
         return f"{self.plan.source} -> {self.plan.target}"
@@ -273,11 +267,6 @@ class OpFragmentKey:
         """The arrays that it yields."""
         return tuple(output.after for output in self.outputs)
 
-    @property
-    def received_bytes(self) -> int:
-        """The bytes that a device receives."""
-        return self.plan.received_bytes + sum(output.plan.received_bytes for output in self.outputs)
-
     def __str__(self) -> str:
         return f"{self.op.target or self.op.kind} on {self.plan.target}"
 
@@ -377,11 +366,6 @@ class ShiftKey:
             if not source.is_local
         }
         return tuple(boxes)
-
-    @property
-    def received_bytes(self) -> int:
-        """The bytes that a device receives."""
-        return sum(Array(self.dtype, (math.prod(sizes),)).nbytes for _, sizes in self.boxes)
 
     def __str__(self) -> str:
         return f"{len(self.shifts)} shifts of {self.dtype}{list(self.before.dims)}"

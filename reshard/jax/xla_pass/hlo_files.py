@@ -17,6 +17,7 @@ from reshard.doctor.places import Place
 from reshard.errors import NotationError, ProgramError, quoted
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.program_report import devices_for
+from reshard.jax.request import options_on
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.jax.xla_pass.hlo_pass import improve_module
@@ -94,7 +95,8 @@ def improve_hlo(
     if partitions is None:
         raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
     chosen = devices_for(partitions, platform, topology)
-    options = xla_hook.on_platform(xla_hook.prepare_pass(network, budget, prefer).options, chosen)
+    options = xla_hook.prepare_pass(network, budget, prefer).options
+    options = options._replace(plan=options_on(chosen, options.plan))
     decoded = ModuleProto.decode(module)
     dropped = decoded.schedule is not None and platform != "tpu"
     ready = module

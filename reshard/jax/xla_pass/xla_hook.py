@@ -223,11 +223,6 @@ def prepare_pass(network: Network | str | None, budget: int | str | None, prefer
     return Enabled(options)
 
 
-def on_platform(options: ProposalOptions, devices: Sequence[Any]) -> ProposalOptions:
-    """The options with the network of the devices that a program is compiled for, if the caller named none."""
-    return options._replace(plan=options_on(devices, options.plan))
-
-
 def _register_pass() -> None:
     """Registers the pass with every platform that is loaded and does not have it."""
     # jaxlib's own modules, which have no public names and no stubs.
@@ -323,7 +318,9 @@ def _improve_and_report(module: bytes, compilation: _Compilation | None, switche
         known = fragments_of(compilation.devices)
         again = compilation.again
         peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
-        options = on_platform(switched.options, compilation.devices)
+        options = switched.options
+        # On the network of the devices that the program is compiled for, if the caller named none.
+        options = options._replace(plan=options_on(compilation.devices, options.plan))
         improved = improve_module(module, known, options, peaks)
         better = improved.module
         report = ModuleReport(improved.name, improved.places, time.perf_counter() - started, better is not None)
