@@ -76,9 +76,8 @@ class DoctorOptions:
 def run_doctor(options: DoctorOptions) -> int:
     """Prints or writes the report of a program or a log; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
     from reshard.cli.programs import read_program, write_output
-    from reshard.doctor.report.log import LogReport, show_log
     from reshard.doctor.report.table import show_report
-    from reshard.doctor.xla_log import MARK
+    from reshard.doctor.xla_log import MARK, LogReport, show_log
     from reshard.show import terminal
 
     program = read_program(options.file, log_mark=MARK)

@@ -23,7 +23,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from reshard.doctor.chain_reader import Chain
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, parameter_number
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, loop_body, parameter_number
 from reshard.doctor.places import describe_source, format_array
 from reshard.hlo import Array, Instruction, Source
 from reshard.hlo.module import CallSite, source_of
@@ -126,11 +126,13 @@ class LiveRanges:
         caller, is_parameter = self.region.caller, instruction.opcode == "parameter"
         if is_parameter and caller is not None and caller.instruction.opcode == "conditional":
             return  # a branch only borrows what it is given
+        # What a loop's body passes on is owned outside, and all that its condition has.
+        is_body = caller is not None and loop_body(caller.instruction) == self.region.computation.name
         for value in self._origins(instruction.name):
             array = value.array
             if array is None or not array.nbytes or value in self.live or self.owner(value) != value:
                 continue
-            if is_parameter and caller is not None and self._is_outside(value, caller):
+            if is_parameter and caller and (not is_body or _passes_on(self.flow, self.region, value)):
                 continue
             made = 0 if is_parameter else at
             until_end = is_parameter and caller is None  # the caller of the program keeps its arguments
@@ -154,7 +156,7 @@ class LiveRanges:
                     return None
                 return self.flow.origin(HloValue(self.region, operand))
             case "while" if is_here and self.in_place:
-                body = self._bodies.get(value.instruction.attributes.get("body", "").lstrip("%"))
+                body = self._bodies.get(loop_body(value.instruction))
                 if body is None:
                     return None
                 (parameter,) = (one for one in body.computation.instructions if one.opcode == "parameter")
@@ -163,11 +165,6 @@ class LiveRanges:
                 return self.flow.origin(HloValue(self.region, operands[0], value.path))
             case _:
                 return None
-
-    def _is_outside(self, parameter: HloValue, caller: Site) -> bool:
-        """Whether a parameter of a loop is owned outside: what the body passes on, and all that a condition has."""
-        is_body = caller.instruction.attributes.get("body", "").lstrip("%") == self.region.computation.name
-        return not is_body or _passes_on(self.flow, self.region, parameter)
 
 
 def _passes_on(flow: Flow, body: Scope, carried: HloValue) -> bool:
@@ -259,20 +256,17 @@ def add_up_program(
     edits = {region: _edit_region(flow, region, chains) for region, chains in by_region.items()}
     memory = _Memory(flow, moved or {}, edits)
     entry = flow.regions[0]
-    peak = memory.peak(entry.computation.name)
+    peak, buffers = memory.peak(entry.computation.name)
     moving = {value.name for value in memory.moved if value.scope is entry}
     timeline = tuple(
         InstructionMemory(instruction.name, size, instruction.name in moving)
         for instruction, size in zip(entry.computation.instructions, memory.live_in_entry, strict=True)
     )
-    return ProgramMemory(peak.live_bytes, tuple(sorted(peak.buffers, key=lambda one: -one.array.nbytes)), timeline)
+    return ProgramMemory(peak, tuple(sorted(buffers, key=lambda one: -one.array.nbytes)), timeline)
 
 
-class _Peak(NamedTuple):
-    """The most bytes live at once in a region, and the buffers that they are."""
-
-    live_bytes: int = 0
-    buffers: tuple[Buffer, ...] = ()
+_Peak = tuple[int, tuple[Buffer, ...]]
+"""The most bytes live at once in a region, and the buffers that they are."""
 
 
 class _Memory:
@@ -288,43 +282,37 @@ class _Memory:
 
     def peak(self, name: str) -> _Peak:
         """The peak of a computation: the entry, or one that a loop or a conditional runs."""
-        if name in self._peaks:
-            return self._peaks[name]
-        self._peaks[name] = _Peak()  # ends the recursion; the walk refuses a computation that runs itself
-        region = self._regions.get(name)
-        if region is None:
-            return _Peak()
+        if name in self._peaks or name not in self._regions:
+            return self._peaks.get(name, (0, ()))
+        self._peaks[name] = 0, ()  # ends the recursion; the walk refuses a computation that runs itself
+        region = self._regions[name]
         ranges = LiveRanges(self.flow, region, self.edits.get(region))
         live = ranges.count_at_each()
         inside: dict[int, _Peak] = {}
         owned: dict[int, set[HloValue]] = {}
         for at, instruction in enumerate(ranges.instructions):
             if instruction.opcode in _RUNS:
-                called = map(self.peak, instruction.called)
-                inside[at] = max(called, key=lambda peak: peak.live_bytes, default=_Peak())
+                inside[at] = max(map(self.peak, instruction.called), key=lambda peak: peak[0], default=(0, ()))
                 owned[at] = ranges.handed_over(instruction, at)
-                live[at] += inside[at].live_bytes - sum(ranges.live[value].nbytes for value in owned[at])
+                live[at] += inside[at][0] - sum(ranges.live[value].nbytes for value in owned[at])
         if region.caller is None:
             self.live_in_entry = live
-        if live:
-            top = live.index(max(live))
-            here = [value for value, one in ranges.live.items() if one.made <= top <= one.used]
-            buffers = [self._buffer(ranges, value) for value in here if value not in owned.get(top, ())]
-            self._peaks[name] = _Peak(live[top], (*buffers, *inside.get(top, _Peak()).buffers))
+        if not live:
+            return self._peaks[name]
+        top = live.index(max(live))
+        buffers: list[Buffer] = []
+        for value, one in ranges.live.items():
+            if not one.made <= top <= one.used or value in owned.get(top, ()):
+                continue
+            # What a fusion makes has the line of the fusion, which is the instruction of the region.
+            instruction = value.instruction if value.opcode == "parameter" else ranges.instructions[one.made]
+            where = source_of(self.flow.module, (CallSite(region.computation, instruction),))
+            own = ARGUMENT if region.caller is None else CARRIED
+            made_by = own if instruction.opcode == "parameter" else instruction.opcode.removesuffix("-start")
+            moved, array = self.moved.get(value), value.array or Array("pred", (0,))
+            buffers.append(Buffer(array, where, moved or made_by, region.computation.name, moved is not None))
+        self._peaks[name] = live[top], (*buffers, *inside.get(top, (0, ()))[1])
         return self._peaks[name]
-
-    def _buffer(self, ranges: LiveRanges, value: HloValue) -> Buffer:
-        """The buffer of a value, with its line."""
-        region = ranges.region
-        is_parameter = value.opcode == "parameter"
-        # What a fusion makes has the line of the fusion, which is the instruction of the region.
-        instruction = value.instruction if is_parameter else ranges.instructions[ranges.live[value].made]
-        where = source_of(self.flow.module, (CallSite(region.computation, instruction),))
-        own = ARGUMENT if region.caller is None else CARRIED
-        made_by = own if instruction.opcode == "parameter" else instruction.opcode.removesuffix("-start")
-        moved = self.moved.get(value)
-        array = value.array or Array("pred", (0,))
-        return Buffer(array, where, moved or made_by, region.computation.name, moved is not None)
 
 
 # The program with plans in the place of chains, and without the instructions that became dead:
@@ -369,12 +357,13 @@ def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> 
     extra: list[LiveRange] = []
     runs: list[tuple[int, int]] = []
     for one in planned:
-        at = min(positions[_find_outermost(value.site, region)] for value in one.values)
+        used = {value: positions[_find_outermost(value.site, region)] for value in one.values}
+        at = min(used.values())
         # A result that a fusion made inside, and used there, is stored now.
         inside = [value for value in one.values if value.scope is not region]
-        used = [positions[_find_outermost(value.site, region)] for value in inside]
         if sizes := {value.array.nbytes for value in inside if value.array is not None}:
-            extra.append(LiveRange(sum(sizes), min(used), max(used)))
+            places = [used[value] for value in inside]
+            extra.append(LiveRange(sum(sizes), min(places), max(places)))
         # The memory of the source is free while the plans' results are made, if nothing later takes it.
         made_by = computation.by_name[one.source]
         last_use = max((positions[name] for name, taken in after.items() if one.source in taken), default=at)
@@ -449,39 +438,36 @@ class Liveness:
     def __init__(self, flow: Flow, numbering: Numbering) -> None:
         self.flow = flow
         self.numbering = numbering
-        self._regions: dict[Scope, LiveRanges] = {}
+        self._regions: dict[Scope, Mapping[HloValue, LiveRange]] = {}
 
     def of(self, chain: Chain) -> MemoryUse:
         """The memory that a device holds while a chain runs."""
-        made = self._made(chain)
+        live = self._live_in(chain.region)
+        made = {value: live[value] for value in chain.values if value in live}
         results = {self.numbering.of(value): value for value in chain.results}
         between = {value: one for value, one in made.items() if self.numbering.of(value) not in results}
-        # A result lives until the chain ends. One that a fusion makes and uses inside counts at the fusion.
         instructions = chain.region.computation.instructions
         positions = {instruction.name: at for at, instruction in enumerate(instructions)}
-        ends = [
-            LiveRange(
-                _sum_bytes([value]),
-                made[value].made if value in made else positions[_find_outermost(value.site, chain.region)],
-                len(instructions),
-            )
-            for value in results.values()
-        ]
+        # A result lives until the chain ends. One that a fusion makes and uses inside counts at the fusion.
+        ranges = list(between.values())
+        for value in results.values():
+            start = made[value].made if value in made else positions[_find_outermost(value.site, chain.region)]
+            ranges.append(LiveRange(_sum_bytes([value]), start, len(instructions)))
         before = _sum_bytes({self.numbering.of(leaf): leaf for leaf in chain.leaves}.values())
-        peak = before + max(count_live([*between.values(), *ends], len(instructions)), default=0)
+        peak = before + max(count_live(ranges, len(instructions)), default=0)
         arrays = (value.array for value in between if value.array is not None)
         largest = max(arrays, key=lambda array: array.nbytes, default=None)
         return MemoryUse(peak, max(0, peak - before - _sum_bytes(results.values())), largest)
 
     def stored(self, chain: Chain) -> list[HloValue]:
         """The values of a chain that are in memory, and not only inside a fusion."""
-        return list(self._made(chain))
+        live = self._live_in(chain.region)
+        return [value for value in chain.values if value in live]
 
-    def _made(self, chain: Chain) -> dict[HloValue, LiveRange]:
-        if chain.region not in self._regions:
-            self._regions[chain.region] = LiveRanges(self.flow, chain.region, in_place=False)
-        live = self._regions[chain.region].live
-        return {value: live[value] for value in chain.values if value in live}
+    def _live_in(self, region: Scope) -> Mapping[HloValue, LiveRange]:
+        if region not in self._regions:
+            self._regions[region] = LiveRanges(self.flow, region, in_place=False).live
+        return self._regions[region]
 
 
 def _find_outermost(site: Site, region: Scope) -> str:

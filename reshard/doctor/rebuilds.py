@@ -14,14 +14,16 @@ part, as when padding is cut off; or if some device uses everything, as the last
 
 Small arrays are compared element by element, and the results of collectives, if large, on a sample: they are rebuilt if
 the used places have the same element on every device, devices use different ones, and no device uses as many elements.
+
+Elements are numbers that can be compared: a leaf of the chain, a device and a place in that device's tile. Devices that
+have copies of a tile count as one, so an element has one number, whichever copy it was taken from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +31,7 @@ from reshard.doctor.chain_reader import Chain, LeafOrigin
 from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.trace import Origins, Tracer, points_at
-from reshard.doctor.elements import ElementKeys, HeldElements, find_device_groups
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, count_elements, points_at
 from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"
@@ -67,19 +68,11 @@ def find_rebuilt(
     return next((one for one in arrays if one.extent == WHOLE), next(iter(arrays), None))
 
 
-class _Comparison(Protocol):
-    """What an array holds, compared with what is used of it; `groups` has the group of each device."""
-
-    @property
-    def groups(self) -> Numbers: ...
-
-    def leaf(self, devices: Numbers) -> int | None:
-        """A leaf that a group of devices has rebuilt entirely; None if there is none."""
-        ...
-
-
 class _Table(NamedTuple):
-    """What each device uses, holds and had before, of all elements that any device uses: (device, element)."""
+    """What each device uses, holds and had before, of all elements that any device uses: (device, element).
+
+    `groups` has the group of each device.
+    """
 
     groups: Numbers
     leaves: Numbers
@@ -88,6 +81,7 @@ class _Table(NamedTuple):
     had: Mask
 
     def leaf(self, devices: Numbers) -> int | None:
+        """A leaf that a group of devices has rebuilt entirely; None if there is none."""
         used = self.uses[devices].any(axis=0)
         for leaf in np.unique(self.leaves[used]):
             here = used & (self.leaves == leaf)
@@ -110,21 +104,15 @@ class _Sample(NamedTuple):
     uses: Numbers | None
 
     def leaf(self, devices: Numbers) -> int | None:
+        """The leaf that a group of devices has rebuilt, as far as the sample shows; None if it has not."""
         same = (self.holds[devices] == self.holds[devices[0]]).all()
         differ = self.uses is None or (self.uses[devices] != self.uses[devices[0]]).any()
         had = self.had[devices].all(axis=1).any()
         return int(self.leaves[0]) if same and differ and not had else None
 
 
-class _Way(NamedTuple):
-    """How elements of a value come to be used: by a form, at its `places`, which are `through` places of the value.
-
-    `places` is None if the text does not say what the form uses; then any place of the value may be used.
-    """
-
-    form: HloValue
-    places: Numbers | None
-    through: Numbers
+_Comparison = _Table | _Sample
+"""What an array holds, compared with what is used of it."""
 
 
 class _Search:
@@ -147,26 +135,47 @@ class _Search:
         for value in stored:
             arrays.setdefault(self.numbering.of(value), value)
         unused = [value for number, value in arrays.items() if number not in used]
-        for value in sorted(unused, key=_count_elements, reverse=True)[:_LARGEST]:
+        devices = np.arange(self.devices)
+        for value in sorted(unused, key=count_elements, reverse=True)[:_LARGEST]:
             try:
-                comparison = self._comparison(value)
+                found = self._compare(value)
             except Untraceable:
                 continue
-            if comparison is not None and value.array is not None:
-                yield from _list_extents(comparison, value.array)
+            if found is None or value.array is None:
+                continue
+            # What is rebuilt among all devices; else, in the first group of them that has rebuilt its part.
+            whole = found.leaf(devices)
+            if whole is not None:
+                yield Rebuilt(WHOLE, value.array, whole)
+                continue
+            groups = (devices[found.groups == first] for first in np.unique(found.groups))
+            leaf = next((leaf for group in groups if (leaf := found.leaf(group)) is not None), None)
+            if leaf is not None:
+                yield Rebuilt(GROUP, value.array, leaf)
 
-    def _comparison(self, value: HloValue) -> _Comparison | None:
-        uses = self._uses if _count_elements(value) * self.devices <= _EXACT else None
-        if uses is not None and uses.device.size * self.devices <= _BITS:
-            return self._compare_all(uses, self._held(value))
-        if value.opcode not in COLLECTIVES:  # Its size may count padding and repetition: see below.
+    def _compare(self, value: HloValue) -> _Comparison | None:
+        """What a value holds, compared with what is used of it; None if only padding is, or all of it may be."""
+        uses = self._uses if count_elements(value) * self.devices <= _EXACT else None
+        if uses is None or uses.device.size * self.devices > _BITS:
+            # The size of other values may count padding and repetition.
+            return self._compare_sample(value) if value.opcode in COLLECTIVES else None
+        uses, holds = uses.known, self._held(value).known
+        if not uses.device.size:
             return None
-        return self._compare_sample(value, list(self._ways(value)))
+        groups = find_device_groups(self.devices, (uses, holds))
+        keys = ElementKeys(self.devices, self.leaves, (uses, holds))
+        elements, used = np.unique(keys.of(uses), return_inverse=True)
+        held = keys.of(holds)
+        known = np.isin(held, elements)
+        are_used, are_held = np.zeros((2, self.devices, elements.size), np.bool_)
+        are_used[uses.device, used] = True
+        are_held[holds.device[known], np.searchsorted(elements, held[known])] = True
+        return _Table(groups, keys.leaf(elements), are_used, are_held, keys.had(elements, self._column))
 
     @cached_property
     def _uses(self) -> HeldElements | None:
         """Every element that is used; None if there are too many, or if the text does not say which."""
-        if not self.forms or sum(map(_count_elements, self.forms)) * self.devices > _EXACT:
+        if not self.forms or sum(map(count_elements, self.forms)) * self.devices > _EXACT:
             return None
         try:
             held = [self._held(form) for form in self.forms]
@@ -181,91 +190,105 @@ class _Search:
         points = points_at(value, self.devices, places)
         return HeldElements(points.device, Tracer(self.maps, self.numbering, ends)(value, points))
 
-    def _held_here(self, value: HloValue, places: Numbers) -> HeldElements:
-        """The same at some places; traced only to the operands of the value, if the text does not say more."""
-        try:
-            return self._held(value, places)
-        except Untraceable:
-            points = points_at(value, self.devices, places)
-            operands = frozenset(self.maps.flow.operands(value))
-            return HeldElements(points.device, Tracer(self.maps, self.numbering, operands)(value, points))
-
-    def _compare_all(self, uses: HeldElements, holds: HeldElements) -> _Comparison | None:
-        """Compares all elements that are used with all that a value holds; None if only padding is used."""
-        uses, holds = uses.known, holds.known
-        if not uses.device.size:
-            return None
-        groups = find_device_groups(self.devices, (uses, holds))
-        keys = ElementKeys(self.devices, self.leaves, (uses, holds))
-        elements, used = np.unique(keys.of(uses), return_inverse=True)
-        held = keys.of(holds)
-        known = np.isin(held, elements)
-        return _Table(
-            groups,
-            keys.leaf(elements),
-            self._table(elements.size, uses.device, used),
-            self._table(elements.size, holds.device[known], np.searchsorted(elements, held[known])),
-            keys.had(elements, self._column),
-        )
-
-    def _compare_sample(self, value: HloValue, ways: Sequence[_Way]) -> _Comparison | None:
-        """Compares elements at some places; None if devices may use all of the value.
+    def _compare_sample(self, value: HloValue) -> _Sample | None:
+        """Compares elements at sampled places; None if devices may use all of the value.
 
         The value is what a collective made: its size says how many elements it has only if no padding or repetition
         was added since.
         """
-        used = sum(_count_elements(way.form) for way in ways)
-        if not ways or used >= _count_elements(value):
-            return None
-        holds = self._held_here(value, np.unique(np.concatenate([way.through for way in ways])))
-        uses = [self._held(way.form, way.places) for way in ways if way.places is not None]
-        groups = find_device_groups(self.devices, [each.known for each in (holds, *uses)])
-        keys = ElementKeys(self.devices, self.leaves, (holds, *uses))
-        held, *each_used = (keys.of(each).reshape(self.devices, -1) for each in (holds, *uses))
-        differing = np.concatenate(each_used, axis=1) if len(uses) == len(ways) else None
-        return _Sample(groups, keys.leaf(held[0]), held, keys.had(held, self._column), differing)
-
-    def _ways(self, value: HloValue) -> Iterator[_Way]:
-        """How the elements of a value come to be used, at sampled places; only the forms that use any of them."""
-        number = self.numbering.of(value)
+        number, used, is_said = self.numbering.of(value), 0, True
+        through: list[Numbers] = []  # places of the value that the used ones come from
+        uses: list[HeldElements] = []
         for form in self.forms:
             places = _sample_places(form)
             try:
                 origins = self._held(form, places, stop=value).origins
-            except Untraceable:
-                yield _Way(form, None, _sample_places(value))
+            except Untraceable:  # The text does not say what the form uses: any place of the value may be used.
+                is_said, used = False, used + count_elements(form)
+                through.append(_sample_places(value))
                 continue
-            through = origins.place[origins.leaf == number]
-            if through.size:
-                yield _Way(form, places, through)
+            places_through = origins.place[origins.leaf == number]
+            if places_through.size:
+                used += count_elements(form)
+                through.append(places_through)
+                uses.append(self._held(form, places))
+        if not through or used >= count_elements(value):
+            return None
+        places = np.unique(np.concatenate(through))
+        try:
+            holds = self._held(value, places)
+        except Untraceable:  # Traced only to the operands of the value, where the text does not say more.
+            points = points_at(value, self.devices, places)
+            operands = frozenset(self.maps.flow.operands(value))
+            holds = HeldElements(points.device, Tracer(self.maps, self.numbering, operands)(value, points))
+        groups = find_device_groups(self.devices, [each.known for each in (holds, *uses)])
+        keys = ElementKeys(self.devices, self.leaves, (holds, *uses))
+        held, *each_used = (keys.of(each).reshape(self.devices, -1) for each in (holds, *uses))
+        differing = np.concatenate(each_used, axis=1) if is_said else None
+        return _Sample(groups, keys.leaf(held[0]), held, keys.had(held, self._column), differing)
 
     @property
     def _column(self) -> Numbers:
         return np.arange(self.devices)[:, np.newaxis]
 
-    def _table(self, elements: int, device: Numbers, element: Numbers) -> Mask:
-        table = np.zeros((self.devices, elements), np.bool_)
-        table[device, element] = True
-        return table
-
-
-def _list_extents(comparison: _Comparison, array: Array) -> Iterator[Rebuilt]:
-    """What is rebuilt among all devices; else, in a group of them."""
-    devices = np.arange(comparison.groups.size)
-    whole = comparison.leaf(devices)
-    if whole is not None:
-        yield Rebuilt(WHOLE, array, whole)
-        return
-    groups = [devices[comparison.groups == first] for first in np.unique(comparison.groups)]
-    leaves = (leaf for group in groups if (leaf := comparison.leaf(group)) is not None)
-    yield from (Rebuilt(GROUP, array, leaf) for leaf in islice(leaves, 1))
-
-
-def _count_elements(value: HloValue) -> int:
-    return 0 if value.array is None else value.array.elements
-
 
 def _sample_places(value: HloValue) -> Numbers:
     """Random places of a value, the same each time; all of them if they are few."""
-    count = _count_elements(value)
+    count = count_elements(value)
     return np.arange(count) if count <= _SAMPLED else np.random.default_rng(0).integers(0, count, _SAMPLED)
+
+
+class HeldElements(NamedTuple):
+    """Elements that devices hold: the device of each, and where the element was before the chain."""
+
+    device: Numbers
+    origins: Origins
+
+    @property
+    def known(self) -> HeldElements:
+        """Those that are not padding."""
+        kept = self.origins.leaf != NOWHERE
+        return HeldElements(self.device[kept], Origins(*(part[kept] for part in self.origins)))
+
+
+def find_device_groups(devices: int, held: Sequence[HeldElements]) -> Numbers:
+    """The group of each device, named by its first device: those that have elements of each other, or of a third.
+
+    >>> nothing = np.zeros(2, np.int64)
+    >>> find_device_groups(4, [HeldElements(np.array([0, 3]), Origins(nothing, np.array([2, 1]), nothing))]).tolist()
+    [0, 1, 0, 1]
+    """
+    pairs = np.unique(np.concatenate([each.device * devices + each.origins.device for each in held]))
+    one, other = np.divmod(pairs, devices)
+    groups, before = np.arange(devices), None
+    while before is None or (groups != before).any():  # ends: numbers only fall
+        before = groups.copy()
+        np.minimum.at(groups, one, before[other])
+        np.minimum.at(groups, other, before[one])
+    return groups
+
+
+class ElementKeys:
+    """Numbers for elements; `leaves` says what is known of the leaves, by their numbers."""
+
+    def __init__(self, devices: int, leaves: Mapping[int, LeafOrigin], held: Sequence[HeldElements]) -> None:
+        self.devices = devices
+        self._leaves = np.unique(np.concatenate([each.origins.leaf for each in held]))
+        self._span = 1 + max((int(each.origins.place.max()) for each in held if each.device.size), default=0)
+        firsts = [leaves[leaf].firsts if leaf in leaves else np.arange(devices) for leaf in self._leaves.tolist()]
+        self._firsts = np.array(firsts)
+
+    def of(self, held: HeldElements) -> Numbers:
+        """The number of each element."""
+        leaf = np.searchsorted(self._leaves, held.origins.leaf)
+        device = self._firsts[leaf, held.origins.device]
+        return (leaf * self.devices + device) * (self._span + 1) + held.origins.place + 1
+
+    def leaf(self, keys: Numbers) -> Numbers:
+        """The leaf of each element."""
+        return self._leaves[keys // (self._span + 1) // self.devices]
+
+    def had(self, keys: Numbers, device: Numbers) -> Mask:
+        """Whether devices had elements before the chain."""
+        leaf, source = np.divmod(keys // (self._span + 1), self.devices)
+        return self._firsts[leaf, device] == source

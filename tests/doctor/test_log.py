@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from reshard.doctor import examine
-from reshard.doctor.report.log import LogReport, show_log
-from reshard.doctor.xla_log import MARK, read_warnings
+from reshard.doctor.xla_log import MARK, LogReport, read_warnings, show_log
 from tests.doctor.fragments import DATA
 from tests.oracle import tiles_of
 

@@ -7,7 +7,7 @@ import reshard.doctor.rebuilds as rebuilds
 from reshard.doctor import examine
 from reshard.doctor.chain_reader import LeafOrigin
 from reshard.doctor.dataflow.trace import Origins
-from reshard.doctor.elements import ElementKeys, HeldElements
+from reshard.doctor.rebuilds import ElementKeys, HeldElements
 from tests.doctor.fragments import FORTH, GATHER, HERE, OFFSET, RESHARD, SLICE, ZERO, known, move, text
 
 USE = "ROOT %r = f32[8,2]{1,0} add(%d, %d)"

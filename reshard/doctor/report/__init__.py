@@ -3,7 +3,6 @@
 findings   the places and totals, which of them are shown, and the words for each; its JSON
 table      the same in a terminal
 page       the same as one HTML page
-log        the report on a log: what XLA itself warns of
 """
 
 from __future__ import annotations

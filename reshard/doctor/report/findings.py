@@ -88,7 +88,11 @@ class Findings:
         Reductions, the user's own `shard_map`s and places that receive little are summed, unless they rebuild an array.
         """
         checked_flag(every, "every")
-        shown = tuple(place for place in self.places if every or self._is_shown(place))
+        large = [
+            place for place in self.places if place.rebuilds_whole or SMALL * place.total_bytes >= self.received_bytes
+        ]
+        own = (place for place in large if place.replaced or place.kind not in (REDUCTION, MANUAL))
+        shown = self.places if every else tuple(own)
         ids = {id(place) for place in shown}  # two places may be equal, and each of them counts
         rest = [place for place in self.places if id(place) not in ids and place.counted]
         return Accounts(
@@ -96,11 +100,6 @@ class Findings:
             sum_lines(place for place in rest if place.kind == REDUCTION),
             sum_lines(place for place in rest if place.kind != REDUCTION),
         )
-
-    def _is_shown(self, place: Place) -> bool:
-        if place.kind in (REDUCTION, MANUAL) and not place.replaced:
-            return False
-        return place.rebuilds_whole or SMALL * place.total_bytes >= self.received_bytes
 
     def shown(self, every: bool = False) -> list[Finding]:
         """The places that are shown one by one; those that look the same are one finding."""
@@ -116,12 +115,8 @@ class Findings:
         """The totals of the program in words, by name."""
         traffic, memory, compiled = self.traffic, self.memory, self.compiled
         loops = "" if traffic.exact else "; loops of unknown length are counted once"
-        facts = [
-            (
-                "received",
-                f"{bytes_text(self.received_bytes)} a device, {counted(traffic.launches, 'collective')}{loops}",
-            )
-        ]
+        received = f"{bytes_text(self.received_bytes)} a device, {counted(traffic.launches, 'collective')}{loops}"
+        facts = [("received", received)]
         if self.wasted_bytes:
             saved = f", {bytes_text(self.saved_bytes)} of it saved by reshard" if self.saved_bytes else ""
             facts.append(("not needed", f"{bytes_text(self.wasted_bytes)}{saved}"))
@@ -224,15 +219,11 @@ def sum_lines(places: Iterable[Place]) -> tuple[LineSum, ...]:
     for place in places:
         where = place.where
         line = (where.op_name,) if where.file is None else (where.file, where.line)
-        for collective in place.collectives:
-            runs = 1 if collective.times is None else collective.times
-            key = (place.kind, collective.kind, *line)
-            before = sums.get(key, LineSum(where, place.kind, collective.kind, 0, 0))
-            sums[key] = replace(
-                before,
-                launches=before.launches + runs,
-                received_bytes=before.received_bytes + runs * collective.received_bytes,
-            )
+        for one in place.collectives:
+            runs, key = 1 if one.times is None else one.times, (place.kind, one.kind, *line)
+            before = sums.get(key, LineSum(where, place.kind, one.kind, 0, 0))
+            received = before.received_bytes + runs * one.received_bytes
+            sums[key] = replace(before, launches=before.launches + runs, received_bytes=received)
     return tuple(sorted(sums.values(), key=lambda line: -line.received_bytes))
 
 

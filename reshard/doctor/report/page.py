@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -119,24 +119,18 @@ def _write_memory(memory: ProgramMemory) -> str:
     )
 
 
-def _write_snippet(where: Source) -> str:
-    """The user's line in its file, if that is here."""
-    lines = (
-        f"<span class='{'here' if line.here else 'faint'}'>{line.number:5} {escape(line.text)}</span>"
-        for line in quote_lines(where)
-    )
-    code = "".join(lines)
-    return f"<pre class='code mono'>{code}</pre>" if code else ""
-
-
 def _write_article(at: int, one: Finding, longest: int) -> str:
     """Everything about a wasteful place."""
     place = one.place
     css = "bad" if place.rebuilds_whole else ""
+    code = "".join(
+        f"<span class='{'here' if line.here else 'faint'}'>{line.number:5} {escape(line.text)}</span>"
+        for line in quote_lines(place.where)
+    )
     parts = [
         f"<header><span class='faint'>{at}</span><b class='mono'>{escape(one.where)}</b>{_write_tags(one)}</header>",
         f"<p class='faint mono'>{escape(format_origin(place.where))}</p>",
-        _write_snippet(place.where),
+        f"<pre class='code mono'>{code}</pre>" if code else "",
         *(f"<p class='mono'>{_write_move(move)}</p>" for move in one.moves),
         f"<p>XLA: <b>{escape(one.does)}</b></p>",
         "" if place.counted else f"<p class='faint'>{escape(OTHER_BRANCH)}</p>",
@@ -180,12 +174,9 @@ def _write_collectives(place: Place) -> str:
     heads = [("collective", False), ("result", False), ("devices", True), ("received", True)]
     rows: list[list[str]] = []
     for one in place.collectives:
-        results = ", ".join(format_array(array) for array in one.results[:4])
-        more = " ..." if len(one.results) > 4 else ""
+        results = ", ".join(format_array(array) for array in one.results[:4]) + (" ..." if len(one.results) > 4 else "")
         name = f"{escape(one.kind)}<br><code class='faint'>{escape(one.name)}</code>"
-        rows.append(
-            [name, f"<code>{escape(results)}{more}</code>", str(one.group_size), bytes_text(one.received_bytes)]
-        )
+        rows.append([name, f"<code>{escape(results)}</code>", str(one.group_size), bytes_text(one.received_bytes)])
     return (
         f"<details><summary>{counted(len(place.collectives), 'collective')} in {escape(place.computation)}</summary>"
         f"{write_table(heads, rows)}</details>"
@@ -261,7 +252,12 @@ def draw_live_bytes(moments: Sequence[InstructionMemory]) -> str:
     >>> draw_live_bytes([InstructionMemory("p", 64, False), InstructionMemory("g", 320, True)]).count("<rect")
     2
     """
-    bars = list(_draw_timeline_bars(moments))
+    each = -(-len(moments) // _POINTS) or 1
+    bars: list[InstructionMemory] = []
+    for start in range(0, len(moments), each):  # Neighbouring moments share a bar, which shows the highest of them.
+        group = moments[start : start + each]
+        most = max(group, key=lambda moment: moment.live_bytes)
+        bars.append(most._replace(moves=any(moment.moves for moment in group)))
     peak = max((bar.live_bytes for bar in bars), default=0)
     if not peak:
         return ""
@@ -275,12 +271,3 @@ def draw_live_bytes(moments: Sequence[InstructionMemory]) -> str:
         f'aria-label="live bytes, at most {bytes_text(peak)}">{"".join(rects)}</svg>'
         f'<div class="ends"><span>start</span><span>top: {bytes_text(peak)}</span><span>end</span></div>'
     )
-
-
-def _draw_timeline_bars(moments: Sequence[InstructionMemory]) -> Iterator[InstructionMemory]:
-    """At most `_POINTS` bars: neighbouring moments share one, which shows the highest of them."""
-    each = -(-len(moments) // _POINTS) or 1
-    for start in range(0, len(moments), each):
-        group = moments[start : start + each]
-        most = max(group, key=lambda moment: moment.live_bytes)
-        yield most._replace(moves=any(moment.moves for moment in group))
