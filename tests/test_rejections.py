@@ -21,7 +21,7 @@ from reshard.geometry.detect import read
 from reshard.lower import lower_plan
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.step_mode import StepMode
-from reshard.types import canonical
+from reshard.types import dims
 
 MESH = rs.Mesh(x=4, y=2)
 HERE = rs.Layout.parse("f32[{x}4, 8]", MESH)
@@ -313,7 +313,7 @@ def invariants() -> list[str]:
 def test_every_invariant_has_a_check_and_a_rejection_of_its_name(name: str):
     checks = {"canonical form": ["canonical_dim", "canonical_partial"]}.get(name, [f"check_{name.replace(' ', '_')}"])
     for check in checks:
-        assert f"*{name.capitalize()}*" in getattr(canonical, check).__doc__
+        assert f"*{name.capitalize()}*" in getattr(dims, check).__doc__
     rejections = [bad for bad in TABLE if bad.name.startswith(f"{name}: ")]
     assert rejections
     for bad in rejections if name != "canonical form" else ():  # a dim without digits does not parse: no layout yet

@@ -62,7 +62,6 @@ class ExchangeStats(NamedTuple):
 def fewest_received(source: Layout, target: Layout) -> int:
     """The true elements that the busiest device must receive: the maximum over devices of |T_d minus S_d|.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
     >>> fewest_received(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
     9
@@ -81,7 +80,6 @@ def count_rounds(operand: Layout, result: Layout) -> int:
     A device receives one message for each piece that it lacks; the requests for a piece are dealt evenly among its
     holders.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
     >>> count_rounds(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
     3
@@ -489,13 +487,7 @@ class Overlaps(NamedTuple):
 
 @lru_cache(maxsize=64)
 def count_overlaps(source: Dim, target: Dim) -> Overlaps:
-    """Which pieces of a dim share elements, counted.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> (one,), (other,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3/5]", "f32[{y}2/5]"))
-    >>> count_overlaps(one, other)
-    Overlaps(of_source=[2, 2], of_target=[1, 2, 1], largest=2)
-    """
+    """Which pieces of a dim share elements, counted."""
     a, b = contiguous_extent(source), contiguous_extent(target)
     if a is not None and b is not None and source.size:
         largest = _largest_shared(_Blocks(source.size, a, b), _Blocks(source.size, b, a), frozenset())

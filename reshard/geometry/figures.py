@@ -67,7 +67,6 @@ class ExchangeFigures(NamedTuple):
     def cut(self, cap: int) -> tuple[int, int]:
         """The rounds with messages cut to at most `cap` elements, and the elements of the largest chunk.
 
-        >>> from reshard.types import Mesh
         >>> both = [Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16]", "f32[16, {x}4]")]
         >>> exchange_figures(*both).cut(100), exchange_figures(*both).cut(5)
         ((3, 16), (12, 4))
@@ -94,13 +93,12 @@ def exchange_figures(
 ) -> ExchangeFigures:
     """The figures of the exchange; `relayed`, of one to other devices in which receivers pass elements on.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
     >>> exchange_figures(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))[:3]
     (3, 3, 1)
     """
     if view is not None:
-        return _view_figures(operand, result, view)
+        return _figures_through(operand, result, view)[0]
     if relayed:
         # Both turns follow each other, and what is passed on lies in pieces of a tile.
         figures = relay_figures(operand, result)
@@ -127,22 +125,21 @@ def exchange_figures(
 
 
 @lru_cache(maxsize=256)
-def _view_figures(operand: Layout, result: Layout, view: View) -> ExchangeFigures:
+def _figures_through(operand: Layout, result: Layout, view: View) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
+    """The figures through a view, and what each device receives and sends."""
     sent = [m for m in exchange_messages(operand, result, view) if m.sender != m.receiver]
     message = max((m.elements for m in sent), default=0)
     run = message if all(m.is_run for m in sent) else 1
-    return ExchangeFigures(tally_messages(sent).rounds, message, run, lambda: [loads_of(sent)])
+    tally = tally_messages(sent)
+    received = ByDevice(0, {device: tally.received[device] for device in result.mesh.devices})
+    given = ByDevice(0, {device: tally.sent[device] for device in operand.mesh.devices})
+    return ExchangeFigures(tally.rounds, message, run, lambda: [loads_of(sent)]), received, given
 
 
 def even_rounds(r: Refinement) -> int:
     """Rounds between even layouts, one for each source tile that a device fetches from.
 
     If no digit moves from one holder to another, one of these tiles is the device's own.
-
-    >>> from reshard.types import Mesh
-    >>> r = refine(*[Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16]", "f32[16, {x}4]")])
-    >>> even_rounds(r)
-    3
     """
     if not r.common:
         return 0
@@ -177,11 +174,7 @@ class ByDevice(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The figure of the device that has the most.
-
-        >>> ByDevice(3).most, ByDevice(3, {0: 2, 1: 1}).most
-        (3, 2)
-        """
+        """The figure of the device that has the most."""
         return self.each if self.listed is None else max(self.listed.values(), default=0)
 
     def scaled(self, nbytes: Layout) -> ByDevice:
@@ -192,13 +185,7 @@ class ByDevice(NamedTuple):
 
 
 def most_sent(operand: Layout, result: Layout, view: View | None = None, *, relayed: bool = False) -> int:
-    """Elements that the busiest device sends.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> most_sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
-    6
-    """
+    """Elements that the busiest device sends."""
     if relayed:
         return relay_figures(operand, result).sent
     if view is not None:
@@ -234,13 +221,12 @@ def _count_given(operand: Layout, result: Layout, copies: int) -> dict[int, int]
 def received_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
     """The elements that each device receives: those of its target tile that it does not hold.
 
-    >>> from reshard.types import Mesh
     >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
     >>> received_by_device(*both).listed
     {0: 2, 1: 3}
     """
     if view is not None:
-        return _loads_through(operand, result, view)[0]
+        return _figures_through(operand, result, view)[1]
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_lacked(operand, result))
     return lacked_by_device(operand, result)
@@ -252,28 +238,18 @@ def sent_by_device(operand: Layout, result: Layout, view: View | None = None) ->
     In an even exchange every round is a bijection of the devices, so each sends what it receives; so it is taken for
     uneven ones on more devices than are listed.
 
-    >>> from reshard.types import Mesh
     >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
     >>> sent_by_device(*both).listed
     {0: 3, 1: 2}
     """
     if view is not None:
-        return _loads_through(operand, result, view)[1]
+        return _figures_through(operand, result, view)[2]
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_sent_across(operand, result))
     r = refine(operand, result)
     if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
         return lacked_by_device(operand, result)
     return ByDevice(0, _count_sent_among(operand, result))
-
-
-@lru_cache(maxsize=256)
-def _loads_through(operand: Layout, result: Layout, view: View) -> tuple[ByDevice, ByDevice]:
-    """What each device receives and sends through a view."""
-    tally = tally_messages(exchange_messages(operand, result, view))
-    sides = (result.mesh, tally.received), (operand.mesh, tally.sent)
-    received, sent = (ByDevice(0, {device: counts[device] for device in mesh.devices}) for mesh, counts in sides)
-    return received, sent
 
 
 @lru_cache(maxsize=4096)
@@ -303,13 +279,7 @@ def lacked_by_device(source: Layout, target: Layout) -> ByDevice:
 
 
 def needs_other_digit(r: Refinement, position: int) -> bool:
-    """Whether the device at a position needs another value of some digit that changes holders than it has.
-
-    >>> mesh = Mesh(x=2, y=2)
-    >>> r = refine(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
-    >>> [needs_other_digit(r, position) for position in range(4)]
-    [False, True, True, False]
-    """
+    """Whether the device at a position needs another value of some digit that changes holders than it has."""
     return any(position // (d.src or 1) % d.radix != position // (d.dst or 1) % d.radix for d in r.swapped)
 
 
@@ -385,12 +355,7 @@ def crossing_figures(operand: Layout, result: Layout) -> Crossing:
 
 
 def count_sent_across(operand: Layout, result: Layout) -> Mapping[int, int]:
-    """The elements that each device sends to another set of devices.
-
-    >>> source, target = Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3))
-    >>> sorted(count_sent_across(source, target).items())
-    [(0, 16), (1, 16)]
-    """
+    """The elements that each device sends to another set of devices."""
     if count_copies(operand) > 1:
         return _share_out(operand, result).sent
     return _count_given(operand, result, count_copies(result))
@@ -477,7 +442,6 @@ Own = tuple[Lengths, ...]
 def list_loads(operand: Layout, result: Layout) -> frozenset[Load]:
     """The distinct loads of devices, from one device for every coordinate that the exchange involves.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2)
     >>> sorted(list_loads(Layout.parse("f32[{x}3/5]", mesh), Layout.parse("f32[5]", mesh)))
     [((1, (((2,), 1),)),), ((1, (((3,), 1),)),)]

@@ -49,12 +49,7 @@ def home_tile(layout: Layout, position: int) -> Tile:
 
 
 def tiles(layout: Layout) -> dict[int, Tile]:
-    """The tile that each device holds, in the order of the mesh.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> tiles(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
-    {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
-    """
+    """The tile that each device holds, in the order of the mesh."""
     mesh = layout.mesh
     summands = [numbers_along(mesh.size, [(mesh.stride(axis), axis.size)]) for axis in layout.partial]
     columns = [*piece_columns(layout), *summands]
@@ -63,12 +58,7 @@ def tiles(layout: Layout) -> dict[int, Tile]:
 
 
 def piece_columns(layout: Layout) -> list[list[int]]:
-    """For each dim, the number of the piece at each position of the mesh.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> piece_columns(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
-    [[0, 0, 1, 1], [0, 1, 0, 1]]
-    """
+    """For each dim, the number of the piece at each position of the mesh."""
     mesh = layout.mesh
     return [numbers_along(mesh.size, factors) for factors in _held_factors(layout)]
 
@@ -169,12 +159,7 @@ def multiply_by_piece(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list
 
 @lru_cache(maxsize=64)
 def tile_elements(layout: Layout) -> Sequence[int]:
-    """The elements of the tile at each position, without padding.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> tile_elements(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
-    [6, 6, 4, 4]
-    """
+    """The elements of the tile at each position, without padding."""
     return multiply_by_piece(layout, [piece_extents(dim) for dim in layout.dims])
 
 
@@ -215,12 +200,7 @@ def count_kept(source: Layout, target: Layout) -> Mapping[int, int]:
 
 
 def count_lacked(source: Layout, target: Layout) -> dict[int, int]:
-    """The elements of its target tile that each device does not hold already.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> count_lacked(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
-    {0: 8, 1: 8, 2: 16}
-    """
+    """The elements of its target tile that each device does not hold already."""
     own = count_kept(source, target)
     each = zip(target.mesh.devices, tile_elements(target), strict=True)
     return {device: size - own.get(device, 0) for device, size in each}
@@ -228,12 +208,7 @@ def count_lacked(source: Layout, target: Layout) -> dict[int, int]:
 
 @lru_cache(maxsize=1024)
 def least_received_across(source: Layout, target: Layout) -> int:
-    """The elements that the busiest device of the target lacks.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> least_received_across(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
-    16
-    """
+    """The elements that the busiest device of the target lacks."""
     if disjoint(source.mesh, target.mesh):
         return fullest_tile(target)
     return max(count_lacked(source, target).values(), default=0)
@@ -256,12 +231,7 @@ def fewest_through(source: Layout, target: Layout) -> int:
 
 
 def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
-    """For each tile of the source, its holders, and the elements of it that some device of the target lacks.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> list(list_leaving(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", Mesh(d=1))))
-    [((0,), 0), ((1,), 2)]
-    """
+    """For each tile of the source, its holders, and the elements of it that some device of the target lacks."""
     own = count_kept(source, target)
     stays = own
     if count_copies(target) > 1:
@@ -281,12 +251,7 @@ def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int]
 
 @lru_cache(maxsize=256)
 def pull_limit(operand: Layout, result: Layout) -> int:
-    """Elements that the busiest device sends or receives at least if every device asks holders for all that it lacks.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> pull_limit(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
-    24
-    """
+    """Elements that the busiest device sends or receives at least if each asks holders for all that it lacks."""
     copies, givers, received = count_copies(result), count_copies(operand), least_received_across(operand, result)
     if disjoint(operand.mesh, result.mesh):
         return max(received, -(-copies * fullest_tile(operand) // givers))

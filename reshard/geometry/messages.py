@@ -84,13 +84,7 @@ class Message(NamedTuple):
 
 
 def count_elements(product: Product) -> int:
-    """The elements of a product of factors.
-
-    >>> from reshard.geometry.blocks import Axis
-    >>> rows, columns = Block(0, 0, (Axis(3, 4, 1),)), [Block(0, 0, (Axis(2, 1, 1),)), Block(5, 2, (Axis(1, 1, 1),))]
-    >>> count_elements(((rows,), tuple(columns)))
-    9
-    """
+    """The elements of a product of factors."""
     return math.prod([sum([block.elements for block in factor]) for factor in product])
 
 
@@ -136,13 +130,7 @@ class Tally(NamedTuple):
 
 
 def tally_messages(messages: Iterable[Message]) -> Tally:
-    """Counts what devices send to each other.
-
-    >>> from reshard.types import Mesh
-    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]")]
-    >>> tally_messages(exchange_messages(*both)).sent
-    Counter({0: 2, 1: 2})
-    """
+    """Counts what devices send to each other."""
     tally = Tally(Counter(), Counter(), Counter(), Counter())
     for message in messages:
         sender, receiver, _ = message

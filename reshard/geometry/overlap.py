@@ -152,12 +152,7 @@ Shares = dict[int, tuple[Block, ...]]
 
 
 def piece(dim: Dim, mesh: Mesh, position: int) -> int:
-    """The number of the piece of a dim that the device at a position holds.
-
-    >>> layout = Layout.parse("f32[{x}3/10]", Mesh(x=4, y=2))
-    >>> [piece(layout.dims[0], layout.mesh, position) for position in range(8)]
-    [0, 0, 1, 1, 2, 2, 3, 3]
-    """
+    """The number of the piece of a dim that the device at a position holds."""
     number = 0
     for radix, axis in dim.digits:
         if axis is not None:
@@ -183,12 +178,7 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
 
 @lru_cache(maxsize=64)
 def shares_of(source: Dim, target: Dim, number: int) -> Shares:
-    """`shares(source, target)[number]`: what one piece of the target shares, without working out the others.
-
-    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
-    >>> shares_of(before, after, 1) == shares(before, after)[1]
-    True
-    """
+    """`shares(source, target)[number]`: what one piece of the target shares, without working out the others."""
     return {p: tuple(runs) for (p, _), runs in _walk_common(source, target, None, number).items()}
 
 
@@ -239,21 +229,13 @@ def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Com
 
 
 def contiguous_extent(dim: Dim) -> int | None:
-    """How many indices a piece of a dim covers if all of its pieces are contiguous, else None.
-
-    >>> [contiguous_extent(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
-    [3, None]
-    """
+    """How many indices a piece of a dim covers if all of its pieces are contiguous, else None."""
     above = dim_levels(dim)[:-1]
     return None if any(not level.held for level in above) else dim_levels(dim)[-1].radix
 
 
 def fullest_piece(dim: Dim) -> int:
-    """The most elements that a piece of a dim has.
-
-    >>> fullest_piece(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
-    6
-    """
+    """The most elements that a piece of a dim has."""
     return max(piece_sizes(dim))
 
 
@@ -291,11 +273,7 @@ def _count_sizes(levels: Sequence[Level], left: int) -> Counter[int]:
 
 @lru_cache(maxsize=256)
 def piece_extents(dim: Dim) -> Sequence[int]:
-    """How many elements each piece of a dim has, by its number.
-
-    >>> piece_extents(Layout.parse("f32[2{x}3/8]", Mesh(x=2)).dims[0])
-    [5, 3]
-    """
+    """How many elements each piece of a dim has, by its number."""
     return _list_extents(dim_levels(dim), dim.size)
 
 
@@ -439,7 +417,6 @@ _FASTER = 8
 def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     """For each piece of the target, how many indices it shares with each source piece that it overlaps.
 
-    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
     >>> shared_elements(before, after)
     ({0: 2}, {0: 1, 1: 1}, {1: 2})
@@ -513,7 +490,6 @@ def _count_steps(source: Sequence[Level], target: Sequence[Level], size: int) ->
 def shortest_shared(source: Dim, target: Dim) -> int:
     """The fewest indices that are neighbours in both of two pieces which share them, 1 if there are none.
 
-    >>> from reshard.types.mesh import Mesh
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}9]", "f32[{y}6]"))
     >>> shortest_shared(before, after)
     3

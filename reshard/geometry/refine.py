@@ -120,7 +120,6 @@ class Refinement:
 def prime_digits(refinement: Refinement) -> tuple[RefinedDigit, ...]:
     """The refined digits with every held one cut to prime radices, major first.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=6)
     >>> refinement = refine(Layout.parse("f32[{x}, 6]", mesh), Layout.parse("f32[6, {x}]", mesh))
     >>> [(digit.dim, digit.radix, digit.src, digit.dst) for digit in prime_digits(refinement)]
@@ -161,7 +160,6 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
         3               2-4      2       1 (y)         2 (x:(2)2)
         4               1-2      2       None          None
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=2)
     >>> refinement = refine(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
     >>> [(digit.radix, digit.src, digit.dst) for digit in refinement.digits]
@@ -277,7 +275,6 @@ def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
     """What becomes of the partial sub-axes of two layouts on one mesh; None if the two cut an axis in ways that do
     not nest.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=6)
     >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
     PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
@@ -315,7 +312,6 @@ def _partial_factors(layout: Layout) -> list[Factor]:
 def release_digits(layout: Layout, factors: Iterable[Factor]) -> Layout:
     """The layout in which no digit is held along these factors of the device positions; its partial sub-axes stay.
 
-    >>> from reshard.types import Mesh
     >>> print(release_digits(Layout.parse("f32[{x}3/10, {y}2]", Mesh(x=4, y=2)), [Factor(2, 4)]))
     f32[10, {y}2]
     """

@@ -165,12 +165,7 @@ def _read_from_result(product: Product) -> Product:
 
 @lru_cache(maxsize=256)
 def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
-    """The figures of both turns.
-
-    >>> from reshard.types import Mesh
-    >>> relay_figures(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))).turns
-    (RelayTurn(received=3, sent=12, rounds=4), RelayTurn(received=9, sent=9, rounds=3))
-    """
+    """The figures of both turns."""
     turns = relay_messages(operand, result)
     tallies = [tally_messages(turn) for turn in turns]
     sent = sum((tally.sent for tally in tallies), Counter[int]())

@@ -46,11 +46,7 @@ def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
 
 
 def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
-    """A mesh whose axes multiply to every axis of both meshes, or None if the two do not nest.
-
-    >>> print(common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)))
-    <d0=2, d1=2, d2=2>
-    """
+    """A mesh whose axes multiply to every axis of both meshes, or None if the two do not nest."""
     spans = (mesh.span(SubAxis(name, 1, size)) for mesh in (a, b) for name, size in mesh.axes.items())
     return _cut_spans(a, b, {end for span in spans for end in span})
 

@@ -76,11 +76,7 @@ def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
 
 
 def merge_dims(dims: Sequence[Dim]) -> Dim | None:
-    """The dim whose index is made of these, major first; None if one but the first is padded.
-
-    >>> merge_dims([Dim((Digit(3, None),), 3), Dim((Digit(8, None),), 8)]).size
-    24
-    """
+    """The dim whose index is made of these, major first; None if one but the first is padded."""
     size = math.prod(dim.size for dim in dims)
     if size == 0:
         return Dim((Digit(0, None),), 0)
@@ -90,11 +86,7 @@ def merge_dims(dims: Sequence[Dim]) -> Dim | None:
 
 
 def is_local(dim: Dim) -> bool:
-    """Whether every tile has all of a dim.
-
-    >>> is_local(Dim((Digit(3, None),), 3)), is_local(Dim((Digit(2, SubAxis("x", 1, 2)), Digit(1, None)), 1))
-    (True, False)
-    """
+    """Whether every tile has all of a dim."""
     return all(digit.axis is None for digit in dim.digits)
 
 

@@ -3,8 +3,7 @@
     Mesh, SubAxis        devices on named axes, and factors of these axes
     Digit, Dim, Layout   where each element of an array is: every dim a numeral of local and held digits
 
-    mesh.py, dims.py, layout.py     the three above
-    canonical.py                    the invariants of layouts, one check each
+    mesh.py, dims.py, layout.py     the three above; the invariants of layouts, one check each, are in dims.py
     meaning.py                      which elements a device holds: the definition of correctness
     move.py, view.py                a plan's request with a view; which index becomes which, and views one after another
     named_dims.py                   layouts of xarray's arrays and jaxtyping's annotations

@@ -1,14 +1,16 @@
-"""Digits and dims: the numerals of a layout."""
+"""Digits and dims: the numerals of a layout, and the invariants that layouts keep."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 from reshard.errors import LayoutError, quoted
-from reshard.types.mesh import SubAxis
+from reshard.types import reductions
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.whole import MOST, MOST_LISTED, listed, whole
 
 
@@ -118,3 +120,172 @@ def numbers_along(positions: int, factors: Sequence[tuple[int, int]]) -> list[in
         along = [*once] * (positions // (stride * size))
         numbers = [number * size + value for number, value in zip(numbers, along, strict=True)] if at else along
     return numbers
+
+
+# The invariants of a layout, each checked by one function under the name that `docs/language.md` gives it.
+#
+#     whole sizes      check_whole_sizes      refuses a radix of -2, of 2.5 or True, and a size above 2^63 - 1
+#     exact cover      check_exact_cover      refuses f32[{x}4/10]: room for 16 elements, where 12 hold 10
+#     single use       check_single_use       refuses f32[{x}4, {x}4]: devices have one coordinate along x, not two
+#     radix match      check_radix_match      refuses a digit of radix 2 that is held by an axis of size 4
+#     canonical form   canonical_dim,         turns f32[2 2{x:(1)2}{x:(2)2}] into f32[4{x}]
+#                      canonical_partial
+#     one reduction    check_one_reduction    refuses s32[16] + mean{x}: integers have no mean
+#
+# `Layout` calls them all when it is built, so layouts of equal meaning are equal objects.
+
+
+def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
+    """*Canonical form* of dim number `at`: neighbouring digits merged, digits of radix 1 dropped.
+
+    Checks *whole sizes*, *radix match* and *exact cover* on the way.
+    """
+    dim = check_whole_sizes(dim, at)
+    for digit in dim.digits:
+        if digit.axis is not None:
+            check_radix_match(digit, mesh)
+    size = dim.size
+    if size == 0:  # No device holds an element, whatever the digits are.
+        return Dim((Digit(0, None),), 0)
+    # Digits of radix 1 are dropped. Neighbours are merged if both are local, or held by consecutive sub-axes of one.
+    digits: list[Digit] = []
+    for digit in dim.digits:
+        if digit.radix == 1:
+            continue
+        axis, above = digit.axis, digits[-1].axis if digits else None
+        joined = None if axis is None or above is None else _join_axes(above, axis)
+        if digits and axis is None and above is None:
+            digits[-1] = Digit(digits[-1].radix * digit.radix, None)
+        elif joined is not None:
+            digits[-1] = Digit(joined.size, joined)
+        else:
+            digits.append(digit)
+    one_round = dim.digits[:1] == ((1, None),)
+    if digits and digits[0].axis is None and any(d.radix == 1 and d.axis is not None for d in dim.digits):
+        # Where blocks are dealt along an axis of one device, that digit was dropped, so rounds and blocks have merged
+        # into one local digit: rounds without elements go, since it must not count the padding of the last block.
+        unit = math.prod(d.radix for d in digits[1:])
+        rounds = min(digits.pop(0).radix, -(-size // unit))
+        one_round = rounds == 1
+        digits[:0] = [] if one_round else [Digit(rounds, None)]
+    return Dim(tuple(check_exact_cover(digits, size, one_round, at)), size)
+
+
+def canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, ...]:
+    """*Canonical form* of partial sub-axes: sorted major to minor and merged, since a reduction has no order."""
+    merged: list[SubAxis] = []
+    for axis in sorted((a for a in partial if mesh.checked(a).size > 1), key=mesh.stride, reverse=True):
+        joined = _join_axes(merged[-1], axis) if merged else None
+        if joined is None:
+            merged.append(axis)
+        else:
+            merged[-1] = joined
+    return tuple(merged)
+
+
+def _join_axes(major: SubAxis, minor: SubAxis) -> SubAxis | None:
+    """The sub-axis that two consecutive ones of one axis make up."""
+    if major.axis != minor.axis or major.pre * major.size != minor.pre:
+        return None
+    return SubAxis(major.axis, major.pre, major.size * minor.size)
+
+
+def check_whole_sizes(dim: Dim, at: int) -> Dim:
+    """*Whole sizes*: the true size and all radices of dim `at` are ints, not bools, of at least 0 and at most `MOST`.
+
+    A held digit's radix is the size of its sub-axis, which is at least 1. Returns the dim with ints of Python's own.
+    """
+    given: Any = dim.digits if isinstance(dim, Dim) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(given, tuple):
+        raise LayoutError(f"dim {at} is {quoted(dim)}; give Dim((Digit(radix, holder), ...), size)")
+    for digit in cast("tuple[object, ...]", given):
+        if not isinstance(digit, Digit):
+            raise LayoutError(
+                f"dim {at} has the digit {quoted(digit)}; give Digit(radix, holder), holder None if local"
+            )
+    radices = [whole(digit.radix) for digit in dim.digits]
+    wrong = [digit.radix for digit, radix in zip(dim.digits, radices, strict=True) if radix is None]
+    size = whole(dim.size)
+    if wrong or size is None:
+        given = f"a radix of {quoted(wrong[0])}" if wrong else f"the true size {quoted(dim.size)}"
+        raise LayoutError(
+            f"dim {at} has {given}; sizes and radices are ints of at least 0 and at most {MOST} (whole sizes)"
+        )
+    if math.prod(digit.radix for digit in dim.digits) > MOST:
+        raise LayoutError(
+            f"dim {at}: its radices multiply to more than {MOST}, the largest index; give smaller ones (whole sizes)"
+        )
+    if all(type(each) is int for each in (dim.size, *(digit.radix for digit in dim.digits))):
+        return dim
+    digits = (Digit(int(digit.radix), digit.axis) for digit in dim.digits)
+    return Dim(tuple(digits), size)
+
+
+def check_exact_cover(digits: list[Digit], size: int, one_round: bool, at: int) -> list[Digit]:
+    """*Exact cover*: dim `at` is padded to the smallest fitting multiple of all its digits but the first local one.
+
+    Returns the digits. They start with a 1 where `one_round` says so and it matters: `1{x}8/10` is one round of
+    blocks of 8, of which the second is cut short, whereas `{x}3/10` is pieces of 3.
+    """
+    padded = math.prod(d.radix for d in digits)
+    if padded == size:
+        return digits
+    rounds = next((d.radix for d in digits if d.axis is None), 1)
+    if padded == 0 < rounds:
+        raise LayoutError(
+            f"dim {at}: a block of 0 elements leaves no room, but the true size is {size}; give the blocks at least 1 "
+            f"element (exact cover)"
+        )
+    if rounds > 0 and size <= padded and padded - size < padded // rounds:
+        return digits
+    if one_round and size <= padded and digits[0].axis is not None:
+        return [Digit(1, None), *digits]
+    unit = math.prod(d.radix for d in digits if d.axis is not None) if rounds == 0 else padded // rounds
+    best = -(-size // unit) * unit
+    raise LayoutError(
+        f"dim {at}: the radices multiply to {padded}, but the true size is {size}, whose smallest fitting "
+        f"multiple of {unit} is {best}; change the local digit so that the product is {best} (exact cover)"
+    )
+
+
+def check_single_use(mesh: Mesh, used: Iterable[SubAxis]) -> None:
+    """*Single use*: sub-axes neither repeat nor overlap, and split each axis into whole factors."""
+    by_axis: dict[str, list[SubAxis]] = {}
+    for sub in used:
+        if sub.size > 1:
+            by_axis.setdefault(sub.axis, []).append(sub)
+    for axis, subs in by_axis.items():
+        if len(subs) == 1:
+            continue
+        subs.sort(key=lambda s: s.pre)
+        for major, minor in pairwise(subs):
+            if minor.pre % (major.pre * major.size):
+                raise LayoutError(
+                    f"axis {axis!r} of mesh {mesh} is used as {mesh.spell(major)} and as {mesh.spell(minor)}, which "
+                    f"overlap; use every part of an axis once, partial axes included (single use)"
+                )
+
+
+def check_radix_match(digit: Digit, mesh: Mesh) -> None:
+    """*Radix match*: the radix of a held digit is the size of its sub-axis."""
+    if digit.axis is None:
+        return
+    mesh.checked(digit.axis)
+    if digit.radix != digit.axis.size:
+        raise LayoutError(
+            f"a digit of radix {digit.radix} is held by {mesh.spell(digit.axis)} of size {digit.axis.size} in mesh "
+            f"{mesh}; a held digit's radix is its sub-axis's size (radix match)"
+        )
+
+
+def check_one_reduction(dtype: str, reduction: str | None) -> None:
+    """*One reduction*: partial sub-axes have one operation, and the element type supports it."""
+    if not isinstance(reduction, str) or reduction not in reductions.REDUCTIONS:
+        raise LayoutError(
+            f"reduction {quoted(reduction)} is unknown; use one of {', '.join(reductions.REDUCTIONS)} (one reduction)"
+        )
+    if not reductions.supports(dtype, reduction):
+        raise LayoutError(
+            f"{dtype} has no {reduction} reduction; for bool use max (any) or min (all), "
+            f"for complex sum, mean or product, and mean only for inexact types (one reduction)"
+        )

@@ -82,34 +82,18 @@ def canonical(dtype: object) -> str:
     try:
         return _ALIASES[name if code is None else code]
     except KeyError:
+        candidates = ""
+        if name in _NUMPY:
+            # What it may stand for: numpy's codes and HLO's names both begin so.
+            in_bits = ", ".join(spelled for _, spelled, _ in _TABLE if spelled.startswith(f"{name}e"))
+            or_bits = f", or one of HLO's {name[1:]} bits ({in_bits})" if in_bits else ""
+            candidates = f"numpy's code for {_NUMPY[name]} ('<{name}'){or_bits}; "
+        same = name.strip().lower()
+        likely = did_you_mean(same, [same] if same in _ALIASES else _SHORT)
         raise LayoutError(
-            f"unknown dtype {quoted(name)}: {_candidate_names(name)}use a numpy name (float32), an HLO name (f32) or "
-            f"an "
-            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4){_likely_names(name)}"
+            f"unknown dtype {quoted(name)}: {candidates}use a numpy name (float32), an HLO name (f32) or an "
+            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4){likely}"
         ) from None
-
-
-def _likely_names(name: str) -> str:
-    """The end of a message about an unknown name: the known one that is most like it, or nothing.
-
-    >>> _likely_names("BF16"), _likely_names("flaot32"), _likely_names("zz")
-    ("; did you mean 'bf16'?", "; did you mean 'float32'?", '')
-    """
-    same = name.strip().lower()
-    return did_you_mean(same, [same] if same in _ALIASES else _SHORT)
-
-
-def _candidate_names(name: str) -> str:
-    """What a name may stand for that numpy's codes and HLO's names both begin with.
-
-    >>> _candidate_names("f4")
-    "numpy's code for float32 ('<f4'), or one of HLO's 4 bits (f4e2m1fn); "
-    """
-    if name not in _NUMPY:
-        return ""
-    in_bits = ", ".join(spelled for _, spelled, _ in _TABLE if spelled.startswith(f"{name}e"))
-    or_bits = f", or one of HLO's {name[1:]} bits ({in_bits})" if in_bits else ""
-    return f"numpy's code for {_NUMPY[name]} ('<{name}'){or_bits}; "
 
 
 def short(name: str) -> str:

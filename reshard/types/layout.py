@@ -1,6 +1,6 @@
 """Layouts: where each element of an array is. Each dim is a numeral whose digits are local or held by a sub-axis.
 
-A layout is checked and brought to its canonical form when it is built (`types.canonical`), so that two layouts of
+A layout is checked and brought to its canonical form when it is built (`types.dims`), so that two layouts of
 equal meaning are equal objects.
 """
 
@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from reshard.errors import LayoutError, MeshError, about_sharding, quoted
 from reshard.types import dtypes
-from reshard.types.canonical import canonical_dim, canonical_partial, check_one_reduction, check_single_use
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
-from reshard.types.dims import checked_shape, true_extent
+from reshard.types.dims import (
+    canonical_dim,
+    canonical_partial,
+    check_one_reduction,
+    check_single_use,
+    checked_shape,
+    true_extent,
+)
 from reshard.types.dims import fit_digits as fit_digits
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
@@ -370,9 +376,13 @@ class Layout:
 
     @cached_property
     def _text(self) -> str:
-        dims = ", ".join(_spell_dim(dim, self.mesh) for dim in self.dims)
+        dims: list[str] = []
+        for dim in self.dims:
+            each = [str(d.radix) if d.axis is None else f"{{{self.mesh.spell(d.axis)}}}" for d in dim.digits]
+            digits = "".join(each)
+            dims.append((digits or "1") if dim.padded == dim.size else f"{digits}/{dim.size}")
         axes = "".join(f"{{{self.mesh.spell(a)}}}" for a in self.partial)
-        return f"{dtypes.short(self.dtype)}[{dims}]" + (f" + {self.reduction}{axes}" if axes else "")
+        return f"{dtypes.short(self.dtype)}[{', '.join(dims)}]" + (f" + {self.reduction}{axes}" if axes else "")
 
     def __str__(self) -> str:
         return self._text
@@ -398,8 +408,3 @@ def _listed_axes(given: Any, what: str, wanted: str = _LIST, any_order: bool = F
     if items is None:
         raise LayoutError(f"{what} {quoted(given)}: give {wanted}")
     return items
-
-
-def _spell_dim(dim: Dim, mesh: Mesh) -> str:
-    digits = "".join(str(d.radix) if d.axis is None else f"{{{mesh.spell(d.axis)}}}" for d in dim.digits)
-    return (digits or "1") if dim.padded == dim.size else f"{digits}/{dim.size}"

@@ -6,8 +6,7 @@ This is the project's only definition of correctness. It is computed directly fr
 
 from __future__ import annotations
 
-from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh
+from reshard.types.layout import Layout
 
 
 def meaning(layout: Layout, device: int) -> tuple[tuple[int, ...], ...]:
@@ -16,18 +15,18 @@ def meaning(layout: Layout, device: int) -> tuple[tuple[int, ...], ...]:
     With m = meaning(layout, device), the element at local index (i, j) has the global index (m[0][i], m[1][j]). An
     index at or past the true size of its dim is padding.
 
+    >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=4, y=2)
     >>> meaning(Layout.parse("f32[2{x}2, {y}2]", mesh), 3)
     ((2, 3, 10, 11), (2, 3))
     """
-    position = layout.mesh.position(device)
-    return tuple(_dim_indices(dim, layout.mesh, position) for dim in layout.dims)
-
-
-def _dim_indices(dim: Dim, mesh: Mesh, position: int) -> tuple[int, ...]:
-    """Appends digit by digit: a held digit is the device's coordinate, a local one takes all its values."""
-    indices = [0]
-    for radix, axis in dim.digits:
-        values = range(radix) if axis is None else (mesh.coordinate(position, axis),)
-        indices = [index * radix + value for index in indices for value in values]
-    return tuple(indices)
+    mesh, position = layout.mesh, layout.mesh.position(device)
+    dims: list[tuple[int, ...]] = []
+    for dim in layout.dims:
+        indices = [0]
+        for radix, axis in dim.digits:
+            # A held digit is the device's coordinate, a local one takes all its values.
+            values = range(radix) if axis is None else (mesh.coordinate(position, axis),)
+            indices = [index * radix + value for index in indices for value in values]
+        dims.append(tuple(indices))
+    return tuple(dims)

@@ -57,14 +57,29 @@ class Mesh:
         device_ids: Sequence[int] | None = None,
         **named: int,
     ) -> None:
-        if hasattr(axes, "axis_names"):
-            jax_mesh = cast("Any", axes)
+        source: Any = axes
+        if hasattr(source, "axis_names"):
             # An `AbstractMesh` has no devices.
-            devices = getattr(jax_mesh, "devices", None) if type(jax_mesh).__name__ == "Mesh" else None
+            devices = getattr(source, "devices", None) if type(source).__name__ == "Mesh" else None
             if device_ids is None and devices is not None:
                 device_ids = [device.id for device in devices.flat]
-            axes = [(str(name), int(size)) for name, size in jax_mesh.shape.items()]
-        pairs = [_checked_axis(*pair) for pair in (*_axis_pairs(axes), *named.items())]
+            source = [(str(name), int(size)) for name, size in source.shape.items()]
+        if isinstance(source, str | bytes):
+            raise MeshError(f"mesh {quoted(source)} is text; read it with Mesh.parse, or give the axes as name=size")
+        given = listed(cast("Any", source).items() if isinstance(source, Mapping) else () if source is None else source)
+        if given is None or not all(isinstance(pair, tuple) and len(cast("Any", pair)) == 2 for pair in given):
+            shown = cast("object", source) if given is None else list(given)
+            raise MeshError(f"mesh axes {quoted(shown)}: give a dict of name to size, or (name, size) pairs")
+        pairs: list[tuple[str, int]] = []
+        for name, size in (*given, *named.items()):
+            if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
+                raise MeshError(
+                    f"bad axis name {quoted(name)}: use a letter or _, then letters, digits, '_', '.' or '-'"
+                )
+            checked = whole(size, 1)
+            if checked is None:
+                raise MeshError(f"axis {quoted(name)} has size {quoted(size)}: a size is a whole number of at least 1")
+            pairs.append((name, checked))
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
             raise MeshError(f"mesh {quoted(pairs)}: an axis name occurs twice; give every axis its own name")
@@ -149,11 +164,7 @@ class Mesh:
         return cls(pairs, device_ids=device_ids)
 
     def to_dict(self) -> dict[str, Any]:
-        """The mesh as plain data of JSON, which `from_dict` reads back.
-
-        >>> Mesh.from_dict(Mesh(x=4).to_dict())
-        Mesh({'x': 4})
-        """
+        """The mesh as plain data of JSON, which `from_dict` reads back."""
         ids = {} if self.device_ids is None else {"device_ids": list(self.device_ids)}
         return {"axes": dict(self.axes), **ids}
 
@@ -288,12 +299,7 @@ class Mesh:
             raise MeshError(f"position {quoted(position)}: give a whole number below {self.size}") from None
 
     def coordinates(self, position: int, axes: Iterable[SubAxis]) -> tuple[int, ...]:
-        """The coordinates of the device at a position along each of these sub-axes.
-
-        >>> mesh = Mesh(x=4, y=2)
-        >>> mesh.coordinates(5, [mesh.sub_axis("x"), mesh.sub_axis("y")])
-        (2, 1)
-        """
+        """The coordinates of the device at a position along each of these sub-axes."""
         if not isinstance(axes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MeshError(f"axes {quoted(axes)}: give a list of sub-axes")
         return tuple([self.coordinate(position, axis) for axis in axes])
@@ -318,11 +324,7 @@ class Mesh:
         return factors
 
     def axis_at(self, stride: int) -> str:
-        """The axis that has a sub-axis of this stride.
-
-        >>> Mesh(x=4, y=2).axis_at(4)
-        'x'
-        """
+        """The axis that has a sub-axis of this stride."""
         for name, below in self._strides.items() if whole(stride) is not None else ():
             if below <= stride < below * self.axes[name]:
                 return name
@@ -390,25 +392,3 @@ def places(stride: int, size: int) -> Iterator[tuple[int, int]]:
 def prime_places(mesh: Mesh, axis: SubAxis) -> Iterator[tuple[int, int]]:
     """The (stride, prime) factors of the positions whose product is a sub-axis, major first."""
     return places(mesh.stride(axis), axis.size)
-
-
-def _axis_pairs(axes: object) -> list[tuple[object, object]]:
-    """The axes as (name, size) pairs, neither of them checked."""
-    if isinstance(axes, str | bytes):
-        raise MeshError(f"mesh {quoted(axes)} is text; read it with Mesh.parse, or give the axes as name=size")
-    given = cast("Mapping[object, object]", axes).items() if isinstance(axes, Mapping) else () if axes is None else axes
-    pairs = listed(given)
-    for pair in (None,) if pairs is None else pairs:
-        if not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2:
-            given = cast("object", axes) if pairs is None else list(pairs)
-            raise MeshError(f"mesh axes {quoted(given)}: give a dict of name to size, or (name, size) pairs")
-    return [*(pairs or ())]
-
-
-def _checked_axis(name: object, size: object) -> tuple[str, int]:
-    if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
-        raise MeshError(f"bad axis name {quoted(name)}: use a letter or _, then letters, digits, '_', '.' or '-'")
-    checked = whole(size, 1)
-    if checked is None:
-        raise MeshError(f"axis {quoted(name)} has size {quoted(size)}: a size is a whole number of at least 1")
-    return name, checked

@@ -35,7 +35,6 @@ class Move:
     of a target's atom is filled; what the target's other parts hold stays. Atoms are named by the view, or by the
     number of their dim. Raises `PlanError` or `NotationError` for arrays that do not fit.
 
-    >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2)
     >>> source, target = Layout.parse("f32[6, {x}2]", mesh), Layout.parse("f32[{x}2, 3, 2]", mesh)
     >>> print(Move(source, target, view="(a b) c -> c b a", a=2))
@@ -114,7 +113,6 @@ class Move:
     def to_json(self) -> str:
         """The move as a JSON object; `from_json` reads it back.
 
-        >>> from reshard.types import Mesh
         >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
         >>> Move.from_json(Move(layout, layout).to_json()) == Move(layout, layout)
         True

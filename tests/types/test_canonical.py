@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 
 from reshard.errors import LayoutError, ReshardError
-from reshard.types.canonical import (
+from reshard.types.dims import (
     canonical_dim,
     canonical_partial,
     check_exact_cover,

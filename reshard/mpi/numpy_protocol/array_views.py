@@ -38,8 +38,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     wrap_true_part,
 )
 from reshard.types import Digit, Dim, Layout, Mesh
-from reshard.types.canonical import canonical_dim
-from reshard.types.dims import fit_digits
+from reshard.types.dims import canonical_dim, fit_digits
 from reshard.types.mesh import SubAxis
 
 _Span = tuple[int, int]
