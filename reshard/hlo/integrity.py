@@ -53,14 +53,13 @@ def check_splices(old: ModuleProto, new: ModuleProto, changes: Sequence[Change])
     changed = [one for one in new.computations if one.data not in bytes_before]
     _check_order(new, changed)
     _check_schedule(old, new)
-    fragments = {one.splice.fragment: ModuleProto.decode(one.splice.fragment) for one in changes}
-    added = _check_added(new, changed, changes, fragments)
-    fresh = _list_fresh(old, new, changed, added, changes, fragments)
+    rewritten = _Rewritten(old, new, changed, changes)
+    before = {one.id: one for one in old.computations}
     for computation in changed:
-        before = fresh.computations.get(computation.id)
-        if before is not None:
-            _check_kept(before, computation, fresh)
-        elif not all(one.id in added for one in computation.instructions):
+        was = before.get(computation.id)
+        if was is not None:
+            _check_kept(was, computation, rewritten)
+        elif not all(one.id in rewritten.added for one in computation.instructions):
             raise SpliceError(f"{computation.name}: it has instructions that no fragment has")
     # Collectives share a channel only where they did when the fragment was compiled: on a TPU a channel that is none,
     # or another's, ends the process.
@@ -71,7 +70,7 @@ def check_splices(old: ModuleProto, new: ModuleProto, changes: Sequence[Change])
                 raise SpliceError(f"{change.splice.region}: channel {channel} is none, or another's")
             taken.add(channel)
     for computation in changed:
-        _check_fusions(computation, fresh)
+        _check_fusions(before.get(computation.id), computation, rewritten)
 
 
 def _check_order(new: ModuleProto, changed: Sequence[ComputationProto]) -> None:
@@ -126,38 +125,71 @@ def _check_schedule(old: ModuleProto, new: ModuleProto) -> None:
                 raise SpliceError(f"{instruction.name}: it is scheduled before what it needs")
 
 
-def _check_added(
-    new: ModuleProto,
-    changed: Sequence[ComputationProto],
-    changes: Sequence[Change],
-    fragments: Mapping[bytes, ModuleProto],
-) -> dict[int, InstructionProto]:
-    """Checks the added instructions against the fragments as they were captured; returns them by id."""
-    everything = {one.id: one for computation in changed for one in computation.instructions}
-    added: dict[int, InstructionProto] = {}
-    for splice, linked in changes:
-        fragment = fragments[splice.fragment]
-        source = new.computation_named(splice.region).named(splice.source)
-        ids = linked.instructions | {one.id: source.id for one in fragment.entry.parameters}
-        for original in fragment.instructions():
-            if original.opcode == "parameter" and original in fragment.entry.instructions:
-                continue
-            copy = everything.get(ids[original.id])
-            if copy is None:
-                continue  # Nobody used it; what is needed but missing is seen as a missing operand.
-            same = _list_fields(original, _OWN_FIELDS) == _list_fields(copy, _OWN_FIELDS)
-            if not same or original.parameter != copy.parameter:
-                raise SpliceError(f"{copy.name}: it differs from the instruction {original.name} that was compiled")
-            if [ids[one] for one in original.operands] != copy.operands:
-                raise SpliceError(f"{copy.name}: it has other operands than {original.name}, which was compiled")
-            if not {ids[one] for one in original.control}.issubset(copy.control):
-                raise SpliceError(f"{copy.name}: a control predecessor of {original.name} is missing")
-            if [linked.computations[one] for one in original.called] != copy.called:
-                raise SpliceError(f"{copy.name}: it calls another computation than {original.name}")
-            if copy.channel != linked.channels.get(original.channel, 0):
-                raise SpliceError(f"{copy.name}: it has another channel than the one chosen for {original.name}")
-            added[copy.id] = copy
-    return added
+class _Rewritten:
+    """What the splices added, and which added value a parameter or a root stands for.
+
+    `added` has the added instructions by id, compared with the fragments as they were captured. `roots` has, for each
+    result of a fragment and each parameter through which it enters a fusion, that result; `replaced` has, for the id of
+    each replaced value, the result that took its place.
+    """
+
+    def __init__(
+        self, old: ModuleProto, new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[Change]
+    ) -> None:
+        self.old, self.new = old, new
+        self.added: dict[int, InstructionProto] = {}
+        self.roots: dict[int, int] = {}
+        self.replaced: dict[int, int] = {}
+        before = SpliceContext(old)
+        everything = {one.id: one for computation in changed for one in computation.instructions}
+        for splice, linked in changes:
+            fragment = ModuleProto.decode(splice.fragment)
+            source = new.computation_named(splice.region).named(splice.source)
+            ids = linked.instructions | {one.id: source.id for one in fragment.entry.parameters}
+            for original in fragment.instructions():
+                if original.opcode == "parameter" and original in fragment.entry.instructions:
+                    continue
+                copy = everything.get(ids[original.id])
+                if copy is not None:  # Else nobody used it; what is needed but missing is seen as a missing operand.
+                    _check_copy(original, copy, ids, linked)
+                    self.added[copy.id] = copy
+            results = [linked.instructions[one] for one in result_ids(fragment.entry)]
+            self.roots.update({root: root for root in results})
+            for use in splice.uses:
+                self.replaced.update(dict.fromkeys(replaced_values(before, splice.region, use), results[use.output]))
+        # A root enters a fusion as a new parameter, and a fusion inside that one as another.
+        inside = {one.id for one in changed}
+        entered = [
+            (operand, parameter.id)
+            for computation in changed
+            for caller in computation.instructions
+            if caller.opcode in _ENTERED and caller.called[0] in inside
+            for operand, parameter in zip(caller.operands, new.computation(caller.called[0]).parameters, strict=False)
+        ]
+        while True:  # ends: each round adds a parameter
+            more = {parameter: self.roots[operand] for operand, parameter in entered if operand in self.roots}
+            if self.roots.keys() >= more.keys():
+                break
+            self.roots = {**more, **self.roots}
+
+    def may_follow(self, was: int, now: int) -> bool:
+        """Whether a new operand may stand where an old one stood."""
+        return was == now or (was in self.replaced and self.roots.get(now) == self.replaced[was])
+
+
+def _check_copy(original: InstructionProto, copy: InstructionProto, ids: Mapping[int, int], linked: Linked) -> None:
+    """Checks an added instruction against the one of the fragment, as it was captured."""
+    same = _list_fields(original, _OWN_FIELDS) == _list_fields(copy, _OWN_FIELDS)
+    if not same or original.parameter != copy.parameter:
+        raise SpliceError(f"{copy.name}: it differs from the instruction {original.name} that was compiled")
+    if [ids[one] for one in original.operands] != copy.operands:
+        raise SpliceError(f"{copy.name}: it has other operands than {original.name}, which was compiled")
+    if not {ids[one] for one in original.control}.issubset(copy.control):
+        raise SpliceError(f"{copy.name}: a control predecessor of {original.name} is missing")
+    if [linked.computations[one] for one in original.called] != copy.called:
+        raise SpliceError(f"{copy.name}: it calls another computation than {original.name}")
+    if copy.channel != linked.channels.get(original.channel, 0):
+        raise SpliceError(f"{copy.name}: it has another channel than the one chosen for {original.name}")
 
 
 def _list_fields(instruction: InstructionProto, without: frozenset[int]) -> list[tuple[int, int | bytes]]:
@@ -165,78 +197,26 @@ def _list_fields(instruction: InstructionProto, without: frozenset[int]) -> list
     return [(one.number, one.value) for one in instruction.message.fields if one.number not in without]
 
 
-class _Fresh(NamedTuple):
-    """What is new: by id, the fragment's root that an added value or a parameter of a fusion stands for, if any.
-
-    `replaced` has, for the id of each replaced value, the root that took its place, and `computations` the old module's
-    by id.
-    """
-
-    old: ModuleProto
-    new: ModuleProto
-    added: Mapping[int, InstructionProto]
-    roots: Mapping[int, int]
-    replaced: Mapping[int, int]
-    computations: Mapping[int, ComputationProto]
-
-    def may_follow(self, was: int, now: int) -> bool:
-        """Whether a new operand may stand where an old one stood."""
-        return was == now or (was in self.replaced and self.roots.get(now) == self.replaced[was])
-
-
-def _list_fresh(
-    old: ModuleProto,
-    new: ModuleProto,
-    changed: Sequence[ComputationProto],
-    added: Mapping[int, InstructionProto],
-    changes: Sequence[Change],
-    fragments: Mapping[bytes, ModuleProto],
-) -> _Fresh:
-    before = SpliceContext(old)
-    replaced: dict[int, int] = {}
-    roots: dict[int, int] = {}
-    for splice, linked in changes:
-        results = [linked.instructions[one] for one in result_ids(fragments[splice.fragment].entry)]
-        roots.update({root: root for root in results})
-        for use in splice.uses:
-            values = replaced_values(before, splice.region, use)
-            replaced.update(dict.fromkeys(values, results[use.output]))
-    # A root enters a fusion as a new parameter, and a fusion inside that one as another.
-    inside = {one.id for one in changed}
-    entered = [
-        (operand, parameter.id)
-        for computation in changed
-        for caller in computation.instructions
-        if caller.opcode in _ENTERED and caller.called[0] in inside
-        for operand, parameter in zip(caller.operands, new.computation(caller.called[0]).parameters, strict=False)
-    ]
-    while True:  # ends: each round adds a parameter
-        more = {parameter: roots[operand] for operand, parameter in entered if operand in roots}
-        if roots.keys() >= more.keys():
-            return _Fresh(old, new, added, roots, replaced, {one.id: one for one in old.computations})
-        roots = {**more, **roots}
-
-
-def _check_kept(before: ComputationProto, computation: ComputationProto, fresh: _Fresh) -> None:
+def _check_kept(before: ComputationProto, computation: ComputationProto, rewritten: _Rewritten) -> None:
     """Checks that what is left of an old computation has its old fields, operands and control predecessors."""
     if computation.name != before.name:
         raise SpliceError(f"{computation.name}: it was {before.name}")
-    if not fresh.may_follow(before.root_id, computation.root_id):
+    if not rewritten.may_follow(before.root_id, computation.root_id):
         raise SpliceError(f"{computation.name}: it has another root")
     originals = {one.id: one for one in before.instructions}
     gone = set(originals) - {one.id for one in computation.instructions}
     for instruction in computation.instructions:
-        if instruction.id in fresh.added or instruction.id in fresh.roots:
+        if instruction.id in rewritten.added or instruction.id in rewritten.roots:
             continue
         if instruction.id not in originals:
             raise SpliceError(f"{instruction.name}: it is in neither the old module nor a fragment")
         original = originals[instruction.id]
-        called = [fresh.new.computation(one) for one in instruction.called]
-        if original.message == instruction.message and all(one in fresh.old for one in called):
+        called = [rewritten.new.computation(one) for one in instruction.called]
+        if original.message == instruction.message and all(one in rewritten.old for one in called):
             continue
         if _list_fields(original, _EDITED_OF_OLD) != _list_fields(instruction, _EDITED_OF_OLD):
             raise SpliceError(f"{instruction.name}: it has changed")
-        if not _has_its_operands(original, instruction, fresh):
+        if not _has_its_operands(original, instruction, rewritten):
             raise SpliceError(f"{instruction.name}: it has other operands than before")
         # What had to run after an instruction that is gone still runs after what that one had to run after.
         required, queue, seen = set[int](), list(original.control), set[int]()
@@ -251,37 +231,36 @@ def _check_kept(before: ComputationProto, computation: ComputationProto, fresh: 
             raise SpliceError(f"{instruction.name}: a control predecessor is missing")
 
 
-def _has_its_operands(original: InstructionProto, instruction: InstructionProto, fresh: _Fresh) -> bool:
+def _has_its_operands(original: InstructionProto, instruction: InstructionProto, rewritten: _Rewritten) -> bool:
     """The old operands, replaced values replaced; fusions and calls may have lost some, or won tiles.
 
     Those are compared by the parameters that they are for.
     """
     before, after = original.operands, instruction.operands
     if instruction.opcode not in _ENTERED:
-        return len(before) == len(after) and all(map(fresh.may_follow, before, after))
+        return len(before) == len(after) and all(map(rewritten.may_follow, before, after))
     was, now = (
         {parameter.id: operand for parameter, operand in zip(inside.parameters, operands, strict=False)}
         for inside, operands in (
-            (fresh.old.computation(original.called[0]), before),
-            (fresh.new.computation(instruction.called[0]), after),
+            (rewritten.old.computation(original.called[0]), before),
+            (rewritten.new.computation(instruction.called[0]), after),
         )
     )
     return all(
-        fresh.may_follow(was[parameter], operand) if parameter in was else parameter in fresh.roots
+        rewritten.may_follow(was[parameter], operand) if parameter in was else parameter in rewritten.roots
         for parameter, operand in now.items()
     )
 
 
-def _check_fusions(computation: ComputationProto, fresh: _Fresh) -> None:
+def _check_fusions(before: ComputationProto | None, computation: ComputationProto, rewritten: _Rewritten) -> None:
     """Checks that the fusions of a computation have operands like their parameters, and nothing that is not used."""
     shapes = {one.id: one.shape for one in computation.instructions}
-    before = fresh.computations.get(computation.id)
     originals = {} if before is None else {one.id: one for one in before.instructions}
     for fusion in computation.instructions:
         if fusion.opcode != "fusion":
             continue
-        inner, original = fresh.new.computation(fusion.called[0]), originals.get(fusion.id)
-        if inner in fresh.old and original is not None and original.message == fusion.message:
+        inner, original = rewritten.new.computation(fusion.called[0]), originals.get(fusion.id)
+        if inner in rewritten.old and original is not None and original.message == fusion.message:
             continue
         parameters = inner.parameters
         if [one.parameter for one in parameters] != list(range(len(fusion.operands))):

@@ -69,36 +69,20 @@ def flatten_shape(shape: Shape) -> tuple[Array, ...]:
 
 
 class InstructionSource(Protocol):
-    """What an instruction is read from, on first use."""
+    """What an instruction is read from, on first use: a line of text, or a proto.
+
+    `is_array` says whether the result is one array, and no tuple; the others are the attributes of `Instruction` of
+    the same names.
+    """
 
     @property
-    def is_array(self) -> bool:
-        """Whether the result is one array, and no tuple."""
-        ...
-
-    def shape(self) -> Shape:
-        """The shape of the result."""
-        ...
-
-    def operands(self) -> tuple[str, ...]:
-        """The names of the operands."""
-        ...
-
-    def attributes(self) -> Mapping[str, str]:
-        """The attributes by their names."""
-        ...
-
-    def called(self) -> tuple[str, ...]:
-        """The names of the computations that the instruction calls."""
-        ...
-
-    def literal(self) -> str:
-        """The text in the parentheses of an instruction without operands."""
-        ...
-
-    def metadata(self) -> str | None:
-        """The text of the `metadata` attribute."""
-        ...
+    def is_array(self) -> bool: ...
+    def shape(self) -> Shape: ...
+    def operands(self) -> tuple[str, ...]: ...
+    def attributes(self) -> Mapping[str, str]: ...
+    def called(self) -> tuple[str, ...]: ...
+    def literal(self) -> str: ...
+    def metadata(self) -> str | None: ...
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,6 @@ def _number_field(number: int) -> _Field[int]:
     return _Field(number, ProtoMessage.number, _write_number)
 
 
-def _data_field(number: int) -> _Field[bytes]:
-    return _Field(number, lambda message, at: message.data(at) or b"", ProtoMessage.set_data)
-
-
-def _ids_field(number: int) -> _Field[list[int]]:
-    return _Field(number, ProtoMessage.numbers, ProtoMessage.set_numbers)
-
-
 class InstructionProto(_Edited):
     """One instruction; what its proto says beside the fields named here is kept as it is.
 
@@ -99,8 +91,13 @@ class InstructionProto(_Edited):
 
     name, opcode = _text_field(1), _text_field(_OPCODE)
     id, parameter, channel, side_effect = _number_field(35), _number_field(9), _number_field(26), _number_field(65)
-    shape, metadata = _data_field(_SHAPE), _data_field(7)
-    operands, control, called = _ids_field(36), _ids_field(37), _ids_field(38)
+    shape, metadata = (
+        _Field[bytes](number, lambda message, at: message.data(at) or b"", ProtoMessage.set_data)
+        for number in (_SHAPE, 7)
+    )
+    operands, control, called = (
+        _Field[list[int]](number, ProtoMessage.numbers, ProtoMessage.set_numbers) for number in (36, 37, 38)
+    )
 
     @classmethod
     def decode(cls, data: bytes) -> InstructionProto:

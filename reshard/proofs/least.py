@@ -68,7 +68,11 @@ def plans_meant(plan: Plan) -> str:
         return "plan"
     if _summands_stay(source, target):
         return "plan that moves each summand as it is"
-    return "plan without idle axes" if source.mesh == target.mesh and _some_idle(source, target) else "plan"
+    # Whether devices of the mesh differ along sub-axes that neither layout uses.
+    used = (*source.held, *source.partial, *target.held, *target.partial)
+    spans = merged_spans([source.mesh.span(axis) for axis in used]) if source.mesh == target.mesh else []
+    idle = math.prod(high // low for low, high in spans) < source.mesh.size
+    return "plan without idle axes" if source.mesh == target.mesh and idle else "plan"
 
 
 def least_steps_bytes(source: Layout, target: Layout, form: Form) -> Floor:
@@ -100,13 +104,6 @@ def _summands_stay(source: Layout, target: Layout) -> bool:
     if not source.partial or source.mesh == target.mesh:
         return True
     return source.mesh.device_ids == target.mesh.device_ids and _spans(source) == _spans(target)
-
-
-def _some_idle(source: Layout, target: Layout) -> bool:
-    """Whether devices of the mesh differ along sub-axes that neither layout uses."""
-    used = (*source.held, *source.partial, *target.held, *target.partial)
-    spans = merged_spans([source.mesh.span(axis) for axis in used])
-    return math.prod(high // low for low, high in spans) < source.mesh.size
 
 
 def _even(digits: tuple[FormDigit, ...]) -> Floor:
@@ -157,9 +154,10 @@ def _counted(source: Layout, target: Layout) -> Floor:
     need = np.ones(len(devices), np.int64)
     have = holding.astype(np.int64)
     for a, b in zip(source.dims, target.dims, strict=True):
-        p, q = held_offset(a, source, at[0]), held_offset(b, target, at[1])
-        p, q, which = _distinct_pairs(p, q)
-        needed, held = _shared(_local(a), p, _local(b), q, b.size)
+        # Devices with the same pair of offsets need and hold the same indices.
+        (ps, at_p), (qs, at_q) = _distinct(held_offset(a, source, at[0])), _distinct(held_offset(b, target, at[1]))
+        pairs, which = _distinct(at_p * len(qs) + at_q)
+        needed, held = _shared(_local(a), ps[pairs // len(qs)], _local(b), qs[pairs % len(qs)], b.size)
         need *= needed[which]
         have *= held[which]
     worst = int(np.argmax(need - have))
@@ -168,14 +166,6 @@ def _counted(source: Layout, target: Layout) -> Floor:
         f"device {devices[worst]} needs {need[worst]} elements, of which it holds {have[worst]} before; no other "
         f"device lacks more",
     )
-
-
-def _distinct_pairs(p: Ints, q: Ints) -> tuple[Ints, Ints, Ints]:
-    """The different pairs of offsets, and which of them each device has."""
-    ps, at_p = _distinct(p)
-    qs, at_q = _distinct(q)
-    pairs, which = _distinct(at_p * len(qs) + at_q)
-    return ps[pairs // len(qs)], qs[pairs % len(qs)], which
 
 
 def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
@@ -225,17 +215,15 @@ def _target_factors(source: Layout, target: Layout) -> tuple[Factors, Factors]:
     ends = sorted({end for span in (*before, *after) for end in span})
     if any(high % low for low, high in itertools.pairwise(ends)):
         return (), [(low, high // low) for low, high in after]
-    pieces = [(low, high // low) for low, high in itertools.pairwise(ends) if _within(low, after)]
-    kept = [piece for piece in pieces if _within(piece[0], before)]
+    pieces = [
+        (low, high // low) for low, high in itertools.pairwise(ends) if any(one <= low < other for one, other in after)
+    ]
+    kept = [piece for piece in pieces if any(low <= piece[0] < high for low, high in before)]
     return kept, [piece for piece in pieces if piece not in kept]
 
 
 def _spans(layout: Layout) -> list[tuple[int, int]]:
     return [layout.mesh.span(axis) for axis in layout.partial]
-
-
-def _within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
-    return any(low <= place < high for low, high in spans)
 
 
 def _started(source: Layout, target: Layout, started: Factors) -> Floor:
@@ -253,9 +241,13 @@ def _started(source: Layout, target: Layout, started: Factors) -> Floor:
         rows = np.sort(held_offset(a, source, before), axis=1)
         rows = np.concatenate([held_offset(b, target, after[order[:, :1]]), rows], axis=1)
         kinds, which = np.unique(rows, axis=0, return_inverse=True)
-        counts = [_shared_by_any(_local(a), np.unique(row[1:]), _local(b), int(row[0]), b.size) for row in kinds]
-        need *= np.array([n for n, _ in counts], np.int64)[which.ravel()]
-        have *= np.array([n for _, n in counts], np.int64)[which.ravel()]
+        counts: list[tuple[int, int]] = []
+        for row in kinds:  # the target's piece, then those of the source that some device of the group has
+            pieces = np.unique(row[1:])
+            needed, held = _shared(_local(a), pieces, _local(b), np.full_like(pieces, row[0]), b.size)
+            counts.append((int(needed[0]), int(held.sum())))
+        needs, haves = np.array(counts, np.int64).reshape(-1, 2).T
+        need, have = need * needs[which.ravel()], have * haves[which.ravel()]
     lacks = need - have
     worst, group = int(np.argmax(lacks)), order.shape[1]
     elements = -(-int(lacks[worst]) // group)
@@ -264,12 +256,6 @@ def _started(source: Layout, target: Layout, started: Factors) -> Floor:
         f"{group} devices have the summands of a tile of {need[worst]} elements, of which they hold {have[worst]} "
         f"before: they receive the others, and one of them at least {elements}",
     )
-
-
-def _shared_by_any(before: _IndexRuns, pieces: Ints, after: _IndexRuns, q: int, size: int) -> tuple[int, int]:
-    """The number of elements in a piece of the target, and how many of them are in some of the pieces of the source."""
-    needed, held = _shared(before, pieces, after, np.full_like(pieces, q), size)
-    return int(needed[0]), int(held.sum())
 
 
 def _reduction(source: Layout, target: Layout, kept: Factors, started: Factors) -> Floor:

@@ -10,7 +10,7 @@ What is not proved is run on marked elements (`refute`): a counterexample makes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import overload
@@ -215,25 +215,20 @@ def instance(plan: Plan, form: Form, sizes: Mapping[str, int]) -> Plan:
 
 
 def resized(layout: Layout, form: Form, sizes: Mapping[str, int]) -> Layout:
-    """A layout with other sizes for the names of a form."""
-    dims = tuple(_resized(at, dim, form, sizes) for at, dim in enumerate(layout.dims))
-    return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
-
-
-def _resized(at: int, dim: Dim, form: Form, sizes: Mapping[str, int]) -> Dim:
-    """A dim whose local digits are resized by the names of the form's digits that they contain."""
-    if at in form.fixed:
-        return dim
-    digits: list[Digit] = []
-    low = 1
-    for radix, axis in reversed(dim.digits):
-        inside = [name for (d, place), name in form.names.items() if d == at and low <= place < low * radix]
-        size = radix
-        for name in inside if axis is None else ():
-            size = size // form.sizes[name] * sizes[name]
-        digits.insert(0, Digit(size, axis))
-        low *= radix
-    return Dim(tuple(digits), math.prod(d.radix for d in digits))
+    """A layout with other sizes for the names of a form: a local digit grows by the names of those that it contains."""
+    dims: list[Dim] = []
+    for at, dim in enumerate(layout.dims):
+        digits: list[Digit] = []
+        low = 1
+        for radix, axis in reversed(dim.digits):
+            inside = [name for (d, place), name in form.names.items() if d == at and low <= place < low * radix]
+            size = radix
+            for name in inside if axis is None else ():
+                size = size // form.sizes[name] * sizes[name]
+            digits.insert(0, Digit(size, axis))
+            low *= radix
+        dims.append(dim if at in form.fixed else Dim(tuple(digits), math.prod(d.radix for d in digits)))
+    return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
 
 
 # The proof of a tree of plans: each different plan is proved, and the programs of each batch are compared.
@@ -270,17 +265,15 @@ class TreeProof:
 
     def explain(self, width: int = WIDTH) -> str:
         """The proofs of the different plans, and what follows for the tree."""
-        return "\n".join([*self._head(), *(proof.explain(width) for proof in self.proofs)])
-
-    def _head(self) -> Iterator[str]:
         tree = self.tree
-        yield (
-            f"{counted(len(tree.names), 'array')}, {counted(len(self.proofs), 'different plan')}, all proved; "
-            f"{counted(len(tree.batches), 'batch')}, whose programs have the same devices in every launch"
-        )
         bound = "as few as in any plans" if self.minimal else f"the bound is {bytes_text(tree.lower_bound_bytes)}"
-        yield f"the busiest device receives {bytes_text(tree.received_bytes)} of all arrays together, {bound}"
-        yield f"at most {bytes_text(tree.peak_bytes)} live on a device"
+        head = (
+            f"{counted(len(tree.names), 'array')}, {counted(len(self.proofs), 'different plan')}, all proved; "
+            f"{counted(len(tree.batches), 'batch')}, whose programs have the same devices in every launch\n"
+            f"the busiest device receives {bytes_text(tree.received_bytes)} of all arrays together, {bound}\n"
+            f"at most {bytes_text(tree.peak_bytes)} live on a device"
+        )
+        return "\n".join([head, *(proof.explain(width) for proof in self.proofs)])
 
     def __str__(self) -> str:
         return self.explain()

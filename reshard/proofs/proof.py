@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reshard.plans.plan import Plan
@@ -71,9 +70,16 @@ class Proof:
 
     def explain(self, width: int = WIDTH) -> str:
         """The argument as text, wrapped to `width` columns where its words allow."""
-        first, *rest = _head(self)
-        wrapped = [line for each in rest for line in _wrapped(each, "  ", width)]
-        return "\n".join([first, *wrapped, *(line for name, part in self.parts for line in lines(name, part, width))])
+        plan, form = self.plan, self.form
+        meshes = f"{plan.source.mesh} to {plan.target.mesh}" if plan.crosses else str(plan.source.mesh)
+        head = [f"form {form.spell(plan.source)} -> {form.spell(plan.target)}", "for these sizes"]
+        if form.names:
+            here = ", ".join(f"{name} = {size}" for name, size in sorted(form.sizes.items()))
+            head[1] = f"for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product"
+        head += [f"dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
+        text = [f"{plan.source} -> {plan.target} on {meshes}"]
+        text += [line for each in head for line in _wrapped(each, "  ", width)]
+        return "\n".join([*text, *(line for name, part in self.parts for line in lines(name, part, width))])
 
     def to_smt2(self) -> str:
         """Every claim negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
@@ -81,19 +87,6 @@ class Proof:
 
     def __str__(self) -> str:
         return self.explain()
-
-
-def _head(proof: Proof) -> Iterator[str]:
-    plan, form = proof.plan, proof.form
-    meshes = f"{plan.source.mesh} to {plan.target.mesh}" if plan.crosses else str(plan.source.mesh)
-    yield f"{plan.source} -> {plan.target} on {meshes}"
-    yield f"form {form.spell(plan.source)} -> {form.spell(plan.target)}"
-    if form.names:
-        here = ", ".join(f"{name} = {size}" for name, size in sorted(form.sizes.items()))
-        yield f"for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product"
-    else:
-        yield "for these sizes"
-    yield from (f"dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items()))
 
 
 def lines(name: str, part: ProofPart, width: int = WIDTH) -> list[str]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,10 +55,6 @@ class PlacedDigit(NamedTuple):
     low: int
     radix: int
     stride: int | None
-
-    def holder(self, low: int) -> int | None:
-        """The stride that holds the part of this digit which starts at place `low`."""
-        return None if self.stride is None else self.stride * (low // self.low)
 
 
 class FormDigit(NamedTuple):
@@ -100,33 +96,50 @@ class Form:
         low = dim.padded
         for radix, axis in dim.digits:
             low = low // radix if radix else 0
-            words.append(" ".join(self._local(at, low, radix)) if axis is None else f"{{{mesh.spell(axis)}}}")
+            if axis is not None:
+                words.append(f"{{{mesh.spell(axis)}}}")
+            elif at not in self.cuts:
+                words.append(str(radix))
+            else:  # Cut into digits of the form: names for free ones, numbers for the others.
+                ends = [c for c in self.cuts[at] if low <= c <= low * radix]
+                cut = [self.names.get((at, lo), str(hi // lo)) for lo, hi in itertools.pairwise(ends)]
+                words.append(" ".join(cut[::-1]) or "1")
         return "".join(words) + ("" if dim.padded == dim.size else f"/{dim.size}")
-
-    def _local(self, at: int, low: int, radix: int) -> list[str]:
-        """A local digit cut into digits of the form: names for free ones, numbers for the others."""
-        if at not in self.cuts:
-            return [str(radix)]
-        ends = [c for c in self.cuts[at] if low <= c <= low * radix]
-        words = [self.names.get((at, lo), str(hi // lo)) for lo, hi in itertools.pairwise(ends)]
-        return words[::-1] or ["1"]
 
 
 def form_of(layouts: Sequence[Layout], extra: Iterable[Place], tied: Collection[Place]) -> Form:
     """The form of a chain of layouts, also cut at the `extra` places; digits at `tied` places get no name."""
-    rank = len(layouts[0].dims)
-    fixed = {at: why for at in range(rank) if (why := _why_fixed(layouts, at))}
+    orders = {(layout.mesh.size, layout.mesh.device_ids) for layout in layouts}
+    fixed: dict[int, str] = {}  # why a dim keeps its size, whatever its numerals
+    for at, dim in enumerate(layouts[0].dims):
+        if any(layout.dims[at].padded != layout.dims[at].size for layout in layouts):
+            fixed[at] = "it is padded"
+        elif dim.size == 0:
+            fixed[at] = "it is empty"
+        elif len(orders) > 1:
+            fixed[at] = "its devices are counted in several orders"
     extra = list(extra)
-    while True:
-        sizes = {at: layouts[0].dims[at].padded for at in range(rank) if at not in fixed}
+    while True:  # ends: each round fixes a dim
+        sizes = {at: dim.padded for at, dim in enumerate(layouts[0].dims) if at not in fixed}
         digits = [digit for layout in layouts for digit in _placed(layout, sizes)]
-        cuts = _ends_by_dim(digits, sizes)
+        cuts = _cuts_of(digits, sizes)
         for at, low in extra:
             cuts.get(at, set()).add(low)
         crossing = close(cuts, digits, _partial_ends(layouts))
         if not crossing:
-            return _named(cuts, digits, fixed, tied)
+            break
         fixed |= dict.fromkeys(crossing, "its numerals do not nest")
+    ends = {at: tuple(sorted(places)) for at, places in cuts.items()}
+    held = [digit for digit in digits if digit.stride is not None]
+    names: dict[Place, str] = {}
+    radices: dict[str, int] = {}
+    for at, places in ends.items():
+        pairs = [(low, high) for low, high in itertools.pairwise(places) if (at, low) not in tied]
+        free = [(low, high) for low, high in pairs if _digit_at(held, at, low) is None]
+        for number, (low, _) in enumerate(reversed(free)):  # n0, or n0a, n0b, ... for several, major first
+            names[at, low] = f"n{at}" if len(free) == 1 else f"n{at}{chr(ord('a') + number)}"
+        radices |= {names[at, low]: high // low for low, high in free}
+    return Form({place: names[place] for place in sorted(names)}, radices, ends, fixed)
 
 
 def step_digits(
@@ -138,27 +151,30 @@ def step_digits(
     """
     if operand.mesh.size != result.mesh.size or operand.mesh.device_ids != result.mesh.device_ids:
         return None
-    sizes = {at: _common(a, b) for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True))}
-    if not all(sizes.values()):
-        return None
+    sizes: dict[int, int] = {}
+    for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True)):
+        if 0 in (a.padded, b.padded):
+            return None
+        # The padded size that both dims reach by whole rounds in front, each one value of the leading digit.
+        rounds = [d.padded // d.digits[0].radix if d.digits and d.digits[0].axis is None else d.padded for d in (a, b)]
+        step = math.lcm(*rounds)
+        sizes[at] = a.padded if a.padded == b.padded else -(-max(a.padded, b.padded) // step) * step
     before, after = _placed(operand, sizes), _placed(result, sizes)
-    cuts = _ends_by_dim([*before, *after], sizes)
+    cuts = _cuts_of([*before, *after], sizes)
     for at in sizes:
         cuts[at] |= set(form.cuts.get(at, ())) | {low for dim, low in extra if dim == at}
     if close(cuts, [*before, *after], _partial_ends([operand, result])):
         return None
-    return tuple(_form_digits(cuts, before, after, form))
-
-
-def _form_digits(
-    cuts: Cuts, before: Sequence[PlacedDigit], after: Sequence[PlacedDigit], form: Form
-) -> Iterator[FormDigit]:
-    """What lies between neighbouring cuts, with its holders on both sides."""
+    digits: list[FormDigit] = []
     for at, places in cuts.items():
         for low, high in reversed(list(itertools.pairwise(sorted(places)))):
-            src, dst = _holder(before, at, low), _holder(after, at, low)
+            src, dst = (
+                None if own is None or own.stride is None else own.stride * (low // own.low)
+                for own in (_digit_at(before, at, low), _digit_at(after, at, low))
+            )
             name = form.names.get((at, low)) if src is None and dst is None else None
-            yield FormDigit(at, low, high // low, src, dst, name)
+            digits.append(FormDigit(at, low, high // low, src, dst, name))
+    return tuple(digits)
 
 
 def close(cuts: Cuts, digits: Sequence[PlacedDigit], devices: set[int]) -> set[int]:
@@ -168,7 +184,7 @@ def close(cuts: Cuts, digits: Sequence[PlacedDigit], devices: set[int]) -> set[i
     Cuts are only added and always divide a size, so the loop ends.
     """
     held = [(digit, digit.stride) for digit in digits if digit.stride is not None]
-    devices = devices | _ends((stride, digit.radix) for digit, stride in held)
+    devices = devices.union(*((stride, stride * digit.radix) for digit, stride in held))
     changed = True
     while changed:
         changed = False
@@ -195,69 +211,24 @@ def local_place(layout: Layout, at: int, count: int) -> int | None:
     return low if count == local else None
 
 
-def _why_fixed(layouts: Sequence[Layout], at: int) -> str | None:
-    """Why a dim keeps its size, whatever its numerals; None if its size may vary."""
-    if any(layout.dims[at].padded != layout.dims[at].size for layout in layouts):
-        return "it is padded"
-    if layouts[0].dims[at].size == 0:
-        return "it is empty"
-    orders = {(layout.mesh.size, layout.mesh.device_ids) for layout in layouts}
-    return None if len(orders) == 1 else "its devices are counted in several orders"
+def _placed(layout: Layout, sizes: Mapping[int, int]) -> list[PlacedDigit]:
+    """The digits of some dims of a layout, minor first; rounds without elements are added in front until a dim reaches
+    its given padded size.
+    """
+    placed: list[PlacedDigit] = []
+    for at, padded in sizes.items():
+        low, digits = 1, list(layout.dims[at].digits)
+        if layout.dims[at].padded != padded and digits and digits[0].axis is None:
+            digits.pop(0)
+        for radix, axis in reversed(digits):
+            placed.append(PlacedDigit(at, low, radix, None if axis is None else layout.mesh.stride(axis)))
+            low *= radix
+        if low != padded:
+            placed.append(PlacedDigit(at, low, padded // low, None))
+    return placed
 
 
-def _named(cuts: Cuts, digits: Sequence[PlacedDigit], fixed: dict[int, str], tied: Collection[Place]) -> Form:
-    """The form of closed cuts: names for the digits that no layout holds, except those at `tied` places."""
-    ends = {at: tuple(sorted(places)) for at, places in cuts.items()}
-    held = [digit for digit in digits if digit.stride is not None]
-    radices: dict[Place, int] = {}
-    for at, places in ends.items():
-        for low, high in itertools.pairwise(places):
-            if _at(held, at, low) is None and (at, low) not in tied:
-                radices[at, low] = high // low
-    names = {place: _name(place, radices) for place in radices}
-    return Form(names, {names[place]: radix for place, radix in radices.items()}, ends, fixed)
-
-
-def _name(place: Place, free: Collection[Place]) -> str:
-    """n0 for the only free digit of dim 0; n0a, n0b, ... for several, major first."""
-    at, low = place
-    mine = sorted((lo for dim, lo in free if dim == at), reverse=True)
-    return f"n{at}" if len(mine) == 1 else f"n{at}{chr(ord('a') + mine.index(low))}"
-
-
-def _placed(layout: Layout, sizes: dict[int, int]) -> list[PlacedDigit]:
-    """The digits of some dims of a layout, minor first, stretched to the given padded sizes."""
-    return [digit for at, size in sizes.items() for digit in _placed_in(layout, at, size)]
-
-
-def _placed_in(layout: Layout, at: int, padded: int) -> Iterator[PlacedDigit]:
-    """The digits of one dim; rounds without elements are added in front until it reaches its padded size."""
-    low = 1
-    digits = list(layout.dims[at].digits)
-    if layout.dims[at].padded != padded and digits and digits[0].axis is None:
-        digits.pop(0)
-    for radix, axis in reversed(digits):
-        yield PlacedDigit(at, low, radix, None if axis is None else layout.mesh.stride(axis))
-        low *= radix
-    if low != padded:
-        yield PlacedDigit(at, low, padded // low, None)
-
-
-def _common(a: Dim, b: Dim) -> int:
-    """The padded size that both dims reach by whole rounds in front; 0 for empty dims."""
-    if a.padded == b.padded or 0 in (a.padded, b.padded):
-        return min(a.padded, b.padded)
-    step = math.lcm(_round(a), _round(b))
-    return -(-max(a.padded, b.padded) // step) * step
-
-
-def _round(dim: Dim) -> int:
-    """Elements of one round: one value of the leading digit if it is local, else the whole dim."""
-    leads = bool(dim.digits) and dim.digits[0].axis is None
-    return dim.padded // dim.digits[0].radix if leads else dim.padded
-
-
-def _ends_by_dim(digits: Iterable[PlacedDigit], sizes: dict[int, int]) -> Cuts:
+def _cuts_of(digits: Iterable[PlacedDigit], sizes: Mapping[int, int]) -> Cuts:
     cuts: Cuts = {at: {1, size} for at, size in sizes.items()}
     for digit in digits:
         cuts[digit.dim] |= {digit.low, digit.low * digit.radix}
@@ -265,11 +236,9 @@ def _ends_by_dim(digits: Iterable[PlacedDigit], sizes: dict[int, int]) -> Cuts:
 
 
 def _partial_ends(layouts: Sequence[Layout]) -> set[int]:
-    return _ends((layout.mesh.stride(axis), axis.size) for layout in layouts for axis in layout.partial)
-
-
-def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
-    return {end for stride, size in factors for end in (stride, stride * size)}
+    """Where the device factors of summands begin and end."""
+    spans = [(layout.mesh.stride(axis), axis.size) for layout in layouts for axis in layout.partial]
+    return {end for stride, size in spans for end in (stride, stride * size)}
 
 
 def _ratios(cuts: set[int], low: int, radix: int) -> set[int] | None:
@@ -283,11 +252,6 @@ def _nest(places: set[int]) -> bool:
     return all(low > 0 and high % low == 0 for low, high in itertools.pairwise(sorted(places)))
 
 
-def _at(digits: Sequence[PlacedDigit], at: int, low: int) -> PlacedDigit | None:
+def _digit_at(digits: Sequence[PlacedDigit], at: int, low: int) -> PlacedDigit | None:
     """The digit that covers a place."""
     return next((d for d in digits if d.dim == at and d.low <= low < d.low * d.radix), None)
-
-
-def _holder(digits: Sequence[PlacedDigit], at: int, low: int) -> int | None:
-    digit = _at(digits, at, low)
-    return None if digit is None else digit.holder(low)
