@@ -228,9 +228,9 @@ class UnknownLayout:
             add(lib.Or(lib.Not(self.bits[f][h]), lib.Not(self.bits[g][other])))
         self.covered = [lib.Or(*bits) for bits in covering]
         self.held = [lib.Or(*bits.values()) for bits in digits]
-        self.tile, sizes = divided(f"{name}:tile", math.prod(space.shape), self.held, space)
+        self.tile, sizes = divide_by_flags(f"{name}:tile", math.prod(space.shape), self.held, space)
         add(*sizes)
-        ranks = {hold: rank for rank, hold in enumerate(order(space))}
+        ranks = {hold: rank for rank, hold in enumerate(order_holds(space))}
         self.rank = [lib.Sum(*(lib.If(b, ranks[h], 0) for h, b in bits.items())) for bits in digits]
 
     def partial(self, at: int) -> Any:
@@ -250,13 +250,13 @@ class UnknownLayout:
         return tuple(next(h for h, b in bits.items() if z3().is_true(model.eval(b, True))) for bits in self.bits)
 
 
-def order(space: Space) -> list[Hold]:
+def order_holds(space: Space) -> list[Hold]:
     """All digits that some factor can hold, major first."""
     every = {hold for holds in space.holds for hold in holds}
     return sorted(every, key=lambda h: (h.dim, -h.low))
 
 
-def divided(name: str, whole: Any, flags: Sequence[Any], space: Space) -> tuple[Any, list[Any]]:
+def divide_by_flags(name: str, whole: Any, flags: Sequence[Any], space: Space) -> tuple[Any, list[Any]]:
     """An unknown that is `whole` divided by the sizes of the flagged factors, and the conditions that make it so."""
     lib, quotient = z3(), whole
     conditions: list[Any] = []
@@ -273,7 +273,7 @@ def clashes(space: Space) -> list[tuple[tuple[int, Hold], tuple[int, Hold]]]:
     return [
         (a, b)
         for a, b in _pairs(space)
-        if not bool(set(space.covered(*a)) & set(space.covered(*b))) and not nest(space.span(*a), space.span(*b))
+        if not bool(set(space.covered(*a)) & set(space.covered(*b))) and not can_nest(space.span(*a), space.span(*b))
     ]
 
 
@@ -281,10 +281,10 @@ def clashes(space: Space) -> list[tuple[tuple[int, Hold], tuple[int, Hold]]]:
 def crossings(space: Space) -> list[tuple[tuple[int, Hold], tuple[int, Hold]]]:
     """Pairs of digits that two layouts with a common refinement cannot hold: different ones that do not nest."""
     ends = [(a, b, space.span(*a), space.span(*b)) for a, b in _pairs(space)]
-    return [(a, b) for a, b, one, other in ends if one != other and not nest(one, other)]
+    return [(a, b) for a, b, one, other in ends if one != other and not can_nest(one, other)]
 
 
-def nest(one: PlaceSpan, other: PlaceSpan) -> bool:
+def can_nest(one: PlaceSpan, other: PlaceSpan) -> bool:
     """Whether two digits can be digits of one numeral."""
     return one.dim != other.dim or other.low % one.high == 0 or one.low % other.high == 0
 
@@ -336,7 +336,7 @@ class Between:
         return lib.And(*(lib.Not(lib.And(before[a][h], after[b][g])) for (a, h), (b, g) in crossings(self.space)))
 
 
-def slices(at: Between) -> Any:
+def slice_condition(at: Between) -> Any:
     """Unused factors come to hold local digits; all others keep what they have."""
     return at.each(lambda f: z3().And(at.before.unused(f), at.after.held[f]))
 
@@ -356,7 +356,7 @@ def _all_to_all(at: Between) -> tuple[Any, Price]:
                 free = [lib.Not(other.covered[c]) for c in at.space.covered(f, hold)] if hold.dim >= 0 else []
                 typed.append(lib.Or(lib.Not(bit), at.kept[f], lib.And(*free)))
     moved = [lib.Not(kept) for kept in at.kept]
-    share, sizes = divided(f"{at.name}:share", at.before.tile, moved, at.space)
+    share, sizes = divide_by_flags(f"{at.name}:share", at.before.tile, moved, at.space)
     turned = [
         lib.And(moved[f], moved[g], (at.before.rank[f] < at.before.rank[g]) != (at.after.rank[f] < at.after.rank[g]))
         for f, g in itertools.combinations(at.factors, 2)
@@ -383,7 +383,7 @@ def _exchange(at: Between) -> tuple[Any, Price]:
         )
         for f in at.factors
     ]
-    message, sizes = divided(f"{at.name}:message", at.after.tile, given, at.space)
+    message, sizes = divide_by_flags(f"{at.name}:message", at.after.tile, given, at.space)
     pieces: Any = 1
     for f, flag in zip(at.space.factors, given, strict=True):
         pieces = lib.If(flag, f.size * pieces, pieces)
@@ -438,7 +438,7 @@ RULES: Mapping[str, Callable[[Between], tuple[Any, Price]]] = {
 """The typing rules of the steps that move data; "boxes" are exchanges between numerals that do not nest."""
 
 
-def kinds(space: Space) -> list[str]:
+def step_kinds(space: Space) -> list[str]:
     """The kinds of step that can occur: reductions need partial factors, boxes need numerals that can cross."""
     some = {"boxes": bool(crossings(space)), "reduce_scatter": bool(space.summed), "all_reduce": bool(space.summed)}
     return [kind for kind in RULES if some.get(kind, True)]
@@ -508,7 +508,7 @@ class Search:
     def _slice(self, n: int, begun: Any) -> _UnknownStep:
         at = Between(self.layouts[n], self.layouts[n + 1], f"t{n}")
         changed = at.some()
-        self.solver.add(slices(at))
+        self.solver.add(slice_condition(at))
         self._fits(changed, at, begun, 0, z3().BoolVal(True))
         return _UnknownStep(at.before, at.after, {"slice": changed}, z3().IntVal(0), z3().IntVal(0), begun)
 
@@ -517,11 +517,11 @@ class Search:
         lib, add = z3(), self.solver.add
         at = Between(self.layouts[n], self.layouts[n + 1], f"t{n}")
         received, launches, scratch = (lib.Int(f"{at.name}:{what}") for what in ("received", "launches", "scratch"))
-        chosen = {kind: lib.Bool(f"{at.name}:{kind}") for kind in ("none", *kinds(self.space))}
+        chosen = {kind: lib.Bool(f"{at.name}:{kind}") for kind in ("none", *step_kinds(self.space))}
         add(lib.PbEq([(c, 1) for c in chosen.values()], 1))
         add(lib.Implies(chosen["none"], lib.And(*at.kept, received == 0, launches == 0)))
         add(lib.Or(chosen["none"], lib.And(at.some(), launches >= 1)))
-        for kind in kinds(self.space):
+        for kind in step_kinds(self.space):
             typed, price = RULES[kind](at)
             if kind == "boxes":  # priced later
                 cost = lib.And(launches >= price.launches, scratch >= 0)
@@ -583,7 +583,7 @@ MOST_ELEMENTS = 1 << 12
 """A larger message is not tried in chunks of every size, so whether some chunk fits is undecided."""
 
 
-def cheapest(
+def cheapest_step(
     kind: str, operand: Layout, result: Layout, retained: int, live: int, most: int, donate: bool
 ) -> Step | None:
     """The step with the fewest launches, within `most` launches and `live` bytes; None if there is none.
@@ -592,7 +592,7 @@ def cheapest(
 
     >>> from reshard.types import Mesh
     >>> operand, result = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16]", "f32[16, {x}4]"))
-    >>> [cheapest("all_to_all", operand, result, 0, live, 4, donate=False).launches for live in (768, 767)]
+    >>> [cheapest_step("all_to_all", operand, result, 0, live, 4, donate=False).launches for live in (768, 767)]
     [1, 4]
     """
 
@@ -734,7 +734,7 @@ def _search_once(plan: Plan, space: Space, launches: int, deadline: float) -> tu
         if better is not None:
             return better, None
         conditions = search.solver.to_smt2()
-    moves = ", ".join(kind for kind in kinds(space) if kind != "boxes")
+    moves = ", ".join(kind for kind in step_kinds(space) if kind != "boxes")
     argument = [
         f"searched: slices, and at most {launches - 1} of {moves}, in any order, whole or in pieces, between any even "
         f"layouts of shape {space.shape} on the sub-axes {space}",
@@ -764,7 +764,7 @@ def _first_found(plan: Plan, launches: int, search: Search, deadline: float) -> 
             kind = "exchange" if chosen.kind == "boxes" else chosen.kind
             operand, result = space.layout(chosen.before), space.layout(chosen.after)
             kept = plan.source.tile_bytes if chosen.retained else 0
-            steps.append(cheapest(kind, operand, result, kept, plan.peak_bytes, launches - 1, plan.donate))
+            steps.append(cheapest_step(kind, operand, result, kept, plan.peak_bytes, launches - 1, plan.donate))
         if None not in steps:
             specs = [StepSpec(step.kind, step.result, step.mode) for step in steps if step is not None]
             try:

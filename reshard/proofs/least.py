@@ -24,7 +24,7 @@ import numpy as np
 
 from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import Form
-from reshard.proofs.symbolic.contract import Factors, Ints, coordinate, held_offset, ids_of, positions
+from reshard.proofs.symbolic.contract import Factors, Ints, coordinate_along, find_positions, list_ids, offset_of_held
 from reshard.proofs.symbolic.form import FormDigit, step_digits
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
@@ -146,16 +146,17 @@ def _elsewhere(source: Layout, target: Layout) -> Floor:
 
 def _counted(source: Layout, target: Layout) -> Floor:
     """Device by device: the size of a tile, and of what two tiles share, is a product over the dims."""
-    devices = ids_of(target.mesh)
-    holding = np.isin(devices, ids_of(source.mesh))
+    devices = list_ids(target.mesh)
+    holding = np.isin(devices, list_ids(source.mesh))
     before = np.zeros_like(devices)
-    before[holding] = positions(source.mesh, devices[holding])
-    at = before, positions(target.mesh, devices)
+    before[holding] = find_positions(source.mesh, devices[holding])
+    at = before, find_positions(target.mesh, devices)
     need = np.ones(len(devices), np.int64)
     have = holding.astype(np.int64)
     for a, b in zip(source.dims, target.dims, strict=True):
         # Devices with the same pair of offsets need and hold the same indices.
-        (ps, at_p), (qs, at_q) = _distinct(held_offset(a, source, at[0])), _distinct(held_offset(b, target, at[1]))
+        ps, at_p = _distinct(offset_of_held(a, source, at[0]))
+        qs, at_q = _distinct(offset_of_held(b, target, at[1]))
         pairs, which = _distinct(at_p * len(qs) + at_q)
         needed, held = _shared(_local(a), ps[pairs // len(qs)], _local(b), qs[pairs % len(qs)], b.size)
         need *= needed[which]
@@ -232,14 +233,14 @@ def _started(source: Layout, target: Layout, started: Factors) -> Floor:
     What a group has of a tile is a product over the dims, of pieces that do not overlap.
     """
     devices = np.array(target.mesh.devices, np.int64)
-    after = positions(target.mesh, devices)
-    first = after - sum((coordinate(after, *f) * f[0] for f in started), np.zeros_like(after))
+    after = find_positions(target.mesh, devices)
+    first = after - sum((coordinate_along(after, *f) * f[0] for f in started), np.zeros_like(after))
     order = np.argsort(first, kind="stable").reshape(-1, math.prod(size for _, size in started))
-    before = positions(source.mesh, devices)[order]
+    before = find_positions(source.mesh, devices)[order]
     need, have = (np.ones(len(order), np.int64) for _ in range(2))
     for a, b in zip(source.dims, target.dims, strict=True):
-        rows = np.sort(held_offset(a, source, before), axis=1)
-        rows = np.concatenate([held_offset(b, target, after[order[:, :1]]), rows], axis=1)
+        rows = np.sort(offset_of_held(a, source, before), axis=1)
+        rows = np.concatenate([offset_of_held(b, target, after[order[:, :1]]), rows], axis=1)
         kinds, which = np.unique(rows, axis=0, return_inverse=True)
         counts: list[tuple[int, int]] = []
         for row in kinds:  # the target's piece, then those of the source that some device of the group has
@@ -266,10 +267,10 @@ def _reduction(source: Layout, target: Layout, kept: Factors, started: Factors) 
     team, and assumes that no team helps another. Along factors that become partial, a group of devices has the tile.
     """
     every = np.array(source.mesh.devices, np.int64)
-    before, after = positions(source.mesh, every), positions(target.mesh, every)
+    before, after = find_positions(source.mesh, every), find_positions(target.mesh, every)
     first = np.ones(len(every), bool)
     for factor in kept:
-        first &= coordinate(after, *factor) == 0
+        first &= coordinate_along(after, *factor) == 0
     if source.mesh == target.mesh:
         used = (*source.held, *source.partial, *target.held, *target.partial)
         first &= _along(source.mesh, used, before) == before
@@ -294,7 +295,7 @@ def _along(mesh: Mesh, axes: Sequence[SubAxis], at: Ints) -> Ints:
     """The positions with all coordinates set to 0 except those along some sub-axes and between them."""
     kept = np.zeros_like(at)
     for low, high in merged_spans([(mesh.stride(axis), mesh.stride(axis) * axis.size) for axis in axes]):
-        kept += coordinate(at, low, high // low) * low
+        kept += coordinate_along(at, low, high // low) * low
     return kept
 
 

@@ -26,7 +26,7 @@ from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import least_steps_bytes, plans_meant
 from reshard.proofs.proof import WIDTH, Proof, ProofPart
-from reshard.proofs.refute import fits, refute
+from reshard.proofs.refute import fits_in_memory, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
 from reshard.runtime import oracle
 from reshard.types import dtypes
@@ -62,9 +62,9 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
         # No element of an empty array can be wrong, but its program must still run.
         if 0 in plan.source.shape and (not isinstance(made, Program) or refute(plan, made) is not None):
             raise UndecidedError("the program of an empty array does not run as the plan says")
-        form, claims = symbolic.derive(plan, made)
+        form, claims = symbolic.derive_claims(plan, made)
         proof = Proof(plan, form, _right(plan, made, claims), _bounded(plan, made, form), _minimal(plan, made, form))
-        symbolic.decide(proof.claims)
+        symbolic.decide_claims(proof.claims)
     except UndecidedError as undecided:
         counterexample = refute(plan, made) if isinstance(made, Program) else None
         if counterexample is None:
@@ -84,7 +84,7 @@ def _outline(plan: Plan) -> Program | Outline:
         return lower_plan(plan)
     instructions: list[Instruction | ByFormula] = []
     for step in plan.steps:
-        formula = symbolic.by_formula(step) if transfers(step) > MANY_TRANSFERS else None
+        formula = symbolic.formula_of_step(step) if transfers(step) > MANY_TRANSFERS else None
         if formula is None:
             if step.launches * step.operand.mesh.size > MOST_TRANSFERS:
                 raise UndecidedError(
@@ -122,7 +122,7 @@ def _bounded(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
     unit = _unit(plan, form)
     argument: list[str] = []
     claims: list[Fewer] = []
-    for number, (step, moments) in enumerate(zip(plan.steps, symbolic.moments(program), strict=True), 1):
+    for number, (step, moments) in enumerate(zip(plan.steps, symbolic.list_moments(program), strict=True), 1):
         fullest = max(([plan.source.nbytes(e) for e in buffers] for buffers in moments), key=sum)
         terms = " + ".join(_times(size, unit) for size in fullest)
         argument.append(f"step {number}, {step.kind}: at its fullest {terms} bytes")
@@ -140,7 +140,7 @@ def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
     """The bytes that the program's lists bring the worst device, compared with the bound of the two layouts."""
     unit, nbytes = _unit(plan, form), plan.source.nbytes
     tiles = [plan.source.tile_shape, *program.tile_shapes]
-    wires = [symbolic.wire(i, math.prod(tile)) for i, tile in zip(program.instructions, tiles, strict=False)]
+    wires = [symbolic.count_received(i, math.prod(tile)) for i, tile in zip(program.instructions, tiles, strict=False)]
     elements = sum(w.elements for w in wires)
     source, target = set(plan.source.mesh.devices), set(plan.target.mesh.devices)
     if source.isdisjoint(target):  # Each step is then on one side of the two.
@@ -334,7 +334,7 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
     to mark.
     """
     made = lower_plan(plan) if program is None else program
-    if not fits(plan):
+    if not fits_in_memory(plan):
         raise UndecidedError(
             f"{plan.source} -> {plan.target}: steps with a view are proved by marking every element, and here there "
             f"are too many; prove the plan of a smaller array"

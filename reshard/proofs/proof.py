@@ -79,7 +79,7 @@ class Proof:
         head += [f"dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
         text = [f"{plan.source} -> {plan.target} on {meshes}"]
         text += [line for each in head for line in _wrapped(each, "  ", width)]
-        return "\n".join([*text, *(line for name, part in self.parts for line in lines(name, part, width))])
+        return "\n".join([*text, *(line for name, part in self.parts for line in part_lines(name, part, width))])
 
     def to_smt2(self) -> str:
         """Every claim negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
@@ -89,7 +89,7 @@ class Proof:
         return self.explain()
 
 
-def lines(name: str, part: ProofPart, width: int = WIDTH) -> list[str]:
+def part_lines(name: str, part: ProofPart, width: int = WIDTH) -> list[str]:
     """A part as lines of text: its statement, with its argument and its claims below."""
     head, *rest = f"{name}: {part.statement}".splitlines()
     text = [*textwrap.wrap(head, width, subsequent_indent="  ", break_long_words=False), *rest]

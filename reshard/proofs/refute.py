@@ -71,7 +71,7 @@ def refute(plan: Plan, program: Program) -> Counterexample | None:
         sizes = (plan.source.shape, plan.source.tile_shape, plan.target.tile_shape)
         return Counterexample("right", broken, sizes=sizes)
     extremes = {plan.source.reduction, plan.target.reduction} & {"max", "min"}
-    seeds = range(_SEEDS if extremes else 1) if fits(plan) else ()
+    seeds = range(_SEEDS if extremes else 1) if fits_in_memory(plan) else ()
     return next((wrong for seed in seeds if (wrong := _run_marked(plan, program, seed)) is not None), None)
 
 
@@ -137,7 +137,7 @@ def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | Non
     return _broken_promise(plan, program, memory, sizes)
 
 
-def fits(plan: Plan) -> bool:
+def fits_in_memory(plan: Plan) -> bool:
     """Whether the array and all its tiles are small enough to run in this process."""
     tiles = (math.prod(lay.tile_shape) for lay in (plan.source, *(s.result for s in plan.steps)))
     planes = math.prod(a.size for a in (*plan.source.partial, *plan.target.partial))

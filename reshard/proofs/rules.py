@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from reshard.proofs import symbolic
-from reshard.proofs.proof import ProofPart, lines
+from reshard.proofs.proof import ProofPart, part_lines
 from reshard.proofs.symbolic import Law, Lemma, Term
 
 
@@ -59,7 +59,7 @@ class Rules:
 
     def explain(self) -> str:
         """The argument as text."""
-        return "\n".join(line for name, part in self.parts.items() for line in lines(name, part))
+        return "\n".join(line for name, part in self.parts.items() for line in part_lines(name, part))
 
     def to_smt2(self) -> str:
         """Every law negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
@@ -73,7 +73,7 @@ def prove_rules() -> Rules:
     4
     """
     rules = Rules({name: rule() for name, rule in RULES.items()})
-    symbolic.decide(rules.claims)
+    symbolic.decide_claims(rules.claims)
     return rules
 
 
@@ -126,9 +126,9 @@ def commutes(about: str, typed: Typed, taken: Taken) -> Law:
     here = {p.name: Term(f"e_{p.name}") for dim in typed.result for p in dim if _local(p)}
     there = {p.name: Term(f"o_{p.name}") for dim in typed.operand for p in dim if _local(p)}
     read = {**here, **taken.digits}
-    given = (*taken.where, *((index(dim, there), index(dim, read)) for dim in typed.operand))
+    given = (*taken.where, *((local_index(dim, there), local_index(dim, read)) for dim in typed.operand))
     equal = [
-        (element(a, there, taken.sender), element(b, here, {}))
+        (global_index(a, there, taken.sender), global_index(b, here, {}))
         for a, b in zip(typed.operand, typed.result, strict=True)
     ]
     digits: dict[Term, Term | None] = {}
@@ -164,12 +164,12 @@ def _radix(part: DigitRun | MovedDigit, tile: bool) -> Term:
     return Term(f"{'tile' if tile else 'all'}_{part.name}")
 
 
-def index(dim: Numeral, digits: Mapping[str, Term]) -> Term:
+def local_index(dim: Numeral, digits: Mapping[str, Term]) -> Term:
     """The local index: the numeral of the local digits."""
     return _horner([(digits[p.name], _radix(p, tile=True)) for p in dim if _local(p)])
 
 
-def element(dim: Numeral, digits: Mapping[str, Term], at: Mapping[Term, Term]) -> Term:
+def global_index(dim: Numeral, digits: Mapping[str, Term], at: Mapping[Term, Term]) -> Term:
     """The global index by the definition of `meaning`: a held digit is the device's coordinate."""
     values: list[tuple[Term, Term]] = []
     for p in dim:
@@ -196,12 +196,12 @@ FRONT, CORE, BACK = DigitRun("front"), DigitRun("core"), DigitRun("back")
 """The runs of a dim that comes to be held, and of one that stops being held."""
 
 
-def one(before: Term | None, after: Term | None) -> Typed:
+def move_one(before: Term | None, after: Term | None) -> Typed:
     """A digit at any place of a dim, with its holder before and after; None if it is local."""
     return Typed(((PRE, MovedDigit(*P, before), POST),), ((PRE, MovedDigit(*P, after), POST),))
 
 
-def two(before: Sequence[Term | None], after: Sequence[Term | None]) -> dict[str, Typed]:
+def move_two(before: Sequence[Term | None], after: Sequence[Term | None]) -> dict[str, Typed]:
     """Two digits with their holders, in one dim and in two."""
 
     ends = [(MovedDigit(*P, holders[0]), MovedDigit(*Q, holders[1])) for holders in (before, after)]
@@ -237,7 +237,7 @@ def two_swaps() -> dict[str, Typed]:
     }
 
 
-def number(major: Term, minor: Term, radix: Term = S) -> Term:
+def spell_number(major: Term, minor: Term, radix: Term = S) -> Term:
     """The number of a member or a block, spelled by two coordinates or digits."""
     return major * radix + minor
 
@@ -245,61 +245,66 @@ def number(major: Term, minor: Term, radix: Term = S) -> Term:
 def kept_block(whole: Term) -> Taken:
     """Reads the block of a number, which the digits p and q of the operand's tile spell."""
     a, b = Term("block1"), Term("block2")
-    return Taken({}, {"p": a, "q": b}, ((a, R), (b, S)), ((number(a, b), whole),))
+    return Taken({}, {"p": a, "q": b}, ((a, R), (b, S)), ((spell_number(a, b), whole),))
 
 
 def from_member(whole: Term) -> Taken:
     """Receives from the member of a number, which the coordinates x and y spell."""
     a, b = Term("member1"), Term("member2")
-    return Taken({X: a, Y: b}, {}, ((a, R), (b, S)), ((number(a, b), whole),))
+    return Taken({X: a, Y: b}, {}, ((a, R), (b, S)), ((spell_number(a, b), whole),))
 
 
-def both(block: Taken, member: Taken) -> Taken:
+def block_of_member(block: Taken, member: Taken) -> Taken:
     """Reads a block of a member's tile."""
     unknowns, where = (*block.unknowns, *member.unknowns), (*block.where, *member.where)
     return Taken(member.sender, block.digits, unknowns, where)
 
 
 def _slice() -> ProofPart:
-    laws = [commutes("a digit", one(None, X), Taken({}, {"p": X}))]
-    laws += [commutes(how, typed, kept_block(number(X, Y))) for how, typed in two((None, None), (X, Y)).items()]
+    laws = [commutes("a digit", move_one(None, X), Taken({}, {"p": X}))]
+    laws += [
+        commutes(how, typed, kept_block(spell_number(X, Y))) for how, typed in move_two((None, None), (X, Y)).items()
+    ]
     tile = Term("tile")
-    laws.append(composed(lambda k, i, n, j: tile(number(n, j)), (keep_major, keep_minor), tile(Term("k"))))
+    laws.append(compose_moves(lambda k, i, n, j: tile(spell_number(n, j)), (keep_major, keep_minor), tile(Term("k"))))
     return _part("slice", "each device keeps the block of its own tile that its coordinates number", laws)
 
 
 def _all_gather() -> ProofPart:
     e_p, e_q = Term("e_p"), Term("e_q")
-    laws = [commutes("a digit", one(X, None), Taken({X: e_p}, {}))]
-    laws += [commutes(how, typed, from_member(number(e_p, e_q))) for how, typed in two((X, Y), (None, None)).items()]
+    laws = [commutes("a digit", move_one(X, None), Taken({X: e_p}, {}))]
+    laws += [
+        commutes(how, typed, from_member(spell_number(e_p, e_q)))
+        for how, typed in move_two((X, Y), (None, None)).items()
+    ]
     tile = Term("tile")
-    laws.append(composed(lambda k, i, n, j: tile(number(k, i)), (hear_major, hear_minor), tile(Term("n"))))
+    laws.append(compose_moves(lambda k, i, n, j: tile(spell_number(k, i)), (hear_major, hear_minor), tile(Term("n"))))
     return _part("all_gather", "block n of every result is the tile of member n", laws)
 
 
 def _all_to_all() -> ProofPart:
     laws = [commutes(f"a pair {how}", typed, Taken({X: Term("e_q")}, {"p": X})) for how, typed in swaps().items()]
-    arrived = number(Term("e_u"), Term("e_v"))
-    taken = both(kept_block(number(X, Y)), from_member(arrived))
+    arrived = spell_number(Term("e_u"), Term("e_v"))
+    taken = block_of_member(kept_block(spell_number(X, Y)), from_member(arrived))
     laws += [commutes(how, typed, taken) for how, typed in two_swaps().items()]
     tile = Term("tile")
-    start: Tile = lambda k, i, n, j: tile(number(k, i), number(n, j))  # noqa: E731
-    laws.append(composed(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
+    start: Tile = lambda k, i, n, j: tile(spell_number(k, i), spell_number(n, j))  # noqa: E731
+    laws.append(compose_moves(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
     return _part("all_to_all", "block n of member k's result is block k of member n's tile", laws)
 
 
 def _reduce_scatter() -> ProofPart:
     m = Term("m")
     summand = Taken({}, {"p": X}, ((m, R),))
-    laws = [commutes("a digit, in the summand of any member", one(None, X), summand)]
+    laws = [commutes("a digit, in the summand of any member", move_one(None, X), summand)]
     laws += [
-        commutes(f"{how}, in the summand of any member", typed, kept_block(number(X, Y)))
-        for how, typed in two((None, None), (X, Y)).items()
+        commutes(f"{how}, in the summand of any member", typed, kept_block(spell_number(X, Y)))
+        for how, typed in move_two((None, None), (X, Y)).items()
     ]
     tile = Term("tile")
-    start: Tile = lambda k, i, n, j: tile(number(k, i), number(n, j))  # noqa: E731
+    start: Tile = lambda k, i, n, j: tile(spell_number(k, i), spell_number(n, j))  # noqa: E731
     # The members that are summed over stay unknown: n1 and n2 one after another, or all of them at once.
-    laws.append(composed(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
+    laws.append(compose_moves(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
     return _part("reduce_scatter", "member k gets the sum of all members' blocks k", [*laws, *_summands()])
 
 
@@ -313,10 +318,13 @@ def _split_sum() -> ProofPart:
     e_p, e_q = Term("e_p"), Term("e_q")
     z = Term("z")
     laws = [
-        commutes("a digit that becomes local", one(X, None), Taken({X: e_p}, {})),
-        *(commutes(how, typed, from_member(number(e_p, e_q))) for how, typed in two((X, Y), (None, None)).items()),
-        commutes("a digit that passes to a coordinate not in use", one(X, z), Taken({X: z}, {})),
-        commutes("a digit of which each device keeps one value", one(None, z), Taken({}, {"p": z})),
+        commutes("a digit that becomes local", move_one(X, None), Taken({X: e_p}, {})),
+        *(
+            commutes(how, typed, from_member(spell_number(e_p, e_q)))
+            for how, typed in move_two((X, Y), (None, None)).items()
+        ),
+        commutes("a digit that passes to a coordinate not in use", move_one(X, z), Taken({X: z}, {})),
+        commutes("a digit of which each device keeps one value", move_one(None, z), Taken({}, {"p": z})),
         commutes("the place in a summand of any number", Typed(((PRE,),), ((PRE,),)), Taken({}, {})),
         _unique("no element has data in two summands"),
         _complete("each element has data in some summand"),
@@ -336,7 +344,7 @@ def _permute() -> ProofPart:
         ((PRE, MovedDigit("p", R, Y), MID, MovedDigit("q", R, X), POST),),
     )
     laws = [
-        commutes("a run whose digits change places", turned, from_member(number(Y, X, R))),
+        commutes("a run whose digits change places", turned, from_member(spell_number(Y, X, R))),
         commutes("two runs that change holders", traded, Taken({X: Y, Y: X}, {})),
         _unique("no tile belongs to two devices"),
         _complete("each number is spelled by some device"),
@@ -348,9 +356,9 @@ def _permute() -> ProofPart:
 
 def _exchange() -> ProofPart:
     laws = [
-        commutes("a digit that changes its holder", one(X, Y), Taken({X: Y}, {})),
-        commutes("a digit whose shares each come from their holder", one(X, None), Taken({X: Term("e_p")}, {})),
-        commutes("a digit of whose values a box takes one", one(None, Y), Taken({}, {"p": Y})),
+        commutes("a digit that changes its holder", move_one(X, Y), Taken({X: Y}, {})),
+        commutes("a digit whose shares each come from their holder", move_one(X, None), Taken({X: Term("e_p")}, {})),
+        commutes("a digit of whose values a box takes one", move_one(None, Y), Taken({}, {"p": Y})),
         *_rounds(),
         neighbours(),
     ]
@@ -394,13 +402,13 @@ def keep_minor(tile: Tile) -> Tile:
     return lambda k, i, n, j: tile(k, i, n, i)
 
 
-def composed(start: Tile, moves: Sequence[Callable[[Tile], Tile]], fused: Term) -> Law:
+def compose_moves(start: Tile, moves: Sequence[Callable[[Tile], Tile]], fused: Term) -> Law:
     """The law that one launch over n + 1 digits leaves what a launch over n digits and then one over the last leave."""
     tile = start
     for move in moves:
         tile = move(tile)
     k1, k2, n1, n2 = (Term(t) for t in ("k1", "k2", "n1", "n2"))
-    given = ((Term("k"), number(k1, k2)), (Term("n"), number(n1, n2)))
+    given = ((Term("k"), spell_number(k1, k2)), (Term("n"), spell_number(n1, n2)))
     digits = ((k1, R), (k2, S), (n1, R), (n2, S), (Term("k"), None), (Term("n"), None))
     return Law("one after another", (R, S), digits, given, ((fused, tile(k1, k2, n1, n2)),))
 
@@ -408,14 +416,14 @@ def composed(start: Tile, moves: Sequence[Callable[[Tile], Tile]], fused: Term) 
 def _unique(about: str) -> Law:
     """The law that a number has only one major and one minor digit."""
     a, b, c, d = (Term(t) for t in "abcd")
-    given = ((number(a, b), number(c, d)),)
+    given = ((spell_number(a, b), spell_number(c, d)),)
     return Law(about, (S,), ((a, None), (b, S), (c, None), (d, S)), given, ((a, c), (b, d)))
 
 
 def _complete(about: str) -> Law:
     """The law that a number below r s has digits below r and s."""
     n, a, b = Term("n"), Term("a"), Term("b")
-    return Law(about, (R, S), ((n, R * S), (a, None), (b, S)), ((number(a, b), n),), (), ((a, R),))
+    return Law(about, (R, S), ((n, R * S), (a, None), (b, S)), ((spell_number(a, b), n),), (), ((a, R),))
 
 
 def _summands() -> list[Law]:

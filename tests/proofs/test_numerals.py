@@ -8,7 +8,20 @@ import random
 import numpy as np
 import pytest
 
-from reshard.proofs.rules import POST, PRE, DigitRun, MovedDigit, R, S, Taken, Typed, X, commutes, element, index
+from reshard.proofs.rules import (
+    POST,
+    PRE,
+    DigitRun,
+    MovedDigit,
+    R,
+    S,
+    Taken,
+    Typed,
+    X,
+    commutes,
+    global_index,
+    local_index,
+)
 from reshard.proofs.symbolic import Term
 from reshard.types import Layout
 from reshard.types.layout import Digit as LayoutDigit
@@ -32,7 +45,7 @@ def test_the_laws_read_layouts_as_meaning_does(seed: int):
 
 
 def read(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, device: int) -> list[int]:
-    """What `element` gives at every local index."""
+    """What `global_index` gives at every local index."""
     radix, axis = digits[cut]
     parts = {"pre": digits[:cut], "post": digits[cut + 1 :]}
     position = layout.mesh.position(device)
@@ -57,7 +70,7 @@ def read(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, device: int)
     numeral = (PRE, MovedDigit("p", R, X if axis else None), POST)
     names = {n: Term(f"e_{n}") for n in ("pre", "p", "post")}
     at = itertools.product(range(local(parts["pre"])), range(1 if axis else radix), range(local(parts["post"])))
-    term = element(numeral, names, {})
+    term = global_index(numeral, names, {})
     return [value(term, known | {"e_pre": a, "e_p": b, "e_post": c}) for a, b, c in at]
 
 
@@ -79,6 +92,6 @@ def test_a_gathered_digit_by_hand():
 def test_indices_skip_held_digits_and_elements_take_the_sender():
     dim = (DigitRun("pre"), MovedDigit("p", R, X), MovedDigit("q", S))
     names = {name: Term(f"e_{name}") for name in ("pre", "p", "q")}
-    assert str(index(dim, names)) == "e_pre s + e_q"
-    assert str(element(dim, names, {})) == "(pre(e_pre) r + x) s + e_q"
-    assert str(element(dim, names, {X: Term("m")})) == "(pre(e_pre) r + m) s + e_q"
+    assert str(local_index(dim, names)) == "e_pre s + e_q"
+    assert str(global_index(dim, names, {})) == "(pre(e_pre) r + x) s + e_q"
+    assert str(global_index(dim, names, {X: Term("m")})) == "(pre(e_pre) r + m) s + e_q"

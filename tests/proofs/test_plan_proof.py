@@ -20,7 +20,7 @@ from reshard.lower import Program, lower_plan
 from reshard.lower import exchange_rounds as lowered_exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import Proof, ProofError, UndecidedError, plan_proof, prove
-from reshard.proofs.symbolic import Rounds, by_formula, formulas
+from reshard.proofs.symbolic import Rounds, formula_of_step, formulas
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.program_faults import KINDS, WHOLE, detected, plans, planted
@@ -101,7 +101,7 @@ def formula_plans(count: int) -> list[rs.Plan]:
     choose, some = random.Random(3), list[rs.Plan]()
     while len(some) < count:
         plan = rs.plan(*random_pair(choose, "float32"))
-        if any(by_formula(step) for step in plan.steps):
+        if any(formula_of_step(step) for step in plan.steps):
             some.append(plan)
     return some
 

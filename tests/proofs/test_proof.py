@@ -6,7 +6,7 @@ import pytest
 
 import reshard as rs
 from reshard.proofs import Fewest, Proof, ProofPart, prove
-from reshard.proofs.proof import lines
+from reshard.proofs.proof import part_lines
 from reshard.proofs.symbolic import Fewer
 from reshard.types import Layout, Mesh
 
@@ -65,7 +65,7 @@ def test_parts_and_claims_are_in_order():
 
 def test_a_part_is_its_statement_with_the_argument_and_the_claims_below():
     part = ProofPart("a statement of six words here", ("the first step", "the second step"), (Fewer("a claim", 1, 2),))
-    assert lines("right", part, 24) == [
+    assert part_lines("right", part, 24) == [
         "right: a statement of",
         "  six words here",
         "  - the first step",

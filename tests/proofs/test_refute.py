@@ -14,7 +14,7 @@ import reshard as rs
 from reshard.lower import Program, lower_plan
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import ProofError, prove
-from reshard.proofs.refute import fits, refute
+from reshard.proofs.refute import fits_in_memory, refute
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -148,4 +148,4 @@ def test_large_arrays_are_not_run():
     mesh = Mesh(x=4)
     for size, runs in ((1 << 22, True), ((1 << 22) + 4, False)):
         layout = Layout.parse(f"f32[{size}]", mesh)
-        assert fits(rs.plan(layout, layout)) == runs
+        assert fits_in_memory(rs.plan(layout, layout)) == runs

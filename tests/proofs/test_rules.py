@@ -10,8 +10,9 @@ from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import prove_rules, rules
-from reshard.proofs.rules import MID, POST, PRE, DigitRun, MovedDigit, R, S, Taken, Typed, X, Y, commutes, number
-from reshard.proofs.symbolic import Law, Term, decide
+from reshard.proofs.rules import MID, POST, PRE, DigitRun, MovedDigit, R, S, Taken, Typed, X, Y, commutes
+from reshard.proofs.rules import spell_number as number
+from reshard.proofs.symbolic import Law, Term, decide_claims
 from reshard.runtime import run
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit as LayoutDigit
@@ -58,9 +59,10 @@ def test_smt2_is_rechecked_from_its_text():
         assert solver.check() == z3.unsat
 
 
+block_of_member = rules.block_of_member
 TWO = ["two digits of a dim", "two digits of two dims"]
 E_P, E_Q, E_U, E_V = (Term(f"e_{name}") for name in "pquv")
-SLICED, GATHERED = rules.two((None, None), (X, Y)), rules.two((X, Y), (None, None))
+SLICED, GATHERED = rules.move_two((None, None), (X, Y)), rules.move_two((X, Y), (None, None))
 M = Term("m")
 BLOCK = rules.kept_block(number(X, Y))
 MEMBER = rules.from_member(number(E_U, E_V))
@@ -94,13 +96,13 @@ def more_rounds() -> Law:
 FAULTS: dict[str, list[Law]] = {
     "slice": [
         *(commutes(how, SLICED[how], rules.kept_block(number(Y, X, R))) for how in TWO),
-        commutes("another device's block", rules.one(None, X), Taken({}, {"p": M}, ((M, R),))),
-        rules.composed(lambda k, i, n, j: tile(number(n, j)), (rules.keep_major, rules.keep_major), tile(K)),
+        commutes("another device's block", rules.move_one(None, X), Taken({}, {"p": M}, ((M, R),))),
+        rules.compose_moves(lambda k, i, n, j: tile(number(n, j)), (rules.keep_major, rules.keep_major), tile(K)),
     ],
     "all_gather": [
-        rules.composed(lambda k, i, n, j: tile(number(i, k, R)), (rules.hear_major, rules.hear_minor), tile(N)),
+        rules.compose_moves(lambda k, i, n, j: tile(number(i, k, R)), (rules.hear_major, rules.hear_minor), tile(N)),
         *(commutes(how, GATHERED[how], rules.from_member(number(E_Q, E_P, R))) for how in TWO),
-        commutes("the receiver's own tile", rules.one(X, None), Taken({}, {})),
+        commutes("the receiver's own tile", rules.move_one(X, None), Taken({}, {})),
         commutes(
             "the block in front of where it belongs",
             Typed(((PRE, MovedDigit("p", R, X), POST),), ((MovedDigit("p", R), PRE, POST),)),
@@ -108,21 +110,21 @@ FAULTS: dict[str, list[Law]] = {
         ),
     ],
     "all_to_all": [
-        rules.composed(
+        rules.compose_moves(
             lambda k, i, n, j: tile(number(k, i), number(n, j)), (rules.swap_major, rules.swap_minor), tile(K, N)
         ),
-        commutes("minor member first", rules.two_swaps()["two pairs"], rules.both(BLOCK, other_order(MEMBER))),
-        commutes("minor block first", rules.two_swaps()["two pairs"], rules.both(other_order(BLOCK), MEMBER)),
+        commutes("minor member first", rules.two_swaps()["two pairs"], block_of_member(BLOCK, other_order(MEMBER))),
+        commutes("minor block first", rules.two_swaps()["two pairs"], block_of_member(other_order(BLOCK), MEMBER)),
         commutes(
             "as they come",
             rules.two_swaps()["two pairs, crossing"],
-            rules.both(BLOCK, rules.from_member(number(E_V, E_U, R))),
+            block_of_member(BLOCK, rules.from_member(number(E_V, E_U, R))),
         ),
         commutes("the block of the sender", rules.swaps()["in one dim"], Taken({X: E_Q}, {"p": E_Q})),
         commutes("from the receiver itself", rules.swaps()["in two dims"], Taken({}, {"p": X})),
     ],
     "permute": [
-        commutes("no tile moves", rules.one(X, Y), Taken({}, {})),
+        commutes("no tile moves", rules.move_one(X, Y), Taken({}, {})),
         commutes(
             "the sender with the receiver's number",
             Typed(
@@ -133,13 +135,13 @@ FAULTS: dict[str, list[Law]] = {
         ),
     ],
     "exchange": [
-        commutes("the coordinate of another axis", rules.one(X, Y), Taken({}, {})),
-        commutes("each share from the same device", rules.one(X, None), Taken({}, {})),
+        commutes("the coordinate of another axis", rules.move_one(X, Y), Taken({}, {})),
+        commutes("each share from the same device", rules.move_one(X, None), Taken({}, {})),
         apart(rules.neighbours()),
         more_rounds(),
     ],
     "reduce_scatter": [
-        commutes("the block of the summand's member", rules.one(None, X), Taken({}, {"p": M}, ((M, R),))),
+        commutes("the block of the summand's member", rules.move_one(None, X), Taken({}, {"p": M}, ((M, R),))),
         *(commutes(how, SLICED[how], rules.kept_block(number(Y, X, R))) for how in TWO),
         Law("a summand twice", (R, S), tuple((Term(t), R) for t in "abcd"),
             ((number(Term("a"), Term("b")), number(Term("c"), Term("d"))),), ((Term("a"), Term("c")),)),
@@ -148,9 +150,9 @@ FAULTS: dict[str, list[Law]] = {
         commutes("another place", Typed(((PRE,),), ((PRE,),)), Taken({}, {"pre": Term("e_pre") + 1})),
     ],
     "split_sum": [
-        commutes("an element that another device has", rules.one(X, None), Taken({}, {})),
+        commutes("an element that another device has", rules.move_one(X, None), Taken({}, {})),
         *(commutes(how, GATHERED[how], rules.from_member(number(E_Q, E_P, R))) for how in TWO),
-        commutes("data where the coordinates differ", rules.one(X, Y), Taken({}, {})),
+        commutes("data where the coordinates differ", rules.move_one(X, Y), Taken({}, {})),
     ],
 }  # fmt: skip
 
@@ -160,7 +162,7 @@ def test_planted_faults_are_not_proved(kind: str):
     """A law of a collective that takes the wrong element fails, at sizes and indices that z3 names."""
     for law in FAULTS[kind]:
         with pytest.raises(UndecidedError, match="fails where"):
-            decide([law])
+            decide_claims([law])
 
 
 MESH = Mesh(x=2, y=3)
@@ -168,7 +170,7 @@ SIZES = {"r": 2, "s": 3}
 REAL = [
     *(("slice", SLICED[how], BLOCK) for how in TWO),
     *(("all_gather", GATHERED[how], rules.from_member(number(E_P, E_Q))) for how in TWO),
-    *(("all_to_all", typed, rules.both(BLOCK, MEMBER)) for typed in rules.two_swaps().values()),
+    *(("all_to_all", typed, block_of_member(BLOCK, MEMBER)) for typed in rules.two_swaps().values()),
     *(("all_to_all", typed, Taken({X: E_Q}, {"p": X})) for typed in rules.swaps().values()),
     *(("reduce_scatter", SLICED[how], BLOCK) for how in TWO),
 ]

@@ -200,13 +200,13 @@ WORK = 50_000_000
 """z3's own count of what it does, after which it gives up: the same on every machine, however busy it is."""
 
 
-def decide(claims: Sequence[Query], work: int = WORK) -> None:
+def decide_claims(claims: Sequence[Query], work: int = WORK) -> None:
     """Proves every claim; raises `UndecidedError` with z3's counterexample if one fails, else with its reason.
 
     Threads may decide claims side by side: each has a context of its own.
 
-    >>> decide([Fewer("step 1", 3, 4)])
-    >>> decide([Fewer("step 1", 4, 3)])
+    >>> decide_claims([Fewer("step 1", 3, 4)])
+    >>> decide_claims([Fewer("step 1", 4, 3)])
     Traceback (most recent call last):
     ...
     reshard.errors.UndecidedError: step 1: z3 finds that it fails where N = 1

@@ -85,7 +85,7 @@ class StepContract:
             require(divides, "parts that do not divide a tile's axis")
             tiles.append((*tile[: cut.axis], cut.outer * cut.inner, *tile[cut.axis + 1 :]))
             own = [a for a in digits if a.dim == cut.axis]
-            _, numbering, _ = match((cut.outer, cut.parts, cut.inner), own)
+            _, numbering, _ = match_digits((cut.outer, cut.parts, cut.inner), own)
             require(frozenset(a.place for a in numbering) == places, f"{self.about}: parts of other digits")
         return replace(self, tiles=(tiles[0], tiles[1]), part=places)
 
@@ -93,12 +93,12 @@ class StepContract:
 # ---- views ---------------------------------------------------------------------------------------
 
 
-def size_of(digits: Sequence[FormDigit]) -> int:
+def count_values(digits: Sequence[FormDigit]) -> int:
     """How many values some digits have together."""
     return math.prod(a.radix for a in digits)
 
 
-def match(radices: Sequence[int], digits: Sequence[FormDigit]) -> list[list[FormDigit]]:
+def match_digits(radices: Sequence[int], digits: Sequence[FormDigit]) -> list[list[FormDigit]]:
     """For each radix of a view, the digits whose product it is: a string of digits matches in at most one way.
 
     A digit of radix 1 goes with the radix before it.
@@ -107,25 +107,25 @@ def match(radices: Sequence[int], digits: Sequence[FormDigit]) -> list[list[Form
     at = 0
     for radix in radices:
         group: list[FormDigit] = []
-        while at < len(digits) and size_of(group) * digits[at].radix <= radix:
-            if size_of(group) == radix and digits[at].radix > 1:
+        while at < len(digits) and count_values(group) * digits[at].radix <= radix:
+            if count_values(group) == radix and digits[at].radix > 1:
                 break
             group.append(digits[at])
             at += 1
-        require(size_of(group) == radix, "a view cuts digits elsewhere than the layouts do")
+        require(count_values(group) == radix, "a view cuts digits elsewhere than the layouts do")
         groups.append(group)
     require(at == len(digits), "a view has fewer digits than the tile")
     return groups
 
 
-def opened(
+def open_view(
     view: TileView, digits: Sequence[FormDigit], tile: Shape, rank: int
 ) -> tuple[list[FormDigit], list[FormDigit]]:
     """Splits a tile's digits by a view: those that number blocks, in the order that numbers them, and the others."""
     require(view.tile == tile, f"a view of tiles of shape {view.tile}, where tiles have {tile}")
-    padded = tuple(size_of([a for a in digits if a.dim == at]) for at in range(rank))
+    padded = tuple(count_values([a for a in digits if a.dim == at]) for at in range(rank))
     require(view.padded == padded, f"a view padded to {view.padded}, where digits fill {padded}")
-    axes = match(view.digits, digits)
+    axes = match_digits(view.digits, digits)
     distinct = len(set(view.blocks)) == len(view.blocks)
     require(distinct and all(0 <= b < len(axes) for b in view.blocks), "a view whose block axes are not axes")
     blocks = [a for axis in view.blocks for a in axes[axis]]
@@ -133,7 +133,7 @@ def opened(
     return blocks, rest
 
 
-def same_string(one: Sequence[FormDigit], other: Sequence[FormDigit]) -> list[tuple[FormDigit, FormDigit]]:
+def pair_digits(one: Sequence[FormDigit], other: Sequence[FormDigit]) -> list[tuple[FormDigit, FormDigit]]:
     """The pairs of digits that reshaping one string to the other pairs: both have equal radices and names."""
     kept = [[a for a in string if a.radix > 1] for string in (one, other)]
     spelled = [[(a.radix, a.name) for a in string] for string in kept]
@@ -144,7 +144,7 @@ def same_string(one: Sequence[FormDigit], other: Sequence[FormDigit]) -> list[tu
 # ---- lists of devices ----------------------------------------------------------------------------
 
 
-def array(values: object, columns: int, what: str) -> Ints:
+def read_rows(values: object, columns: int, what: str) -> Ints:
     """A list of rows as an array with a given number of columns."""
     try:
         rows = np.array(values, np.int64)
@@ -156,32 +156,32 @@ def array(values: object, columns: int, what: str) -> Ints:
     return rows
 
 
-def ids_of(mesh: Mesh) -> Ints:
+def list_ids(mesh: Mesh) -> Ints:
     """The device at each position.
 
-    >>> ids_of(Mesh({"x": 3}, device_ids=[10, 7, 20])).tolist(), ids_of(Mesh(x=2)).tolist()
+    >>> list_ids(Mesh({"x": 3}, device_ids=[10, 7, 20])).tolist(), list_ids(Mesh(x=2)).tolist()
     ([10, 7, 20], [0, 1])
     """
     return np.arange(mesh.size) if mesh.device_ids is None else np.array(mesh.device_ids, np.int64)
 
 
-def positions(mesh: Mesh, ids: Ints) -> Ints:
+def find_positions(mesh: Mesh, ids: Ints) -> Ints:
     """The positions of devices, given by their ids.
 
-    >>> positions(Mesh({"x": 3}, device_ids=[10, 7, 20]), np.array([20, 10])).tolist()
+    >>> find_positions(Mesh({"x": 3}, device_ids=[10, 7, 20]), np.array([20, 10])).tolist()
     [2, 0]
     """
     if mesh.device_ids is None:
         require(np.all((ids >= 0) & (ids < mesh.size)), "unknown devices")
         return ids
-    known = ids_of(mesh)
+    known = list_ids(mesh)
     order = np.argsort(known)
     at = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
     require(np.all(known[order][at] == ids), "unknown devices")
     return order[at]
 
 
-def coordinate(position: Ints, stride: int, radix: int) -> Ints:
+def coordinate_along(position: Ints, stride: int, radix: int) -> Ints:
     """The coordinate of each position along a factor."""
     return position // stride % radix
 
@@ -190,26 +190,26 @@ def number_along(position: Ints, along: Factors) -> Ints:
     """The number that each position's coordinates along some factors spell."""
     number = np.zeros_like(position)
     for stride, radix in along:
-        number = number * radix + coordinate(position, stride, radix)
+        number = number * radix + coordinate_along(position, stride, radix)
     return number
 
 
-def held_offset(dim: Dim, layout: Layout, position: Ints) -> Ints:
+def offset_of_held(dim: Dim, layout: Layout, position: Ints) -> Ints:
     """What the held digits add to the global index of a dim, for the device at each position.
 
     >>> layout = Layout.parse("f32[4{x}2]", Mesh(x=3))
-    >>> held_offset(layout.dims[0], layout, np.arange(3)).tolist()
+    >>> offset_of_held(layout.dims[0], layout, np.arange(3)).tolist()
     [0, 2, 4]
     """
     offset, low = np.zeros_like(position), 1
     for radix, axis in reversed(dim.digits):
         if axis is not None:
-            offset = offset + coordinate(position, layout.mesh.stride(axis), radix) * low
+            offset = offset + coordinate_along(position, layout.mesh.stride(axis), radix) * low
         low *= radix
     return offset
 
 
-def factors(digits: Sequence[FormDigit], side: str) -> list[tuple[int, int]]:
+def held_factors(digits: Sequence[FormDigit], side: str) -> list[tuple[int, int]]:
     """The device factors that hold some digits, before ('src') or after ('dst')."""
     strides = [digit.src if side == "src" else digit.dst for digit in digits]
     require(None not in strides, "a digit that numbers blocks is held by no device")
@@ -219,10 +219,10 @@ def factors(digits: Sequence[FormDigit], side: str) -> list[tuple[int, int]]:
 def check_groups(mesh: Mesh, groups: object, along: Factors, ordered: bool) -> None:
     """Checks that groups are the devices that differ along the factors only, each once, and in order if `ordered`."""
     count = math.prod(radix for _, radix in along)
-    at = positions(mesh, array(groups, count, "groups"))
+    at = find_positions(mesh, read_rows(groups, count, "groups"))
     once = at.size == mesh.size and np.all(np.bincount(at.ravel(), minlength=mesh.size) == 1)
     require(once, "the groups do not have each device once")
-    rest = at - sum((coordinate(at, *factor) * factor[0] for factor in along), np.zeros_like(at))
+    rest = at - sum((coordinate_along(at, *factor) * factor[0] for factor in along), np.zeros_like(at))
     require(np.all(rest == rest[:, :1]), "the members of a group differ in other coordinates too")
     number = number_along(at, along)
     number = number if ordered else np.sort(number, axis=1)
@@ -232,7 +232,7 @@ def check_groups(mesh: Mesh, groups: object, along: Factors, ordered: bool) -> N
 def check_blocks(mesh: Mesh, block: Mapping[int, int], along: Factors) -> None:
     """Checks that every device keeps the block that its coordinates number."""
     require(len(block) == mesh.size, "not every device has a slice")
-    number = number_along(positions(mesh, np.array(list(block), np.int64)), along)
+    number = number_along(find_positions(mesh, np.array(list(block), np.int64)), along)
     require(np.all(number == np.array(list(block.values()), np.int64)), "a device keeps another block")
 
 
@@ -247,12 +247,12 @@ def check_places(
     along the pairs of strides `equal`, and that each has it at the block that its coordinates number.
     """
     require(len(place) == mesh.size, "not every device has a summand")
-    at = positions(mesh, np.array(list(place), np.int64))
+    at = find_positions(mesh, np.array(list(place), np.int64))
     has_data = np.ones(len(at), bool)
     for stride, radix in first:
-        has_data &= coordinate(at, stride, radix) == 0
+        has_data &= coordinate_along(at, stride, radix) == 0
     for one, other, radix in equal:
-        has_data &= coordinate(at, one, radix) == coordinate(at, other, radix)
+        has_data &= coordinate_along(at, one, radix) == coordinate_along(at, other, radix)
     given = np.array([-1 if block is None else block for block in place.values()], np.int64)
     right = np.all(given == np.where(has_data, number_along(at, along), -1))
     require(right, "a device has data in another summand or block")

@@ -35,7 +35,7 @@ from reshard.lower.program import (
 from reshard.plans.plan import Plan, Step
 from reshard.proofs.symbolic.claims import Query
 from reshard.proofs.symbolic.contract import StepContract, require
-from reshard.proofs.symbolic.element_sources import run
+from reshard.proofs.symbolic.element_sources import claim_collective
 from reshard.proofs.symbolic.form import Form, Place, Tied, form_of, local_place, step_digits
 from reshard.proofs.symbolic.formulas import ByFormula, formula_claims
 from reshard.proofs.symbolic.transfers import (
@@ -69,7 +69,7 @@ class Wire(NamedTuple):
     launches: int
 
 
-def derive(plan: Plan, program: Program | Outline) -> tuple[Form, list[list[Query]]]:
+def derive_claims(plan: Plan, program: Program | Outline) -> tuple[Form, list[list[Query]]]:
     """The form of a plan, and per step the claims that remain once its lists have been compared.
 
     Raises `UndecidedError` for an instruction that is not shown to be right.
@@ -166,14 +166,14 @@ def _step_claims(
     elif isinstance(instruction, ExchangeInPlace):
         check_exchange_in_place(instruction, contract)
     else:
-        return list(run(instruction, contract))
+        return list(claim_collective(instruction, contract))
     return []
 
 
 # ---- memory and traffic --------------------------------------------------------------------------
 
 
-def moments(program: Program | Outline) -> list[list[Buffers]]:
+def list_moments(program: Program | Outline) -> list[list[Buffers]]:
     """Per step, the buffers that are live together on a device at the moments that may be the fullest."""
     source = math.prod(program.tile_shape)
     steps: list[list[Buffers]] = []
@@ -191,14 +191,14 @@ def moments(program: Program | Outline) -> list[list[Buffers]]:
             parts = before // instruction.take.parts, after // instruction.put.parts
             tiles = (before,) if instruction.in_place else (before, after)
             next_one = parts if instruction.overlap else ()
-            steps.append([(*retained, *tiles, *next_one, *m) for m in _list_moments(instruction.each, *parts)])
+            steps.append([(*retained, *tiles, *next_one, *m) for m in _moments_of_step(instruction.each, *parts)])
         else:
-            steps.append([(*retained, *m) for m in _list_moments(instruction, before, after)])
+            steps.append([(*retained, *m) for m in _moments_of_step(instruction, before, after)])
         before, here = after, there
     return steps
 
 
-def _list_moments(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
+def _moments_of_step(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
     """The moments of one instruction that runs as a whole: operand, result, and what is live beside them."""
     match instruction:
         case AllGather(receive=view):  # Blocks arrive in the result itself, or in a buffer beside it.
@@ -234,13 +234,13 @@ def _staged(step: Exchange) -> int:
     return most
 
 
-def wire(instruction: Instruction | ByFormula, before: int) -> Wire:
+def count_received(instruction: Instruction | ByFormula, before: int) -> Wire:
     """What the worst device receives in an instruction, from its lists or from the formula that stands for them."""
     match instruction:
         case ByFormula(message=message, rounds=rounds):
             return Wire(rounds * message, rounds)
         case InParts(each=each, take=take):
-            one = wire(each, before // take.parts)
+            one = count_received(each, before // take.parts)
             return Wire(one.elements * take.parts, one.launches * take.parts)
         case AllGather(groups=groups):
             return Wire((len(groups[0]) - 1) * before, 1)

@@ -31,11 +31,11 @@ from reshard.proofs.symbolic.contract import (
     check_blocks,
     check_groups,
     check_places,
-    factors,
-    opened,
+    count_values,
+    held_factors,
+    open_view,
+    pair_digits,
     require,
-    same_string,
-    size_of,
 )
 from reshard.proofs.symbolic.form import FormDigit, Place
 from reshard.types.layout import Layout
@@ -66,7 +66,7 @@ def coordinate_variable(stride: int) -> str:
     return f"c:{stride}"
 
 
-def run(instruction: object, contract: StepContract) -> list[Claim]:
+def claim_collective(instruction: object, contract: StepContract) -> list[Claim]:
     """The claims that make a collective right; compares its lists with the layouts on the way."""
     source_of = SOURCES.get(type(instruction))
     if source_of is None:
@@ -78,17 +78,17 @@ def run(instruction: object, contract: StepContract) -> list[Claim]:
 
 def _open_before(view: TileView, contract: StepContract) -> tuple[list[FormDigit], list[FormDigit]]:
     """The digits of a tile of the operand that number blocks by a view, and the others."""
-    return opened(view, contract.before, contract.tiles[0], len(contract.operand.dims))
+    return open_view(view, contract.before, contract.tiles[0], len(contract.operand.dims))
 
 
 def _open_after(view: TileView, contract: StepContract) -> tuple[list[FormDigit], list[FormDigit]]:
     """The digits of a tile of the result that number blocks by a view, and the others."""
-    return opened(view, contract.after, contract.tiles[1], len(contract.operand.dims))
+    return open_view(view, contract.after, contract.tiles[1], len(contract.operand.dims))
 
 
 def _slice(step: Slice, contract: StepContract) -> ElementSource:
     blocks, rest = _open_before(step.send, contract)
-    check_blocks(contract.operand.mesh, step.block, factors(blocks, "dst"))
+    check_blocks(contract.operand.mesh, step.block, held_factors(blocks, "dst"))
     return ElementSource({}, _sent(blocks, rest) | _closed(step.receive, rest, contract))
 
 
@@ -96,15 +96,15 @@ def _all_gather(step: AllGather, contract: StepContract) -> ElementSource:
     whole, _ = _open_before(step.send, contract)
     require(not whole, f"{contract.about}: a tile is sent in blocks")
     blocks, rest = _open_after(step.receive, contract)
-    along = factors(blocks, "src")
+    along = held_factors(blocks, "src")
     check_groups(contract.operand.mesh, step.groups, along, ordered=True)
-    require(size_of(rest) == math.prod(contract.tiles[0]), "a block that is not a tile")
+    require(count_values(rest) == math.prod(contract.tiles[0]), "a block that is not a tile")
     return ElementSource(_senders(blocks, along), _kept(contract.before, rest))
 
 
 def _all_to_all(step: AllToAll, contract: StepContract) -> ElementSource:
     (out, left), (arrived, rest) = _open_before(step.send, contract), _open_after(step.receive, contract)
-    along = factors(arrived, "src")
+    along = held_factors(arrived, "src")
     check_groups(contract.operand.mesh, step.groups, along, ordered=True)
     require([a.radix for a in out] == [a.radix for a in arrived], "the two ends number their blocks differently")
     digits = {a.place: coordinate_variable(stride) for a, (stride, _) in zip(out, along, strict=True)}
@@ -113,7 +113,7 @@ def _all_to_all(step: AllToAll, contract: StepContract) -> ElementSource:
 
 def _reduce_scatter(step: ReduceScatter, contract: StepContract) -> ElementSource:
     blocks, rest = _open_before(step.send, contract)
-    along = factors(blocks, "dst")
+    along = held_factors(blocks, "dst")
     check_groups(contract.operand.mesh, step.groups, along, ordered=True)
     return ElementSource({}, _sent(blocks, rest) | _closed(step.receive, rest, contract), along)
 
@@ -130,12 +130,12 @@ def _split_sum(step: SplitSum, contract: StepContract) -> ElementSource:
     """The device that has an element has, along each factor that releases a digit, that digit's value as coordinate."""
     mesh = contract.operand.mesh
     (kept, left), (placed, rest) = _open_before(step.send, contract), _open_after(step.receive, contract)
-    check_blocks(mesh, step.keep, factors(kept, "dst"))
+    check_blocks(mesh, step.keep, held_factors(kept, "dst"))
     before = _partial_factors(contract, contract.operand)
     started = [f for f in _partial_factors(contract, contract.result) if f not in before]
     # The digits that pass from one holder to another: the strides of both, and the radix.
     held = [(a.src, a.dst, a.radix) for a in contract.nested if a.src is not None and a.dst is not None]
-    passed, along = [(src, dst, radix) for src, dst, radix in held if src != dst], factors(placed, "src")
+    passed, along = [(src, dst, radix) for src, dst, radix in held if src != dst], held_factors(placed, "src")
     moved = {a.src for a in contract.nested if a.src is not None and a.src != a.dst}
     require(moved <= {stride for stride, _ in started}, f"{contract.about}: a digit that no new summand releases")
     require({stride for stride, _ in along} == moved - {src for src, _, _ in passed}, "blocks of other digits")
@@ -157,7 +157,7 @@ SOURCES: dict[type[Any], Callable[[Any, StepContract], ElementSource]] = {
 
 def _kept(before: Sequence[FormDigit], after: Sequence[FormDigit]) -> dict[Place, str]:
     """The operand's digits, named by the digits of the result that a reshape pairs them with."""
-    return {a.place: digit_variable(b) for a, b in same_string(before, after)}
+    return {a.place: digit_variable(b) for a, b in pair_digits(before, after)}
 
 
 def _closed(view: TileView, block: Sequence[FormDigit], contract: StepContract) -> dict[Place, str]:
@@ -234,9 +234,9 @@ def _claim(contract: StepContract, source: ElementSource) -> Claim:
     below: list[tuple[Sum, int]] = []
     for at, dim in enumerate(contract.operand.dims):
         local = [a for a in contract.before if a.dim == at]
-        if size_of(local) != contract.tiles[0][at]:
+        if count_values(local) != contract.tiles[0][at]:
             whole = [(a.low, after) for a, (_, after) in zip(contract.nested, equal, strict=True) if a.dim == at]
             given.append((tuple(whole), dim.size))
-            inner = [(size_of(local[i + 1 :]), read[a.place]) for i, a in enumerate(local)]
+            inner = [(count_values(local[i + 1 :]), read[a.place]) for i, a in enumerate(local)]
             below.append((tuple(inner), contract.tiles[0][at]))
     return Claim(contract.about, tuple(bounds.items()), tuple(equal), tuple(given), tuple(below))

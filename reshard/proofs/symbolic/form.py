@@ -125,7 +125,7 @@ def form_of(layouts: Sequence[Layout], extra: Iterable[Place], tied: Collection[
         cuts = _cuts_of(digits, sizes)
         for at, low in extra:
             cuts.get(at, set()).add(low)
-        crossing = close(cuts, digits, _partial_ends(layouts))
+        crossing = close_cuts(cuts, digits, _partial_ends(layouts))
         if not crossing:
             break
         fixed |= dict.fromkeys(crossing, "its numerals do not nest")
@@ -163,7 +163,7 @@ def step_digits(
     cuts = _cuts_of([*before, *after], sizes)
     for at in sizes:
         cuts[at] |= set(form.cuts.get(at, ())) | {low for dim, low in extra if dim == at}
-    if close(cuts, [*before, *after], _partial_ends([operand, result])):
+    if close_cuts(cuts, [*before, *after], _partial_ends([operand, result])):
         return None
     digits: list[FormDigit] = []
     for at, places in cuts.items():
@@ -177,7 +177,7 @@ def step_digits(
     return tuple(digits)
 
 
-def close(cuts: Cuts, digits: Sequence[PlacedDigit], devices: set[int]) -> set[int]:
+def close_cuts(cuts: Cuts, digits: Sequence[PlacedDigit], devices: set[int]) -> set[int]:
     """Extends `cuts` until held digits and device positions are cut alike; returns the dims where that is impossible.
 
     A cut at a ratio inside a held digit belongs at the same ratio inside the stride that holds it, and the reverse.

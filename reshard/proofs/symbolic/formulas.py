@@ -33,7 +33,7 @@ from reshard.lower.exchange_rounds import Exchange, received_spans, sent_spans
 from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
-from reshard.proofs.symbolic.contract import StepContract, require, size_of
+from reshard.proofs.symbolic.contract import StepContract, count_values, require
 from reshard.proofs.symbolic.form import FormDigit
 from reshard.proofs.symbolic.transfers import boxes_of, check_messages
 
@@ -128,7 +128,7 @@ class SymbolicPosition:
         return SymbolicPosition({**self.replaced, change.own.stride: change.new})
 
 
-def by_formula(step: Step) -> ByFormula | None:
+def formula_of_step(step: Step) -> ByFormula | None:
     """What stands for the lists of a step, if it is a permute or an exchange, even and in one piece."""
     r = refine(step.operand, step.result)
     if step.kind not in ("permute", "exchange") or step.mode != PLAIN:
@@ -159,12 +159,12 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     for stride, size in contract.partial(contract.operand):
         require(all(not stride <= s < stride * size for s in sender), f"{about}: summands change places")
     staying = [a for a in digits if a.src is None and a.dst is None]
-    require(instruction.message == size_of(staying), f"{about}: a message of another size")
+    require(instruction.message == count_values(staying), f"{about}: a message of another size")
     for local in (contract.before, contract.after):
         # Where a digit that moves comes after one that stays, a message is not contiguous in memory.
         moves = [(a.src, a.dst) != (None, None) for a in local if a.radix > 1]
         require(instruction.staged or moves == sorted(moves, reverse=True), f"{about}: unstaged")
-    given = size_of([a for a in digits if a.src is not None and a.dst is None])
+    given = count_values([a for a in digits if a.src is not None and a.dst is None])
     swapped = any(a.src is not None and a.dst not in (None, a.src) for a in digits)
     # Without a digit that changes holders, one of the shares is the receiver's own.
     require(instruction.rounds >= (given if swapped else given - 1), f"{about}: rounds are left out")

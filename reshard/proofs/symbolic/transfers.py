@@ -32,14 +32,14 @@ from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import (
     Ints,
     StepContract,
-    array,
-    coordinate,
-    held_offset,
-    match,
-    positions,
+    coordinate_along,
+    count_values,
+    find_positions,
+    match_digits,
+    offset_of_held,
+    pair_digits,
+    read_rows,
     require,
-    same_string,
-    size_of,
 )
 from reshard.proofs.symbolic.form import FormDigit, Place, Tied
 from reshard.types.layout import Dim, Layout
@@ -112,7 +112,7 @@ def boxes_of(step: Exchange, *, relayed: bool = False) -> Boxes:
     for number, t in enumerate(transfers):
         for block in t.blocks:
             alike.setdefault(block.axes, []).append((number, t.sender, t.receiver, block.src, block.dst))
-    read = [_read_blocks(axes, array(rows, 5, "blocks"), views) for axes, rows in alike.items()]
+    read = [_read_blocks(axes, read_rows(rows, 5, "blocks"), views) for axes, rows in alike.items()]
     if not read:
         read = [_read_blocks((), np.zeros((0, 5), np.int64), views)]
     ends, src, dst = (np.concatenate(each) for each in zip(*read, strict=True))
@@ -198,11 +198,14 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
 
 def check_permute(step: Permute, contract: StepContract) -> None:
     """Checks that every receiver gets a tile whose held digits, at the sender, spell what the receiver's own spell."""
-    pairs = array(step.pairs, 2, "pairs")
+    pairs = read_rows(step.pairs, 2, "pairs")
     once = np.array_equal(np.sort(pairs[:, 1]), np.sort(np.array(contract.result.mesh.devices)))
     require(once, "the pairs do not have each receiver once")
     _check_summands(Boxes(pairs[:, 0], pairs[:, 0], pairs[:, 1], pairs, pairs), contract)
-    sent, received = positions(contract.operand.mesh, pairs[:, 0]), positions(contract.result.mesh, pairs[:, 1])
+    sent, received = (
+        find_positions(contract.operand.mesh, pairs[:, 0]),
+        find_positions(contract.result.mesh, pairs[:, 1]),
+    )
     for a, b in zip(contract.operand.dims, contract.result.dims, strict=True):
         require(a.padded == b.padded, "tiles of other sizes")
         one, other = _held_numbers(a, contract.operand, sent), _held_numbers(b, contract.result, received)
@@ -218,7 +221,7 @@ def _held_numbers(dim: Dim, layout: Layout, at: Ints) -> list[tuple[Place, Ints]
     low, value, weight = 1, np.zeros_like(at), 1
     for radix, axis in reversed(dim.digits):
         if axis is not None:
-            value, weight = value + coordinate(at, layout.mesh.stride(axis), radix) * weight, weight * radix
+            value, weight = value + coordinate_along(at, layout.mesh.stride(axis), radix) * weight, weight * radix
         elif radix > 1:
             numbers.append(((low, radix), value))
             value, weight = np.zeros_like(at), 1
@@ -226,12 +229,21 @@ def _held_numbers(dim: Dim, layout: Layout, at: Ints) -> list[tuple[Place, Ints]
     return [*numbers, ((low, 1), value)]
 
 
+def _end_positions(boxes: Boxes, contract: StepContract) -> tuple[Ints, Ints]:
+    """The positions of the senders, and of the receivers."""
+    operand, result = contract.operand.mesh, contract.result.mesh
+    return find_positions(operand, boxes.sender), find_positions(result, boxes.receiver)
+
+
 def _check_summands(boxes: Boxes, contract: StepContract) -> None:
     """Checks that a summand goes to a device that keeps the same summand of the sum."""
-    sent, received = positions(contract.operand.mesh, boxes.sender), positions(contract.result.mesh, boxes.receiver)
+    sent, received = (
+        find_positions(contract.operand.mesh, boxes.sender),
+        find_positions(contract.result.mesh, boxes.receiver),
+    )
     pairs = zip(contract.partial(contract.operand), contract.partial(contract.result), strict=True)
     for before, after in pairs:
-        same = np.array_equal(coordinate(sent, *before), coordinate(received, *after))
+        same = np.array_equal(coordinate_along(sent, *before), coordinate_along(received, *after))
         require(same, "a summand of another device")
 
 
@@ -250,14 +262,14 @@ def _check_relay(step: Exchange, contract: StepContract) -> None:
     _check_summands(first, contract)
     _check_tables(step, first, contract)
     require(np.array_equal(passed.src, passed.dst), f"{about}: an element is passed on to another place")
-    giver, taker = positions(mesh, passed.sender), positions(mesh, passed.receiver)
+    giver, taker = find_positions(mesh, passed.sender), find_positions(mesh, passed.receiver)
     for dim in contract.result.dims:
-        same = np.array_equal(held_offset(dim, contract.result, giver), held_offset(dim, contract.result, taker))
+        same = np.array_equal(offset_of_held(dim, contract.result, giver), offset_of_held(dim, contract.result, taker))
         require(same, f"{about}: an element is passed on to another tile")
     for factor in contract.partial(contract.result):
-        same = np.array_equal(coordinate(giver, *factor), coordinate(taker, *factor))
+        same = np.array_equal(coordinate_along(giver, *factor), coordinate_along(taker, *factor))
         require(same, f"{about}: an element is passed on to another summand")
-    received = positions(mesh, first.receiver)
+    received = find_positions(mesh, first.receiver)
     for device in np.unique(giver):
         arrived, given = first.dst[received == device], passed.src[giver == device]
         both = np.concatenate([arrived, given])
@@ -276,13 +288,16 @@ def check_messages(step: Exchange, boxes: Boxes, contract: StepContract) -> Mapp
 
     Whether all messages are there is not looked at.
     """
-    src = _by_digit(boxes.src, match(step.send.digits, contract.before))
-    dst = _by_digit(boxes.dst, match(step.receive.digits, contract.after))
+    src = _by_digit(boxes.src, match_digits(step.send.digits, contract.before))
+    dst = _by_digit(boxes.dst, match_digits(step.receive.digits, contract.after))
     named = [a for a in contract.nested if a.name is not None and a.place not in contract.part]
     cut = [a.place for a in named if any(np.any(side[a.place][:, 1] != a.radix) for side in (src, dst))]
     if cut:  # Boxes cut digits whose sizes were to vary.
         raise Tied(frozenset(cut))
-    sent, received = positions(contract.operand.mesh, boxes.sender), positions(contract.result.mesh, boxes.receiver)
+    sent, received = (
+        find_positions(contract.operand.mesh, boxes.sender),
+        find_positions(contract.result.mesh, boxes.receiver),
+    )
     for a in contract.nested:
         if a.place in contract.part:
             continue
@@ -291,7 +306,7 @@ def check_messages(step: Exchange, boxes: Boxes, contract: StepContract) -> Mapp
             if stride is None:
                 ends.append(spans[a.place])
             else:  # One value, the device's coordinate.
-                value = coordinate(at, stride, a.radix)
+                value = coordinate_along(at, stride, a.radix)
                 ends.append(np.stack([value, np.ones_like(value)], axis=1))
         require(np.array_equal(ends[0], ends[1]), f"{contract.about}: a box of other elements, dim {a.dim}")
     return dst
@@ -302,14 +317,14 @@ def _check_digits(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
     dst = check_messages(step, boxes, contract)
     staying = [a for a in contract.after if a.src is None]
     arriving = [a for a in contract.after if a.src is not None]
-    key = positions(contract.result.mesh, boxes.receiver)
+    key = find_positions(contract.result.mesh, boxes.receiver)
     for a in arriving:
         require(np.all(dst[a.place][:, 1] == 1), "a box of several shares")
         key = key * a.radix + dst[a.place][:, 0]
     spans = np.concatenate([np.zeros((len(key), 2), np.int64), *(dst[a.place] for a in staying)], axis=1)
     pieces, which = np.unique(spans, axis=0, return_inverse=True)
     _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying])
-    wanted = contract.result.mesh.size * size_of(arriving) * len(pieces)
+    wanted = contract.result.mesh.size * count_values(arriving) * len(pieces)
     arrived = len(np.unique(key * max(len(pieces), 1) + which.ravel()))
     require(arrived == wanted > 0, f"{contract.about}: of {wanted} pieces {arrived} arrive")
 
@@ -356,10 +371,13 @@ def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
             touched.add(at)
     if tied := frozenset(place for place in contract.names if place[0] in touched):
         raise Tied(tied)
-    sent, received = positions(contract.operand.mesh, boxes.sender), positions(contract.result.mesh, boxes.receiver)
+    sent, received = (
+        find_positions(contract.operand.mesh, boxes.sender),
+        find_positions(contract.result.mesh, boxes.receiver),
+    )
     for at, (a, b) in enumerate(dims):
         before, after = _local_offsets(a), _local_offsets(b)
-        held, wanted = held_offset(a, contract.operand, sent), held_offset(b, contract.result, received)
+        held, wanted = offset_of_held(a, contract.operand, sent), offset_of_held(b, contract.result, received)
         rows = np.stack([held, *boxes.src[:, at].T, wanted, *boxes.dst[:, at].T], axis=1)
         for own, start, extent, needed, begin, length in np.unique(rows, axis=0):
             require(extent == length, f"{about}: a box of another shape at its other end")
@@ -381,8 +399,8 @@ def _local_offsets(dim: Dim) -> Ints:
 def _check_filled(receivers: Ints, boxes: Ints, contract: StepContract) -> None:
     """Checks that every true element of every result lies in a box; devices with equal boxes are compared once."""
     mesh, dims = contract.result.mesh, contract.result.dims
-    received = positions(mesh, receivers)
-    tables = [(held_offset(dim, contract.result, np.arange(mesh.size)), _local_offsets(dim)) for dim in dims]
+    received = find_positions(mesh, receivers)
+    tables = [(offset_of_held(dim, contract.result, np.arange(mesh.size)), _local_offsets(dim)) for dim in dims]
     order = np.argsort(received, kind="stable")
     ends = np.searchsorted(received[order], np.arange(mesh.size + 1))
     seen: set[tuple[int, bytes]] = set()
@@ -439,8 +457,8 @@ def check_exchange_in_place(step: ExchangeInPlace, contract: StepContract) -> No
     require(contract.operand.partial_as(contract.result), f"{about}: summands change")
     # A slot is one share: the digits that stay, in the same order on both sides.
     staying = [[a for a in local if a.src is None and a.dst is None] for local in (contract.before, contract.after)]
-    same_string(*staying)
-    require(step.slot == size_of(staying[0]), f"{about}: a slot of another size than a share")
+    pair_digits(*staying)
+    require(step.slot == count_values(staying[0]), f"{about}: a slot of another size than a share")
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{about}: a view of another tile")
     lengths = {t.length for transfers in step.rounds for t in transfers}
@@ -448,7 +466,10 @@ def check_exchange_in_place(step: ExchangeInPlace, contract: StepContract) -> No
     *_, slots = replay_slots(step, contract)
     moving = [a for a in contract.before if a.dst is not None]
     arriving = [a for a in contract.after if a.src is not None]
-    rows, places = _slot_rows(step.unpack, step.receive, contract.after, arriving, contract.result), size_of(arriving)
+    rows, places = (
+        _slot_rows(step.unpack, step.receive, contract.after, arriving, contract.result),
+        count_values(arriving),
+    )
     at, slot, place = rows.T
     require(np.all((slot >= 0) & (slot < step.slots)), _NO_SLOT)
     every = len(np.unique(at * places + place)) == contract.result.mesh.size * places
@@ -461,15 +482,15 @@ def check_exchange_in_place(step: ExchangeInPlace, contract: StepContract) -> No
     def digit(number: Ints, a: FormDigit, digits: Sequence[FormDigit]) -> Ints:
         """One digit of a place's number, which all the digits spell."""
         first = [one.place for one in digits].index(a.place)
-        return number // size_of(digits[first + 1 :]) % a.radix
+        return number // count_values(digits[first + 1 :]) % a.radix
 
     for a in contract.nested:
         if (a.src, a.dst) != (None, None):
-            before = digit(share, a, moving) if a.src is None else coordinate(sender, a.src, a.radix)
-            after = digit(place, a, arriving) if a.dst is None else coordinate(at, a.dst, a.radix)
+            before = digit(share, a, moving) if a.src is None else coordinate_along(sender, a.src, a.radix)
+            after = digit(place, a, arriving) if a.dst is None else coordinate_along(at, a.dst, a.radix)
             require(np.array_equal(before, after), f"{about}: a slot holds another share, dim {a.dim}")
     for factor in contract.partial(contract.operand):
-        same = np.array_equal(coordinate(sender, *factor), coordinate(at, *factor))
+        same = np.array_equal(coordinate_along(sender, *factor), coordinate_along(at, *factor))
         require(same, f"{about}: another summand")
 
 
@@ -492,8 +513,8 @@ def replay_slots(step: ExchangeInPlace, contract: StepContract) -> Iterator[Ints
     slots[at, slot] = (at + mesh.size * place)[:, None]
     yield slots
     for transfers in step.rounds:
-        rows = array(transfers, 6, "transfers")
-        sender, receiver = positions(mesh, rows[:, 0]), positions(mesh, rows[:, 1])
+        rows = read_rows(transfers, 6, "transfers")
+        sender, receiver = find_positions(mesh, rows[:, 0]), find_positions(mesh, rows[:, 1])
         require(np.all((rows[:, 2:4] >= 0) & (rows[:, 2:4] < step.slots)), _NO_SLOT)
         sent = slots[sender, rows[:, 2]]  # Read in full before anything is written.
         start, stop = rows[:, 4, None], (rows[:, 4] + rows[:, 5])[:, None]
@@ -514,7 +535,7 @@ def _slot_rows(
     A place is numbered by the values of the digits that move; the view takes the other digits whole.
     """
     require(set(places) == set(layout.mesh.devices), "not every device has places")
-    axes = match(view.digits, local)
+    axes = match_digits(view.digits, local)
     known: dict[SlotPlace, int] = {}
     for place in {place for listed in places.values() for _, place in listed}:
         require(len(place) == len(axes), "a place of other digits")
@@ -530,6 +551,6 @@ def _slot_rows(
         for a in moving:
             number = number * a.radix + values.get(a.place, 0)
         known[place] = number
-    rows = array([(d, slot, known[place]) for d, own in places.items() for slot, place in own], 3, "places")
-    rows[:, 0] = positions(layout.mesh, rows[:, 0])
+    rows = read_rows([(d, slot, known[place]) for d, own in places.items() for slot, place in own], 3, "places")
+    rows[:, 0] = find_positions(layout.mesh, rows[:, 0])
     return rows

@@ -43,11 +43,11 @@ def test_the_conditions_are_the_typing_rules(mesh: Mesh, shape: tuple[int, ...],
     space, solver = space_of(Plan(summed, summed, ())), z3.Solver()
     ends = [encoding.UnknownLayout(space, name, solver.add) for name in "ab"]
     between = encoding.Between(*ends, "t")
-    rules = {kind: rule(between) for kind, rule in encoding.RULES.items() if kind in encoding.kinds(space)}
+    rules = {kind: rule(between) for kind, rule in encoding.RULES.items() if kind in encoding.step_kinds(space)}
     for one, other in itertools.product(layouts, layouts):
         solver.push()
         solver.add(*ends[0].equals(space.state(one)), *ends[1].equals(space.state(other)))
-        free = solver.check(encoding.slices(between)) == z3.sat
+        free = solver.check(encoding.slice_condition(between)) == z3.sat
         assert free == (figures("slice", one, other) is not None)
         prices = {kind: price_of(solver, *rule) for kind, rule in rules.items()}
         boxes = prices.pop("boxes", None)
@@ -81,15 +81,15 @@ def price_of(solver, typed, price) -> tuple[int, int, int] | None:
 def test_digits_nest_if_the_higher_starts_at_a_multiple_of_the_lower_ones_end(
     one: PlaceSpan, other: PlaceSpan, nests: bool
 ):
-    assert encoding.nest(one, other) == encoding.nest(other, one) == nests
+    assert encoding.can_nest(one, other) == encoding.can_nest(other, one) == nests
 
 
 def test_kinds_that_cannot_occur_are_left_out():
     """Without partial factors there are no reductions, and without two primes in one dim no boxes."""
     four = space_of(Plan(*[Layout.parse("int8[{x}{y}]", FOUR)] * 2, ()))
     six = space_of(Plan(*[Layout.parse("int8[6] + sum{x}", SIX)] * 2, ()))
-    assert encoding.kinds(four) == ["all_gather", "all_to_all", "permute", "exchange"]
-    assert encoding.kinds(six) == [*encoding.kinds(four), "boxes", "reduce_scatter", "all_reduce"]
+    assert encoding.step_kinds(four) == ["all_gather", "all_to_all", "permute", "exchange"]
+    assert encoding.step_kinds(six) == [*encoding.step_kinds(four), "boxes", "reduce_scatter", "all_reduce"]
 
 
 def test_unknown_layouts_are_exactly_the_layouts():
@@ -103,4 +103,4 @@ def test_unknown_layouts_are_exactly_the_layouts():
         states[state] = solver.model().eval(unknown.tile).as_long()
         solver.add(z3.Not(z3.And(*unknown.equals(state))))
     assert states == {space.state(layout): layout.tile_shape[0] for layout in layouts}
-    assert encoding.order(space)[0] == Hold(0, 6)
+    assert encoding.order_holds(space)[0] == Hold(0, 6)

@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import StepError, UndecidedError
 from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
-from reshard.proofs.launches import cheapest
+from reshard.proofs.launches import cheapest_step
 from reshard.types import Layout, Mesh
 
 PAIRS = [
@@ -43,27 +43,27 @@ def test_no_way_that_fits_has_fewer_launches(mesh: Mesh, source: str, target: st
     for live in sorted({step.live_bytes for step in every} | {step.live_bytes - 1 for step in every}):
         for most in (1, 2, 3, 5, 12):
             fitting = [step.launches for step in every if step.live_bytes <= live and step.launches <= most]
-            step = cheapest(kind, operand, result, 0, live, most, donate)
+            step = cheapest_step(kind, operand, result, 0, live, most, donate)
             assert (step.launches if step else None) == min(fitting, default=None), f"{live} bytes, {most} launches"
             assert step is None or step.live_bytes <= live
 
 
 def test_what_is_kept_beside_counts():
     operand, result = (Layout.parse(text, Mesh(x=3)) for text in ("f32[{x}5, 6]", "f32[15, 6]"))
-    alone = cheapest("all_gather", operand, result, 0, 10_000, 8, donate=False)
-    assert cheapest("all_gather", operand, result, 40, alone.live_bytes, 1, donate=False) is None
-    assert cheapest("all_gather", operand, result, 40, alone.live_bytes + 40, 1, donate=False).retained_bytes == 40
+    alone = cheapest_step("all_gather", operand, result, 0, 10_000, 8, donate=False)
+    assert cheapest_step("all_gather", operand, result, 40, alone.live_bytes, 1, donate=False) is None
+    assert cheapest_step("all_gather", operand, result, 40, alone.live_bytes + 40, 1, donate=False).retained_bytes == 40
 
 
 def test_a_slice_in_place_is_an_exchange():
     """Over a donated source, the larger of the two tiles is enough."""
     operand, result = (Layout.parse(text, Mesh(x=3)) for text in ("f32[15]", "f32[{x}5]"))
-    step = cheapest("slice", operand, result, 0, operand.tile_bytes, 1, donate=True)
+    step = cheapest_step("slice", operand, result, 0, operand.tile_bytes, 1, donate=True)
     assert (step.kind, step.mode.in_place, step.launches) == ("exchange", True, 0)
-    assert cheapest("slice", operand, result, 0, operand.tile_bytes, 1, donate=False) is None
+    assert cheapest_step("slice", operand, result, 0, operand.tile_bytes, 1, donate=False) is None
 
 
 def test_a_large_message_is_not_cut_in_all_ways():
     operand, result = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}128, 256]", "f32[256, {x}128]"))
     with pytest.raises(UndecidedError, match="messages of 16384 elements are not cut in all ways"):
-        cheapest("exchange", operand, result, 0, 1, 4, donate=False)
+        cheapest_step("exchange", operand, result, 0, 1, 4, donate=False)

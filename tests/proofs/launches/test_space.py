@@ -59,7 +59,7 @@ def random_state(choose: random.Random, choices: Space) -> State:
     while True:
         state = tuple(choose.choice([UNUSED, *holds]) for holds in choices.holds)
         spans = [choices.span(at, hold) for at, hold in enumerate(state) if hold.dim >= 0]
-        if all(a.dim != b.dim or encoding.nest(a, b) for a, b in itertools.combinations(spans, 2)):
+        if all(a.dim != b.dim or encoding.can_nest(a, b) for a, b in itertools.combinations(spans, 2)):
             return state
 
 

@@ -7,7 +7,7 @@ import pytest
 from reshard.errors import UndecidedError
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
-from reshard.proofs.symbolic.contract import StepContract, match, opened, same_string, size_of
+from reshard.proofs.symbolic.contract import StepContract, count_values, match_digits, open_view, pair_digits
 from reshard.proofs.symbolic.form import FormDigit
 from reshard.types import Layout, Mesh
 from tests.proofs.contracts import contract_of
@@ -35,13 +35,13 @@ def digits(*radices: int) -> list[FormDigit]:
     ],
 )
 def test_a_view_groups_digits_by_its_radices(radices: tuple, view: tuple, groups: list[tuple]):
-    assert [tuple(d.radix for d in group) for group in match(view, digits(*radices))] == groups
+    assert [tuple(d.radix for d in group) for group in match_digits(view, digits(*radices))] == groups
 
 
 @pytest.mark.parametrize(("radices", "view"), [((2, 3), (3, 2)), ((4,), (2, 2)), ((2, 3), (2,)), ((2,), (2, 3))])
 def test_a_view_that_cuts_elsewhere_is_refused(radices: tuple, view: tuple):
     with pytest.raises(UndecidedError):
-        match(view, digits(*radices))
+        match_digits(view, digits(*radices))
 
 
 def test_the_sides_of_a_contract():
@@ -49,7 +49,7 @@ def test_the_sides_of_a_contract():
     contract = contract_of(*(Layout.parse(t, MESH) for t in ("f32[{x}2, 6, {y}7]", "f32[6, {x}2, {y}7]")))
     assert [(d.dim, d.radix) for d in contract.before] == [(0, 2), (1, 3), (1, 2), (2, 7)]
     assert [(d.dim, d.radix) for d in contract.after] == [(0, 3), (0, 2), (1, 2), (2, 7)]
-    assert size_of(contract.nested) == 6 * 6 * 35
+    assert count_values(contract.nested) == 6 * 6 * 35
     summed = contract_of(*(Layout.parse(t, MESH) for t in ("f32[7] + sum{x}{y}", "f32[7] + sum{x}")))
     assert summed.partial(summed.operand) == [(5, 3), (1, 5)]
 
@@ -89,7 +89,7 @@ def view(tile: tuple, padded: tuple, radices: tuple, blocks: tuple) -> TileView:
 def test_a_view_opens_a_tile_to_blocks_and_the_rest():
     tile = (6, 5)
     local = [*digits(2, 3), FormDigit(1, 1, 5, None, None, None)]
-    blocks, rest = opened(view(tile, tile, (2, 3, 5), (2, 0)), local, tile, 2)
+    blocks, rest = open_view(view(tile, tile, (2, 3, 5), (2, 0)), local, tile, 2)
     assert [d.radix for d in blocks] == [5, 2] and [d.radix for d in rest] == [3]
 
 
@@ -104,14 +104,14 @@ def test_a_view_opens_a_tile_to_blocks_and_the_rest():
 )
 def test_a_wrong_view_is_refused(wrong: TileView, what: str):
     with pytest.raises(UndecidedError, match=what):
-        opened(wrong, [*digits(2, 3), FormDigit(1, 1, 5, None, None, None)], (6, 5), 2)
+        open_view(wrong, [*digits(2, 3), FormDigit(1, 1, 5, None, None, None)], (6, 5), 2)
 
 
 def test_reshaping_pairs_equal_strings():
     """Digits of radix 1 do not count; named digits pair only with digits of the same name."""
     one, other = digits(2, 1, 3), digits(2, 3)
-    assert [(a.radix, b.radix) for a, b in same_string(one, other)] == [(2, 2), (3, 3)]
+    assert [(a.radix, b.radix) for a, b in pair_digits(one, other)] == [(2, 2), (3, 3)]
     with pytest.raises(UndecidedError, match="different strings"):
-        same_string(digits(2, 3), digits(3, 2))
+        pair_digits(digits(2, 3), digits(3, 2))
     with pytest.raises(UndecidedError, match="different strings"):
-        same_string([one[0]._replace(name="n0")], [other[0]._replace(name="n1")])
+        pair_digits([one[0]._replace(name="n0")], [other[0]._replace(name="n1")])

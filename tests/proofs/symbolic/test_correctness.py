@@ -13,7 +13,7 @@ from reshard.lower import lower_plan
 from reshard.lower.program import InParts, Program
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
-from reshard.proofs.symbolic import decide, derive
+from reshard.proofs.symbolic import decide_claims, derive_claims
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.program_faults import WHOLE
@@ -31,13 +31,13 @@ def test_right_programs_leave_true_claims(seed: int):
     choose = random.Random(seed)
     for number in range(40):
         plan = rs.plan(*random_pair(choose, "float32", partial=number % 3 == 0))
-        form, claims = derive(plan, lower_plan(plan))
+        form, claims = derive_claims(plan, lower_plan(plan))
         assert len(claims) == len(plan.steps)
         assert all(
             plan.source.shape[dim] % size == 0 for (dim, _), size in zip(form.names, form.sizes.values(), strict=True)
         )
         for step in claims:
-            decide(step)
+            decide_claims(step)
 
 
 PLAN = plan_of("f32[{x}5, 6]", "f32[15, {x}2]")
@@ -56,7 +56,7 @@ WRONG = {
 def test_a_program_for_something_else_is_refused(what: str):
     change, message = WRONG[what]
     with pytest.raises(UndecidedError, match=message):
-        derive(PLAN, change(lower_plan(PLAN)))
+        derive_claims(PLAN, change(lower_plan(PLAN)))
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -67,8 +67,8 @@ def test_faults_of_the_whole_program_leave_no_proof(kind: str):
         Layout.parse("f32[{x}4, {z}4, 8, 8]", mesh), Layout.parse("f32[8, 8, {z}4, {y}4]", mesh), donate=False
     )
     with pytest.raises(UndecidedError):
-        for claims in derive(plan, WHOLE[kind](lower_plan(plan)))[1]:
-            decide(claims)
+        for claims in derive_claims(plan, WHOLE[kind](lower_plan(plan)))[1]:
+            decide_claims(claims)
 
 
 def in_parts(count: int) -> tuple[rs.Plan, Program]:
@@ -81,10 +81,10 @@ def test_parts_tie_the_digit_that_numbers_them():
     """4 columns in 2 parts of 2: the 2 that number parts are fixed, the other sizes still vary."""
     plan, program = in_parts(2)
     assert isinstance(program.instructions[0], InParts)
-    form, (claims,) = derive(plan, program)
-    decide(claims)
+    form, (claims,) = derive_claims(plan, program)
+    decide_claims(claims)
     whole = plan_of("f32[{x}5, 6, 4]", "f32[15, {x}2, 4]")
-    assert form.unit * 2 == derive(whole, lower_plan(whole))[0].unit == 5 * 2 * 4
+    assert form.unit * 2 == derive_claims(whole, lower_plan(whole))[0].unit == 5 * 2 * 4
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_parts_of_a_dim_of_fixed_size(source: str, between: str, target: str, de
     ]
     plan = chain(start, end, specs)
     program = lower_plan(plan)
-    form, claims = derive(plan, program)
+    form, claims = derive_claims(plan, program)
     assert not form.names
     for step in claims:
-        decide(step)
+        decide_claims(step)
     step = program.instructions[0]
     assert isinstance(step, InParts)
     elsewhere = replace(step, take=step.take._replace(axis=step.take.axis - 1))
     with pytest.raises(UndecidedError):
-        derive(plan, replace(program, instructions=(elsewhere, *program.instructions[1:])))
+        derive_claims(plan, replace(program, instructions=(elsewhere, *program.instructions[1:])))
 
 
 def test_parts_that_cut_elsewhere_are_refused():
@@ -123,5 +123,5 @@ def test_parts_that_cut_elsewhere_are_refused():
     for take in (step.take._replace(parts=4, inner=1), step.take._replace(inner=3)):
         wrong = replace(program, instructions=(replace(step, take=take),))
         with pytest.raises(UndecidedError):
-            for claims in derive(plan, wrong)[1]:
-                decide(claims)
+            for claims in derive_claims(plan, wrong)[1]:
+                decide_claims(claims)

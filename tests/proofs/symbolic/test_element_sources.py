@@ -10,9 +10,9 @@ import pytest
 from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.lower.program import AllToAll, Permute
-from reshard.proofs.symbolic import Claim, decide
-from reshard.proofs.symbolic.contract import size_of
-from reshard.proofs.symbolic.element_sources import SOURCES, coordinate_variable, digit_variable, run
+from reshard.proofs.symbolic import Claim, decide_claims
+from reshard.proofs.symbolic.contract import count_values
+from reshard.proofs.symbolic.element_sources import SOURCES, claim_collective, coordinate_variable, digit_variable
 from reshard.runtime import run as run_numpy
 from reshard.types import Layout, Mesh
 from tests.oracle import summands_of, tiles_of
@@ -71,9 +71,9 @@ def summed_over(sender: int, factors: list[tuple[int, int]]) -> list[int]:
 @pytest.mark.parametrize(("kind", "source", "target", "mesh"), STEPS)
 def test_right_collectives_leave_one_true_claim(kind: str, source: str, target: str, mesh: Mesh):
     plan = one_step(kind, source, target, mesh)
-    (claim,) = run(lower_plan(plan).instructions[0], contract_of(plan.source, plan.target))
+    (claim,) = claim_collective(lower_plan(plan).instructions[0], contract_of(plan.source, plan.target))
     assert isinstance(claim, Claim) and len(claim.equal) == len(contract_of(plan.source, plan.target).nested)
-    decide([claim])
+    decide_claims([claim])
 
 
 @pytest.mark.parametrize(("kind", "source", "target", "mesh"), STEPS)
@@ -87,10 +87,10 @@ def test_a_group_in_another_order_is_refused(kind: str, source: str, target: str
     else:
         wrong = replace(step, groups=(step.groups[0][::-1], *step.groups[1:]))
     if kind == "all_reduce":
-        decide(run(wrong, contract))
+        decide_claims(claim_collective(wrong, contract))
     else:
         with pytest.raises(UndecidedError):
-            run(wrong, contract)
+            claim_collective(wrong, contract)
 
 
 def test_a_wrong_order_of_blocks_is_a_false_claim():
@@ -99,10 +99,10 @@ def test_a_wrong_order_of_blocks_is_a_false_claim():
     (step,) = lower_plan(plan).instructions
     contract = contract_of(plan.source, plan.target)
     assert isinstance(step, AllToAll) and len(step.send.blocks) == 2
-    decide(run(step, contract))
+    decide_claims(claim_collective(step, contract))
     wrong = replace(step, send=replace(step.send, blocks=step.send.blocks[::-1]))
     with pytest.raises(UndecidedError, match="fails where"):
-        decide(run(wrong, contract))
+        decide_claims(claim_collective(wrong, contract))
 
 
 @pytest.mark.parametrize(
@@ -119,21 +119,21 @@ def test_other_summands_or_operations_are_refused(target: str, change: dict, wha
     step = replace(lower_plan(plan).instructions[0], **change)
     contract = contract_of(plan.source, Layout.parse(target, TEN))
     with pytest.raises(UndecidedError, match=what):
-        run(step, contract)
+        claim_collective(step, contract)
 
 
 def test_padding_is_part_of_the_claim():
     """Blocks of 2 on 4 devices in 2 rounds have room for 16 rows; the 13 true ones come from inside a tile."""
     plan = one_step("slice", "f32[13]", "f32[2{x}2/13]", Mesh(x=4))
     contract = contract_of(plan.source, plan.target)
-    (claim,) = run(lower_plan(plan).instructions[0], contract)
+    (claim,) = claim_collective(lower_plan(plan).instructions[0], contract)
     assert [limit for _, limit in claim.given] == [limit for _, limit in claim.below] == [13]
-    assert size_of(contract.before) == 16
-    decide([claim])
+    assert count_values(contract.before) == 16
+    decide_claims([claim])
     with pytest.raises(UndecidedError, match="fails where"):
-        decide([replace(claim, given=())])
+        decide_claims([replace(claim, given=())])
 
 
 def test_an_instruction_without_digits_is_refused():
     with pytest.raises(UndecidedError, match="no such instruction as Permute"):
-        run(Permute(((0, 0),)), contract_of(*[Layout.parse("f32[7]", TEN)] * 2))
+        claim_collective(Permute(((0, 0),)), contract_of(*[Layout.parse("f32[7]", TEN)] * 2))

@@ -11,7 +11,7 @@ import reshard as rs
 from reshard.geometry.refine import refine
 from reshard.lower import lower_plan
 from reshard.proofs import Proof, prove, symbolic
-from reshard.proofs.symbolic.form import FormDigit, close, form_of, local_place, step_digits
+from reshard.proofs.symbolic.form import FormDigit, close_cuts, form_of, local_place, step_digits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import random_layout, random_pair
@@ -42,7 +42,7 @@ def test_which_sizes_vary(mesh: Mesh, source: str, target: str, options: dict, f
 def test_a_form_that_a_chunk_cuts_keeps_that_size():
     mesh = Mesh(x=4)
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), budget=544)
-    form, _ = symbolic.derive(plan, lower_plan(plan))
+    form, _ = symbolic.derive_claims(plan, lower_plan(plan))
     assert form.names == {(1, 1): "n1"}
     assert form.sizes == {"n1": 4}
 
@@ -94,8 +94,8 @@ def test_cuts_that_cannot_be_carried_over():
     mesh = Mesh(x=12)
     layouts = [Layout.parse(text, mesh) for text in ("f32[{x:(2)6}2]", "f32[{x:(3)4}3]")]
     assert step_digits(*layouts, form_of(layouts, (), ())) is None
-    assert close({0: {1, 4, 6}}, [], set()) == {0}
-    assert close({0: {1, 2, 6}}, [], {1, 2, 3}) == set()
+    assert close_cuts({0: {1, 4, 6}}, [], set()) == {0}
+    assert close_cuts({0: {1, 2, 6}}, [], {1, 2, 3}) == set()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,7 +14,7 @@ from reshard.lower.colouring import EvenRounds, RoundShift
 from reshard.lower.program import Exchange, Permute
 from reshard.plans.plan import Step
 from reshard.proofs import plan_proof, prove
-from reshard.proofs.symbolic import ByFormula, by_formula, decide, formulas
+from reshard.proofs.symbolic import ByFormula, decide_claims, formula_of_step, formulas
 from reshard.proofs.symbolic.formulas import RoundDigit, SymbolicCoordinate, SymbolicPosition, formula_claims
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
@@ -31,7 +31,7 @@ def steps(count: int) -> list[Step]:
                 step = Step(kind, source, target)
             except rs.errors.StepError:
                 continue
-            if by_formula(step):
+            if formula_of_step(step):
                 some.append(step)
     return some
 
@@ -43,7 +43,7 @@ def test_a_formula_says_what_the_lists_say():
         plan = one_step(step.kind, str(step.operand), str(step.result), step.operand.mesh)
         if plan.source != step.operand or plan.target != step.result:
             continue
-        (listed,), formula = lower_plan(plan).instructions, by_formula(step)
+        (listed,), formula = lower_plan(plan).instructions, formula_of_step(step)
         kinds.add(type(listed))
         if isinstance(listed, Exchange):
             sent = {t.elements for transfers in listed.rounds for t in transfers if t.sender != t.receiver}
@@ -56,7 +56,7 @@ def test_a_formula_says_what_the_lists_say():
 
 def test_right_formulas_are_proved():
     for step in steps(40):
-        decide(formula_claims(step, contract_of(step.operand, step.result), by_formula(step)))
+        decide_claims(formula_claims(step, contract_of(step.operand, step.result), formula_of_step(step)))
 
 
 STAGED = ("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
@@ -74,7 +74,7 @@ def exchange(source: str, target: str, mesh: Mesh) -> Step:
 )
 def test_formulas_by_hand(pair: tuple, formula: ByFormula):
     """Each device has one of 3 shares already, unless a digit changes holders; columns must be staged, rows not."""
-    assert by_formula(exchange(*pair)) == formula
+    assert formula_of_step(exchange(*pair)) == formula
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_formulas_by_hand(pair: tuple, formula: ByFormula):
 )
 def test_other_figures_are_refused(pair: tuple, change: dict, what: str):
     step = exchange(*pair)
-    contract, formula = contract_of(step.operand, step.result), by_formula(step)
-    decide(formula_claims(step, contract, formula))
+    contract, formula = contract_of(step.operand, step.result), formula_of_step(step)
+    decide_claims(formula_claims(step, contract, formula))
     with pytest.raises(UndecidedError, match=what):
         formula_claims(step, contract, ByFormula(**{**formula.__dict__, **change}))
 
 
 def test_staging_where_none_is_needed_is_no_fault():
     step = exchange(*UNSTAGED)
-    decide(formula_claims(step, contract_of(step.operand, step.result), ByFormula(5, 2, True)))
+    decide_claims(formula_claims(step, contract_of(step.operand, step.result), ByFormula(5, 2, True)))
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_staging_where_none_is_needed_is_no_fault():
     ],
 )
 def test_steps_without_formulas(kind: str, source: str, target: str, mesh: Mesh):
-    assert by_formula(Step(kind, Layout.parse(source, mesh), Layout.parse(target, mesh))) is None
+    assert formula_of_step(Step(kind, Layout.parse(source, mesh), Layout.parse(target, mesh))) is None
 
 
 def test_chunks_have_no_formula():
     (step,) = one_step("exchange", *STAGED, chunk=4).steps
-    assert by_formula(step) is None
+    assert formula_of_step(step) is None
 
 
 class Astray(EvenRounds):
@@ -139,7 +139,7 @@ def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch)
     choose, plans = random.Random(3), list[rs.Plan]()
     while len(plans) < 40:
         plan = rs.plan(*random_pair(choose, "float32"))
-        if any(by_formula(step) for step in plan.steps):
+        if any(formula_of_step(step) for step in plan.steps):
             plans.append(plan)
     plans = [p for p in plans if any(s.kind == "exchange" for s in p.steps) and len(p.steps) == 1]
     monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
@@ -165,11 +165,11 @@ def test_shifted_rounds_are_proved_unless_some_device_sends_twice(
     mesh: Mesh, source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ):
     step = exchange(source, target, mesh)
-    contract, formula = contract_of(step.operand, step.result), by_formula(step)
-    decide(formula_claims(step, contract, formula))
+    contract, formula = contract_of(step.operand, step.result), formula_of_step(step)
+    decide_claims(formula_claims(step, contract, formula))
     monkeypatch.setattr(formulas, "EvenRounds", Uneven)
     with pytest.raises(UndecidedError, match="fails where"):
-        decide(formula_claims(step, contract, formula))
+        decide_claims(formula_claims(step, contract, formula))
 
 
 def test_a_refinement_of_other_digits_is_refused():
@@ -178,7 +178,7 @@ def test_a_refinement_of_other_digits_is_refused():
     step = exchange("f32[{x}5, {y}3]", "f32[{y}5, {x}3]", mesh)
     other = contract_of(*(Layout.parse(text, mesh) for text in ("f32[{y}5, {x}3]", "f32[{x}5, {y}3]")))
     with pytest.raises(UndecidedError, match="other digits than the layouts have"):
-        formula_claims(step, other, by_formula(step))
+        formula_claims(step, other, formula_of_step(step))
 
 
 def test_symbols_follow_the_arithmetic_of_positions():

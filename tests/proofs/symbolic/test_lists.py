@@ -9,7 +9,15 @@ import pytest
 
 from reshard.errors import UndecidedError
 from reshard.lower.groups import groups_along
-from reshard.proofs.symbolic.contract import array, check_blocks, check_groups, factors, held_offset, positions, require
+from reshard.proofs.symbolic.contract import (
+    check_blocks,
+    check_groups,
+    find_positions,
+    held_factors,
+    offset_of_held,
+    read_rows,
+    require,
+)
 from reshard.proofs.symbolic.form import FormDigit
 from reshard.types import Mesh
 from reshard.types.meaning import meaning
@@ -20,18 +28,18 @@ MESH = Mesh({"x": 3, "y": 2}, device_ids=[5, 3, 1, 0, 2, 4])
 
 def test_positions_are_where_the_mesh_lists_the_devices():
     ids = np.array([4, 0, 5, 5])
-    assert positions(MESH, ids).tolist() == [MESH.position(d) for d in ids.tolist()] == [5, 3, 0, 0]
+    assert find_positions(MESH, ids).tolist() == [MESH.position(d) for d in ids.tolist()] == [5, 3, 0, 0]
     for unknown in (6, -1):
         with pytest.raises(UndecidedError, match="unknown devices"):
-            positions(MESH, np.array([unknown]))
+            find_positions(MESH, np.array([unknown]))
 
 
 def test_rows_of_one_length_become_an_array():
-    assert array([(1, 2), (3, 4)], 2, "pairs").tolist() == [[1, 2], [3, 4]]
-    assert array([], 3, "pairs").shape == (0, 3)
+    assert read_rows([(1, 2), (3, 4)], 2, "pairs").tolist() == [[1, 2], [3, 4]]
+    assert read_rows([], 3, "pairs").shape == (0, 3)
     for rows in ([(1,), (2, 3)], [("a", "b")], [(1, 2, 3)], [1, 2]):
         with pytest.raises(UndecidedError, match="pairs"):
-            array(rows, 2, "pairs")
+            read_rows(rows, 2, "pairs")
 
 
 def test_held_offsets_are_the_first_elements():
@@ -40,15 +48,15 @@ def test_held_offsets_are_the_first_elements():
     for _ in range(60):
         mesh = choose.choice(MESHES)
         layout = random_layout(choose, mesh, (choose.randint(1, 24),))
-        offsets = held_offset(layout.dims[0], layout, np.arange(mesh.size))
+        offsets = offset_of_held(layout.dims[0], layout, np.arange(mesh.size))
         assert offsets.tolist() == [meaning(layout, d)[0][0] for d in mesh.devices]
 
 
 def test_factors_of_held_digits():
     held = FormDigit(0, 1, 3, 2, 6, None)
-    assert (factors([held], "src"), factors([held], "dst")) == ([(2, 3)], [(6, 3)])
+    assert (held_factors([held], "src"), held_factors([held], "dst")) == ([(2, 3)], [(6, 3)])
     with pytest.raises(UndecidedError, match="held by no device"):
-        factors([held, FormDigit(0, 3, 5, None, 6, None)], "src")
+        held_factors([held, FormDigit(0, 3, 5, None, 6, None)], "src")
 
 
 FACTORS = [[(2, 3)], [(1, 2)], [(2, 3), (1, 2)], [(1, 2), (2, 3)], []]

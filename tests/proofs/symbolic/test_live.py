@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.lower import lower_plan
-from reshard.proofs.symbolic import ByFormula, Outline, by_formula, moments, wire
+from reshard.proofs.symbolic import ByFormula, Outline, count_received, formula_of_step, list_moments
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
@@ -32,7 +32,7 @@ def test_the_fullest_moment_is_what_the_numpy_runtime_measures(seed: int):
         plan = rs.plan(source, target, donate=number % 2 == 0)
         if not plan.steps:
             continue
-        elements = max(sum(buffers) for step in moments(lower_plan(plan)) for buffers in step)
+        elements = max(sum(buffers) for step in list_moments(lower_plan(plan)) for buffers in step)
         assert plan.source.nbytes(elements) >= measured(plan).peak_bytes, str(plan)
         equal += plan.source.nbytes(elements) == measured(plan).peak_bytes
     assert equal > 30
@@ -46,7 +46,7 @@ def test_a_single_step_receives_what_the_numpy_runtime_measures(seed: int):
         if len(plan.steps) != 1:
             continue
         program, account = lower_plan(plan), measured(plan)
-        received = wire(program.instructions[0], plan.source.tile_bytes // 4)
+        received = count_received(program.instructions[0], plan.source.tile_bytes // 4)
         assert (received.elements * 4, received.launches) == (account.received_bytes, account.launches), str(plan)
         compared += 1
 
@@ -78,7 +78,7 @@ def test_a_single_step_receives_what_the_numpy_runtime_measures(seed: int):
 def test_buffers_by_hand(kind: str, source: str, target: str, mode: dict, buffers: list[tuple]):
     """On 3 devices, in elements; the largest moments suffice."""
     program = lower_plan(one_step(kind, source, target, Mesh(x=3), **mode))
-    (step,) = moments(program)
+    (step,) = list_moments(program)
     assert max(map(sum, step)) == max(map(sum, buffers)) and set(buffers) <= set(step)
 
 
@@ -88,7 +88,7 @@ def test_a_kept_source_is_live_from_the_second_step_on():
     plan = rs.plan(*ends, network="h100")
     assert len(plan.steps) > 1
     program = lower_plan(plan)
-    kept, given = moments(program), moments(replace(program, keep_source=False))
+    kept, given = list_moments(program), list_moments(replace(program, keep_source=False))
     source = plan.source.tile_bytes // 2
     assert kept[0] == given[0]
     assert kept[1:] == [[(source, *buffers) for buffers in step] for step in given[1:]]
@@ -99,11 +99,11 @@ def test_formulas_have_the_figures_of_the_lists():
     mesh = Mesh(x=3)
     for source, target in (("f32[{x}5, 6]", "f32[15, {x}2]"), ("f32[{x}5]", "f32[15]")):
         plan = one_step("exchange", source, target, mesh)
-        program, formula = lower_plan(plan), by_formula(plan.steps[0])
+        program, formula = lower_plan(plan), formula_of_step(plan.steps[0])
         assert isinstance(formula, ByFormula)
         outline = Outline(
             program.devices, program.dtype, program.tile_shape, (formula,), program.tile_shapes, program.keep_source
         )
-        assert moments(outline) == moments(program)
+        assert list_moments(outline) == list_moments(program)
         before = plan.source.tile_bytes // 4
-        assert wire(formula, before) == wire(program.instructions[0], before)
+        assert count_received(formula, before) == count_received(program.instructions[0], before)

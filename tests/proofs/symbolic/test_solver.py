@@ -10,7 +10,19 @@ import pytest
 import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.proofs import prove
-from reshard.proofs.symbolic import Absent, Claim, Fewer, Law, Lemma, Query, Rounds, Term, claims, decide, to_smt2
+from reshard.proofs.symbolic import (
+    Absent,
+    Claim,
+    Fewer,
+    Law,
+    Lemma,
+    Query,
+    Rounds,
+    Term,
+    claims,
+    decide_claims,
+    to_smt2,
+)
 from reshard.proofs.symbolic.claims import ShareTurn, ShiftAlong
 from reshard.types import Layout, Mesh
 
@@ -45,7 +57,7 @@ FALSE = [
 @pytest.mark.parametrize("claim", FALSE, ids=lambda claim: claim.about)
 def test_false_claims_are_not_decided(claim: Query):
     with pytest.raises(UndecidedError, match="fails where"):
-        decide([claim])
+        decide_claims([claim])
 
 
 TRUE = [
@@ -63,7 +75,7 @@ TRUE = [
 
 @pytest.mark.parametrize("claim", TRUE, ids=lambda claim: claim.about)
 def test_true_claims_are_decided(claim: Query):
-    decide([claim])
+    decide_claims([claim])
 
 
 @pytest.mark.parametrize("claim", [*TRUE, *FALSE], ids=lambda claim: claim.about)
@@ -86,10 +98,10 @@ def test_rounds_by_trying_all(radix: int):
         turns = range(radix_of_turn)
         once = all(len({((d + j) % radix_of_turn, c) for c, d in receivers}) == len(receivers) for j in turns)
         if once:
-            decide([claim])
+            decide_claims([claim])
         else:
             with pytest.raises(UndecidedError):
-                decide([claim])
+                decide_claims([claim])
 
 
 def test_a_claim_that_takes_too_much_work_is_undecided():
@@ -97,7 +109,7 @@ def test_a_claim_that_takes_too_much_work_is_undecided():
     x, y, z = (Term(name) for name in "xyz")
     cubes = Law("cubes", (x, y, z), (), ((x * x * x + y * y * y, z * z * z),), ((x, y),))
     with pytest.raises(UndecidedError, match=r"z3 does not decide it within 20,000 units of its work \("):
-        decide([cubes], work=20_000)
+        decide_claims([cubes], work=20_000)
 
 
 def test_threads_prove_side_by_side():
