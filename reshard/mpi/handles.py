@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import PlanError
-from reshard.mpi.arguments import MoveArguments
+from reshard.mpi.redistribution import MoveArguments
 from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -101,14 +101,12 @@ class MoveHandle:
         """
         prepared, limit = self._prepared, self._limit
         if prepared is None or not prepared.team.alive:
-            return self._run(self._call._replace(tiles=tile, out=out, memory=memory, limit=limit))
+            return self._make_anew(tile, out, memory)
         # As `MoveArguments.run_again`, but for the arguments, whose making takes a quarter of a call of 64 bytes.
         release, same = prepared.hold(limit)
         try:
             result = prepared.run(tile, out, limit, memory, same and (memory is None or type(memory) is Account))
-            if result is not DEFERRED:
-                return result
-            return self._run(self._call._replace(tiles=tile, out=out, memory=memory, limit=limit))
+            return self._make_anew(tile, out, memory) if result is DEFERRED else result
         finally:
             release()
 
@@ -132,20 +130,17 @@ class MoveHandle:
                 turn = prepared.team.turns.take(time.monotonic() + limit)
                 try:
                     result = prepared.finish(out, limit)
-                    if result is not DEFERRED:
-                        return result
-                    return self._run(self._call._replace(tiles=tile, out=out, limit=limit))
+                    return self._make_anew(tile, out) if result is DEFERRED else result
                 finally:
                     turn.release()
 
             move = StartedMove(end)
             prepared.team.started = Started(move.finish)
             return move
-        call = self._call._replace(tiles=tile, out=out, limit=limit)
         # A move that cannot be staged needs the other ranks at once: a thread of its own makes it, where the process
         # has a core for that, so that it is not slower than one that begins with `wait`.
-        team = None if self._freed else team_at_hand(call.comm)
-        move = StartedMove(lambda: self._run(call))
+        team = None if self._freed else team_at_hand(self._call.comm)
+        move = StartedMove(lambda: self._make_anew(tile, out))
         if team is not None and team.alive:
             team.finish_started()
             free = len(team.members) < CORES and MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -164,19 +159,15 @@ class MoveHandle:
     def __exit__(self, *_: object) -> None:
         self.free()
 
-    def _run(self, call: MoveArguments) -> Any:
+    def _make_anew(self, tile: Any, out: Any, memory: Account | None = None) -> Any:
         """Makes a call as if for the first time; after a failure, the ranks prepare a small move anew in it."""
         if self._freed:
             raise PlanError("this handle has been freed; prepare another one")
-        check_alive(self._comm)
-        result = call.run()
+        comm = check_alive(cast("Comm", self._call.comm))
+        result = self._call._replace(tiles=tile, out=out, memory=memory).run()
         if self._prepared is not None and not self._prepared.team.alive:
-            self._prepared = find_prepared(self._comm, (self.source, self.target))
+            self._prepared = find_prepared(comm, (self.source, self.target))
         return result
-
-    @property
-    def _comm(self) -> Comm:
-        return cast("Comm", self._call.comm)
 
 
 class StartedMove:

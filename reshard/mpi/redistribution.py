@@ -1,23 +1,71 @@
-"""`redistribute` and `move`: this rank's part of a move that all ranks of a communicator make together."""
+"""`redistribute` and `move`: this rank's part of a move that all ranks of a communicator make together.
+
+MoveArguments      what the caller gave: a tile, on the host or a GPU, or a dict of tiles
+ReadyCall          what this rank prepared from it: its request as text, what it posts to its node, what it runs
+run_together       all ranks agree on their requests, run, and finish, or all raise the same error
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, Unpack, overload
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack, cast, overload
 
+import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.mpi.arguments import MoveArguments
-from reshard.plans.manifest import Version
-from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.repeated import find_prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm
+from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.geometry.remesh import one_set
+from reshard.lower.program import CastTiles
+from reshard.lower.to_mpi import seat_of
+from reshard.mpi.tile_checks import (
+    check_filled,
+    check_given_tile,
+    check_layout,
+    check_nothing,
+    check_options,
+    check_out,
+    check_source,
+    check_tile,
+    check_true_out,
+    dtype_without_tile,
+    relabelled,
+    true_part,
+)
+from reshard.plans.manifest import Version, checked_version
+from reshard.plans.plan import Plan
+from reshard.plans.plan_data import MOST_DEPTH, spell_key
+from reshard.runtime.account import Account, begin_account
+from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_mpi.collective import ReadyCall, run_together
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
+from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
+from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
+from reshard.runtime.on_mpi.gpu.gpu_moves import host_like, move_on_gpu, prepare_device_tiles, takes_pointers
+from reshard.runtime.on_mpi.launches import GivenTiles, PreparedTree, prepare_tree, run_launches
+from reshard.runtime.on_mpi.prepare import (
+    Ends,
+    Leaf,
+    Request,
+    check_seats,
+    ends_of,
+    prepare_tile,
+    read_options,
+)
+from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepared, keep_prepared, limit_or_usual
+from reshard.runtime.on_mpi.run_plan import rank_plan
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
+from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent_tile, locate_tile, post_tile
 from reshard.synth import Network
 from reshard.types import Layout
 from reshard.types.move import Move
+from reshard.types.whole import checked_flag
 
 Array = NDArray[Any]
+Tree = Mapping[str, Any]
 
 
 class RedistributeOptions(TypedDict, total=False):
@@ -191,3 +239,451 @@ def move(
         {"": tile}, {"": move}, None, comm, limit, given, budget, network, memory=memory, scale=by
     )
     return arguments.run()[""]
+
+
+class MoveArguments(NamedTuple):
+    """One rank's call as it was given: a tile, or a nested dict of tiles, and the options."""
+
+    tiles: Any
+    source: Any
+    target: Any
+    comm: Comm | MPI.Intercomm
+    limit: float = TIME_LIMIT
+    out: Any = None
+    budget: int | str | None = None
+    network: Network | str | None = None
+    donate: bool = False
+    relabel: bool = False
+    memory: Account | None = None
+    cuda_aware: bool | None = None
+    padded: bool = True
+    version: Version | Mapping[str, Version] = None
+    verify: str | None = None
+    scale: Any = None
+    handle: bool = False
+    """Whether it is a call of a handle, which all ranks prepare to make again at once."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a request for two layouts without options, the kind that is kept for the next call. The ranks
+        agree on this, or on an error.
+        """
+        options = self.budget is self.network is None and self.donate is self.relabel is False
+        of_one = self.version is self.verify is self.scale is None
+        return options and of_one and type(self.source) is type(self.target) is Layout and not self._is_tree
+
+    @property
+    def _is_tree(self) -> bool:
+        return isinstance(self.tiles, Mapping) and not self.handle  # A handle is of one array.
+
+    def run(self) -> Any:
+        """What the caller gets: each rank prepares its part, all agree, and all move."""
+        comm = self.comm
+        if not isinstance(comm, MPI.Intercomm):
+            return run_together(comm, self.limit, self._prepare)
+        groups, giving = groups_of(comm, limit_or_usual(self.limit)), list[int]()
+
+        def ahead(team: Team, watch: Watch) -> None:
+            gives = False
+            with suppress(ReshardError):  # What is not a tree gives no tile, and is refused later.
+                tiles = [tile for _, tile in leaves_of(self.tiles, "")] if self._is_tree else [self.tiles]
+                gives = any(tile is not None for tile in tiles)
+            giving.extend(groups.giving(team, watch, gives))
+
+        def prepare(team: Team) -> ReadyCall:
+            return self._seated(groups, groups.one_giving(giving))._prepare(team)
+
+        return run_together(groups.comm, self.limit, prepare, ahead)
+
+    def run_again(self, prepared: PreparedMove) -> Any:
+        """What the caller gets, by what was agreed on in an earlier call; all make the call anew if some rank defers.
+
+        The turn is held until the call has been made anew, so that this, too, sees threads that overlap.
+        """
+        limit = limit_or_usual(self.limit)
+        release, same = prepared.hold(limit)
+        try:
+            # Whether the options that ranks may give by themselves are the usual ones.
+            usual = self.cuda_aware is None and type(self.padded) is bool and limit is self.limit
+            usual = usual and (self.memory is None or type(self.memory) is Account)
+            result = prepared.run(self.tiles, self.out, limit, self.memory, same and usual)
+            return self.run() if result is DEFERRED else result
+        finally:
+            release()
+
+    def _seated(self, groups: MergedGroups, giving: int) -> MoveArguments:
+        """The same call on the merged communicator of two groups."""
+        if not self._is_tree:
+            check_layout(self.source, "source")
+            check_layout(self.target, "target")
+            if is_on_gpu(self.tiles) or self.relabel:
+                raise TileError(
+                    "between the groups of an inter-communicator: give tiles in host memory, and no relabel"
+                )
+
+        def seated(leaf: Any, group: int) -> Any:
+            if isinstance(leaf, Move):
+                ends = groups.seated(leaf.source, group), groups.seated(leaf.target, 1 - group)
+                return Move(*ends, leaf.view, cast=leaf.cast)
+            return groups.seated(leaf, group) if isinstance(leaf, Layout) else leaf
+
+        source = map_leaves(self.source, lambda _, leaf: seated(leaf, giving))
+        target = map_leaves(self.target, lambda _, leaf: seated(leaf, 1 - giving))
+        return self._replace(source=source, target=target)
+
+    def _prepare(self, team: Team) -> ReadyCall:
+        """Checks what this rank gave, and plans. Everything that can fail for one rank's arguments is done here: from
+        the agreement on, all ranks move.
+        """
+        if self._is_tree:
+            return self._prepare_tree(team)
+        if not (self.version is self.verify is self.scale is None):
+            raise PlanError(
+                "version, verify and scale are for a tree of tiles, and one tile is given; give a dict of one"
+            )
+        check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
+        source = check_layout(self.source, "source")
+        end = check_layout(self.target, "target")
+        if self.relabel:
+            end = relabelled(source, end)
+        # An `out` without padding has another shape than the tile that moves, and is filled when that has moved.
+        is_copied = self.out is not None and not self.padded and not end.even
+        options = read_options(self.budget, self.network, bool(self.donate))
+        request = Request.of_tile(source, end, options, self.out is not None and not is_copied)
+        if is_on_gpu(self.tiles):
+            if not self.padded and not end.even:
+                raise TileError(
+                    f"padded=False: a tile of {end} on a GPU has padding; give padded=True, and cut it there"
+                )
+            return self._prepare_on_gpu(team, request)
+        check_seats(source, end, team.size)
+        held, into = self._held(team), None
+        launch = prepare_tile(team, request, held.tile)
+        seat = seat_of(end.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.out, "out", end, team.rank)
+            into = absent_tile(end, held.tile.dtype)
+        elif is_copied:
+            check_true_out(self.out, end, seat, held.tile, self.budget)
+        elif self.out is not None:
+            into = locate_tile(team, check_out(self.out, end, held.tile))
+
+        def run(team: Team, watch: Watch) -> WindowTile:
+            given = GivenTiles({"": held}, {} if into is None else {"": into})
+            moved = run_launches(team, watch, (launch,), given, self.memory)[""]
+            if self.is_plain and isinstance(self.comm, MPI.Intracomm):
+                keep_prepared(team, watch, request, launch, now=self.handle)
+            return moved
+
+        def finish(moved: WindowTile) -> Any:
+            result = None
+            if seat is not None:
+                result = moved.tile if self.padded else true_part(moved.tile, end, seat)
+                if is_copied:
+                    self.out[...], result = result, self.out
+            return (result, end) if self.relabel else result
+
+        # What is kept is kept by all ranks or none, so they agree on that as well: `donate=np.False_` is not plain.
+        text = f"{'prepared: ' if self.handle else ''}{request}{'' if self.is_plain else ', with options'}"
+        return ReadyCall(text, post_tile(held, into), run, finish)
+
+    def _held(self, team: Team) -> WindowTile:
+        """This rank's tile, which must be there if the source has one for it, and only then."""
+        seat = seat_of(self.source.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.tiles, "tile", self.source, team.rank)
+            return absent_tile(self.source, dtype_without_tile(self.source, self.out))
+        return locate_tile(team, check_given_tile(self.tiles, self.source, seat, self.budget))
+
+    def _prepare_on_gpu(self, team: Team, request: Request) -> ReadyCall:
+        """The call that makes the target's tile on the tile's GPU. Its copies on the host lie in the node's arena if
+        that has room.
+        """
+        source, target = request.source, request.target
+        if source.mesh.size != team.size or not one_set(source.mesh, target.mesh):
+            raise TileError(
+                f"tiles on GPUs move only among all {team.size} ranks of a communicator, not from {source.mesh!r} to "
+                f"{target.mesh!r}; copy the tile to the host, or give a communicator of the ranks that have one"
+            )
+        # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
+        options = request.options._replace(donate=request.options.donate or self.out is not None)
+        on_host = request._replace(options=options, shared=True)
+        on = describe_array(self.tiles, "tile")
+        like = check_tile(host_like(on), source, "tile")
+        into = None if self.out is None else check_out_on_gpu(self.out, target, on)
+        if self.out is None:
+            check_makes(self.tiles)
+        ready = prepare_tile(team, on_host, like)
+        pointers = (takes_pointers() if self.cuda_aware is None else self.cuda_aware) and is_writable(self.tiles)
+        tiles = prepare_device_tiles(on, into, ready, on_host, team.rank, pointers)
+        text = f"{request}, tiles on GPUs, their pointers {'' if pointers else 'not '}given to MPI"
+
+        def run(team: Team, watch: Watch) -> Any:
+            moved = move_on_gpu(team, watch, ready, tiles, self.memory)
+            return (moved, target) if self.relabel else moved
+
+        return ReadyCall(text, NOWHERE, run)
+
+    def _prepare_tree(self, team: Team) -> ReadyCall:
+        """Checks and plans a dict of tiles."""
+        of_one = {"donate": self.donate, "relabel": self.relabel, "cuda_aware": self.cuda_aware is not None}
+        wrong = [name for name, value in of_one.items() if checked_flag(value, name)]
+        if wrong:
+            raise PlanError(f"{', '.join(wrong)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
+        if not (self.verify is None or (isinstance(self.verify, str) and self.verify == "hash")):  # pyright: ignore
+            raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
+        check_options(False, False, self.memory, None, self.padded)
+        flat = dict(leaves_of(self.tiles, ""))
+        leaves = moves_of(self.source, self.target, flat)
+        ends = {name: ends_of(leaf) for name, leaf in leaves.items()}
+        first: dict[tuple[int, int], str] = {}  # Of hundreds of arrays, most have layouts that others have, too.
+        for name, (source, target) in ends.items():
+            first.setdefault((id(source), id(target)), name)
+        with NamedErrors() as at:
+            for at.name in first.values():
+                check_seats(*ends[at.name], team.size)
+        options = read_options(self.budget, self.network)
+        request = Request(tuple(leaves.items()), options, version=_freeze_version(self.version), verify=self.verify)
+        prepared = prepare_tree(request, team.rank, team.facts)
+        tiles: dict[str, Array] = {}
+        with NamedErrors() as at:
+            for at.name, (source, _) in ends.items():
+                tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
+        filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
+        outs, gave = self._outs(ends, filled, tiles, team)
+        scales = _check_scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
+        if scales and self.verify is not None:
+            raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
+        memory = begin_account("uint8", self.memory)
+        memory.cast("uint8")
+        held = {name: WindowTile(tile) for name, tile in tiles.items()}
+        given = GivenTiles(held, {name: WindowTile(out) for name, out in outs.items()}, scales)
+        text = prepared.text + (f", scale={', '.join(sorted(scales))}" if scales else "")
+        run = partial(self._move_tree, prepared, given, filled, memory)
+        return ReadyCall(text, NOWHERE._replace(given=gave), run, partial(self._results, prepared, team))
+
+    def _outs(
+        self, ends: Mapping[str, Ends], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
+    ) -> tuple[dict[str, Array], int]:
+        """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
+        given = flat_or_none(self.out, "out")
+        results = [name for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None]
+        rest = [name for name in results if name not in filled]
+        gave = any(given.get(name) is not None for name in rest)
+        if unknown := [name for name in given if name not in ends]:
+            raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
+        if missing := [name for name in filled if name in results and given.get(name) is None]:
+            raise TileError(f"{quoted(missing[:4])} fill part of their targets: give their tiles with out=")
+        if gave and (without := [name for name in rest if given.get(name) is None]):
+            raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
+        outs: dict[str, Array] = {}
+        with NamedErrors() as at:
+            for at.name, (_, end) in ends.items():
+                name = at.name
+                if gave or name in filled or name not in results:
+                    outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
+        return outs, (int(gave) if rest else ABSENT)
+
+    def _move_tree(
+        self,
+        prepared: PreparedTree,
+        given: GivenTiles,
+        filled: Sequence[str],
+        memory: Account,
+        team: Team,
+        watch: Watch,
+    ) -> tuple[dict[str, WindowTile], list[int], list[int]]:
+        """What each array has become, and the sums of the arrays that are verified, before and after."""
+        plans = prepared.plan.plans
+        verified = {name: plan for name, plan in plans.items() if self.verify is not None and _is_comparable(plan)}
+        before = [_sum_of(plan, given.tiles[name].tile, team, False) for name, plan in verified.items()]
+        sources = [plan.source for plan in plans.values()]
+        held = sum(end.tile_bytes for end in sources if seat_of(end.mesh, team.rank, team.size) is not None)
+        memory.take(team.rank, held, "uint8")
+        team.pool.limit(max(0, prepared.plan.peak_bytes - held))
+        # Tiles stay live for the whole call, so buffers may take what the plan promises beyond them.
+        if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
+            given = given._replace(outs={name: given.outs[name] for name in filled})
+        moved = dict(given.tiles)
+        launches = prepared.apart if team.into else prepared.launches
+        moved |= run_launches(team, watch, launches, given, memory)
+        # What stays where it is, is copied for the caller last: buffers are gone by then, and an `out` that is the
+        # memory of another array's tile has been read.
+        for name, plan in plans.items():
+            if not plan.steps and name in given.outs:
+                out = moved[name] = given.outs[name]
+                memory.take(team.rank, out.tile.nbytes, "uint8")
+                copy_view(view_as_words(out.tile), view_as_words(given.tiles[name].tile))
+        # Inside a node, others write into this rank's results until they are done.
+        team.settle(watch)
+        after = [_sum_of(plan, moved[name].tile, team, True) for name, plan in verified.items()]
+        return moved, add_sums(team, watch, before), add_sums(team, watch, after)
+
+    def _results(
+        self, prepared: PreparedTree, team: Team, moved: tuple[dict[str, WindowTile], list[int], list[int]]
+    ) -> dict[str, Any]:
+        """The tiles of the targets, None where this rank has none, in the tree's structure."""
+        tiles, *sums = moved
+        plans = prepared.plan.plans
+        compared = [name for name, plan in plans.items() if _is_comparable(plan)]
+        wrong = [name for name, one, other in zip(compared, *sums, strict=False) if one != other]
+        if wrong:  # All ranks have the same sums, so all raise, and the communicator stays usable.
+            raise AgreementError(
+                f"the values of {quoted(wrong[:4])} are not what they were before the move, of {len(compared)} arrays "
+                f"compared"
+            )
+        results: dict[str, Array | None] = {}
+        for name, held in tiles.items():
+            end = plans[name].target
+            seat = seat_of(end.mesh, team.rank, team.size)
+            whole = held.tile if self.padded or seat is None else true_part(held.tile, end, seat)
+            results[name] = None if seat is None else whole
+        return map_leaves(self.tiles, lambda name, _: results[name])
+
+
+def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:
+    """The array `out` if the result for this tile can be written to it; else raises `TileError`."""
+    if not is_on_gpu(out) or not is_writable(out):
+        raise TileError(
+            f"out is a {type(out).__name__}, the tile lies on GPU {tile.device}; give an array there that can be "
+            f"written to"
+        )
+    array = describe_array(out, "out")
+    check_tile(host_like(array), layout, "out")
+    if array.device != tile.device:
+        raise TileError(f"out is on GPU {array.device}, the tile on GPU {tile.device}; give one on the same GPU")
+    if array.dtype != tile.dtype:
+        raise TileError(f"out is {array.dtype}, the tile {tile.dtype}; give one dtype")
+    if array.overlaps(tile):
+        raise TileError("out overlaps the tile; give memory of its own, or donate=True and no out")
+    return array
+
+
+def _sum_of(plan: Plan, tile: Array, team: Team, after: bool) -> int:
+    """This rank's part of an array's sum, of its values in the dtype that they have after the move."""
+    layout = plan.target if after else plan.source
+    seat = seat_of(layout.mesh, team.rank, team.size)
+    if seat is None:
+        return 0
+    return sum_tile(layout, seat, tile.astype(numpy_dtype(plan.target.dtype), copy=False), plan.view, after=after)
+
+
+def _is_comparable(plan: Plan) -> bool:
+    """Whether an array has its values before the move: a sum that is not finished has none."""
+    return not plan.source.partial and not plan.target.partial
+
+
+def _check_scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
+    """The scales of casts, checked against the tiles that are cast."""
+    if unknown := [name for name in given if name not in plans]:
+        raise TileError(f"scale: {quoted(unknown[:4])} are not arrays of the tree")
+    scales = {name: scale for name, scale in given.items() if scale is not None}
+    with NamedErrors() as at:
+        for at.name, scale in scales.items():
+            plan = plans[at.name]
+            steps = rank_plan(plan, team.rank, team.size, numpy_dtype(plan.source.dtype).itemsize).steps
+            casts = [step.before for step in steps if isinstance(step.run, CastTiles)]
+            if not casts:
+                raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
+            try:
+                np.broadcast_to(np.asarray(scale, "float64"), casts[0] if math.prod(casts[0]) else np.shape(scale))
+            except (ValueError, TypeError) as error:
+                raise TileError(
+                    f"scale {quoted(scale)} does not fit the tile of shape {casts[0]} that is cast: {error}; give a "
+                    f"number, or an array that broadcasts to the tile"
+                ) from None
+    return scales
+
+
+def _freeze_version(version: object) -> Version | tuple[tuple[str, Version], ...]:
+    """The version of all arrays, or of each by its name, as a cache takes it; raises `PlanError` for anything else."""
+    if not isinstance(version, Mapping):
+        return checked_version(version, "all arrays")
+    each = cast("Mapping[object, object]", version)
+    return tuple(sorted((str(name), checked_version(one, quoted(name))) for name, one in each.items()))
+
+
+# The nested dicts that `redistribute` takes, by the names of their arrays: tiles, layouts, moves, results.
+
+
+class NamedErrors:
+    """A context whose errors name the array that is being looked at."""
+
+    name = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ReshardError) and self.name:
+            raise type(error)(f"{self.name}: {error}") from None
+
+
+def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:
+    """The tiles by name, as `plans.plan_data` names them; only dicts are nested, since lists may be tiles."""
+    if depth >= MOST_DEPTH:
+        raise PlanError(f"the tree of tiles is nested more than {MOST_DEPTH} deep at {quoted(path)}")
+    leaves: list[tuple[str, Any]] = []
+    for key, below in tree.items():
+        name = f"{path}{spell_key(key, [path] if path else [])}"
+        below_it = leaves_of(cast("Tree", below), f"{name}.", depth + 1) if isinstance(below, Mapping) else None
+        leaves += [(name, below)] if below_it is None else below_it
+    names = [name for name, _ in leaves]
+    if len(set(names)) < len(names):
+        raise PlanError(f"two tiles of the tree have one name, of {quoted(names)}; give each its own")
+    return leaves
+
+
+def map_leaves(tree: object, leaf: Callable[[str, Any], Any], path: str = "") -> Any:
+    """A nested dict with each of its leaves changed, by its name and value."""
+    if not isinstance(tree, Mapping):
+        return leaf(path.removesuffix("."), tree)
+    return {key: map_leaves(below, leaf, f"{path}{key}.") for key, below in cast("Mapping[Any, Any]", tree).items()}
+
+
+def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
+    """What each tile is to do: the move that is given in place of its source, or its two layouts."""
+    sources = _give_each(source, flat, "source", (Layout, Move), "a Layout or a Move; read a layout with Layout.parse")
+    pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
+    if target is None:
+        if pairs:
+            name = pairs[0]
+            raise LayoutError(
+                f"{_name_argument('source', name)} is the layout {sources[name]}, and no target is given; give "
+                f"Move(source, target), or a source and a target"
+            )
+        return sources
+    targets = _give_each(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
+    return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
+
+
+def _name_argument(what: str, name: str) -> str:
+    """How an error calls the argument for a tile: the only tile of a call has no name."""
+    return f"the {what} of {name!r}" if name else f"the {what}"
+
+
+def _give_each(
+    given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str
+) -> dict[str, Any]:
+    """What is given for each array, by its name: its own, or the one for all."""
+    if isinstance(given, kinds):
+        return dict.fromkeys(names, given)
+    if not isinstance(given, Mapping):
+        raise LayoutError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict of layouts")
+    each = dict(leaves_of(cast("Tree", given), ""))
+    wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
+    if wrong:
+        raise LayoutError(f"the {what} and the tiles have different names: {quoted(wrong[:4])} are in one of them only")
+    other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
+    if other is not None:
+        raise LayoutError(f"{_name_argument(what, other)} is {quoted(each[other])}, not {wanted}")
+    return {name: each[name] for name in names}
+
+
+def flat_or_none(given: object, what: str) -> dict[str, Any]:
+    """What is given for some arrays of a tree, by name; nothing if it is None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TileError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict, by the arrays' names")
+    return dict(leaves_of(cast("Tree", given), ""))

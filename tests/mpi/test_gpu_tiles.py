@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from reshard.errors import TileError
 from reshard.mpi import redistribute
-from reshard.mpi.arguments import MoveArguments, check_out_on_gpu
+from reshard.mpi.redistribution import MoveArguments, check_out_on_gpu
 from reshard.runtime.on_mpi.gpu.cuda_arrays import describe_array
 from reshard.types import Layout, Mesh
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus

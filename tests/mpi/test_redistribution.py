@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, TileError
-from reshard.mpi import arguments, move, prepare, redistribute
+from reshard.mpi import move, prepare, redistribute, redistribution
 from reshard.mpi.redistribution import RedistributeOptions, TreeOptions
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh
@@ -256,13 +256,13 @@ def test_views_and_casts_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = dict.fromkeys(moves, np.arange(24, dtype="float32").reshape(6, 4) / 3)
     moved = redistribute(tiles, moves, None, COMM, verify="hash")
     np.testing.assert_array_equal(moved["k"], tiles["k"][2:4].T.astype(moved["k"].dtype))
-    honest = arguments.run_launches
+    honest = redistribution.run_launches
 
     def swapped(*given: Any) -> Any:
         moved = honest(*given)
         return {**moved, "q": moved["k"], "k": moved["q"]}
 
-    monkeypatch.setattr(arguments, "run_launches", swapped)
+    monkeypatch.setattr(redistribution, "run_launches", swapped)
     with pytest.raises(AgreementError, match=r"the values of \['q', 'k'\] are not .* of 3 arrays compared"):
         redistribute(tiles, moves, None, COMM, verify="hash")
 

@@ -15,8 +15,8 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, ReshardError
 from reshard.lower.to_mpi import devices_by_id
-from reshard.mpi import arguments as tree_moves
 from reshard.mpi import redistribute
+from reshard.mpi import redistribution as tree_moves
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi import launches
