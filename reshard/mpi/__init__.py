@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from reshard.mpi.launch import launch as launch
 
 if TYPE_CHECKING:
-    from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
     from reshard.mpi.handles import MoveHandle as MoveHandle
     from reshard.mpi.handles import StartedMove as StartedMove
     from reshard.mpi.handles import prepare as prepare
-    from reshard.mpi.rank_figures import ScheduleFigures as ScheduleFigures
-    from reshard.mpi.rank_figures import schedule_figures as schedule_figures
+    from reshard.mpi.measurements import ScheduleFigures as ScheduleFigures
+    from reshard.mpi.measurements import calibrate as calibrate
+    from reshard.mpi.measurements import schedule_figures as schedule_figures
     from reshard.mpi.redistribution import move as move
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.tile_checks import RAW as RAW
@@ -45,15 +45,15 @@ _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "MoveHandle": "reshard.mpi.handles",
     "RAW": "reshard.mpi.tile_checks",
-    "ScheduleFigures": "reshard.mpi.rank_figures",
+    "ScheduleFigures": "reshard.mpi.measurements",
     "StartedMove": "reshard.mpi.handles",
-    "calibrate": "reshard.mpi.calibration",
+    "calibrate": "reshard.mpi.measurements",
     "describe_copies": "reshard.runtime.on_mpi.copies.stream_copy",
     "move": "reshard.mpi.redistribution",
     "prepare": "reshard.mpi.handles",
     "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.tile_checks",
-    "schedule_figures": "reshard.mpi.rank_figures",
+    "schedule_figures": "reshard.mpi.measurements",
     "world": "reshard.runtime.on_mpi.team",
 }
 

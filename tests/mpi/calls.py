@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import RankError
-from reshard.mpi.calibration import measure_link
+from reshard.mpi.measurements import measure_link
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.collective import collective

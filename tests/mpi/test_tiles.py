@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import LayoutError, PlanError, TileError
-from reshard.mpi import DistArray, calibration, schedule_figures
+from reshard.mpi import DistArray, measurements, schedule_figures
 from reshard.mpi import tile_checks as tiles
-from reshard.mpi.calibration import LinkMeasurement
+from reshard.mpi.measurements import LinkMeasurement
 from reshard.mpi.tile_checks import count_retained, relabelled
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
@@ -376,10 +376,10 @@ def calibrated(monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], far: Lin
     """The network of a team with these nodes, whose links are measured as given."""
     team = SimpleNamespace(nodes=nodes, size=len(nodes))
     agreed = nullcontext((team, None, None))
-    monkeypatch.setattr(calibration, "collective", lambda *_: agreed)
-    monkeypatch.setattr(calibration, "measure_link", lambda team, watch, near: NEAR if near else far)
+    monkeypatch.setattr(measurements, "collective", lambda *_: agreed)
+    monkeypatch.setattr(measurements, "measure_link", lambda team, watch, near: NEAR if near else far)
     comm: Any = None
-    return calibration.calibrate(comm, "mine")
+    return measurements.calibrate(comm, "mine")
 
 
 def test_links_within_and_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

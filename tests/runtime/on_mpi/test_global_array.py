@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.lower.to_mpi import devices_by_id
-from reshard.mpi.calibration import _ranks_in_pairs, measure_link
+from reshard.mpi.measurements import _ranks_in_pairs, measure_link
 from reshard.runtime.on_mpi import global_array as checksum_module
 from reshard.runtime.on_mpi.global_array import (
     _messages_of_gather,
