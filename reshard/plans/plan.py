@@ -318,13 +318,7 @@ class Plan(ShownPlan):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Reads the plain data of `to_dict`, as `from_json` does.
-
-        >>> from reshard.types import Mesh
-        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
-        >>> Plan.from_dict(Plan(a, a, ()).to_dict()) == Plan(a, a, ())
-        True
-        """
+        """Reads the plain data of `to_dict`, as `from_json` does."""
         fields = Fields.of(data, "a plan")
         check_format(fields.data.get("format", FORMAT))
         source, target = read_layout(fields, "source", "mesh"), read_layout(fields, "target", "target_mesh")
@@ -754,14 +748,7 @@ AnyPlan = Plan | TreePlan
 
 
 def find_idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) -> tuple[str, ...]:
-    """The sub-axes that layouts on the way use and neither end does, major first: it is replicated along them.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> mesh = Mesh(x=2, y=4)
-    >>> rows, whole, over = (Layout.parse(text, mesh) for text in ("f32[{x}4]", "f32[8]", "f32[2{y}]"))
-    >>> find_idle_axes(rows, whole, [over])
-    ('y',)
-    """
+    """The sub-axes that layouts on the way use and neither end does, major first: it is replicated along them."""
     mesh = source.mesh
     if target.mesh != mesh:
         return ()
@@ -781,11 +768,7 @@ def find_idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) ->
 
 
 def describe_idle_axes(axes: Sequence[str], before: str = "") -> str:
-    """The idle axes in a sentence, after what goes before them; nothing if there are none.
-
-    >>> describe_idle_axes(["x", "y"], "over ")
-    'over the idle axes x and y'
-    """
+    """The idle axes in a sentence, after what goes before them; nothing if there are none."""
     return f"{before}the idle {'axis' if len(axes) == 1 else 'axes'} {sentence(axes)}" if axes else ""
 
 

@@ -26,11 +26,7 @@ _MEMORY = ("live_bytes", "peak_bytes")
 
 
 def checked_indent(indent: object) -> int | None:
-    """The spaces by which JSON is indented, None for a single line; raises `PlanError` for anything else.
-
-    >>> checked_indent(2), checked_indent(None)
-    (2, None)
-    """
+    """The spaces by which JSON is indented, None for a single line; raises `PlanError` for anything else."""
     spaces = None if indent is None else whole(indent, most=_MOST_INDENT)
     if spaces is None and indent is not None:
         raise PlanError(f"indent {quoted(indent)}: give a whole number from 0 to {_MOST_INDENT}, or None")
@@ -41,8 +37,6 @@ def compare_figures(given: Mapping[str, Any], made: Mapping[str, Any], what: str
     """Refuses JSON whose figures differ from those of its steps, or that promises less memory than they take.
 
     A plan with a view, written when exchanges through one were promised two buffers, keeps its promise, and is read.
-
-    >>> compare_figures({"launches": 1}, {"launches": 1, "steps": []}, "the plan")
     """
     through_view = any("view" in each for each in (made, *made.get("steps", ())))
     for name, value in made.items():

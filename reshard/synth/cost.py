@@ -28,12 +28,12 @@ from dataclasses import replace
 from reshard.errors import MeshError
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
-from reshard.plans.plan import Plan, Step, StepSpec
+from reshard.plans.plan import Plan, StepSpec
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import Cost
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
-from reshard.synth.wires import Link, Wires
+from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.whole import primes
@@ -110,11 +110,7 @@ def route_seconds(route: Sequence[StepSpec], source: Layout, links: Links, known
 
 
 def is_as_fast(time: float, least: float) -> bool:
-    """Whether predicted seconds are no more than the least, up to the rounding of sums made in another order.
-
-    >>> is_as_fast(0.1 + 0.2, 0.3), is_as_fast(0.3001, 0.3)
-    (True, False)
-    """
+    """Whether predicted seconds are no more than the least, up to the rounding of sums made in another order."""
     return time <= least * (1 + 1e-9)
 
 
@@ -131,16 +127,15 @@ def time_crossing(plan: Plan, network: Network | None) -> Plan:
     """A plan to other devices with its predicted seconds: each step on the links of its mesh, or between the two."""
     if network is None:
         return plan
-    steps = tuple(replace(step, seconds=_predict_crossing(step, network)) for step in plan.steps)
-    return replace(plan, steps=steps, seconds=sum((step.seconds or 0.0 for step in steps), 0.0))
-
-
-def _predict_crossing(step: Step, network: Network) -> float:
-    if one_set(step.operand.mesh, step.result.mesh):
-        return predict_seconds(
-            StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh)
-        )
-    return step.launches * network.crossing.latency + step.endpoint_bytes / network.crossing.bandwidth
+    times: list[float] = []
+    for step in plan.steps:
+        if one_set(step.operand.mesh, step.result.mesh):
+            times.append(predict_seconds(step.spec, step.operand, network.links(step.operand.mesh)))
+        else:
+            link = network.crossing
+            times.append(step.launches * link.latency + step.endpoint_bytes / link.bandwidth)
+    steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
+    return replace(plan, steps=steps, seconds=sum(times, 0.0))
 
 
 def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) -> float:
@@ -247,14 +242,11 @@ def _predict_boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) ->
     On wires any message may go to any device of these axes.
     """
     used = {s.axis for s in (*operand.held, *result.held) if s.axis in wires} or set(wires)
-    time = max((_predict_on_link(cost, wires[axis]) for axis in used if not wires.wired(axis)), default=0.0)
+    links = [wires[axis] for axis in used if not wires.wired(axis)]
+    time = max((cost.launches * link.latency + cost.received / link.bandwidth for link in links), default=0.0)
     mesh = operand.mesh
     spans = wires.spans(mesh, (SubAxis(axis, 1, mesh.axes[axis]) for axis in mesh.axes if axis in used))
     if not spans:
         return time
     latency = max(spans.latency, cost.launches * wires.slowest.latency)
     return max(time, latency + spans.permute(cost.received))
-
-
-def _predict_on_link(cost: Cost, link: Link) -> float:
-    return cost.launches * link.latency + cost.received / link.bandwidth

@@ -349,11 +349,7 @@ def _link_data(link: Link | None) -> dict[str, object] | None:
 
 
 def launch_bytes(network: Network | str | None) -> int:
-    """The cost of starting a collective, in bytes: what the network's links carry during their latency, at most.
-
-    >>> launch_bytes(Network("lab", inner=(1e-6, 1e9))), launch_bytes(None) == LAUNCH_BYTES
-    (1000, True)
-    """
+    """The cost of starting a collective, in bytes: what the network's links carry during their latency, at most."""
     if not isinstance(network, Network):
         return LAUNCH_BYTES
     links = [link for link in (network.inner, network.outer, *(link for _, link in network.axes)) if link is not None]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from reshard.errors import BudgetError
-from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, list_lanes
+from reshard.plans.plan import Batch, Plan, buffer_bytes, list_lanes
 from reshard.plans.step import Bytes, DeviceKinds, Footprint, find_peaks
 from reshard.synth import cost
 from reshard.synth.network import Network
@@ -31,14 +31,7 @@ _FAST = 1e300
 
 
 def group_plans(plans: Mapping[str, Plan], network: Network | None) -> list[Batch]:
-    """Plans that can share launches together, as many as the buffers of a batch may take.
-
-    >>> import reshard as rs
-    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
-    >>> plans = {"a": rs.plan(rows, whole), "b": rs.plan(whole, rows), "c": rs.plan(rows, whole)}
-    >>> [batch.names for batch in group_plans(plans, None)]
-    [('a', 'c'), ('b',)]
-    """
+    """Plans that can share launches together, as many as the buffers of a batch may take."""
     tiles = sum(plan.source.tile_bytes + plan.target.tile_bytes for plan in plans.values())
     most = max(LEAST_BUFFERS, tiles // SHARE)
     alike: dict[object, list[str]] = {}
@@ -69,19 +62,13 @@ def make_batch(names: Sequence[str], plans: Mapping[str, Plan], network: Network
     times = [plan.seconds for plan in members if plan.seconds is not None]
     if len(times) != len(members):
         return Batch(tuple(names), members)
-    saved = sum(_predict_latency(plan, network) for plan in members[1:])
+    saved = 0.0
+    if network is not None:
+        # What does not depend on bytes, all latency of the others, is spent once.
+        for plan in members[1:]:
+            fast = ((step, network.links(step.operand.mesh).with_bandwidth(_FAST)) for step in plan.steps)
+            saved += sum((cost.predict_seconds(step.spec, step.operand, links) for step, links in fast), 0.0)
     return Batch(tuple(names), members, max(0.0, sum(times) - saved))
-
-
-def _predict_latency(plan: Plan, network: Network | None) -> float:
-    """The part of a plan's time that does not depend on its bytes."""
-    if network is None:
-        return 0.0
-    total = 0.0
-    for step in plan.steps:
-        links = network.links(step.operand.mesh).with_bandwidth(_FAST)
-        total += cost.predict_seconds(StepSpec(step.kind, step.result, step.mode), step.operand, links)
-    return total
 
 
 def sort_batches(batches: Sequence[Batch], kinds: DeviceKinds) -> list[Batch]:
@@ -90,13 +77,7 @@ def sort_batches(batches: Sequence[Batch], kinds: DeviceKinds) -> list[Batch]:
 
 
 def rank_footprint(footprint: Footprint) -> tuple[bool, int]:
-    """Sorts what frees memory before what takes it, and each so that the peak is lowest.
-
-    >>> frees, takes_more, grows = ((8,), (10,), (4,)), ((8,), (12,), (4,)), ((8,), (20,), (20,))
-    >>> sorted([grows, takes_more, frees], key=lambda each: rank_footprint(Footprint(*each))) == [
-    ...     frees, takes_more, grows]
-    True
-    """
+    """Sorts what frees memory before what takes it, and each so that the peak is lowest."""
     before, during, after = (sum(figure) for figure in footprint)
     frees = after <= before
     return not frees, during - before if frees else after - during

@@ -293,11 +293,7 @@ class Wires(Mapping[str, Link]):
 
 
 def _join_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The runs (hop, size), minor first, those that follow each other as one; a part that occurs twice only once.
-
-    >>> _join_runs({(2, 2), (1, 2), (8, 2)})
-    ((1, 4), (8, 2))
-    """
+    """The runs (hop, size), minor first, those that follow each other as one; a part that occurs twice only once."""
     joined: list[tuple[int, int]] = []
     for hop, size in sorted(runs):
         if joined and hop <= joined[-1][0] * joined[-1][1]:

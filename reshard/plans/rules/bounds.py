@@ -78,13 +78,7 @@ def endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> 
 
 
 def sums_stay(source: Layout, target: Layout) -> bool:
-    """Whether summands, if there are any, stay on their devices: partial along the same devices in the same order.
-
-    >>> from reshard.types import Mesh
-    >>> a, b = (Layout.parse("f32[4] + sum{x}", Mesh({"x": 2, "y": 2}, device_ids=ids)) for ids in (None, [0, 2, 1, 3]))
-    >>> sums_stay(a, a), sums_stay(a, b)
-    (True, False)
-    """
+    """Whether summands, if there are any, stay on their devices: partial along the same devices in the same order."""
     if not source.partial_as(target):
         return False
     if not source.partial or source.mesh == target.mesh:
@@ -191,14 +185,7 @@ def joint_lower_bound(moves: Iterable[Ends]) -> int:
 
 
 def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
-    """Bytes that some device must send or receive, whatever the plans: what leaves its holders, shared evenly.
-
-    >>> from reshard.types import Mesh
-    >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
-    >>> ends = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server), None
-    >>> joint_lower_bound([ends, ends]), joint_endpoint_bound([ends, ends])
-    (8, 32)
-    """
+    """Bytes that some device must send or receive, whatever the plans: what leaves its holders, shared evenly."""
     counts = Counter(moves)
     alone = max((endpoint_bound(*ends) for ends in counts), default=0)
     leaving: Counter[frozenset[int]] = Counter()
@@ -211,12 +198,7 @@ def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
 
 
 def busiest_bytes(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
-    """The most bytes on one device, given the figures of several arrays on their meshes, and how often each occurs.
-
-    >>> mesh = Mesh(x=2)
-    >>> busiest_bytes([(mesh, ByDevice(8), 2), (mesh, ByDevice(0, {0: 4, 1: 0}), 3)])
-    28
-    """
+    """The most bytes on one device, given the figures of several arrays on their meshes, and how often each occurs."""
     given = list(loads)
     one_set = len({mesh.size if mesh.device_ids is None else frozenset(mesh.devices) for mesh, _, _ in given}) <= 1
     everywhere = 0
@@ -305,13 +287,7 @@ def _reduces_evenly(source: Layout, target: Layout) -> bool:
 
 @lru_cache(maxsize=4096)
 def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tuple[Layout, Layout] | None:
-    """Two layouts between which a move without view or cast has the same bounds; None without common units.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> print(*plain_ends(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh)))
-    bf16[{x}4] bf16[16]
-    """
+    """Two layouts between which a move without view or cast has the same bounds; None without common units."""
     if source.dtype != target.dtype:
         dtype = _narrower_layout(source, target).dtype
         source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)

@@ -310,11 +310,7 @@ def _check_in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
 
 
 def in_place_cut(message: int, chunk: int | None) -> tuple[int, int]:
-    """How many chunks of at most `chunk` elements a message is sent in, and the elements of the largest.
-
-    >>> in_place_cut(10, 4), in_place_cut(10, None)
-    ((3, 4), (1, 10))
-    """
+    """How many chunks of at most `chunk` elements a message is sent in, and the elements of the largest."""
     count = -(-message // min(chunk or message, message)) if message else 0
     return count, -(-message // count) if count else 0
 

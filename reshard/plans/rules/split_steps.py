@@ -130,13 +130,7 @@ def split_step(operand: Layout, result: Layout, count: int, *, in_place: bool = 
 
 @lru_cache(maxsize=4096)
 def possible_counts(operand: Layout, result: Layout) -> tuple[int, ...]:
-    """The numbers of parts, 2 and more, into which a step between these layouts can be split.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> possible_counts(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
-    (2, 4)
-    """
+    """The numbers of parts, 2 and more, into which a step between these layouts can be split."""
     r = refine(operand, result)
     if r is None:
         return ()

@@ -66,12 +66,7 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
 
 
 def list_relays(pair: Pair) -> Iterator[Route]:
-    """One exchange in two turns, where the target replicates: for what the other routes send too much of.
-
-    >>> source, target = Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))
-    >>> [[(step.kind, step.mode.relay) for step in route] for route in list_relays(Pair(source, target))]
-    [[('exchange', True)]]
-    """
+    """One exchange in two turns, where the target replicates: for what the other routes send too much of."""
     source, target = pair.source, pair.target
     replicas = target.mesh.size // math.prod(axis.size for axis in target.held)
     partial = source.partial or target.partial
@@ -132,12 +127,7 @@ def _list_cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
 
 
 def _list_idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:
-    """The sub-axes of a mesh that these do not overlap: a layout is replicated along them.
-
-    >>> mesh = Mesh(tp=2, rep=4)
-    >>> _list_idle(mesh, [mesh.sub_axis("tp"), mesh.sub_axis("rep:(1)2")])
-    [SubAxis(axis='rep', pre=2, size=2)]
-    """
+    """The sub-axes of a mesh that these do not overlap: a layout is replicated along them."""
     idle: list[SubAxis] = []
     end = 1
     for start, after in [*merged_spans(mesh.span(axis) for axis in used), (mesh.size, mesh.size)]:

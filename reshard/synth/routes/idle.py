@@ -56,15 +56,7 @@ def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
 
 
 def sort_idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
-    """The sub-axes that neither layout uses, the fastest first.
-
-    >>> from reshard.synth.network import Network
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4, y=4)
-    >>> pair = Pair(Layout.parse("f32[{x:(1)2}8]", mesh), Layout.parse("f32[16]", mesh))
-    >>> [mesh.spell(axis) for axis in sort_idle_axes(pair, Network.uniform(1e-6, 1e9).links(mesh))]
-    ['y', 'x:(2)2']
-    """
+    """The sub-axes that neither layout uses, the fastest first."""
     mesh = pair.source.mesh
     used = [axis for layout in (pair.source, pair.target) for axis in (*layout.held, *layout.partial)]
     free: list[SubAxis] = []

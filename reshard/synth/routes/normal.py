@@ -350,11 +350,7 @@ def _list_paths(chains: Chains) -> Iterator[list[State]]:
 
 
 def _group_axes(axes: Sequence[str]) -> Iterator[list[list[str]]]:
-    """The ways to cut the axes, in this order, into groups that are done at once.
-
-    >>> list(_group_axes(["dcn", "x"]))
-    [[['dcn', 'x']], [['dcn'], ['x']]]
-    """
+    """The ways to cut the axes, in this order, into groups that are done at once."""
     if len(axes) > MOST_AXES:
         yield from ([list(axes)], [[a] for a in axes])
         return
