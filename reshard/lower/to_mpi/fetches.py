@@ -22,7 +22,14 @@ from reshard.geometry.messages import Message, Product, count_elements, cut_prod
 from reshard.geometry.overlap import Shares, shares_from, shares_of
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi.seats import devices_by_id, rank_of_devices, ranks_of_seats, seat_of, seats_by_position
+from reshard.lower.to_mpi.seats import (
+    device_of,
+    devices_by_id,
+    rank_of_devices,
+    ranks_of_seats,
+    seat_of,
+    seats_by_position,
+)
 from reshard.lower.to_mpi.tile_blocks import Blocks, list_strides, multiply_factors
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
@@ -50,48 +57,43 @@ def fetches_by_rank(
 
     It comes from a giver of its own node if there is one and the form leaves the choice.
     """
-    if form is not None:
-        return _list_as(source, target, rank, len(nodes), form, given=False)
-    if not one_set(source.mesh, target.mesh):
-        return list_fetches_across(source, target, rank, nodes)
-    return _by_rank(list_fetches, source, target, rank, nodes)
+    return _by_rank((list_fetches, list_fetches_across, list_fetches_as), source, target, rank, nodes, form)
 
 
 def served_by_rank(
     source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
 ) -> Fetches:
     """What each rank copies from the tile of one: the fetches of all, as far as they name it."""
-    if form is not None:
-        return _list_as(source, target, rank, len(nodes), form, given=True)
-    if not one_set(source.mesh, target.mesh):
-        return list_served_across(source, target, rank, nodes)
-    return _by_rank(list_served, source, target, rank, nodes)
+    return _by_rank((list_served, list_served_across, list_served_as), source, target, rank, nodes, form)
 
 
 def _by_rank(
-    listing: Callable[[Layout, Layout, int, Near], Fetches],
+    listings: tuple[
+        Callable[[Layout, Layout, int, Near], Fetches],
+        Callable[[Layout, Layout, int, Sequence[int]], Fetches],
+        Callable[[Layout, Layout, Form, int], Fetches],
+    ],
     source: Layout,
     target: Layout,
     rank: int,
     nodes: tuple[int, ...],
+    form: Form | None,
 ) -> Fetches:
-    """What a rank has to do with each other one, of a listing that knows them by seat."""
-    seat, at = seat_of(source.mesh, rank, len(nodes)), ranks_of_seats(source.mesh, len(nodes))
+    """By rank, what is listed by seat among one set of devices, by device between two, and by device in a form."""
+    among, across, listed = listings
+    size = len(nodes)
+    if form is not None:
+        at, meshes = rank_of_devices((source.mesh, target.mesh), size), (source.mesh, target.mesh)
+        here = next((mesh for mesh in meshes if seat_of(mesh, rank, size) is not None), None)
+        found = {} if here is None else listed(source, target, form, device_of((here,), rank, size))
+        return {at[peer]: blocks for peer, blocks in found.items()}
+    if not one_set(source.mesh, target.mesh):
+        return across(source, target, rank, nodes)
+    seat, ranks = seat_of(source.mesh, rank, size), ranks_of_seats(source.mesh, size)
     if seat is None:
         return {}
-    listed = listing(source, target, seat, lambda a, b: nodes[at[a]] == nodes[at[b]])
-    return {at[peer]: blocks for peer, blocks in listed.items()}
-
-
-def _list_as(source: Layout, target: Layout, rank: int, size: int, form: Form, *, given: bool) -> Fetches:
-    """A rank's fetches of a move whose messages are listed for all devices, or what others fetch from it."""
-    at = rank_of_devices((source.mesh, target.mesh), size)
-    for mesh in (source.mesh, target.mesh):
-        seat = seat_of(mesh, rank, size)
-        if seat is not None:
-            listed = (list_served_as if given else list_fetches_as)(source, target, form, devices_by_id(mesh)[seat])
-            return {at[peer]: blocks for peer, blocks in listed.items()}
-    return {}
+    found = among(source, target, seat, lambda a, b: nodes[ranks[a]] == nodes[ranks[b]])
+    return {ranks[peer]: blocks for peer, blocks in found.items()}
 
 
 def list_fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> Fetches:

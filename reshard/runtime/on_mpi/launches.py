@@ -408,28 +408,35 @@ def run_launches(
         if isinstance(launch, TilePlan):
             moved[""] = move_tile(team, watch, launch, given.tiles[""], given.outs.get(""), memory)
             continue
-        first = launch.stacks[0] if isinstance(launch, Bundle) else launch
-        call = Call(team, watch, team.pool, InBytes(first.plan.source.dtype, memory or Account("uint8")), team.rank)
-        match launch:
-            case SharedStack():
-                if take_shared(call, launch, given):
-                    moved.update((name, given.outs[name]) for name in launch.names)
-                else:
-                    moved.update(run_launches(team, watch, launch.alone(), given, memory))
-            case Bundle(stacks=stacks):
-                held = [_hold_tiles(call, stack, given) for stack in stacks]
-                results = _run_bundle(call, launch, held, [_out_of(stack, given) for stack in stacks])
-                for stack, tile, result in zip(stacks, held, results, strict=True):
-                    _return_buffer(call, stack, tile)
-                    moved.update(_split_stack(stack, result, given))
-            case Stack():
-                moved.update(_split_stack(launch, _run_steps(call, launch, given), given))
+        dtype = (launch.stacks[0] if isinstance(launch, Bundle) else launch).plan.source.dtype
+        call = Call(team, watch, team.pool, InBytes(dtype, memory or Account("uint8")), team.rank)
+        if isinstance(launch, SharedStack):
+            if take_shared(call, launch, given):
+                moved.update((name, given.outs[name]) for name in launch.names)
+            else:
+                moved.update(run_launches(team, watch, launch.alone(), given, memory))
+            continue
+        stacks = launch.stacks if isinstance(launch, Bundle) else (launch,)
+        held = [_hold_tiles(call, stack, given) for stack in stacks]
+        # The caller's array for the result of a stack of one; on a rank without a result, what stands for it.
+        outs = [given.outs.get(stack.names[0]) for stack in stacks]
+        if isinstance(launch, Bundle):
+            results = _run_bundle(call, launch, held, outs)
+        else:
+            results = [_run_steps(call, launch.plan, held[0], outs[0], given.scales.get(launch.names[0]))]
+        for stack, tile, result in zip(stacks, held, results, strict=True):
+            if len(stack.names) == 1:
+                moved[stack.names[0]] = result
+                continue
+            if tile.size:
+                call.memory.free(call.device, tile.size)
+                call.pool.give(tile)
+            for number, name in enumerate(stack.names):
+                moved[name] = result
+                if result.tile.size:  # Elements without a name in layouts moved as plain words of their size.
+                    part, own = result.tile[number, ...], given.tiles[name].tile.dtype
+                    moved[name] = WindowTile(part if own == part.dtype else part.view(own))
     return moved
-
-
-def _out_of(stack: Stack, given: GivenTiles) -> WindowTile | None:
-    """The caller's array for the result of a stack of one; on a rank without a result, what stands for it."""
-    return given.outs.get(stack.names[0])
 
 
 def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
@@ -447,24 +454,6 @@ def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
     return made
 
 
-def _return_buffer(call: Call, stack: Stack, held: Array) -> None:
-    if len(stack.names) > 1 and held.size:
-        call.memory.free(call.device, held.size)
-        call.pool.give(held)
-
-
-def _split_stack(stack: Stack, held: WindowTile, given: GivenTiles) -> dict[str, WindowTile]:
-    """The results of a stack's arrays; elements without a name in layouts moved as plain words of their size."""
-    result = held.tile
-    if len(stack.names) == 1 or not result.size:
-        return dict.fromkeys(stack.names, held)
-    own = (given.tiles[name].tile.dtype for name in stack.names)
-    return {
-        name: WindowTile(result[number, ...].view(dtype) if dtype != result.dtype else result[number, ...])
-        for number, (name, dtype) in enumerate(zip(stack.names, own, strict=True))
-    }
-
-
 def clear_new(team: Team, layout: Layout, tile: Array) -> None:
     """Sets the padding of this rank's tile to zero, if it has one there."""
     seat = seat_of(layout.mesh, team.rank, team.size)
@@ -472,9 +461,9 @@ def clear_new(team: Team, layout: Layout, tile: Array) -> None:
         clear_padding(layout, seat, tile)
 
 
-def _run_steps(call: Call, stack: Stack, given: GivenTiles) -> WindowTile:
+def _run_steps(call: Call, plan: Plan, held: Array, out: WindowTile | None, scale: Any) -> WindowTile:
     """Runs the steps of a stack's plan, message by message."""
-    plan, team, held, out = stack.plan, call.team, _hold_tiles(call, stack, given), _out_of(stack, given)
+    team = call.team
     dtype = held.dtype if plan.source.dtype == plan.target.dtype else numpy_dtype(plan.target.dtype)
 
     def place() -> WindowTile:
@@ -482,11 +471,9 @@ def _run_steps(call: Call, stack: Stack, given: GivenTiles) -> WindowTile:
 
     # What callers gave stays as it is if a rank has failed by then.
     ready = None if out is None else lambda: team.settle(call.watch)
-    steps = rank_plan(plan, team.rank, team.size, held.dtype.itemsize)
-    result = run_plan(call, steps, held, place, ready, given.scales.get(stack.names[0]))
+    result = run_plan(call, rank_plan(plan, team.rank, team.size, held.dtype.itemsize), held, place, ready, scale)
     if out is None:
         clear_new(team, plan.target, result.tile)
-    _return_buffer(call, stack, held)
     return result
 
 
@@ -508,9 +495,16 @@ def _run_bundle(
             team.gather(call.watch)  # All that the ranks of this node write into each other's tiles is there.
         # A relay's second hop goes on in the tile of its first, which is therefore the caller's.
         last = number == count - 1 or hops[0].form == FIRST
-        results = [
-            _place_hop(call, hop, tile, out if last else None) for hop, tile, out in zip(hops, held, outs, strict=True)
-        ]
+        results: list[WindowTile] = []
+        for hop, tile, out in zip(hops, held, outs, strict=True):
+            result = tile  # The second round of a relay goes on in it.
+            if hop.form != SECOND:
+                kept = out if last else None
+                result = new_tile(team, call.watch, hop.target, tile.tile.dtype) if kept is None else kept
+                call.memory.take(call.device, result.tile.size)
+                if not hop.fills:
+                    clear_new(team, hop.target, result.tile)
+            results.append(result)
         part = bundle.part(number, tuple(result.place == 0 for result in results), team.rank, team.facts)
         before, after = ([view_as_words(each.tile) for each in side] for side in (held, results))
         exchange = MessageExchange(call, part.messages, before, after)
@@ -540,17 +534,6 @@ def _run_bundle(
                 call.memory.free(call.device, tile.tile.size)
         held = results
     return held
-
-
-def _place_hop(call: Call, hop: Hop, tile: WindowTile, out: WindowTile | None) -> WindowTile:
-    """Where a hop's elements go: the tile itself in the second round of a relay."""
-    if hop.form == SECOND:
-        return tile
-    result = new_tile(call.team, call.watch, hop.target, tile.tile.dtype) if out is None else out
-    call.memory.take(call.device, result.tile.size)
-    if not hop.fills:
-        clear_new(call.team, hop.target, result.tile)
-    return result
 
 
 # Equal moves on one node into arrays of the caller: two copies of each tile, and one synchronization for all.

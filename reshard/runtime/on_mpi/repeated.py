@@ -190,7 +190,7 @@ def is_small(team: Team, request: Request, ready: TilePlan) -> bool:
 class _Copy(NamedTuple):
     """One copy of a call: what is read in either half, and the view of the result that it fills."""
 
-    sources: tuple[Array, Array]
+    sources: list[Array]
     extents: tuple[int, ...]
     dtype: np.dtype[Any]
     start: int
@@ -223,26 +223,24 @@ class PreparedMove(AgreedCall):
         self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
         given = ((team.rank, self._direct.own), *self._direct.pulls)
         copies = list_tile_copies(given, self._dtype.itemsize, starts)
-        self._copies = tuple(self._viewed(each, memory) for each in copies)
-        self._like_result = self._of_result(copies, memory)
+        itemsize = self._dtype.itemsize
 
-    def _viewed(self, copy: Block, memory: Array) -> _Copy:
-        """A copy with its views of the shared memory."""
-        wide, width = widen_block(copy, self._dtype.itemsize)
-        dtype, before = find_word_dtype(width), [axis.src for axis in wide.axes]
-        halves = (np.ndarray(wide.extents, dtype, memory, wide.src + half * STAGED, before) for half in (0, 1))
-        return _Copy((next(halves), next(halves)), wide.extents, dtype, wide.dst, tuple(axis.dst for axis in wide.axes))
+        def views(block: Block, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[int]) -> list[Array]:
+            """What a copy reads, in either half of the shared memory."""
+            return [np.ndarray(shape, dtype, memory, block.src + half * STAGED, strides) for half in (0, 1)]
 
-    def _of_result(self, copies: Sequence[Block], memory: Array) -> tuple[Array, Array] | None:
-        """In either half, an array of the result's shape that holds it, if a small result is a single copy."""
-        if len(copies) != 1 or not self._taken or math.prod(self._shapes[1]) * self._dtype.itemsize > _SMALL:
-            return None
-        strides = find_strides(copies[0], self._shapes[1], self._dtype.itemsize)
-        if strides is None:
-            return None
-        starts = (copies[0].src + half * STAGED for half in (0, 1))
-        halves = (np.ndarray(self._shapes[1], self._dtype, memory, start, strides) for start in starts)
-        return next(halves), next(halves)
+        listed: list[_Copy] = []
+        for wide, width in (widen_block(copy, itemsize) for copy in copies):
+            dtype, before = find_word_dtype(width), [axis.src for axis in wide.axes]
+            sources, after = views(wide, wide.extents, dtype, before), tuple(axis.dst for axis in wide.axes)
+            listed.append(_Copy(sources, wide.extents, dtype, wide.dst, after))
+        self._copies = tuple(listed)
+        # In either half, an array of the result's shape that holds it, if a small result is a single copy.
+        self._like_result: list[Array] | None = None
+        if len(copies) == 1 and self._taken and math.prod(self._shapes[1]) * itemsize <= _SMALL:
+            strides = find_strides(copies[0], self._shapes[1], itemsize)
+            if strides is not None:
+                self._like_result = views(copies[0], self._shapes[1], self._dtype, strides)
 
     def fits(self, tile: Any, out: Any) -> bool:
         """Whether a rank's arguments are plain ones that are right."""
@@ -321,12 +319,24 @@ class PreparedMove(AgreedCall):
         sync = self._sync
         try:
             if not sync.complete(self._looks):
-                self._wait(limit)
+                since, turns = time.monotonic(), 0
+                watch: Watch | None = None
+                while not sync.complete():
+                    pause()
+                    turns += 1
+                    if turns % _LOOKS == 0:
+                        watch = watch or Watch(self.team, limit, since)
+                        watch.look()
             state = sync.common(self._number)
             if state is not None and state <= _NEW:
                 result = self._filled(1 - sync.half, out) if self._taken else None
                 if memory is not None or measures():
-                    self._count(memory)
+                    # What a call takes and receives. The memory for small moves belongs to the communicator.
+                    account = begin_account(self._named, memory)
+                    for has, shape in zip((self._given, self._taken), self._shapes, strict=True):
+                        if has:
+                            account.take(self._device, math.prod(shape))
+                    account.receive(self._device, self._direct.pulled)
                 return result
         except BaseException:
             with report_failure(self.team):
@@ -346,22 +356,3 @@ class PreparedMove(AgreedCall):
         for sources, extents, dtype, start, strides in self._copies:
             _ndarray(extents, dtype, into, start, strides)[...] = sources[half]
         return result
-
-    def _wait(self, limit: float) -> None:
-        since, turns, complete = time.monotonic(), 0, self._sync.complete
-        watch: Watch | None = None
-        while not complete():
-            pause()
-            turns += 1
-            if turns % _LOOKS == 0:
-                watch = watch or Watch(self.team, limit, since)
-                watch.look()
-
-    def _count(self, memory: Account | None) -> None:
-        """Counts what a call takes and receives. The memory for small moves belongs to the communicator."""
-        account = begin_account(self._named, memory)
-        if self._given:
-            account.take(self._device, int(np.prod(self._shapes[0])))
-        if self._taken:
-            account.take(self._device, int(np.prod(self._shapes[1])))
-        account.receive(self._device, self._direct.pulled)

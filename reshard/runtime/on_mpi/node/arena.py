@@ -28,7 +28,6 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,22 +67,22 @@ class Arena:
         self._own: list[tuple[int, int, int]] = []  # (address, segment, bytes) of this rank's parts, sorted
         self._released: deque[int] = deque()
         self._live: dict[int, tuple[weakref.ref[Array], int]] = {}
-        self._dies = partial(_release_dead, self._live, self._released)
-        self._logged = 0
+
+        def release_dead(ref: weakref.ref[Array], live: Any = self._live, released: Any = self._released) -> None:
+            released.append(live.pop(id(ref))[1])  # The last array on a block has died. This keeps no arena alive.
+
+        self._dies = release_dead
+        self.logged = 0
+        """How long this rank's log is since the beginning."""
         self._read = [0] * size
         self._counts: dict[int, int] = {}
 
     def log(self) -> int:
-        """Logs what this rank has released; returns how long the log is since the beginning, to be posted."""
+        """Logs what this rank has released; returns how long the log is, to be posted."""
         for _ in range(min(len(self._released), LOG // 2)):
-            self._logs[self._me, self._logged % LOG] = self._released.popleft()
-            self._logged += 1
-        return self._logged
-
-    @property
-    def logged(self) -> int:
-        """How long this rank's log is."""
-        return self._logged
+            self._logs[self._me, self.logged % LOG] = self._released.popleft()
+            self.logged += 1
+        return self.logged
 
     def update(self, logged: Sequence[int]) -> None:
         """Frees what all ranks have released, given the lengths that they posted at one sync."""
@@ -164,24 +163,27 @@ class Arena:
         if left and size >= refused:
             self._refused = (refused, left - 1)
             return False
-        self._shrink(size)
-        if self._add(self._wished(size, home), gather, home):
+        # Unused segments go, oldest first, until the rest take no more than two of the largest size.
+        unused = self._list_unused()
+        room = 2 * max([size, *unused.values()]) - size
+        for number in sorted(unused, reverse=True):
+            room -= unused[number]
+            if room < 0:
+                self._drop(number)
+        # Small blocks share a segment that is as large as all such segments before it.
+        shared = sum(capacity for capacity in self._heaps[home].capacities.values() if capacity <= SHARED)
+        wished = size if size >= WORTHWHILE else max(size, _FIRST, min(SHARED, shared))
+        if self._add(_round_to_pages(wished), gather, home):
             return True
-        for number in self._unused():
+        for number in self._list_unused():
             self._drop(number)
         if self._add(_round_to_pages(size), gather, home):
             return True
         self._refused = (size, _PATIENCE)
         return False
 
-    def _wished(self, size: int, home: Members) -> int:
-        """The capacity of a new segment: small blocks share one that is as large as all such segments before it."""
-        if size >= WORTHWHILE:
-            return _round_to_pages(size)
-        shared = sum(capacity for capacity in self._heaps[home].capacities.values() if capacity <= SHARED)
-        return _round_to_pages(max(size, _FIRST, min(SHARED, shared)))
-
     def _add(self, capacity: int, gather: Gather, home: Members) -> bool:
+        """Adds a segment of this capacity; all ranks have it, or none."""
         # A rank that is alone on its node needs no shared memory.
         alone = self._size == 1
         memory = np.empty(capacity, np.uint8) if alone else share_segment(self._size, self._me, capacity, gather, home)
@@ -195,32 +197,16 @@ class Arena:
             self._own = sorted([*self._own, (start, number, capacity)])
         return True
 
-    def _unused(self) -> dict[int, int]:
+    def _list_unused(self) -> dict[int, int]:
         """The capacities of the segments without blocks, by number, oldest first."""
         unused = {number: heap.capacities[number] for heap in self._heaps.values() for number in heap.unused()}
         return dict(sorted(unused.items()))
-
-    def _shrink(self, size: int) -> None:
-        """Drops unused segments, oldest first, until the rest take no more than two of the largest size."""
-        unused = self._unused()
-        room = 2 * max([size, *unused.values()]) - size
-        for number in sorted(unused, reverse=True):
-            room -= unused[number]
-            if room < 0:
-                self._drop(number)
 
     def _drop(self, number: int) -> None:
         """Forgets an unused segment; its memory is unmapped when the last array on it dies."""
         self._heap_of(number).remove(number)
         del self._memory[number], self._homes[number]
         self._own = [part for part in self._own if part[1] != number]
-
-
-def _release_dead(
-    live: dict[int, tuple[weakref.ref[Array], int]], released: deque[int], ref: weakref.ref[Array]
-) -> None:
-    """Called when the last array on a block has died. It keeps no arena alive."""
-    released.append(live.pop(id(ref))[1])
 
 
 def _place_of_block(number: int, start: int) -> int:
@@ -491,37 +477,31 @@ def share_segment(
     """
     count, mine = (size, nbytes) if members is None else (len(members), nbytes if me in members else 0)
     for kind in KINDS:
-        file = _share_file(kind, me, count * nbytes, gather)
-        if file is not None:
-            try:
-                memory = _allocate_segment(file, size * nbytes, me * nbytes, mine)
-            finally:
-                os.close(file)
-            return memory if all(words[0] for words in gather([memory is not None])) else None
-    return None
-
-
-def _share_file(kind: int, me: int, nbytes: int, gather: Gather) -> int | None:
-    """A new file that all ranks have opened, or None on all of them."""
-    file, mine = _create_file(kind, nbytes) if me == 0 else (None, _Site())
-    with ExitStack() as undo:
-        if mine.kind == _NAMED:
-            undo.callback(os.unlink, mine.path)
-        site = _Site(*gather(mine)[0])
-        if me != 0 and site.kind:
-            file = _open_file(site)
-        with ExitStack() as unless_all:
+        file, own = _create_file(kind, count * nbytes) if me == 0 else (None, _Site())
+        with ExitStack() as closed, ExitStack() as unnamed:
+            if own.kind == _NAMED:
+                unnamed.callback(os.unlink, own.path)
+            site = _Site(*gather(own)[0])
+            if me != 0 and site.kind:
+                file = _open_file(site)
             if file is not None:
-                unless_all.callback(os.close, file)
-            if site.kind and all(words[0] for words in gather([file is not None])):
-                unless_all.pop_all()
-                return file
+                closed.callback(os.close, file)
+            if not site.kind or not all(words[0] for words in gather([file is not None])) or file is None:
+                continue
+            unnamed.close()  # All have opened it: its name is gone before it takes any memory.
+            memory = _allocate_segment(file, size * nbytes, me * nbytes, mine)
+        return memory if all(words[0] for words in gather([memory is not None])) else None
     return None
 
 
 def _create_file(kind: int, nbytes: int) -> tuple[int | None, _Site]:
     """A new file and its site; none if the system cannot make one, or lacks the memory."""
-    if nbytes > _memory_available():
+    with suppress(OSError, ValueError, IndexError):
+        # What this machine can give without taking it from another process, as far as it tells.
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:") and nbytes > int(line.split()[1]) << 10:
+                return None, _Site()
+    if nbytes > 2**62:
         return None, _Site()
     number = secrets.randbits(60)
     try:
@@ -554,7 +534,8 @@ def _allocate_segment(file: int, size: int, start: int, nbytes: int) -> Array | 
     """A file of `size` bytes, mapped, of which `nbytes` from `start` are allocated; None if there is no room."""
     try:
         os.ftruncate(file, size)  # Takes no memory, and changes nothing if another rank has been here.
-        memory = _map_file(file, size)
+        aligned = map_aligned(file, size)
+        memory = np.frombuffer(mmap.mmap(file, size), np.uint8) if aligned is None else aligned
         if wants_huge_pages(nbytes) and memory.ctypes.data % HUGE == 0:
             first, last = -(-start // HUGE), (start + nbytes) // HUGE
             for number in range(first, last):
@@ -574,20 +555,6 @@ def _allocate_blocks(file: int, start: int, nbytes: int) -> None:
         return
     for at in range(start, start + nbytes, PAGE):
         os.pwrite(file, bytes(PAGE), at)
-
-
-def _map_file(file: int, size: int) -> Array:
-    memory = map_aligned(file, size)
-    return np.frombuffer(mmap.mmap(file, size), np.uint8) if memory is None else memory
-
-
-def _memory_available() -> int:
-    """Bytes of memory that this machine can give without taking them from another process, as far as it tells."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 2**62
 
 
 # A pool of buffers to reuse: the first touch of a new page costs as much as copying into it.

@@ -33,7 +33,13 @@ class RemoteMemory:
     """
 
     def __init__(self, node: MPI.Intracomm) -> None:
-        self._read = _find_system_call()
+        self._read: Any = None
+        if sys.platform == "linux":
+            self._read = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+        if self._read is not None:
+            vector, count = ctypes.c_void_p, ctypes.c_ulong
+            self._read.argtypes = [ctypes.c_int, vector, count, vector, count, count]
+            self._read.restype = ctypes.c_ssize_t
         sign = np.array([os.getpid() ^ 0x5EED, node.rank], np.int64)
         others: list[tuple[int, int, list[int]]] = node.allgather((os.getpid(), sign.ctypes.data, sign.tolist()))
         self._pids = [pid for pid, _, _ in others]
@@ -83,14 +89,3 @@ def _shorten_runs(runs: NDArray[Any]) -> NDArray[Any]:
     short[:, 0] += skipped
     short[:, 1] = np.minimum(short[:, 1] - skipped, _LONGEST)
     return short
-
-
-def _find_system_call() -> Any:
-    if sys.platform != "linux":
-        return None
-    call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if call is not None:
-        vector, count = ctypes.c_void_p, ctypes.c_ulong
-        call.argtypes = [ctypes.c_int, vector, count, vector, count, count]
-        call.restype = ctypes.c_ssize_t
-    return call
