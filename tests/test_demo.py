@@ -118,24 +118,32 @@ def test_a_broken_budget_or_bound_is_found(small: demo.Case):
     assert "less than the bound" in message
 
 
+def run_main(
+    monkeypatch: pytest.MonkeyPatch,
+    cases: list[demo.Case],
+    missing: str | None = None,
+    enabled: tuple[Any, list[str]] = (None, []),
+    served: tuple[Any, list[str]] = (None, []),
+) -> int:
+    """What the command returns where these are its figures."""
+    monkeypatch.setattr(demo, "cases", lambda: (cases, missing))
+    monkeypatch.setattr(demo, "enabled_figures", lambda: enabled)
+    monkeypatch.setattr(demo, "served_figures", lambda: served)
+    return demo.main([])
+
+
 def test_a_disagreement_fails_the_command(
     small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     assert small.run is not None
     wrong = replace(small, run=replace(small.run, right=0))
-    monkeypatch.setattr(demo, "cases", lambda: ([wrong, small], None))
-    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
-    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
-    assert demo.main([]) == 1
+    assert run_main(monkeypatch, [wrong, small]) == 1
     assert "DISAGREES: 4096 of 4096 elements are wrong" in capsys.readouterr().out
 
 
 def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(demo, "cases", lambda: ([small, small], "The XLA column is missing: it crashed"))
-    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
-    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name)
-    assert demo.main([]) == 1
+    assert run_main(monkeypatch, [small, small], "The XLA column is missing: it crashed") == 1
 
 
 @pytest.mark.slow
@@ -160,10 +168,7 @@ def test_a_pass_that_makes_a_program_worse_fails_the_command(
     worse = demo_pass.Enabled(ENABLED.after, ENABLED.before, False)
     problems = demo_pass.disagreements(worse)
     assert [text.split(" ", 1)[1].split(" after")[0] for text in problems[1:]] == ["B are received", "B of temporaries"]
-    monkeypatch.setattr(demo, "cases", lambda: ([small, small], None))
-    monkeypatch.setattr(demo, "enabled_figures", lambda: (worse, problems))
-    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
-    assert demo.main([]) == 1
+    assert run_main(monkeypatch, [small, small], enabled=(worse, problems)) == 1
     assert "DISAGREES: the results before and after enable() differ" in capsys.readouterr().out
 
 
@@ -185,10 +190,7 @@ def test_weights_that_are_wrong_fail_the_command(
     assert demo_devices.disagreements(SERVED) == []
     wrong = replace(SERVED, right=8, received=51, promised=39, peak=61)
     assert len(demo_devices.disagreements(wrong)) == 4
-    monkeypatch.setattr(demo, "cases", lambda: ([small, small], None))
-    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
-    monkeypatch.setattr(demo, "served_figures", lambda: (wrong, demo_devices.disagreements(wrong)))
-    assert demo.main([]) == 1
+    assert run_main(monkeypatch, [small, small], served=(wrong, demo_devices.disagreements(wrong))) == 1
     printed = capsys.readouterr().out
     assert "DISAGREES: 1 of 9 elements of the server are wrong" in printed and "8 of 9 elements" in printed
 

@@ -229,6 +229,9 @@ TABLE = [
     Bad("budget that is a list", plan(budget=[1]), "[1]", "whole number of at least 0"),
     Bad("budget too small", plan(budget=100), "budget 100 B", "smallest that works is 256 B"),
     Bad("unknown network", plan(network="tpu-v9"), "'tpu-v9'", "tpu-v5p"),
+    Bad("network with a typing error", plan(network="h10"), "'h10'", "did you mean 'h100'?"),
+    Bad("picture of an unknown kind", lambda: PLAN.draw("tile"), "'tile'", "tiles"),
+    Bad("tree of layouts", lambda: rs.plan_tree([HERE, THERE]), "Layout", "(source, target)"),  # type: ignore[list-item]
     Bad("network without an end", plan(network="/dev/zero"), "more than 1048576 bytes", "the path of a JSON file"),
     Bad("network of 5000 characters", plan(network="x" * 5000), "is not a preset", "tpu-v5p"),
     Bad("a sharding of jax", plan(types.SimpleNamespace(spec=(), mesh=None)), "a SimpleNamespace", "Layout.from_jax"),

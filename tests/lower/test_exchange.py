@@ -11,7 +11,7 @@ from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
-from tests.lower.covering import busiest, covers, instruction, matchings
+from tests.lower.covering import busiest, covers, matchings
 
 
 def exchange_of(before: Layout, after: Layout, chunk: int | None = None, device: int | None = None) -> Exchange:
@@ -19,24 +19,11 @@ def exchange_of(before: Layout, after: Layout, chunk: int | None = None, device:
 
 
 def test_rounds_of_an_all_to_all_by_exchange():
-    lowered = instruction("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4))
-    assert isinstance(lowered, Exchange)
-    assert [(t.sender, t.receiver) for t in lowered.local] == [(d, d) for d in range(4)]
-    assert len(lowered.rounds) == 3
-    for turn in lowered.rounds:
-        assert sorted(t.sender for t in turn) == sorted(t.receiver for t in turn) == [0, 1, 2, 3]
-    assert {(t.sender, t.receiver) for turn in lowered.rounds for t in turn} == {
-        (a, b) for a in range(4) for b in range(4) if a != b
-    }
-    assert lowered.staged
-    assert not instruction("exchange", "f32[{x}4]", "f32[16]", Mesh(x=4)).staged  # type: ignore[union-attr]
-
-
-def test_messages_are_no_larger_than_the_chunk():
-    lowered = instruction("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), StepMode(5))
-    assert isinstance(lowered, Exchange)
-    assert {t.elements for turn in lowered.rounds for t in turn} == {4}
-    assert len(lowered.rounds) == 12
+    """Three rounds of other pairs each; in pieces of at most 5 elements, a share of 16 makes four."""
+    lowered = exchange_of(*(Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16]", "f32[16, {x}4]")), 5)
+    assert len(lowered.rounds) == 12 and {t.elements for turn in lowered.rounds for t in turn} == {4}
+    pairs = {(t.sender, t.receiver) for turn in lowered.rounds for t in turn}
+    assert pairs == {(a, b) for a in range(4) for b in range(4) if a != b}
 
 
 def test_kept_shares_cross_no_wire():

@@ -12,7 +12,6 @@ from reshard.geometry.refine import refine
 from reshard.lower.exchange_rounds import ExchangeInPlace, lower_in_place, place_offsets
 from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
-from reshard.plans.rules.tile_view import TileView
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.oracle import tiles_of
@@ -162,10 +161,3 @@ def test_pieces_of_a_share_follow_each_other():
 def test_uneven_layouts_are_refused():
     with pytest.raises(PlanError, match="cannot go in place; the layouts are not even"):
         lower_in_place(Layout.parse("f32[{x}4/10]", Mesh(x=3)), Layout.parse("f32[10]", Mesh(x=3)), None)
-
-
-def test_offsets_are_in_row_major_order():
-    view = TileView((2, 6), (2, 6), (2, 2, 3), (0, 1, 1), ())
-    assert list(place_offsets(view, (None, 1, None))) == [3, 4, 5, 9, 10, 11]
-    assert list(place_offsets(view, (1, None, 2))) == [8, 11]
-    assert list(place_offsets(view, (0, 0, 0))) == [0]

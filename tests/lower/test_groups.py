@@ -43,18 +43,12 @@ def test_members_differ_along_the_factors_only(mesh: Mesh, factors: list[tuple[i
 
 @pytest.mark.parametrize(("mesh", "factors"), MESHES)
 def test_block_numbers_are_coordinates_as_one_number(mesh: Mesh, factors: list[tuple[int, int]]):
+    """The n-th member of a gather's group has block n."""
     order = list(itertools.product(*(range(size) for _, size in factors)))
     numbers = block_numbers(mesh, factors)
     assert numbers == {device: order.index(coordinates(mesh, device, factors)) for device in mesh.devices}
-
-
-@pytest.mark.parametrize(("mesh", "factors"), MESHES)
-def test_groups_are_in_the_order_of_block_numbers(mesh: Mesh, factors: list[tuple[int, int]]):
-    """The n-th member of a gather's group has block n."""
-    numbers = block_numbers(mesh, factors)
-    assert all(
-        [numbers[device] for device in group] == list(range(len(group))) for group in groups_along(mesh, factors)
-    )
+    for group in groups_along(mesh, factors):
+        assert [numbers[device] for device in group] == list(range(len(group)))
 
 
 def test_a_coordinate_is_that_of_the_mesh():

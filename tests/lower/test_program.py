@@ -8,8 +8,6 @@ from collections import Counter
 from math import prod
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError
@@ -29,8 +27,8 @@ from reshard.lower.program import (
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.step_mode import StepMode
-from reshard.types import Layout, Mesh
-from tests.layouts import pairs, random_pair
+from reshard.types import Mesh
+from tests.layouts import random_pair
 from tests.lower.covering import MESH, busiest, covers, instruction, matchings
 from tests.sampling import sampled
 
@@ -78,15 +76,6 @@ def test_device_ids_are_those_of_the_mesh():
     lowered = instruction("all_gather", "f32[{x}4]", "f32[16]", mesh)
     assert isinstance(lowered, AllGather)
     assert lowered.groups == ((10, 3, 7, 20),)
-
-
-def test_permutation_pairs():
-    lowered = instruction("permute", "f32[{x}{y}2]", "f32[{y}{x}2]")
-    assert isinstance(lowered, Permute)
-    # Device 2 x + y holds piece 2 x + y before, and needs piece 4 y + x.
-    assert dict((to, sender) for sender, to in lowered.pairs) == {
-        2 * x + y: 4 * y + x for x in range(4) for y in range(2)
-    }
 
 
 def test_a_step_in_parts_is_one_instruction_and_two_cuts():
@@ -159,13 +148,7 @@ def sound(plan: Plan) -> Counter[str]:
     return Counter(type(lowered).__name__ for lowered in program.instructions)
 
 
-@settings(max_examples=200)
-@given(pairs(most_rank=2), st.booleans())
-def test_any_program_is_sound(pair: tuple[Layout, Layout], donate: bool):
-    sound(rs.plan(*pair, donate=donate))
-
-
-@pytest.mark.parametrize("count", sampled([500, 1500], 500))
+@pytest.mark.parametrize("count", sampled([300, 1500], 300))
 def test_random_programs_of_all_instructions_are_sound(count: int):
     choose, seen = random.Random(1), Counter[str]()
     for number in range(count):
@@ -184,7 +167,7 @@ def test_random_programs_of_all_instructions_are_sound(count: int):
 
 def test_direct_exchanges_of_even_pairs_take_no_more_rounds_than_the_busiest_device():
     choose = random.Random(2)
-    for _ in range(200):
+    for _ in range(100):
         source, target = random_pair(choose, most_rank=2)
         moves = [StepSpec("exchange", target, StepMode(choose.choice((None, 1, 2, 5))))] if source != target else []
         sound(chain(source, target, moves))
