@@ -167,7 +167,7 @@ def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
         unit = math.prod(d.radix for d in digits[1:])
         rounds = min(digits.pop(0).radix, -(-size // unit))
         one_round = rounds == 1
-        digits[:0] = [] if one_round else [Digit(rounds, None)]
+        digits[:0] = [Digit(rounds, None)] if rounds > 1 else []
     return Dim(tuple(check_exact_cover(digits, size, one_round, at)), size)
 
 
