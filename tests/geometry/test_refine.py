@@ -8,12 +8,13 @@ from math import prod
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from reshard.geometry.refine import Factor, RefinedDigit, Refinement, prime_digits, refine, same_devices
+from reshard.geometry.refine import Factor, RefinedDigit, Refinement, prime_digits, refine, release_digits, same_devices
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from tests.layouts import pairs, random_pair
+from tests.layouts import layouts, pairs, random_pair
 
 
 def refined(source: str, target: str, mesh: Mesh) -> Refinement | None:
@@ -216,3 +217,43 @@ def test_what_becomes_of_partial_axes(operand: str, result: str, kept: list, red
     assert refinement is not None
     for factors, wanted in ((refinement.kept, kept), (refinement.reduced, reduced), (refinement.started, started)):
         assert sorted(factors) == sorted(wanted)
+
+
+# Sub-axes released: what remains of a layout's digits, and what the devices along them have together.
+
+
+@pytest.mark.parametrize(
+    ("text", "factors", "wanted"),
+    [
+        ("f32[{x}{y}2]", [(2, 4)], "f32[4{y}2]"),
+        ("f32[{x}{y}2]", [(4, 2)], "f32[2{x:(2)2}{y}2]"),
+        ("f32[{x}{y}2]", [(2, 2)], "f32[{x:(1)2}2{y}2]"),
+        ("f32[{x}{y}2]", [(1, 8)], "f32[16]"),
+        ("f32[{x}4] + sum{y}", [(2, 4)], "f32[16] + sum{y}"),
+        ("f32[{x}3/10, {y}]", [(2, 4), (1, 2)], "f32[10, 2]"),
+        ("f32[{x}4]", [(1, 2)], "f32[{x}4]"),
+        ("f32[16]", [(2, 4)], "f32[16]"),
+    ],
+)
+def test_by_hand(text: str, factors: list[tuple[int, int]], wanted: str):
+    layout = Layout.parse(text, Mesh(x=4, y=2))
+    assert str(release_digits(layout, [Factor(*each) for each in factors])) == wanted
+
+
+def test_a_factor_that_does_not_nest_with_a_holder_releases_all_of_its_digit():
+    """On x=6, positions 0 and 1 differ along x:(3)2, and 2 and 3 also along x:(1)2."""
+    layout = Layout.parse("f32[{x:(1)2}3]", Mesh(x=6))
+    assert str(release_digits(layout, [Factor(1, 2)])) == "f32[6]"
+
+
+@settings(max_examples=100)
+@given(layouts(), st.data())
+def test_a_group_has_no_more_than_its_released_tile(layout: Layout, data: st.DataObject):
+    mesh = layout.mesh
+    axes = data.draw(st.lists(st.sampled_from(sorted(mesh.axes) or ["none"]), unique=True))
+    factors = [Factor(mesh.stride(mesh.sub_axis(a)), mesh.axes[a]) for a in axes if a in mesh.axes]
+    whole = release_digits(layout, factors)
+    for device in mesh.devices:
+        own, shared = meaning(layout, device), meaning(whole, device)
+        for size, some, more in zip(layout.shape, own, shared, strict=True):
+            assert {i for i in some if i < size} <= set(more)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.geometry.remesh import common_mesh, mesh_of_used, remesh
+from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -99,3 +99,22 @@ def test_a_mesh_of_the_sub_axes_that_two_layouts_use(source: str, target: str, e
             moved = remesh(layout, mesh)
             assert moved is not None
             assert [meaning(moved, d) for d in mesh.devices] == [meaning(layout, d) for d in mesh.devices]
+
+
+# Which devices two meshes have in common.
+
+
+@pytest.mark.parametrize(
+    ("other", "same", "apart"),
+    [
+        (Mesh(x=4, y=2), True, False),
+        (Mesh({"x": 8}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0]), True, False),
+        (Mesh(x=4), False, False),
+        (Mesh({"x": 8}, device_ids=range(7, 15)), False, False),
+        (Mesh({"x": 8}, device_ids=range(8, 16)), False, True),
+    ],
+    ids=["other axes", "other order", "subset", "overlapping", "disjoint"],
+)
+def test_device_sets(other: Mesh, same: bool, apart: bool):
+    assert one_set(Mesh(x=8), other) == one_set(other, Mesh(x=8)) == same
+    assert disjoint(Mesh(x=8), other) == disjoint(other, Mesh(x=8)) == apart

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -26,23 +25,12 @@ MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).ma
 )
 
 
-def coordinates(mesh: Mesh) -> list[tuple[int, ...]]:
-    """The coordinates of every position, first axis major."""
-    return list(product(*(range(size) for size in mesh.axes.values())))
-
-
 def test_axes_in_order():
     mesh = Mesh(x=4, y=2)
     assert (mesh.size, dict(mesh.axes), list(mesh.axes), str(mesh)) == (8, {"x": 4, "y": 2}, ["x", "y"], "<x=4, y=2>")
     assert Mesh({"x": 4, "y": 2}) == Mesh([("x", 4), ("y", 2)]) == mesh
     assert Mesh(y=2, x=4) != mesh
     assert hash(Mesh({"x": 4, "y": 2})) == hash(mesh)
-
-
-@pytest.mark.parametrize("sizes", [(), (1,), (3,), (5, 1, 6), (80,), (2, 3, 5, 7)])
-def test_any_sizes(sizes: tuple[int, ...]):
-    mesh = Mesh({f"a{at}": size for at, size in enumerate(sizes)})
-    assert mesh.size == len(coordinates(mesh)) == len(mesh.devices)
 
 
 def test_the_size_is_known_without_listing_devices():
@@ -290,14 +278,6 @@ def test_prime_places_of_a_sub_axis():
     mesh = Mesh(x=12, y=5)
     assert list(prime_places(mesh, mesh.sub_axis("x:(2)6"))) == [(15, 2), (5, 3)]
     assert list(prime_places(mesh, mesh.sub_axis("y"))) == [(1, 5)]
-
-
-def test_coordinates_along_several_sub_axes():
-    mesh = Mesh(x=12, y=5)
-    axes = [mesh.sub_axis("y"), mesh.sub_axis("x:(4)3"), mesh.sub_axis("x:(1)2")]
-    for position in range(mesh.size):
-        x, y = divmod(position, 5)
-        assert mesh.coordinates(position, axes) == (y, x % 3, x // 6)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(x=4, y=2), Mesh({"x": 3}, device_ids=[2, 0, 1])], ids=repr)

@@ -2,7 +2,6 @@
 
 import math
 import re
-from itertools import product
 
 import numpy as np
 import pytest
@@ -131,16 +130,6 @@ def test_an_iota_assigns_the_devices_that_numpy_computes(assignment, scale, rand
     assert_means(layout, owners, shape, unreduced)
     listed = read(f"{{devices=[{spelled(sizes)}]{spelled(owners.flat)}{tail}}}", shape)
     assert listed == layout, "the list of ids of an iota is that iota"
-
-
-def test_every_small_iota():
-    for dims in [(8,), (2, 4), (4, 2), (2, 2, 2), (12,), (2, 6), (6, 2), (2, 3, 2), (9, 3), (5,)]:
-        for order in [(0,)] if len(dims) == 1 else [(1, 0)] if len(dims) == 2 else [(2, 0, 1), (2, 1, 0), (1, 0, 2)]:
-            count = math.prod(dims)
-            for sizes in product([s for s in range(1, count + 1) if count % s == 0], repeat=2):
-                if math.prod(sizes) == count:
-                    text = f"{{devices=[{spelled(sizes)}]<=[{spelled(dims)}]T({spelled(order)})}}"
-                    assert_means(read(text, (24, 35)), assigned(sizes, dims, order), (24, 35))
 
 
 def test_tiles_that_cut_no_axes_keep_their_own_with_device_ids():
@@ -308,54 +297,12 @@ def test_named_means_what_its_axes_say(sharding, sizes):
 
 REPORTED = [
     ({"x": 4, "y": 2}, (16, 16, 16), [["y"], [], ["x"]], "{devices=[2,1,4]<=[4,2]T(1,0)}"),
-    ({"x": 4, "y": 2}, (16, 16, 16), [[], ["x", "y"], []], "{devices=[1,8,1]<=[8]}"),
-    ({"a": 16, "b": 4}, (3, 128, 128), [[], ["a"], []], "{devices=[1,16,1,4]<=[64] last_tile_dim_replicate}"),
     ({"a": 16, "b": 4}, (3, 128, 128), [[], [], ["b"]], "{devices=[1,1,4,16]<=[16,4]T(1,0) last_tile_dim_replicate}"),
-    (
-        {"context": 4, "expert": 16},
-        (64, 6144, 6144),
-        [[], ["expert", "context"], []],
-        "{devices=[1,64,1]<=[4,16]T(1,0)}",
-    ),
-    (
-        {"context": 4, "expert": 16},
-        (64, 6144, 1536),
-        [[], ["expert", "context"], []],
-        "{devices=[1,64,1]<=[4,16]T(1,0)}",
-    ),
-    (
-        {"context": 4, "expert": 16},
-        (64, 3072, 6144),
-        [[], [], ["expert", "context"]],
-        "{devices=[1,1,64]<=[4,16]T(1,0)}",
-    ),
-    (
-        {"context": 4, "expert": 16},
-        (64, 3072, 6144),
-        [["context"]],
-        "{devices=[4,1,1,16]<=[64] last_tile_dim_replicate}",
-    ),
-    ({"x": 4, "y": 4}, (32, 4032, 4032), [[], ["x"], ["y"]], "{devices=[1,4,4]<=[16]}"),
-    ({"x": 4, "y": 4}, (32, 4032, 4032), [["x", "y"], [], []], "{devices=[16,1,1]<=[16]}"),
-    ({"x": 4, "y": 4}, (32, 4804, 4804), [[], ["x"], ["y"]], "{devices=[1,4,4]<=[16]}"),
+    ({"c": 4, "e": 16}, (64, 3072, 6144), [[], [], ["e", "c"]], "{devices=[1,1,64]<=[4,16]T(1,0)}"),
+    ({"c": 4, "e": 16}, (64, 3072, 6144), [["c"]], "{devices=[4,1,1,16]<=[64] last_tile_dim_replicate}"),
     ({"x": 4, "y": 4}, (36, 600, 600), [["x", "y"], [], []], "{devices=[16,1,1]<=[16]}"),
-    (
-        {"x": 8, "y": 10},
-        (144, 2000, 160, 2),
-        [[], ["y"]],
-        "{devices=[1,10,1,1,8]<=[8,10]T(1,0) last_tile_dim_replicate}",
-    ),
-    ({"x": 8, "y": 10}, (144, 2000, 160, 2), [[], ["x"]], "{devices=[1,8,1,1,10]<=[80] last_tile_dim_replicate}"),
-    ({"x": 4, "y": 4}, (36, 160, 2, 73648), [[], ["x", "y"]], "{devices=[1,16,1,1]<=[16]}"),
-    (
-        {"x": 4, "y": 4},
-        (36, 160, 2, 73648),
-        [[], [], [], ["y"]],
-        "{devices=[1,1,1,4,4]<=[4,4]T(1,0) last_tile_dim_replicate}",
-    ),
+    ({"x": 8, "y": 10}, (144, 200, 160), [[], ["y"]], "{devices=[1,10,1,8]<=[8,10]T(1,0) last_tile_dim_replicate}"),
     ({"x": 4, "y": 4}, (1, 1504, 1964), [["x", "y"], [], []], "{devices=[16,1,1]<=[16]}"),
-    ({"x": 4, "y": 4}, (1, 1504, 1964), [[], ["x"], []], "{devices=[1,4,1,4]<=[16] last_tile_dim_replicate}"),
-    ({"X": 2, "Y": 4}, (2048, 2048), [["X"], []], "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"),
     (
         {"C": 1, "D": 2, "Y": 8, "X": 4, "T": 4},
         (2048, 2048),
@@ -389,11 +336,9 @@ REFUSED = [
     ("{devices=[8,-1,1]<=[8]}", NotationError, "cannot read '-1,1]<=[8]}'; sizes are whole numbers"),
     ("{devices=[8,1,1]<=[4]}", NotationError, "4 is not the 8 devices"),
     ("{devices=[8,1,1]<=[4,2]T(0,0)}", NotationError, "must order the 2 dims before it, each of 0..1 once"),
-    ("{devices=[8,1,1]<=[4,2]T(1,2)}", NotationError, "must order the 2 dims"),
     ("{devices=[8,1,1]<=[4,2]T(1)}", NotationError, "must order the 2 dims"),
     ("{devices=[8,1,1]<=[4,2]T1,0}", NotationError, "write a transposition as T(1,0)"),
     ("{devices=[4,1,1]0,1,2}", NotationError, "lists 3 device ids, 3 of them different, for 4 tiles"),
-    ("{devices=[4,1,1]0,1,2,2}", NotationError, "lists 4 device ids, 3 of them different"),
     ("{devices=[4,1,1]<=0,1,2,3}", NotationError, "which device has which tile; write <=[4]"),
     ("{devices=[" + "9" * 5000 + ",1,1]<=[8]}", NotationError, "sizes are whole numbers"),
     ("{devices=[1,1,1]" + "9" * 5000 + "}", NotationError, "which device has which tile"),
@@ -416,15 +361,7 @@ REFUSED = [
     ("{{replicated}, {replicated}}", NotationError, "the sharding of a tuple; give that of one element"),
     ("{mesh['x'=4,'y'=2]}", NotationError, "one {} per dim in [] follows the mesh"),
     ("{mesh['x'=4,'y'=2], [{'y'}, {}]}", LayoutError, "2 dims of axes for global shape (16, 16, 16) of rank 3"),
-    ("{mesh['x'=4,'y'=2], [{'z'}, {}, {}]}", MeshError, "unknown axis 'z': mesh <x=4, y=2> has axes x, y"),
-    ("{mesh['x'=4,'y'=2], [{'x'}, {'x'}, {}]}", LayoutError, "is used as x and as x, which overlap"),
     ("{mesh['x'=4,'y'=2], [{'x'}, {}, {}], manual={'x'}}", LayoutError, "(single use)"),
-    ("{mesh['x'=4,'y'=2], [{'x':(1)4}, {'x':(2)2}, {}]}", LayoutError, "which overlap"),
-    ("{mesh['x'=4,'y'=2], [{'x':(3)2}, {}, {}]}", MeshError, "3 x 2 does not divide axis 'x' of size 4"),
-    ("{mesh['x'=4,'y'=2], [{'x':2}, {}, {}]}", NotationError, 'write a sub-axis as "x":(pre)size'),
-    ("{mesh['x'=4,'x'=2], [{'x'}, {}, {}]}", MeshError, "an axis name occurs twice"),
-    ("{mesh['x'=0], [{'x'}, {}, {}]}", MeshError, "axis 'x' has size 0"),
-    ("{mesh['x y'=4], [{}, {}, {}]}", NotationError, "a name is a letter or _, then letters"),
     (
         "{mesh['x'=4,'y'=2], device_ids=([4]), [{}, {}, {}]}",
         NotationError,
@@ -436,7 +373,6 @@ REFUSED = [
         NotationError,
         "cannot read \"open={'x'}}\"; each of replicated, unred",
     ),
-    ("{mesh['x'=2], [{}, {}, {}], unreduced=mean{'x'}}", NotationError, "unreduced axes have sum, max, min"),
     ("{mesh['x'=2], sharded}", NotationError, "cannot read 'sharded}'"),
     ('{replicated metadata={op_name="}"}', NotationError, "close the sharding with }"),
 ]
