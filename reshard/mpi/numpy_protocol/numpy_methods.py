@@ -253,12 +253,15 @@ def _check_powers(base: Any, exponent: Any, dtype: Any) -> None:
     Collective if an array of signed integers is the exponent.
     """
     arrays = [each for each in (base, exponent) if isinstance(each, NumpyMethods)]
-    given = [each.dtype if isinstance(each, NumpyMethods) else each for each in (base, exponent)]
-    kinds = [each.kind if isinstance(each, np.dtype) else np.asarray(each).dtype.kind for each in given]
-    # Of Python's own numbers numpy takes the value: -1 as the power of unsigned integers it refuses on all ranks.
-    if any(kind not in "biu" for kind in kinds) or np.result_type(*given if dtype is None else [dtype]).kind != "i":
-        return
     if any(0 in array.shape for array in arrays):
+        return
+    # Of Python's own numbers numpy takes the value: -1 as the power of unsigned integers it refuses on all ranks.
+    given = [each.dtype if isinstance(each, NumpyMethods) else each for each in (base, exponent)]
+    for each in given:
+        number = np.empty((), each) if isinstance(each, np.dtype) else np.asarray(each)
+        if number.dtype.kind not in "biu" or number.ndim:  # An array of another kind is refused wherever it stands.
+            return
+    if np.result_type(*given if dtype is None else [dtype]).kind != "i":
         return
     negative = exponent < 0
     if reduce_array(ANY, negative) if isinstance(negative, TiledArray) else negative:

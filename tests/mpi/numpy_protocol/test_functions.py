@@ -160,8 +160,9 @@ def test_elementwise_functions_refuse_what_needs_other_tiles() -> None:
             np.vecdot(a, a)
     with pytest.raises(LayoutError, match=r"an array of shape \(2, 3\); give a number"):
         a + A
-    with pytest.raises(LayoutError, match="give a number"):
-        [1, 2, 3] * a
+    for call in (lambda: [1, 2, 3] * a, lambda: array([1, 2]) ** [1, 2], lambda: array([1, 2]) ** np.array([1, 2])):
+        with pytest.raises(LayoutError, match="give a number"):
+            call()
 
 
 @pytest.mark.slow
