@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -256,9 +256,9 @@ def _check_powers(base: Any, exponent: Any, dtype: Any) -> None:
     if any(0 in array.shape for array in arrays):
         return
     # Of Python's own numbers numpy takes the value: -1 as the power of unsigned integers it refuses on all ranks.
-    given = [each.dtype if isinstance(each, NumpyMethods) else each for each in (base, exponent)]
+    given: list[Any] = [each.dtype if isinstance(each, NumpyMethods) else each for each in (base, exponent)]
     for each in given:
-        number = np.empty((), each) if isinstance(each, np.dtype) else np.asarray(each)
+        number = np.empty((), cast("Any", each)) if isinstance(each, np.dtype) else np.asarray(each)
         if number.dtype.kind not in "biu" or number.ndim:  # An array of another kind is refused wherever it stands.
             return
     if np.result_type(*given if dtype is None else [dtype]).kind != "i":
