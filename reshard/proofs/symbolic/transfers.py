@@ -201,11 +201,9 @@ def check_permute(step: Permute, contract: StepContract) -> None:
     pairs = read_rows(step.pairs, 2, "pairs")
     once = np.array_equal(np.sort(pairs[:, 1]), np.sort(np.array(contract.result.mesh.devices)))
     require(once, "the pairs do not have each receiver once")
-    _check_summands(Boxes(pairs[:, 0], pairs[:, 0], pairs[:, 1], pairs, pairs), contract)
-    sent, received = (
-        find_positions(contract.operand.mesh, pairs[:, 0]),
-        find_positions(contract.result.mesh, pairs[:, 1]),
-    )
+    whole = Boxes(pairs[:, 0], pairs[:, 0], pairs[:, 1], pairs, pairs)
+    _check_summands(whole, contract)
+    sent, received = _end_positions(whole, contract)
     for a, b in zip(contract.operand.dims, contract.result.dims, strict=True):
         require(a.padded == b.padded, "tiles of other sizes")
         one, other = _held_numbers(a, contract.operand, sent), _held_numbers(b, contract.result, received)
@@ -237,10 +235,7 @@ def _end_positions(boxes: Boxes, contract: StepContract) -> tuple[Ints, Ints]:
 
 def _check_summands(boxes: Boxes, contract: StepContract) -> None:
     """Checks that a summand goes to a device that keeps the same summand of the sum."""
-    sent, received = (
-        find_positions(contract.operand.mesh, boxes.sender),
-        find_positions(contract.result.mesh, boxes.receiver),
-    )
+    sent, received = _end_positions(boxes, contract)
     pairs = zip(contract.partial(contract.operand), contract.partial(contract.result), strict=True)
     for before, after in pairs:
         same = np.array_equal(coordinate_along(sent, *before), coordinate_along(received, *after))
@@ -294,10 +289,7 @@ def check_messages(step: Exchange, boxes: Boxes, contract: StepContract) -> Mapp
     cut = [a.place for a in named if any(np.any(side[a.place][:, 1] != a.radix) for side in (src, dst))]
     if cut:  # Boxes cut digits whose sizes were to vary.
         raise Tied(frozenset(cut))
-    sent, received = (
-        find_positions(contract.operand.mesh, boxes.sender),
-        find_positions(contract.result.mesh, boxes.receiver),
-    )
+    sent, received = _end_positions(boxes, contract)
     for a in contract.nested:
         if a.place in contract.part:
             continue
@@ -371,10 +363,7 @@ def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
             touched.add(at)
     if tied := frozenset(place for place in contract.names if place[0] in touched):
         raise Tied(tied)
-    sent, received = (
-        find_positions(contract.operand.mesh, boxes.sender),
-        find_positions(contract.result.mesh, boxes.receiver),
-    )
+    sent, received = _end_positions(boxes, contract)
     for at, (a, b) in enumerate(dims):
         before, after = _local_offsets(a), _local_offsets(b)
         held, wanted = offset_of_held(a, contract.operand, sent), offset_of_held(b, contract.result, received)
