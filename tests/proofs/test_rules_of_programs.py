@@ -12,7 +12,7 @@ import reshard as rs
 from reshard.errors import ProofError, UndecidedError
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace
-from reshard.lower.program import AllGather, CastTiles, InParts, Permute
+from reshard.lower.program import AllGather, AllToAll, CastTiles, InParts, Permute, ReduceScatter
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
 from tests.program_faults import replaced
@@ -39,6 +39,8 @@ PLANS = {
     "in place": one_step("exchange", "f32[{x}4, 12]", "f32[12, {x}4]", THREE, in_place=True),
     "in place, in pieces": one_step("exchange", "f32[{x}4, 12]", "f32[12, {x}4]", THREE, in_place=True, chunk=3),
     "in parts": one_step("exchange", "f32[{x}4, 12, 2]", "f32[12, {x}4, 2]", THREE, parts=2),
+    "all to all": moved("f32[{x}4, 12]", "f32[12, {x}4]", THREE),
+    "reduce": moved("f32[12, 2] + sum{x}", "f32[{x}4, 2]", THREE),
     "permute": moved("f32[{x}{y}2]", "f32[{y}{x}2]"),
     "other devices": moved("f32[{x}6]", "f32[{a}4]", rs.Mesh(x=2), rs.Mesh({"a": 3}, device_ids=[4, 5, 6])),
     "relay": one_step(
@@ -115,6 +117,14 @@ def tile_sent_in_blocks(step: AllGather, program: Program) -> Faulty:
     yield replace(step, send=replace(step.send, blocks=(0,)))
 
 
+def dims_of_views_swapped(step: AllGather | AllToAll, program: Program) -> Faulty:
+    for side in ("send", "receive"):
+        view = getattr(step, side)
+        other = tuple(len(view.tile) - 1 - dim for dim in view.dims)
+        if other != view.dims:
+            yield replace(step, **{side: replace(view, dims=other)})
+
+
 FAULTS: dict[str, tuple[tuple[type, ...], Callable[[Any, Program], Faulty]]] = {
     "a cast to another dtype": ((CastTiles,), cast_elsewhere),
     "a cast left out": ((CastTiles,), cast_left_out),
@@ -127,6 +137,7 @@ FAULTS: dict[str, tuple[tuple[type, ...], Callable[[Any, Program], Faulty]]] = {
     "an exchange of another kind": ((Exchange,), other_flags),
     "a pair twice": ((Permute,), pair_twice),
     "a tile that is sent in blocks": ((AllGather,), tile_sent_in_blocks),
+    "views of other dims": ((AllToAll, ReduceScatter), dims_of_views_swapped),
 }
 
 

@@ -128,6 +128,8 @@ def open_view(
     axes = match_digits(view.digits, digits)
     distinct = len(set(view.blocks)) == len(view.blocks)
     require(distinct and all(0 <= b < len(axes) for b in view.blocks), "a view whose block axes are not axes")
+    named = [{a.dim for a in own if a.radix > 1} or {dim} for own, dim in zip(axes, view.dims, strict=False)]
+    require(named == [{dim} for dim in view.dims] and len(named) == len(axes), "a view whose axes are of other dims")
     blocks = [a for axis in view.blocks for a in axes[axis]]
     rest = [a for axis, own in enumerate(axes) if axis not in view.blocks for a in own]
     return blocks, rest
