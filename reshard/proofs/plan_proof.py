@@ -384,7 +384,7 @@ def _prove_stretch(steps: Sequence[Step], program: Program | None, begun: int) -
     try:
         proof = prove_plan(plan, program)
     except (UndecidedError, ProofError) as error:
-        # Marks show what the numpy runtime does. Instructions that are not the lowering's may say other things to others.
+        # Marks show what the numpy runtime does; other instructions than the lowering's may tell others something else.
         if program is not None and program.instructions != lower_plan(plan).instructions:
             raise UndecidedError(f"step {begun + 1}: instructions that are not shown to be right ({error})") from error
         return _BOXES, ()
