@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -147,16 +148,6 @@ class _Examination:
         self.network = options.plan.network
         self.matcher = Matcher(known)
 
-    def _plan(self, pair: Pair) -> Plan | None:
-        try:
-            return find_plan(*pair, PlanOptions(None, self.network))
-        except ReshardError:
-            return None
-
-    def places(self) -> list[Place]:
-        """A place for each proposal, in the order of the program."""
-        return [self._with_outcome(self._place_of(one), one) for one in self.proposed]
-
     @cached_property
     def proposed(self) -> list[Proposal]:
         """The proposals in the order of the program; none counts as better if all together are not worth it."""
@@ -182,23 +173,25 @@ class _Examination:
         planned = [one.planned_chain for one in proposals if one.replacements]
         return add_up_program(self.flow, planned=planned).peak_bytes
 
+    def places(self) -> list[Place]:
+        """A place for each proposal, in the order of the program, with what becomes of it."""
+        return [self._place_of(one) for one in self.proposed]
+
     def _place_of(self, one: Proposal) -> Place:
         """The place of a proposal: a chain as the program has it, or several that plans take together."""
         parts = [part for part in self.proposals.apart if part.is_part_of(one.chain)]
         if len(parts) == 1 and not (one.replacements and parts[0].reduces) and one.moves is None:
-            return self._place(parts[0])
-        kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
-        memory = self.liveness.of(one.chain)
-        place = replace(
-            place_chain(one.chain), kind=kind, moves=list_proposed_moves(one), peak_bytes=memory.peak_bytes,
-            temp_bytes=memory.temp_bytes, largest=memory.largest,
-        )  # fmt: skip
-        rebuilding = (self._place(part) for part in parts if not part.reduces)
-        worst = max(rebuilding, key=lambda part: (part.rebuilds_whole, bool(part.rebuilds)), default=place)
-        return replace(place, rebuilds=worst.rebuilds, rebuilt=worst.rebuilt, rebuilt_move=worst.rebuilt_move)
-
-    def _with_outcome(self, place: Place, one: Proposal) -> Place:
-        """The place with what becomes of it; plans are those between the user's own layouts, if these are known."""
+            place = self._place(parts[0])
+        else:
+            kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
+            memory = self.liveness.of(one.chain)
+            place = replace(
+                place_chain(one.chain), kind=kind, moves=list_proposed_moves(one), peak_bytes=memory.peak_bytes,
+                temp_bytes=memory.temp_bytes, largest=memory.largest,
+            )  # fmt: skip
+            rebuilding = (self._place(part) for part in parts if not part.reduces)
+            worst = max(rebuilding, key=lambda part: (part.rebuilds_whole, bool(part.rebuilds)), default=place)
+            place = replace(place, rebuilds=worst.rebuilds, rebuilt=worst.rebuilt, rebuilt_move=worst.rebuilt_move)
         outcome = one.outcome
         if not one.replacements:
             return replace(place, outcome=outcome)
@@ -218,7 +211,14 @@ class _Examination:
         # A collective is the user's own by its op_name: its `source` may be that of a neighbour.
         names = (metadata_fields(one.instruction.attributes.get("metadata", "")) for one in chain.collectives)
         is_manual = all(_IN_SHARD_MAP.search(fields.get("op_name", "")) for fields in names)
-        planner = None if is_manual else self._plan
+
+        def plan(pair: Pair) -> Plan | None:
+            try:
+                return find_plan(*pair, PlanOptions(None, self.network))
+            except ReshardError:
+                return None
+
+        planner = None if is_manual else plan
         moves, where, leaves, counted = self.proposals.reader.moves(chain, place.where, self.matcher, planner)
         memory = self.liveness.of(chain)
         arrays = [array for array in (memory.largest, *(move.after for move in moves)) if array is not None]
@@ -249,19 +249,14 @@ def count_devices(module: Module, collectives: Sequence[Collective]) -> int:
 
 def find_mesh(collectives: Sequence[Collective], devices: int, known: Iterable[Mesh] = ()) -> Mesh | None:
     """The user's mesh: that of the known moves, else the one that collectives name; None if it is not unique."""
-    meshes = set(known) or {mesh for one in collectives if (mesh := _read_mesh(one)) is not None}
+    meshes = set(known)
+    for collective in () if meshes else collectives:
+        attributes = collective.instruction.attributes
+        named = _MESH.match(attributes.get("replica_groups", ""))
+        axes = [] if named is None else _AXIS.findall(named[1])
+        # XLA makes up the names of axes where it has none, and numbers devices in another order.
+        if axes and "device_ids" not in attributes and not all(_GENERATED.fullmatch(name) for name, _ in axes):
+            with suppress(MeshError):
+                meshes.add(Mesh([(name, int(size)) for name, size in axes]))
     fitting = [mesh for mesh in meshes if mesh.size == devices and mesh.device_ids is None]
     return fitting[0] if len(fitting) == 1 else None
-
-
-def _read_mesh(collective: Collective) -> Mesh | None:
-    """The mesh that `replica_groups` name, unless XLA made up the names of its axes."""
-    attributes = collective.instruction.attributes
-    named = _MESH.match(attributes.get("replica_groups", ""))
-    axes = [] if named is None else _AXIS.findall(named[1])
-    if not axes or "device_ids" in attributes or all(_GENERATED.fullmatch(name) for name, _ in axes):
-        return None
-    try:
-        return Mesh([(name, int(size)) for name, size in axes])
-    except MeshError:
-        return None

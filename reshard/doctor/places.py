@@ -178,7 +178,7 @@ class Place:
         most = min(self.received_bytes, self.planned_bytes or 0) if self.replaced else self.received_bytes
         if not self.moves:
             return most
-        largest = self._largest_need
+        largest = max(move.needed_bytes for move in self.moves)
         if self._is_one_array:
             return min(most, largest)
         all_needs = sum(move.arrays * move.needed_bytes for move in self.moves)
@@ -187,16 +187,13 @@ class Place:
     @property
     def exact(self) -> bool:
         """Whether `needed_bytes` is the lower bound itself, rather than an upper bound of it."""
-        known = bool(self.moves) and all(move.exact for move in self.moves)
-        return known and (self._is_one_array or self.needed_bytes == self._largest_need)
+        if not self.moves or not all(move.exact for move in self.moves):
+            return False
+        return self._is_one_array or self.needed_bytes == max(move.needed_bytes for move in self.moves)
 
     @property
     def _is_one_array(self) -> bool:
         return sum(move.arrays for move in self.moves) == 1
-
-    @property
-    def _largest_need(self) -> int:
-        return max(move.needed_bytes for move in self.moves)
 
     @property
     def wasted_bytes(self) -> int:
@@ -276,7 +273,19 @@ class Place:
             "computation": self.computation,
             "times": self.times,
             "counted": self.counted,
-            "collectives": [_describe_collective(collective) for collective in self.collectives],
+            "collectives": [
+                {
+                    "kind": one.kind,
+                    "name": one.name,
+                    "dtype": one.dtype,
+                    "operands": [list(array.dims) for array in one.operands],
+                    "results": [list(array.dims) for array in one.results],
+                    "group_size": one.group_size,
+                    "received_bytes": one.received_bytes,
+                    "times": one.times,
+                }
+                for one in self.collectives
+            ],
             "moves": [move.to_dict() for move in self.moves],
             "received_bytes": self.received_bytes,
             "total_bytes": self.total_bytes,
@@ -342,17 +351,4 @@ def describe_source(source: Source) -> dict[str, Any]:
         "function": source.function,
         "op_name": source.op_name,
         "exact": source.exact,
-    }
-
-
-def _describe_collective(collective: Collective) -> dict[str, Any]:
-    return {
-        "kind": collective.kind,
-        "name": collective.name,
-        "dtype": collective.dtype,
-        "operands": [list(array.dims) for array in collective.operands],
-        "results": [list(array.dims) for array in collective.results],
-        "group_size": collective.group_size,
-        "received_bytes": collective.received_bytes,
-        "times": collective.times,
     }

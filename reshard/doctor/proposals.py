@@ -421,8 +421,13 @@ def predict_costs(collectives: Sequence[Collective], maps: IndexMaps) -> Measure
 
     def predict(one: Proposal) -> ProposalCost:
         for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
-            if isinstance(each, Replacement) and each.is_summed and not is_exact(each.before.dtype):
-                _check_order(plan, device_groups(maps, each.leaf))
+            if not isinstance(each, Replacement) or not each.is_summed or is_exact(each.before.dtype):
+                continue
+            # Floats must not be added up in several rounds, nor in another order of devices.
+            instructions = [step.each if isinstance(step, InParts) else step for step in lower_plan(plan).instructions]
+            sums = [step.groups for step in instructions if isinstance(step, ReduceScatter | AllReduce)]
+            if len(sums) != 1 or set(sums[0]) != set(map(tuple, device_groups(maps, each.leaf))):
+                raise Unfit("its elements would be added up in another order")
         received = launches = 0
         for plan in one.outcome.plans:
             received += plan.received_bytes * (2 if is_wide and plan.source.dtype in _SHORT else 1)
@@ -433,14 +438,6 @@ def predict_costs(collectives: Sequence[Collective], maps: IndexMaps) -> Measure
         return ProposalCost(received, one.peak_bytes, launches + one.outcome.permutes)
 
     return predict
-
-
-def _check_order(plan: Plan, groups: Iterable[Iterable[int]]) -> None:
-    """Raises `Unfit` where floats would be added up in several rounds, or in another order of devices."""
-    instructions = [one.each if isinstance(one, InParts) else one for one in lower_plan(plan).instructions]
-    sums = [one.groups for one in instructions if isinstance(one, ReduceScatter | AllReduce)]
-    if len(sums) != 1 or set(sums[0]) != set(map(tuple, groups)):
-        raise Unfit("its elements would be added up in another order")
 
 
 def list_proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:

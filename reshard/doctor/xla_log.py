@@ -25,7 +25,7 @@ from rich.text import Text
 
 from reshard.doctor.places import describe_source
 from reshard.doctor.report.findings import format_origin, format_short_line, format_steps
-from reshard.doctor.report.table import print_plain
+from reshard.doctor.report.table import print_plain, print_rows
 from reshard.errors import ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
@@ -173,7 +173,6 @@ def _read_layouts(text: WarningText) -> tuple[Layout, Layout]:
 # The report on a log: a table or JSON.
 
 
-_LOG_COLUMNS = ("", "where", "times", "array", "received", "reshard would", "receive", "saves")
 _DETAILS = ("times", "array", "reshard would", "receive")
 _WHOLE = 76  # columns of a terminal that take the whole table
 
@@ -243,13 +242,11 @@ def show_log(out: Console, report: LogReport) -> None:
     facts += [("not needed", bytes_text(report.saved_bytes))] if report.saved_bytes else []
     terminal.print_facts(out, facts)
     out.print()
-    columns = [name for name in _LOG_COLUMNS if out.width >= _WHOLE or name not in _DETAILS]
-    table = terminal.make_table(*columns, right=["", "times", "array", "received", "receive", "saves"])
-    table.columns[1].no_wrap = True
+    rows: list[dict[str, str | Text]] = []
     for at, move in enumerate(report.moves, 1):
         figures = (move.whole_bytes, move.received_bytes, move.planned_bytes, move.saved_bytes)
         whole, received, planned, saved = map(bytes_text, figures) if move.plan else ("-",) * 4
-        cells = {
+        rows.append({
             "": str(at),
             "where": format_short_line(move.where),
             "times": str(move.times),
@@ -258,9 +255,9 @@ def show_log(out: Console, report: LogReport) -> None:
             "reshard would": Text("-" if move.plan is None else format_steps(move.plan), terminal.STEP),
             "receive": planned,
             "saves": Text(saved, terminal.GOOD),
-        }
-        table.add_row(*(cells[name] for name in columns))
-    terminal.print_table(out, table, indent=2)
+        })  # fmt: skip
+    if rows:
+        print_rows(out, rows, () if out.width >= _WHOLE else _DETAILS, whole="where", right=("array",))
     for at, move in enumerate(report.moves, 1):
         out.print()
         mark = f"  {at}  "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -26,8 +26,7 @@ from reshard.types.units import bytes_text, counted
 _ROWS, _LINES, _BUFFERS = 25, 12, 6  # more than anyone reads
 _FULL, _MIDDLE = 92, 76  # columns of a terminal that take the whole table, and most of it
 _WIDTH = 100  # of plain text
-_COLUMNS = ("XLA does", "received", "needed", "temp", "reshard would", "saves")
-_NUMBERS = ("received", "needed", "temp", "saves")
+_NUMBERS = ("", "places", "received", "needed", "temp", "saves", "launches", "live at peak", "times", "receive")
 
 
 def print_plain(show: Callable[[Console], None]) -> str:
@@ -53,57 +52,63 @@ def show_report(out: Console, report: Findings, every: bool = False, frames: boo
         return
     terminal.print_paragraph(out, report.title, style=terminal.NAME)
     terminal.print_facts(out, report.facts)
-    found = report.shown(every)
-    found, more = (found, []) if every else (found[:_ROWS], found[_ROWS:])
+    every_one = report.shown(every)
+    found = every_one if every else every_one[:_ROWS]
+    # In a narrow terminal only the columns that matter most; the remarks have most of what the others say.
+    hidden = () if out.width >= _FULL else ("needed", "temp")
+    hidden += () if out.width >= _MIDDLE else ("places", "XLA does", "reshard would", "array", "why")
     if found:
         out.print()
-        _show_findings(out, found)
+        rows: list[dict[str, str | Text]] = []
+        for at, one in enumerate(found, 1):
+            alike: dict[str, str | Text] = {"places": str(one.alike)} if any(each.alike > 1 for each in found) else {}
+            rows.append({
+                "": str(at),
+                "where": one.where,
+                **alike,
+                "XLA does": Text(one.does, terminal.BAD if one.place.rebuilds_whole else ""),
+                "received": one.received,
+                "needed": one.needed,
+                "temp": bytes_text(one.place.temp_bytes),
+                "reshard would": Text(one.instead, terminal.STEP if one.saved else terminal.FAINT),
+                "saves": Text(one.saved, terminal.GOOD),
+            })  # fmt: skip
+        print_rows(out, rows, hidden, whole="where")
     for at, one in enumerate(found, 1):
         if one.is_wasteful or frames:
             out.print()
             _show_remark(out, at, one, frames)
-    if more:
+    if more := every_one[len(found) :]:
         out.print()
         bytes_left = bytes_text(sum(one.alike * one.place.total_bytes for one in more))
         terminal.print_paragraph(out, f"not shown: {len(more)} more rows, {bytes_left} received", style=terminal.FAINT)
     summed = report.accounts(every)
     if lines := sorted((*summed.reductions, *summed.others), key=lambda line: -line.received_bytes):
         out.print()
-        _show_sums(out, lines)
+        _show_sums(out, lines, hidden)
     if report.memory.moved_bytes:
         out.print()
-        _show_buffers(out, report.memory)
+        _show_buffers(out, report.memory, hidden)
 
 
-def _show_findings(out: Console, found: Sequence[Finding]) -> None:
-    """Prints a row for each place; in a narrow terminal, only the columns that matter most."""
-    alike = ["places"] if any(one.alike > 1 for one in found) else []
-    columns = [name for name in ("", "where", *alike, *_COLUMNS) if name not in _list_hidden_columns(out.width)]
-    table = terminal.make_table(*columns, right=["", *alike, *_NUMBERS])
-    table.columns[1].no_wrap = True
-    for at, one in enumerate(found, 1):
-        cells = {
-            "": str(at),
-            "where": one.where,
-            "places": str(one.alike),
-            "XLA does": Text(one.does, terminal.BAD if one.place.rebuilds_whole else ""),
-            "received": one.received,
-            "needed": one.needed,
-            "temp": bytes_text(one.place.temp_bytes),
-            "reshard would": Text(one.instead, terminal.STEP if one.saved else terminal.FAINT),
-            "saves": Text(one.saved, terminal.GOOD),
-        }
-        table.add_row(*(cells[name] for name in columns))
+def print_rows(
+    out: Console,
+    rows: Sequence[Mapping[str, str | Text]],
+    hidden: Sequence[str] = (),
+    whole: str = "",
+    right: Sequence[str] = (),
+) -> None:
+    """Prints a table of rows, given by the names of their columns; the column `whole` is not wrapped.
+
+    Columns that a narrow terminal has no room for are `hidden`; those of numbers, and others named `right`, end alike.
+    """
+    columns = [name for name in rows[0] if name not in hidden]
+    table = terminal.make_table(*columns, right=(*_NUMBERS, *right))
+    if whole:
+        table.columns[columns.index(whole)].no_wrap = True
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in columns))
     terminal.print_table(out, table, indent=2)
-
-
-def _list_hidden_columns(width: int) -> tuple[str, ...]:
-    """The columns for which a terminal is too narrow; the remarks have most of what they say."""
-    if width >= _FULL:
-        return ()
-    return (
-        ("needed", "temp") if width >= _MIDDLE else ("needed", "temp", "places", "XLA does", "reshard would", "array")
-    )
 
 
 def _show_remark(out: Console, at: int, one: Finding, frames: bool) -> None:
@@ -127,11 +132,8 @@ def _show_remark(out: Console, at: int, one: Finding, frames: bool) -> None:
         terminal.print_paragraph(out, one.left, mark, terminal.FAINT)
 
 
-def _show_sums(out: Console, lines: Sequence[LineSum]) -> None:
+def _show_sums(out: Console, lines: Sequence[LineSum], hidden: Sequence[str]) -> None:
     """Prints the places that are not shown one by one, summed by line and kind, and the last of them in one row."""
-    names = ("summed by line", "XLA does", "launches", "received", "why")
-    columns = names if out.width >= _MIDDLE else (names[0], *names[2:4])
-    table = terminal.make_table(*columns, right=["launches", "received"])
     rows = [
         (format_short_line(line.where), line.does, str(line.launches), bytes_text(line.received_bytes), line.why)
         for line in lines[:_LINES]
@@ -139,27 +141,24 @@ def _show_sums(out: Console, lines: Sequence[LineSum]) -> None:
     if rest := lines[_LINES:]:
         launches, received = sum(line.launches for line in rest), sum(line.received_bytes for line in rest)
         rows.append((f"{len(rest)} more", "", str(launches), bytes_text(received), ""))
-    for row in rows:
-        cells = dict(zip(names, row, strict=True))
-        table.add_row(*(cells[name] for name in columns))
-    terminal.print_table(out, table, indent=2)
+    names = ("summed by line", "XLA does", "launches", "received", "why")
+    print_rows(out, [dict(zip(names, row, strict=True)) for row in rows], hidden)
 
 
-def _show_buffers(out: Console, memory: ProgramMemory) -> None:
+def _show_buffers(out: Console, memory: ProgramMemory, hidden: Sequence[str]) -> None:
     """Prints the large buffers live at the peak, and what makes them; all others share a row."""
     large = [one for one in memory.buffers if 100 * one.array.nbytes >= memory.peak_bytes][:_BUFFERS]
-    columns = [
-        name for name in ("live at peak", "array", "made by", "where") if name not in _list_hidden_columns(out.width)
-    ]
-    table = terminal.make_table(*columns, right=["live at peak"])
-    for buffer in large:
-        cells = {
+    rows: list[dict[str, str | Text]] = [
+        {
             "live at peak": bytes_text(buffer.array.nbytes),
             "array": format_array(buffer.array),
             "made by": Text(buffer.does, terminal.BAD if buffer.moved else ""),
             "where": format_short_line(buffer.where),
         }
-        table.add_row(*(cells[name] for name in columns))
+        for buffer in large
+    ]
     if rest := memory.buffers[len(large) :]:
-        table.add_row(bytes_text(sum(one.array.nbytes for one in rest)), counted(len(rest), "more array"))
-    terminal.print_table(out, table, indent=2)
+        second = "made by" if "array" in hidden else "array"
+        received = bytes_text(sum(one.array.nbytes for one in rest))
+        rows.append({"live at peak": received, second: counted(len(rest), "more array")})
+    print_rows(out, rows, hidden)
