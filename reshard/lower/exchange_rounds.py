@@ -189,7 +189,10 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         receive = _merged_view(result, tile_view.after(result, r), [d for d in r.digits if d.dst is None])
         turns = _even_turns(operand, r, chunk, device)
     else:
-        send, receive = _whole_tile(operand), _whole_tile(result)
+        send, receive = (
+            TileView(end.tile_shape, end.tile_shape, end.tile_shape, tuple(range(len(end.shape))), ())
+            for end in (operand, result)
+        )
         largest = exchange_figures(operand, result, view, relayed=relayed).message
         cap = None if chunk is None or chunk >= largest else chunk
         if relayed:
@@ -220,10 +223,6 @@ def _merged_view(layout: Layout, view: TileView, local: Sequence[RefinedDigit]) 
     runs = replace(view, blocks=moving).runs
     digits = tuple(math.prod(view.digits[axis] for axis in run) for run in runs)
     return TileView(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
-
-
-def _whole_tile(layout: Layout) -> TileView:
-    return TileView(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
 
 
 def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int | None) -> list[list[Transfer]]:

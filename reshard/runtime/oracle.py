@@ -48,13 +48,6 @@ class Mismatch(NamedTuple):
     wanted: Any
 
 
-class _Elements(NamedTuple):
-    """A device's true elements, dim by dim: their local and their global indices, padding left out."""
-
-    local: list[list[int]]
-    of_array: list[list[int]]
-
-
 def summands(layout: Layout) -> list[Summand]:
     """The summands of an array, in order; a single one if the layout is not partial."""
     return sorted({summand(layout, device) for device in layout.mesh.devices})
@@ -75,9 +68,9 @@ def cut_tiles(layout: Layout, arrays: Arrays, padding: Callable[[], Array]) -> d
     """
     tiles: dict[int, Array] = {}
     for device in layout.mesh.devices:
-        elements = _elements(layout, device)
+        local, of_array = map(_index_grid, _true_indices(layout, device))
         tiles[device] = padding()
-        tiles[device][_index_grid(elements.local)] = arrays[summand(layout, device)][_index_grid(elements.of_array)]
+        tiles[device][local] = arrays[summand(layout, device)][of_array]
     return tiles
 
 
@@ -169,8 +162,9 @@ def first_mismatch(
     >>> first_mismatch(layout, 1, np.array([3, 3, 7]), {(): np.arange(5)}, np.equal)[:3]
     (1, (1,), (4,))
     """
-    elements = _elements(layout, device)
-    got, wanted = tile[_index_grid(elements.local)], arrays[summand(layout, device)][_index_grid(elements.of_array)]
+    elements = _true_indices(layout, device)
+    local_grid, array_grid = map(_index_grid, elements)
+    got, wanted = tile[local_grid], arrays[summand(layout, device)][array_grid]
     wrong = np.argwhere(np.logical_not(same(got, wanted)))
     if not len(wrong):
         return None
@@ -179,13 +173,11 @@ def first_mismatch(
     return Mismatch(len(wrong), local, element, got[first], wanted[first])
 
 
-def _elements(layout: Layout, device: int) -> _Elements:
-    local: list[list[int]] = []
-    of_array: list[list[int]] = []
-    for size, indices in zip(layout.shape, meaning(layout, device), strict=True):
-        local.append([at for at, index in enumerate(indices) if index < size])
-        of_array.append([index for index in indices if index < size])
-    return _Elements(local, of_array)
+def _true_indices(layout: Layout, device: int) -> tuple[list[list[int]], list[list[int]]]:
+    """A device's true elements, dim by dim: their local and their global indices, padding left out."""
+    along = list(zip(layout.shape, meaning(layout, device), strict=True))
+    local = [[at for at, index in enumerate(indices) if index < size] for size, indices in along]
+    return local, [[index for index in indices if index < size] for size, indices in along]
 
 
 def _index_grid(indices: list[list[int]]) -> tuple[Array, ...]:

@@ -120,7 +120,8 @@ def scatter_blocks(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
 
 def finish_scattered(step: ReduceScatter, total: Array, shape: Sequence[int]) -> Array:
     """The tile that a device's block makes up, once the blocks of all members are combined."""
-    return resize_tile(_average_total(step.reduction, total.reshape(step.receive.padded), step.send.count), shape)
+    total = total.reshape(step.receive.padded)
+    return resize_tile(_average_total(step.reduction, total, step.send.count), shape)
 
 
 def _split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
