@@ -1,4 +1,4 @@
-"""Spells out a plan as plain data (groups, pairs, boxes), then in each target's own terms.
+"""Spells out a plan as plain data (groups, pairs, blocks), then in each target's own terms.
 
 Program            a plan as instructions, one a step, that name devices and blocks
 lower_plan         the program of a checked plan
