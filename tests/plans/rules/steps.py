@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from reshard.errors import StepError
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
@@ -19,16 +17,6 @@ MESH = Mesh(x=4, y=2)
 
 def cost(kind: str, operand: str, result: str, mode: StepMode = PLAIN, mesh: Mesh = MESH) -> Cost:
     return check_step(kind, Layout.parse(operand, mesh), Layout.parse(result, mesh), mode)
-
-
-def refuses(kind: str, operand: str, result: str, why: str) -> None:
-    """Asserts that a step on `MESH` is refused with a message that names it, its meshes and the reason."""
-    with pytest.raises(StepError) as caught:
-        cost(kind, operand, result)
-    message = str(caught.value)
-    assert message.startswith(f"{kind}: {operand} -> {result} (global ")
-    assert why in message
-    assert "mesh <x=4, y=2>" in message
 
 
 def derived(kind: str, seed: int = 0, count: int = 40) -> list[tuple[Layout, Layout]]:

@@ -16,7 +16,7 @@ from reshard.types.mesh import Mesh
 from reshard.types.view import Atom, View
 from tests.geometry import brute
 from tests.oracle import check
-from tests.plans.rules.steps import MESH, cost, derived, one_step, refuses
+from tests.plans.rules.steps import MESH, cost, derived, one_step
 
 
 @pytest.mark.parametrize(
@@ -77,17 +77,6 @@ def test_chunks_have_elements(chunk: int):
     for in_place in (False, True):
         with pytest.raises(StepError, match="at least 1 element"):
             cost("exchange", "f32[{x}4]", "f32[16]", StepMode(chunk, in_place))
-
-
-@pytest.mark.parametrize(
-    ("kind", "operand", "result", "why"),
-    [
-        ("exchange", "f32[16] + sum{x}", "f32[16]", "reduces nothing"),
-        ("exchange", "f32[16]", "f32[16] + sum{x}", "reduces nothing"),
-    ],
-)
-def test_refusals(kind: str, operand: str, result: str, why: str):
-    refuses(kind, operand, result, why)
 
 
 def test_figures_of_random_pairs_are_those_of_a_count():
