@@ -53,43 +53,32 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if links is not None:
         yield from list_staged(chains, links)
         return
-    yield from fewest_bytes(chains)
-    if not pair.refinement.exact:
-        yield from gathers_before_exchanges(Chains(pair, pair.refinement, prime=True))
-
-
-def fewest_bytes(chains: Chains) -> Iterator[Route]:
-    """The normal form and the exchange, both at the lower bound, and routes that may save launches or memory."""
+    # The normal form and the exchange, both at the lower bound, and routes that may save launches or memory.
     first, last = chains.sliced(), chains.ungathered()
     yield visit_states(chains, [first, last])
-    refinement = chains.refinement
-    if refinement.swapped or refinement.gathered:
+    if pair.refinement.swapped or pair.refinement.gathered:
         yield (StepSpec("exchange", chains.target),)
-    if refinement.swapped:
+    if pair.refinement.swapped:
         # Two swaps of halves may receive what one exchange of two rounds does, in collectives of their own.
         yield visit_states(chains, [first, *chains.one_by_one(first, last), last])
         if borrowings := chains.borrowings():
             yield visit_states(chains, [chains.sliced(borrowings), chains.ungathered(borrowings)])
-
-
-def gathers_before_exchanges(chains: Chains) -> Iterator[Route]:
-    """Routes for padded layouts between the normal form, which gathers the padding, and the exchange, which leaves it.
-
-    f32[{x}{y}8/1021] -> f32[1021] on <x=12, y=12>: 122 of the 144 pieces of 8 have elements
-
-        normal form     1 launch      1144 elements received
-        exchange        143 launches  1021
-        both            12 launches   1029: x is gathered with 88 elements, of which some are padding, then y exchanged
-
-    The major strides are gathered, so that every device has a share of the elements before the exchange.
-    """
-    first, last = chains.sliced(), chains.ungathered()
-    spent = sorted({s for s, end in zip(last, chains.end, strict=True) if end is None and s is not None}, reverse=True)
-    for count in range(1, len(spent)):
-        opened = tuple(
-            None if end is None and s in spent[:count] else s for s, end in zip(last, chains.end, strict=True)
-        )
-        yield (*visit_states(chains, [first, last, opened], end=opened), StepSpec("exchange", chains.target))
+    if not pair.refinement.exact:
+        # Padded layouts: between the normal form, which gathers the padding, and the exchange, which leaves it.
+        #
+        # f32[{x}{y}8/1021] -> f32[1021] on <x=12, y=12>: 122 of the 144 pieces of 8 have elements
+        #
+        #     normal form     1 launch      1144 elements received
+        #     exchange        143 launches  1021
+        #     both            12 launches   1029: x is gathered with 88 elements, some padding, then y exchanged
+        #
+        # The major strides are gathered, so that every device has a share of the elements before the exchange.
+        chains = Chains(pair, pair.refinement, prime=True)
+        first, last, end = chains.sliced(), chains.ungathered(), chains.end
+        spent = sorted({s for s, e in zip(last, end, strict=True) if e is None and s is not None}, reverse=True)
+        for count in range(1, len(spent)):
+            opened = tuple(None if e is None and s in spent[:count] else s for s, e in zip(last, end, strict=True))
+            yield (*visit_states(chains, [first, last, opened], end=opened), StepSpec("exchange", chains.target))
 
 
 # The layouts on the way between two layouts that have a common refinement, as states of holders.

@@ -58,9 +58,21 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         worth_it = links is not None and pair.source.mesh.size <= MOST_DEVICES
         if not worth_it or not (refinement.swapped or refinement.gathered):
             return
-    for path in _list_layout_paths(pair.source, pair.target, thorough=refinement is None):
-        if (route := _follow_path(pair.source, path, links)) is not None:
-            yield route
+    holders = _holders_of_both(pair.source, pair.target)
+    if holders is None:
+        return
+    seen: set[tuple[Layout, ...]] = set()
+    # Without a common refinement all guesses are tried, else permutes that let the source count as the target does.
+    for states in _guess_states(pair.source, pair.target, *holders, thorough=refinement is None):
+        try:
+            layouts = [_make_layout(pair.source, state) for state in states]
+        except LayoutError:  # sub-axes that cannot coexist in one layout
+            continue
+        path = [after for before, after in pairwise([pair.source, *layouts, pair.target]) if before != after]
+        if tuple(path) not in seen:
+            seen.add(tuple(path))
+            if (route := _follow_path(pair.source, path, links)) is not None:
+                yield route
 
 
 def _follow_path(source: Layout, path: list[Layout], links: Links | None) -> Route | None:
@@ -135,38 +147,16 @@ def gather_in_part(source: Layout, target: Layout) -> Iterator[list[Layout]]:
     spent = [len(dim) - max((n for n, p in enumerate(dim, 1) if p in used), default=0) for dim in fine]
     for count in range(1, max(spent, default=0) + 1):
         kept = [dim[: len(dim) - min(count, most)] for dim, most in zip(fine, spent, strict=True)]
+        # The pieces of the coarse layout are made of whole pieces of the fine one.
+        digits: list[tuple[int, int, int | None]] = []
+        for at, (held, major) in enumerate(zip(fine, kept, strict=True)):
+            digits += [(at, size, stride) for stride, size in major]
+            digits.append((at, source.dims[at].tile * math.prod(size for _, size in held[len(major) :]), None))
         with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
-            yield [_make_layout(source, fine), _coarsen(source, fine, kept)]
-
-
-def _coarsen(source: Layout, fine: Holders, kept: Holders) -> Layout:
-    """The layout with these holders whose pieces are made of whole pieces of `fine`."""
-    digits: list[tuple[int, int, int | None]] = []
-    for at, (held, major) in enumerate(zip(fine, kept, strict=True)):
-        digits += [(at, size, stride) for stride, size in major]
-        digits.append((at, source.dims[at].tile * math.prod(size for _, size in held[len(major) :]), None))
-    return hold_digits(source, digits)
+            yield [_make_layout(source, fine), hold_digits(source, digits)]
 
 
 # ---- paths: layouts to pass through ----------------------------------------------------------------
-
-
-def _list_layout_paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
-    """Layouts to pass through after the source, target included; each should nest in the next or be permuted to it.
-
-    Without `thorough`, only permutes that let the source count as the target does are tried.
-    """
-    holders = _holders_of_both(source, target)
-    if holders is None:
-        return
-    seen: set[tuple[Layout, ...]] = set()
-    for states in _guess_states(source, target, *holders, thorough):
-        with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
-            layouts = [source, *(_make_layout(source, state) for state in states)]
-            path = [after for before, after in pairwise([*layouts, target]) if before != after]
-            if tuple(path) not in seen:
-                seen.add(tuple(path))
-                yield path
 
 
 def _guess_states(
