@@ -16,6 +16,6 @@ def test_processes_agree(processes: int, devices: int, checks: str):
 
 
 @pytest.mark.slow
-def test_a_process_that_never_asks_is_named_within_the_limit(monkeypatch: pytest.MonkeyPatch):
+def test_a_process_that_died_is_named_within_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RESHARD_JAX_LIMIT", "2")
-    worker.check(["late"], devices=4, processes=2, module="tests.jax.agreeing")
+    worker.check(["killed"], devices=4, processes=2, module="tests.jax.agreeing", killed=1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -50,8 +51,17 @@ def start(arguments: Sequence[str], devices: int, module: str = "tests.jax.worke
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
 
-def check(arguments: Sequence[str], devices: int, processes: int = 1, module: str = "tests.jax.worker") -> None:
-    """Runs a module in several processes, each with a number of devices, and asserts that all succeed in time."""
+def check(
+    arguments: Sequence[str],
+    devices: int,
+    processes: int = 1,
+    module: str = "tests.jax.worker",
+    killed: int | None = None,
+) -> None:
+    """Runs a module in several processes, each with a number of devices, and asserts that all succeed in time.
+
+    The process with the number `killed` must end by SIGKILL.
+    """
     with _kept_port() as port:
         numbered = [[*arguments, str(number), str(processes), str(port)] for number in range(processes)]
         started = [start(given if processes > 1 else arguments, devices, module) for given in numbered]
@@ -61,8 +71,8 @@ def check(arguments: Sequence[str], devices: int, processes: int = 1, module: st
         finally:
             for process in started:
                 process.kill()
-    for process, output in zip(started, outputs, strict=True):
-        assert process.returncode == 0, output
+    for number, (process, output) in enumerate(zip(started, outputs, strict=True)):
+        assert process.returncode == (-signal.SIGKILL if number == killed else 0), output
 
 
 @contextmanager
