@@ -410,7 +410,6 @@ _WIDER = frozenset(
     | {(f"s{few}", f"s{many}") for few in (8, 16, 32) for many in (16, 32, 64) if few < many}
     | {(f"u{few}", f"u{many}") for few in (8, 16, 32) for many in (16, 32, 64) if few < many}
 )
-_Dtypes = frozenset[str]
 
 
 class Conversion(NamedTuple):
@@ -442,25 +441,28 @@ def find_conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Convers
     Conversion(before='bf16', narrowest='bf16', after='f32')
     """
     before, after = _dtype_of_value(leaf), _dtype_of_value(value)
-    ways = _list_ways(maps, value, {leaf: frozenset({frozenset({before})})})
-    if len(ways) > 1:
+    # The sets of dtypes that elements have between the leaf and a value, a set for each way that they take. The values
+    # wait on a stack: a chain may be longer than Python's functions nest.
+    ways = {leaf: frozenset({frozenset({before})})}
+    made: dict[HloValue, tuple[str, list[HloValue]]] = {}
+    stack = [value]
+    while stack:  # ends: no value is made of itself
+        one = stack[-1]
+        if one not in ways and one not in made:
+            made[one] = _dtype_of_value(one), maps.sources(one) or []
+            stack += [each for each in made[one][1] if each not in ways]
+            continue
+        if one not in ways:
+            own, sources = made[one]
+            ways[one] = frozenset(way | {own} for each in sources for way in ways[each])
+        stack.pop()
+    if len(ways[value]) > 1:
         raise Unconvertible(f"it converts some of the elements of {value.name} on the way, and others not")
-    dtypes = next(iter(ways), frozenset({before, after}))
+    dtypes = next(iter(ways[value]), frozenset({before, after}))
     narrowest = [one for one in sorted(dtypes) if all(one == other or (one, other) in _WIDER for other in dtypes)]
     if len(dtypes) > 2 or not narrowest:
         raise Unconvertible(f"it converts {before} to {after} by way of {', '.join(sorted(dtypes))}")
     return Conversion(before, narrowest[0], after)
-
-
-def _list_ways(maps: IndexMaps, value: HloValue, known: dict[HloValue, frozenset[_Dtypes]]) -> frozenset[_Dtypes]:
-    """The sets of dtypes that elements of a leaf have up to a value, a set for each way that they take.
-
-    `known` has those of the leaf, and of the values that were asked for. A value with nothing of the leaf has none.
-    """
-    if value not in known:
-        own, sources = _dtype_of_value(value), maps.sources(value) or []
-        known[value] = frozenset(way | {own} for source in sources for way in _list_ways(maps, source, known))
-    return known[value]
 
 
 def _dtype_of_value(value: HloValue) -> str:

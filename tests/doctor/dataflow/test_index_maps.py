@@ -258,6 +258,12 @@ def test_elements_that_go_several_ways():
         converted(*lines, dtype="f32")
 
 
+def test_a_chain_longer_than_functions_nest():
+    copies = [f"%c{at} = f32[8]{{0}} copy(%{'w' if at == 0 else f'c{at - 1}'})" for at in range(2000)]
+    found = converted("%w = f32[8]{0} convert(%p)", *copies, "ROOT %n = bf16[8]{0} convert(%c1999)")
+    assert found == Conversion("bf16", "bf16", "bf16")
+
+
 def test_a_computation_that_is_both_branches_has_the_operands_of_neither():
     """Its parameter is one of two values, so nothing is known of it."""
     branch = "%same {\n  ROOT %a = f32[2]{0} parameter(0)\n}\n\n"
