@@ -165,8 +165,6 @@ for axes in MESHES:
             "axes": axes, "spec": spec, "jax": repr(p), "shardy": lowered(s), "hlo": str(hlo), "named": str(v3),
             "iota": str(H.v3_to_v2_sharding(v3)), "ids": other, "moved": str(moved),
             "listed": str(H.v3_to_v2_sharding(moved)), "parts": parts,
-            "tiles": [] if hlo.is_replicated() else hlo.tile_assignment_dimensions(),
-            "devices": [] if hlo.is_replicated() else hlo.tile_assignment_devices(),
         })
 
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
@@ -241,19 +239,6 @@ def test_real_shardings_of_devices_in_another_order(real):
         listed = Layout.from_hlo(case["listed"], shape, "f32", num_devices=mesh.size)
         assert parts(listed, mesh.size) == parts(expected, mesh.size), case
     assert len(seen) >= 60
-
-
-def test_the_device_of_a_tile_is_the_one_that_xla_says(real):
-    for case in real["sharded"]:
-        if not case["devices"]:
-            continue
-        layout = Layout.from_hlo(case["hlo"], real["shape"], "f32")
-        for at, device in enumerate(case["devices"]):
-            for dim, indices in reversed(list(enumerate(meaning(layout, device)))):
-                below = 1
-                for size in case["tiles"][dim + 1 :]:
-                    below *= size
-                assert indices[0] == at // below % case["tiles"][dim] * len(indices), case
 
 
 def test_real_unreduced_shardings(real):

@@ -53,7 +53,7 @@ def test_equal_meaning_is_equal_object_for_all_short_numerals(mesh: Mesh):
     assert count > 100
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.randoms(), st.sampled_from(MESHES), st.lists(st.integers(0, 6), max_size=2))
 def test_equal_meaning_is_equal_object(choose: object, mesh: Mesh, shape: list[int]):
     one, other = (random_layout(choose, mesh, shape) for _ in range(2))  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def test_equal_meaning_is_equal_object(choose: object, mesh: Mesh, shape: list[i
     assert (str(one) == str(other)) == (one == other)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(layouts())
 def test_every_random_layout_covers_each_element_and_is_rebuilt_by_its_parts(layout: Layout):
     assert Layout(layout.mesh, layout.dims, layout.dtype) == layout
@@ -77,7 +77,7 @@ def test_every_random_layout_covers_each_element_and_is_rebuilt_by_its_parts(lay
 # ---- text ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.sampled_from(ALL_DTYPES).flatmap(lambda dtype: layouts(dtype, partial=True)))
 def test_text_round_trip(layout: Layout):
     assert Layout.parse(str(layout), layout.mesh) == layout
@@ -124,11 +124,6 @@ def test_from_spec(shape: tuple[int, ...], spec: list[object], text: str):
 def test_from_spec_partial():
     layout = Layout.from_spec(MESH, (8,), "f32", [["x"]], unreduced=["y"], reduction="max")
     assert str(layout) == "f32[{x}2] + max{y}"
-
-
-def test_from_spec_refuses_more_entries_than_dims():
-    with pytest.raises(LayoutError, match="at most one entry per dim"):
-        Layout.from_spec(MESH, (8,), "f32", [["x"], ["y"]])
 
 
 # ---- contiguous tiles ----------------------------------------------------------------------------

@@ -60,15 +60,6 @@ def scalapack(local: int, block: int, process: int, processes: int) -> int:
     return processes * block * (local // block) + local % block + process * block
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
-def test_block_cyclic_is_scalapack_s(processes: int, block: int, rounds: int):
-    mesh = Mesh(p=processes)
-    layout = Layout.parse(f"f64[{rounds}{{p}}{block}]", mesh)
-    for process in range(processes):
-        expected = [scalapack(local, block, process, processes) for local in range(rounds * block)]
-        assert list(meaning(layout, process)[0]) == expected
-
-
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 60))
 def test_uneven_block_cyclic_is_scalapack_s(processes: int, block: int, size: int):
     mesh = Mesh(p=processes)
@@ -80,16 +71,6 @@ def test_uneven_block_cyclic_is_scalapack_s(processes: int, block: int, size: in
         whole, rest = divmod(size, processes * block)
         count = whole * block + min(block, max(0, rest - process * block))
         assert held == [scalapack(local, block, process, processes) for local in range(count)]
-
-
-def test_two_dimensional_block_cyclic():
-    mesh = Mesh(x=2, y=3)
-    layout = Layout.parse("f64[2{x}2, 2{y}1]", mesh)
-    for row in range(2):
-        for column in range(3):
-            rows, columns = meaning(layout, row * 3 + column)
-            assert list(rows) == [scalapack(i, 2, row, 2) for i in range(4)]
-            assert list(columns) == [scalapack(i, 1, column, 3) for i in range(2)]
 
 
 @given(st.integers(1, 9), st.integers(0, 40))
