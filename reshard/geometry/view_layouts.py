@@ -154,16 +154,34 @@ def find_middle(source: Layout, target: Layout, view: View) -> Middle | None:
     if view.taken or view.into:
         return None
     view = fuse_atoms(view)
-    units = _find_units(view, source, target)
-    if units is None:
-        return None
-    before = _layout_on_units(source, view.source, units, view)
-    after = _layout_on_units(target, view.target, units, view)
-    if before is None or after is None:
-        return None
-    rank = {atom: at for at, atom in enumerate(atom for dim in view.target for atom in dim)}
-    order = sorted(range(len(units)), key=lambda at: min(rank[atom] for atom in units[at]))
-    return Middle(before, after, view, units, tuple(order))
+    sides = (source, view.source), (target, view.target)
+    # What the dims of each side split into, atom by atom, beside the dims themselves. Those that do not are units.
+    split: list[dict[Unit, Dim]] = []
+    whole: dict[Unit, None] = {}
+    for layout, groups in sides:
+        split.append(dict(zip(groups, layout.dims, strict=True)))
+        for dim, group in zip(layout.dims, groups, strict=True):
+            parts = split_dim(dim, [view.atoms[at].size for at in group])
+            if parts is None:
+                whole[group] = None
+            else:
+                split[-1].update(((at,), part) for at, part in zip(group, parts, strict=True))
+    atoms = [at for unit in whole for at in unit]
+    if len(set(atoms)) != len(atoms) or () in whole:
+        return None  # Dims of both sides that do not split share an atom, and are not the same.
+    first, last = (list(itertools.chain(*groups)) for _, groups in sides)
+    lone = ((atom,) for atom in first if atom not in atoms)
+    units = sorted((*whole, *lone), key=lambda unit: min(map(first.index, unit)))
+    written: list[Layout] = []
+    for (layout, _), own in zip(sides, split, strict=True):
+        dims = [own[unit] if unit in own else merge_dims([own[at,] for at in unit]) for unit in units]
+        known = [dim for dim in dims if dim is not None]
+        made = layout_over(layout, known) if len(known) == len(dims) else None
+        if made is None:
+            return None
+        written.append(made)
+    order = sorted(range(len(units)), key=lambda at: min(map(last.index, units[at])))
+    return Middle(written[0], written[1], view, tuple(units), tuple(order))
 
 
 def fuse_atoms(view: View) -> View:
@@ -207,41 +225,6 @@ def _multiply_atoms(view: View, chain: Unit) -> Atom:
     if len(atoms) == 1:
         return atoms[0]
     return Atom("_".join(atom.name for atom in atoms), math.prod(atom.size for atom in atoms))
-
-
-def _find_units(view: View, source: Layout, target: Layout) -> tuple[Unit, ...] | None:
-    """The units, in the order of the source's indices: dims that do not split, and all other atoms.
-
-    None if dims of both sides that do not split share an atom and are not the same.
-    """
-    units: dict[Unit, None] = {}
-    for layout, groups in ((source, view.source), (target, view.target)):
-        for dim, group in zip(layout.dims, groups, strict=True):
-            if split_dim(dim, [view.atoms[at].size for at in group]) is None:
-                units[group] = None
-    atoms = [at for unit in units for at in unit]
-    if len(set(atoms)) != len(atoms) or () in units:
-        return None
-    rank = {atom: at for at, atom in enumerate(atom for dim in view.source for atom in dim)}
-    lone = ((atom,) for atom in rank if atom not in atoms)
-    return tuple(sorted((*units, *lone), key=lambda unit: min(rank[atom] for atom in unit)))
-
-
-def _layout_on_units(layout: Layout, groups: Groups, units: Sequence[Unit], view: View) -> Layout | None:
-    """A side's layout with a dim for each unit; None if they cannot be written so."""
-    atoms: dict[int, Dim] = {}
-    wholes: dict[Unit, Dim] = {}
-    for dim, group in zip(layout.dims, groups, strict=True):
-        parts = split_dim(dim, [view.atoms[at].size for at in group])
-        if group in units:
-            wholes[group] = dim
-        elif parts is None:
-            return None
-        else:
-            atoms.update(zip(group, parts, strict=True))
-    dims = [wholes[unit] if unit in wholes else merge_dims([atoms[at] for at in unit]) for unit in units]
-    known = [dim for dim in dims if dim is not None]
-    return layout_over(layout, known) if len(known) == len(dims) else None
 
 
 def _view_to_units(view: View, groups: Groups, units: Sequence[Unit]) -> View:
@@ -503,7 +486,17 @@ def dim_boxes(dim: Dim, windows: Sequence[tuple[int, int, int]]) -> list[list[Si
                 if all(map(lt, low, high)):
                     place = run.dst - run.src + sum(map(mul, low, strides))
                     own.append(SideBox(tuple(map(sub, low, starts)), tuple(map(sub, high, starts)), place, strides))
-        boxes.append(_merge_boxes(own, len(windows)))
+        # Neighbours along one atom are one box where their places go on evenly.
+        for atom in reversed(range(len(windows))):
+            merged: list[SideBox] = []
+            for box in own:
+                joined = _join_boxes(merged[-1], box, atom) if merged else None
+                if joined is None:
+                    merged.append(box)
+                else:
+                    merged[-1] = joined
+            own = merged
+        boxes.append(own)
     return boxes
 
 
@@ -523,20 +516,6 @@ def _digit_boxes(low: int, high: int, sizes: Sequence[int]) -> Iterator[tuple[Un
             yield (first, *[0] * len(rest)), (last, *rest)
         else:
             yield from (((first, *corner), (last, *after)) for corner, after in _digit_boxes(start, end, rest))
-
-
-def _merge_boxes(boxes: list[SideBox], rank: int) -> list[SideBox]:
-    """The boxes, neighbours along one atom made one where their places go on evenly."""
-    for atom in reversed(range(rank)):
-        merged: list[SideBox] = []
-        for box in boxes:
-            joined = _join_boxes(merged[-1], box, atom) if merged else None
-            if joined is None:
-                merged.append(box)
-            else:
-                merged[-1] = joined
-        boxes = merged
-    return boxes
 
 
 def _join_boxes(a: SideBox, b: SideBox, atom: int) -> SideBox | None:
