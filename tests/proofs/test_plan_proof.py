@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import reshard as rs
@@ -19,10 +20,13 @@ from reshard.geometry.refine import Refinement, refine
 from reshard.lower import Program, lower_plan
 from reshard.lower import exchange_rounds as lowered_exchange
 from reshard.plans.plan import StepSpec, chain
-from reshard.proofs import Proof, ProofError, UndecidedError, plan_proof, prove
+from reshard.proofs import Counterexample, Proof, ProofError, UndecidedError, plan_proof, prove
 from reshard.proofs.symbolic import Rounds, formula_of_step, formulas
+from reshard.runtime import run
 from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
 from tests.layouts import random_pair
+from tests.oracle import tiles_of
 from tests.program_faults import KINDS, WHOLE, detected, plans, planted
 from tests.test_user_cases import CASES, IDS, ends
 
@@ -148,15 +152,33 @@ def faults() -> list[tuple[str, rs.Plan, Program]]:
 
 def test_every_planted_fault_is_refuted(faults: list[tuple[str, rs.Plan, Program]]):
     parts: dict[str, set[str]] = {}
+    shown: set[str] = set()
     for kind, plan, program in faults:
         with pytest.raises(ProofError) as error:
             prove(plan, program)
-        parts.setdefault(kind, set()).add(error.value.counterexample.part)
+        wrong = error.value.counterexample
+        parts.setdefault(kind, set()).add(wrong.part)
+        if kind not in shown and wrong.index is not None and not (plan.source.partial or plan.target.partial):
+            check_counterexample(plan, program, wrong)
+            shown.add(kind)
+    assert len(shown) >= 15
     assert set(parts) == KINDS
     assert len(KINDS) >= 20
     assert parts["staging forgotten"] == {"bounded"}
     assert parts["a round run twice"] == {"minimal"}
     assert "right" in parts["a wrong slice"]
+
+
+def check_counterexample(plan: rs.Plan, program: Program, wrong: Counterexample) -> None:
+    """The device has, at the local index, the named element or none, after a run on global indices."""
+    given = {d: (tile + 1).astype(plan.source.dtype) for d, tile in tiles_of(plan.source).items()}
+    tile = run(program, given)[wrong.device]
+    index = meaning(plan.target, wrong.device)
+    assert wrong.element == tuple(dim[at] for dim, at in zip(index, wrong.index, strict=True))
+    # The tiles have index + 1, so that a place that was never written to, which is 0, is not element 0.
+    assert tile[wrong.index] != 1 + np.ravel_multi_index(wrong.element, plan.source.shape)
+    if wrong.actual is not None:
+        assert tile[wrong.index] == 1 + np.ravel_multi_index(wrong.actual, plan.source.shape)
 
 
 @pytest.mark.parametrize("kind", WHOLE)

@@ -1,6 +1,10 @@
-"""The typing rules, proved once: every law holds, no planted fault does, and the laws describe the numpy runtime."""
+"""The typing rules, proved once: every law holds, no planted fault does, and the laws describe the numpy runtime.
+
+Numerals of unknown radices are read as layouts are, and laws are assembled as written in the field's notation.
+"""
 
 import itertools
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +14,31 @@ from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import prove_rules, rules
-from reshard.proofs.rules import MID, POST, PRE, DigitRun, MovedDigit, R, S, Taken, Typed, X, Y, commutes
+from reshard.proofs.rules import (
+    MID,
+    POST,
+    PRE,
+    DigitRun,
+    MovedDigit,
+    R,
+    S,
+    Taken,
+    Typed,
+    X,
+    Y,
+    commutes,
+    global_index,
+    local_index,
+)
 from reshard.proofs.rules import spell_number as number
 from reshard.proofs.symbolic import Law, Term, decide_claims
 from reshard.runtime import run
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit as LayoutDigit
 from reshard.types.layout import Dim
+from reshard.types.meaning import meaning
+from tests.layouts import random_pair
 from tests.oracle import summands_of, tiles_of
-from tests.proofs.terms import value
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 
@@ -230,3 +250,83 @@ def solved(taken: Taken, known: dict) -> dict[str, int]:
             solutions.append(chosen)
     assert len(solutions) == 1
     return solutions[0]
+
+
+def value(term: Term, known: dict) -> int:
+    """The integer that a term is, where `known` has the values of names and the functions of Python."""
+    args = [value(a, known) for a in term.args]
+    if term.head in "+*":
+        return sum(args) if term.head == "+" else args[0] * args[1]
+    if args:
+        return known[term.head](*args)
+    return int(term.head) if term.head.isdigit() else known[term.head]
+
+
+# ---- numerals of unknown radices
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_laws_read_layouts_as_meaning_does(seed: int):
+    """Any dim of any layout, taken as a run, one of its digits, and a run."""
+    choose, seen = random.Random(seed), 0
+    while seen < 60:
+        layout, _ = random_pair(choose)
+        device = choose.choice(layout.mesh.devices)
+        for dim, indices in zip(layout.dims, meaning(layout, device), strict=True):
+            if dim.size and len(dim.digits) > 1:
+                cut = choose.randrange(len(dim.digits))
+                assert read_by_law(layout, dim.digits, cut, device) == list(indices)
+                seen += 1
+
+
+def read_by_law(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, device: int) -> list[int]:
+    """What `global_index` gives at every local index."""
+    radix, axis = digits[cut]
+    parts = {"pre": digits[:cut], "post": digits[cut + 1 :]}
+    position = layout.mesh.position(device)
+
+    def coordinate(of: LayoutDigit) -> int:
+        return position // layout.mesh.stride(of.axis) % of.radix
+
+    def local(part: tuple[LayoutDigit, ...]) -> int:
+        return int(np.prod([d.radix for d in part if d.axis is None]))
+
+    def spelled(part: tuple[LayoutDigit, ...], at: int) -> int:
+        number, below = 0, local(part)
+        for d in part:
+            if d.axis is None:
+                below //= d.radix
+            number = number * d.radix + (coordinate(d) if d.axis else at // below % d.radix)
+        return number
+
+    known = {f"all_{n}": int(np.prod([d.radix for d in part])) for n, part in parts.items()}
+    known |= {n: lambda at, part=part: spelled(part, at) for n, part in parts.items()}
+    known |= {"r": radix, "x": coordinate(digits[cut]) if axis else 0}
+    numeral = (PRE, MovedDigit("p", R, X if axis else None), POST)
+    names = {n: Term(f"e_{n}") for n in ("pre", "p", "post")}
+    at = itertools.product(range(local(parts["pre"])), range(1 if axis else radix), range(local(parts["post"])))
+    term = global_index(numeral, names, {})
+    return [value(term, known | {"e_pre": a, "e_p": b, "e_post": c}) for a, b, c in at]
+
+
+def test_a_gathered_digit_by_hand():
+    """The law of docs/proofs.md: member e_p has the element, at the receiver's other digits."""
+    typed = Typed(((PRE, MovedDigit("p", R, X), POST),), ((PRE, MovedDigit("p", R), POST),))
+    law = commutes("a digit", typed, Taken({X: Term("e_p")}, {}))
+    assert [" = ".join(map(str, pair)) for pair in law.given] == ["o_pre tile_post + o_post = e_pre tile_post + e_post"]
+    assert [" = ".join(map(str, pair)) for pair in law.equal] == [
+        "(pre(o_pre) r + e_p) all_post + post(o_post) = (pre(e_pre) r + e_p) all_post + post(e_post)"
+    ]
+    bounds = {str(digit): None if bound is None else str(bound) for digit, bound in law.digits}
+    assert bounds == {"e_pre": None, "e_p": "r", "e_post": "tile_post", "o_pre": None, "o_post": "tile_post", "x": "r"}
+    assert set(map(str, law.sizes)) == {"tile_pre", "all_pre", "r", "tile_post", "all_post"}
+    (lemma,) = law.lemmas
+    assert [str(term) for term in lemma] == ["o_pre", "e_pre", "o_post", "e_post", "tile_post"]
+
+
+def test_indices_skip_held_digits_and_elements_take_the_sender():
+    dim = (DigitRun("pre"), MovedDigit("p", R, X), MovedDigit("q", S))
+    names = {name: Term(f"e_{name}") for name in ("pre", "p", "q")}
+    assert str(local_index(dim, names)) == "e_pre s + e_q"
+    assert str(global_index(dim, names, {})) == "(pre(e_pre) r + x) s + e_q"
+    assert str(global_index(dim, names, {X: Term("m")})) == "(pre(e_pre) r + m) s + e_q"

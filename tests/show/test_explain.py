@@ -13,7 +13,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.units import bytes_text, seconds_text
 from tests.draw.cases import planned
 from tests.layouts import random_layout
-from tests.proofs.test_view_proof import PLANS
+from tests.proofs.test_proof import PLANS
 from tests.show.printing import printed
 
 

@@ -137,7 +137,7 @@ class Uneven(EvenRounds):
 
 def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
     choose, plans = random.Random(3), list[rs.Plan]()
-    while len(plans) < 40:
+    while len(plans) < 16:
         plan = rs.plan(*random_pair(choose, "float32"))
         if any(formula_of_step(step) for step in plan.steps):
             plans.append(plan)
@@ -151,7 +151,7 @@ def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(UndecidedError):
                 prove(plan)
             refused += 1
-    assert refused > 3
+    assert refused > 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Exchanges and permutes: right lists are accepted on any pair, and every changed list is refused."""
+"""Exchanges and permutes, in place too: right lists are accepted on any pair, and what no plan shows is refused.
+
+Lists with elements lost, moved or sent elsewhere are planted in whole programs (`test_plan_proof`).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reshard as rs
 from reshard.errors import UndecidedError
-from reshard.geometry.blocks import Axis, block_part
+from reshard.geometry.blocks import Axis, Block, block_part
 from reshard.lower import lower_plan
-from reshard.lower.program import Exchange
+from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, Transfer
 from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic import transfers
 from reshard.proofs.symbolic.contract import StepContract
 from reshard.proofs.symbolic.form import Tied
-from reshard.proofs.symbolic.transfers import boxes_of, check_exchange, check_permute
+from reshard.proofs.symbolic.transfers import (
+    boxes_of,
+    check_exchange,
+    check_exchange_in_place,
+    check_permute,
+    replay_slots,
+)
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.proofs.contracts import contract_of, one_step
@@ -69,47 +80,6 @@ EVEN = ("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
 UNEVEN = ("f32[{x}3/10]", "f32[{y}5]", Mesh(x=4, y=2))
 
 
-def first_transfer(change: Callable[[Any], Any]) -> Callable[[Exchange], Exchange]:
-    def changed(step: Exchange) -> Exchange:
-        first, *others = step.rounds[0]
-        return replace(step, rounds=((*change(first), *others), *step.rounds[1:]))
-
-    return changed
-
-
-def moved(side: str) -> Callable[[Any], list]:
-    """The first block without its first row, or one element further or nearer."""
-
-    def change(transfer: Any) -> list:
-        block = transfer.blocks[0]
-        extent, *steps = block.axes[0]
-        by = steps[0 if side == "src" else 1] if extent > 1 else 1 if getattr(block, side) == 0 else -1
-        axes = (Axis(extent - 1 if extent > 1 else extent, *steps), *block.axes[1:])
-        wrong = block._replace(**{side: getattr(block, side) + by}, axes=axes)
-        return [transfer._replace(blocks=(wrong, *transfer.blocks[1:]))]
-
-    return change
-
-
-FAULTS = {
-    "a transfer is missing": first_transfer(lambda t: []),
-    "another receiver": first_transfer(lambda t: [t._replace(receiver=t.sender)]),
-    "other elements are sent": first_transfer(moved("src")),
-    "they are written elsewhere": first_transfer(moved("dst")),
-    "no local copies": lambda step: replace(step, local=()),
-    "a round is missing": lambda step: replace(step, rounds=step.rounds[1:]),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("pair", [EVEN, UNEVEN], ids=["even", "uneven"])
-def test_changed_lists_are_refused(pair: tuple, fault: str):
-    step, contract = lowered("exchange", *pair)
-    check_with_sizes_tied(step, contract)
-    with pytest.raises(UndecidedError):
-        check_with_sizes_tied(FAULTS[fault](step), contract)
-
-
 def test_unstaged_messages_are_one_contiguous_box():
     """Whole rows are contiguous on both sides; columns are not."""
     step, contract = lowered("exchange", "f32[{x}5]", "f32[15]", Mesh(x=3))
@@ -124,11 +94,38 @@ def test_unstaged_messages_are_one_contiguous_box():
 def test_unstaged_messages_of_several_boxes_are_refused():
     """The first message is cut into two boxes of the same elements: right if staged."""
     step, contract = lowered("exchange", "f32[{x}5]", "f32[15]", Mesh(x=3))
-    first = step.rounds[0][0]
+    first, *others = step.rounds[0]
     halves = tuple(block_part(first.blocks[0], [span]) for span in ((0, 2), (2, 3)))
-    cut = first_transfer(lambda t: [t._replace(blocks=halves)])(step)
+    turn = (first._replace(blocks=halves), *others)
     with pytest.raises(UndecidedError, match="several boxes"):
-        check_exchange(cut, contract)
+        check_exchange(replace(step, rounds=(turn, *step.rounds[1:])), contract)
+
+
+def test_blocks_by_hand():
+    """Loops that step over rows are listed value by value; those in another order at their other end are refused."""
+    whole, rows = TileView((12,), (12,), (12,), (0,), ()), TileView((3, 8), (3, 8), (3, 8), (0, 1), ())
+
+    def read(block: Block, send: TileView = whole) -> list:
+        boxes = boxes_of(Exchange(send, rows, (0,), (Transfer(0, 0, (block,)),), (), True))
+        return list(zip(boxes.src.tolist(), boxes.dst.tolist(), strict=True))
+
+    assert read(Block(1, 4, (Axis(2, 6, 8), Axis(2, 1, 1)))) == [
+        ([[1, 2]], [[0, 1], [4, 2]]),
+        ([[7, 2]], [[1, 1], [4, 2]]),
+    ]
+    assert read(Block(0, 8, (Axis(2, 8, 8), Axis(8, 1, 1))), rows) == [([[0, 2], [0, 8]], [[1, 2], [0, 8]])]
+    assert read(Block(0, 0, (Axis(0, 1, 1),))) == []
+    with pytest.raises(UndecidedError, match="no slice"):
+        read(Block(0, 0, (Axis(2, 1, 8), Axis(2, 8, 1))), rows)  # transposed
+    for wrong in (
+        Block(0, 0, (Axis(2, 0, 1),)),
+        Block(11, 0, (Axis(2, 1, 1),)),
+        Block(-1, 0, (Axis(2, 1, 1),)),
+        Block(0, 7, (Axis(2, 1, 1),)),
+        Block(0, 24, ()),
+    ):
+        with pytest.raises(UndecidedError):
+            read(wrong)
 
 
 def test_chunks_tie_the_sizes_that_they_cut():
@@ -202,3 +199,107 @@ def test_another_layout_of_the_same_tiles_is_refused():
     other = [Layout.parse(text, Mesh(x=4, y=2)) for text in ("f32[{x}3/10]", "f32[5{y}]")]
     with pytest.raises(UndecidedError):
         check_exchange(step, contract_of(*other))
+
+
+# ---- in place
+
+
+THREE = Mesh(x=3)
+
+
+def lowered_in_place(
+    source: str, target: str, mesh: Mesh = THREE, **mode: object
+) -> tuple[ExchangeInPlace, StepContract]:
+    plan = one_step("exchange", source, target, mesh, in_place=True, **mode)
+    return lower_plan(plan).instructions[0], contract_of(plan.source, plan.target)
+
+
+def test_the_slots_of_the_docstring():
+    """Shares are numbered (device + 3 * place); as global indices they are those of the table."""
+    step, contract = lowered_in_place("f32[{x}3]", "f32[3{x}]")
+    packed, first, last = (
+        [[0, 2, 1], [4, 3, 5], [8, 7, 6]],
+        [[0, 3, 1], [4, 7, 5], [8, 2, 6]],
+        [[0, 3, 6], [4, 7, 1], [8, 2, 5]],
+    )
+    for held, expected in zip(replay_slots(step, contract), (packed, first, last), strict=True):
+        place, device = np.divmod(held[:, :, 0], 3)
+        assert (3 * device + place).tolist() == expected
+
+
+PAIRS = [
+    ("f32[{x}3]", "f32[3{x}]", THREE),
+    ("f32[{x}2, 6]", "f32[6, {x}2]", THREE),
+    ("f32[{x}5, {y}4]", "f32[{y}5, {x}4]", Mesh(x=2, y=2)),
+    ("f32[{x}{y}, 6, 5]", "f32[6, {y}{x}, 5]", Mesh(x=3, y=2)),
+]
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+@pytest.mark.parametrize(("source", "target", "mesh"), PAIRS)
+def test_right_exchanges_in_place_are_accepted(source: str, target: str, mesh: Mesh, chunk: int | None):
+    """Chunks that cut a slot tie all sizes; the check then runs on a contract without names."""
+    step, contract = lowered_in_place(source, target, mesh, chunk=chunk)
+    cuts = any(t.length < step.slot for transfers in step.rounds for t in transfers)
+    if cuts and contract.names:
+        with pytest.raises(Tied) as tied:
+            check_exchange_in_place(step, contract)
+        assert tied.value.places == contract.names
+        contract = replace(contract, names=frozenset())
+    check_exchange_in_place(step, contract)
+
+
+def test_random_exchanges_in_place_are_accepted():
+    choose, checked = random.Random(0), 0
+    while checked < 30:
+        source, target = random_pair(choose, "float32")
+        try:
+            plan = one_step("exchange", str(source), str(target), source.mesh, in_place=True)
+        except rs.errors.ReshardError:
+            continue
+        step, contract = lower_plan(plan).instructions[0], contract_of(plan.source, plan.target)
+        if isinstance(step, ExchangeInPlace) and 0 not in source.shape:
+            check_exchange_in_place(step, replace(contract, names=frozenset()))
+            checked += 1
+
+
+IN_PLACE_FAULTS: dict[str, tuple[Callable[[ExchangeInPlace], dict], str]] = {
+    "a slot that does not exist": (lambda s: first_sent(s, dst_slot=9), "does not exist"),
+    "a piece past the end": (lambda s: first_sent(s, start=1), "reaches out"),
+    "half a slot": (lambda s: first_sent(s, length=s.slot // 2), "a slot of several shares"),
+    "a device without places": (lambda s: {"pack": {0: s.pack[0]}}, "not every device has places"),
+    "a place left out": (lambda s: {"unpack": {**s.unpack, 0: s.unpack[0][1:]}}, "a place that is not unpacked"),
+    "unstaged": (lambda s: {"staged": False}, "unstaged messages of several elements"),
+    "a slot of another size": (lambda s: {"slot": s.slot + 1}, "another size than a share"),
+}
+
+
+def first_sent(step: ExchangeInPlace, **change: int) -> dict:
+    first, *others = step.rounds[0]
+    return {"rounds": ((first._replace(**change), *others), *step.rounds[1:])}
+
+
+@pytest.mark.parametrize("fault", IN_PLACE_FAULTS)
+def test_changed_lists_in_place_are_refused(fault: str):
+    step, contract = lowered_in_place("f32[{x}2, 6]", "f32[6, {x}2]")
+    contract = replace(contract, names=frozenset())
+    assert step.slot == 4 and step.staged
+    check_exchange_in_place(step, contract)
+    change, what = IN_PLACE_FAULTS[fault]
+    with pytest.raises(UndecidedError, match=what):
+        check_exchange_in_place(replace(step, **change(step)), contract)
+
+
+def test_what_was_never_written_is_not_unpacked():
+    """Device 0 packs one slot less: what arrives over it is fine, but a slot that stays empty is not."""
+    step, contract = lowered_in_place("f32[{x}3]", "f32[3{x}]")
+    keeps = {**step.pack, 0: step.pack[0][1:]}
+    with pytest.raises(UndecidedError, match="a slot of several shares"):
+        check_exchange_in_place(replace(step, pack=keeps), contract)
+
+
+def test_uneven_layouts_are_not_exchanged_in_place():
+    step, _ = lowered_in_place("f32[{x}3]", "f32[3{x}]")
+    uneven = contract_of(*(Layout.parse(text, THREE) for text in ("f32[{x}3/8]", "f32[3{x}/8]")))
+    with pytest.raises(UndecidedError, match="not even"):
+        check_exchange_in_place(step, uneven)
