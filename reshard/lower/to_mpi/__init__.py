@@ -10,8 +10,7 @@
     fetches_by_rank(source, ...)      all that a rank copies from the tiles of others to go straight to the target
     served_by_rank(source, ...)       all that others copy from its tile
     list_fetches, list_served         the same by seat, on one set of devices
-    list_fetches_across, ...          the same by device, between two sets of devices
-    list_fetches_as, ...              the same by device, in a turn of a relay or through a view
+    list_across, list_in_form         the same by device: between two sets of devices; in a turn of a relay or a view
     lay_stripes(nodes, rank, ...)     messages between nodes joined by node: what a rank carries, and where its part is
     devices_by_id(mesh)               the device of every seat, that is, by ascending id
     ranks_of_seats(mesh, size)        the rank of every seat in a communicator; seat_of(...) the other way round
@@ -33,12 +32,10 @@ from reshard.lower.to_mpi.fetches import Fetches as Fetches
 from reshard.lower.to_mpi.fetches import Form as Form
 from reshard.lower.to_mpi.fetches import fetches_by_rank as fetches_by_rank
 from reshard.lower.to_mpi.fetches import is_unreplicated as is_unreplicated
+from reshard.lower.to_mpi.fetches import list_across as list_across
 from reshard.lower.to_mpi.fetches import list_fetches as list_fetches
-from reshard.lower.to_mpi.fetches import list_fetches_across as list_fetches_across
-from reshard.lower.to_mpi.fetches import list_fetches_as as list_fetches_as
+from reshard.lower.to_mpi.fetches import list_in_form as list_in_form
 from reshard.lower.to_mpi.fetches import list_served as list_served
-from reshard.lower.to_mpi.fetches import list_served_across as list_served_across
-from reshard.lower.to_mpi.fetches import list_served_as as list_served_as
 from reshard.lower.to_mpi.fetches import served_by_rank as served_by_rank
 from reshard.lower.to_mpi.rank_schedule import NewSummand as NewSummand
 from reshard.lower.to_mpi.rank_schedule import Overwrite as Overwrite

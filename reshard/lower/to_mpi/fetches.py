@@ -57,43 +57,34 @@ def fetches_by_rank(
 
     It comes from a giver of its own node if there is one and the form leaves the choice.
     """
-    return _by_rank((list_fetches, list_fetches_across, list_fetches_as), source, target, rank, nodes, form)
+    return _list_by_rank(source, target, rank, nodes, form, given=False)
 
 
 def served_by_rank(
     source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
 ) -> Fetches:
     """What each rank copies from the tile of one: the fetches of all, as far as they name it."""
-    return _by_rank((list_served, list_served_across, list_served_as), source, target, rank, nodes, form)
+    return _list_by_rank(source, target, rank, nodes, form, given=True)
 
 
-def _by_rank(
-    listings: tuple[
-        Callable[[Layout, Layout, int, Near], Fetches],
-        Callable[[Layout, Layout, int, Sequence[int]], Fetches],
-        Callable[[Layout, Layout, Form, int], Fetches],
-    ],
-    source: Layout,
-    target: Layout,
-    rank: int,
-    nodes: tuple[int, ...],
-    form: Form | None,
+def _list_by_rank(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None, *, given: bool
 ) -> Fetches:
     """By rank, what is listed by seat among one set of devices, by device between two, and by device in a form."""
-    among, across, listed = listings
-    size = len(nodes)
+    meshes, size = (source.mesh, target.mesh), len(nodes)
     if form is not None:
-        at, meshes = rank_of_devices((source.mesh, target.mesh), size), (source.mesh, target.mesh)
+        at = rank_of_devices(meshes, size)
         here = next((mesh for mesh in meshes if seat_of(mesh, rank, size) is not None), None)
-        found = {} if here is None else listed(source, target, form, device_of((here,), rank, size))
-        return {at[peer]: blocks for peer, blocks in found.items()}
-    if not one_set(source.mesh, target.mesh):
-        return across(source, target, rank, nodes)
+        listed = {} if here is None else list_in_form(source, target, form, device_of((here,), rank, size), given=given)
+        return {at[peer]: blocks for peer, blocks in listed.items()}
+    if not one_set(*meshes):
+        return list_across(source, target, rank, nodes, given=given)
     seat, ranks = seat_of(source.mesh, rank, size), ranks_of_seats(source.mesh, size)
     if seat is None:
         return {}
-    found = among(source, target, seat, lambda a, b: nodes[ranks[a]] == nodes[ranks[b]])
-    return {ranks[peer]: blocks for peer, blocks in found.items()}
+    listing = list_served if given else list_fetches
+    listed = listing(source, target, seat, lambda a, b: nodes[ranks[a]] == nodes[ranks[b]])
+    return {ranks[peer]: blocks for peer, blocks in listed.items()}
 
 
 def list_fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> Fetches:
@@ -197,35 +188,24 @@ def is_unreplicated(layout: Layout) -> bool:
     return holders(layout).copies == 1
 
 
-def list_fetches_as(source: Layout, target: Layout, form: Form, device: int) -> Fetches:
-    """What a device copies from the tiles of others, by device, and of its own.
+def list_in_form(source: Layout, target: Layout, form: Form, device: int, *, given: bool) -> Fetches:
+    """What a device copies from the tiles of others, by device, and of its own; or what they copy from it, its `given`.
 
     >>> from reshard.types.mesh import Mesh
     >>> source, target = Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=3))
-    >>> [list(list_fetches_as(source, target, turn, 1)) for turn in (FIRST, SECOND)]
+    >>> [list(list_in_form(source, target, turn, 1, given=False)) for turn in (FIRST, SECOND)]
     [[0], [2]]
     """
-    return {each.sender: blocks for each, blocks in _list_messages(source, target, form, device, sent=False)}
-
-
-def list_served_as(source: Layout, target: Layout, form: Form, device: int) -> Fetches:
-    """What devices copy from the tile of one, itself included: the fetches of all, as far as they name it."""
-    return {each.receiver: blocks for each, blocks in _list_messages(source, target, form, device, sent=True)}
-
-
-def _list_messages(
-    source: Layout, target: Layout, form: Form, device: int, *, sent: bool
-) -> Iterator[tuple[Message, Blocks]]:
-    """The messages that a device sends, or receives, each with its blocks, which are made for these alone."""
     viewed = isinstance(form, View)
-    listed = exchange_messages(source, target, form) if viewed else relay_messages(source, target)[form - FIRST]
-    for message in listed:
+    fetches: Fetches = {}
+    for message in exchange_messages(source, target, form) if viewed else relay_messages(source, target)[form - FIRST]:
         check_deadline()
-        if device == (message.sender if sent else message.receiver):
+        sender, receiver, _ = message
+        here, peer = (sender, receiver) if given else (receiver, sender)
+        if here == device:  # Blocks are made for these messages alone.
             folded = (block for product in message.products for block in multiply_factors(product))
-            blocks = tuple(message.blocks if viewed else folded)
-            if blocks:
-                yield message, blocks
+            fetches[peer] = tuple(message.blocks if viewed else folded)
+    return {peer: blocks for peer, blocks in fetches.items() if blocks}
 
 
 # Straight from source to target on another set of devices: what each device fetches, and from whom.
@@ -246,34 +226,20 @@ Nodes = Sequence[int]
 """The node of every device."""
 
 
-def list_fetches_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> Fetches:
-    """What a device copies from source tiles to fill its target tile, by device, from itself first.
+def list_across(source: Layout, target: Layout, device: int, nodes: Nodes, *, given: bool) -> Fetches:
+    """What a device copies from source tiles to fill its target tile, by device, from itself first; or what devices
+    copy from its own source tile, what is `given`.
 
     >>> from reshard.types.mesh import Mesh
     >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[2, 3, 4])
     >>> source, target = Layout.parse("f32[6]", one), Layout.parse("f32[6]", other)
-    >>> [(peer, blocks[0].extents) for peer, blocks in list_fetches_across(source, target, 3, [0] * 5).items()]
-    [(0, (3,)), (1, (3,))]
+    >>> fetched, served = (list_across(source, target, d, [0] * 5, given=d == 0) for d in (3, 0))
+    >>> [[(peer, blocks[0].extents) for peer, blocks in each.items()] for each in (fetched, served)]
+    [[(0, (3,)), (1, (3,))], [(2, (6,)), (3, (3,))]]
     """
     blocks: dict[int, list[Block]] = {}
-    for giver, products in _list_taken(source, target, device, nodes):
-        blocks.setdefault(giver, []).extend(block for product in products for block in multiply_factors(product))
-    return _order_fetches(blocks, device)
-
-
-def list_served_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> Fetches:
-    """What devices copy from one device's source tile, itself first: the fetches of all, as far as they name it.
-
-    >>> from reshard.types.mesh import Mesh
-    >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[2, 3, 4])
-    >>> source, target = Layout.parse("f32[6]", one), Layout.parse("f32[6]", other)
-    >>> [(peer, blocks[0].extents) for peer, blocks in list_served_across(source, target, 0, [0] * 5).items()]
-    [(2, (6,)), (3, (3,))]
-    """
-    blocks = {
-        taker: [block for product in products for block in multiply_factors(product)]
-        for taker, products in _list_given(source, target, device, nodes)
-    }
+    for peer, products in (_list_given if given else _list_taken)(source, target, device, nodes):
+        blocks.setdefault(peer, []).extend(block for product in products for block in multiply_factors(product))
     return _order_fetches(blocks, device)
 
 

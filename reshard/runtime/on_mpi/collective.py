@@ -2,7 +2,7 @@
 
     turn         this thread's turn on the communicator, after a move that a thread makes      team.Turns
     team         the ranks' team, built anew after a failure                                   team
-    agreement    arguments checked and planned; all ranks go on, or none                       agree_on_request
+    agreement    arguments checked and planned; all ranks go on, or none                       prepare_together
     body         the caller's `with` block: data move                                          team.report_failure
     end          nobody returns before all are done
 
@@ -178,7 +178,12 @@ def prepare_together(
         posted = posted if posting is None else posting(prepared)
     except Exception as caught:  # The other ranks are waiting: it is raised once they know.
         error = caught
-    agree_on_request(team, watch, text, digest_of(text), error, posted)
+    team.calls += 1
+    number = -1 if error is not None else digest_of(text) + team.calls
+    with report_failure(team):
+        agreed = team.sync(watch, number, posted, posted.address != 0, posted.place != 0, posted.into)
+    if not agreed:
+        raise_disagreement(team, watch, text + (", with an out" if posted.into else ""), error)
     return cast(T, prepared)
 
 
@@ -191,36 +196,13 @@ def digest_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
 
 
-def agree_on_request(
-    team: Team,
-    watch: Watch,
-    request: str,
-    digest: int,
-    error: Exception | None = None,
-    posted: Posted = NOWHERE,
-) -> None:
-    """Returns on all ranks, or raises on all: the ranks' own `error`, or `AgreementError` if their requests differ.
-
-    `request` is this rank's request as text and `digest` its number; `posted` is what the ranks of its node can read
-    afterwards.
+def raise_disagreement(team: Team, watch: Watch, request: str, error: Exception | None = None) -> NoReturn:
+    """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
+    of them, perhaps this rank's own `error`.
     """
-    team.calls += 1
-    number = -1 if error is not None else digest + team.calls
     with report_failure(team):
-        if team.sync(watch, number, posted, posted.address != 0, posted.place != 0, posted.into):
-            return
-        request += ", with an out" if posted.into else ""
         statements = _state_requests(team, watch, request, error)
     _raise_statements(statements, error)
-
-
-def raise_disagreement(team: Team, watch: Watch, request: str) -> NoReturn:
-    """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
-    of them.
-    """
-    with report_failure(team):
-        statements = _state_requests(team, watch, request, None)
-    _raise_statements(statements, None)
 
 
 class _Statement(NamedTuple):

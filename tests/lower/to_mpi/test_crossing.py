@@ -13,7 +13,7 @@ import pytest
 from reshard.geometry.blocks import Block
 from reshard.geometry.figures import count_sent_across
 from reshard.geometry.holders import count_lacked
-from reshard.lower.to_mpi import list_fetches_across, list_served_across
+from reshard.lower.to_mpi import list_across
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout
 from tests.lower.to_mpi.elements import put, taken
@@ -46,7 +46,7 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
     sent: Counter[int] = Counter()
     for device in target.mesh.devices:
         tile = np.full(target.tile_shape, PADDING)
-        fetched = list_fetches_across(source, target, device, nodes)
+        fetched = list_across(source, target, device, nodes, given=False)
         for giver, blocks in fetched.items():
             put(tile, blocks, taken(held[giver], blocks))
             sent[giver] += elements(blocks) if giver != device else 0
@@ -66,12 +66,12 @@ def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):
     taken_from = {
         (giver, device): blocks
         for device in range(8)
-        for giver, blocks in list_fetches_across(source, target, device, nodes).items()
+        for giver, blocks in list_across(source, target, device, nodes, given=False).items()
     }
     given_to = {
         (device, taker): blocks
         for device in range(8)
-        for taker, blocks in list_served_across(source, target, device, nodes).items()
+        for taker, blocks in list_across(source, target, device, nodes, given=True).items()
     }
     assert taken_from == given_to
 
@@ -88,9 +88,9 @@ def test_copies_on_several_nodes_answer_their_own_node_and_share_the_rest(seed: 
     held, wanted = tiles_of(source), tiles_of(target)
     for device in target.mesh.devices:
         tile = np.full(target.tile_shape, PADDING)
-        for giver, blocks in list_fetches_across(source, target, device, nodes).items():
+        for giver, blocks in list_across(source, target, device, nodes, given=False).items():
             put(tile, blocks, taken(held[giver], blocks))
-            assert list_served_across(source, target, giver, nodes)[device] == blocks
+            assert list_across(source, target, giver, nodes, given=True)[device] == blocks
         real = wanted[device] != PADDING
         assert np.array_equal(tile[real], wanted[device][real])
 
@@ -108,14 +108,14 @@ def test_givers_and_takers_agree_among_thousands(before: str, after: str, nodes:
     """Eight copies on 4,096 ranks to columns on 2,048 of these: every tile has thousands of requests."""
     source, target = Layout.parse(before, Mesh(r=8, x=512)), Layout.parse(after, Mesh(y=2048))
     node_of, device = [NODES[nodes](rank) for rank in range(4096)], 1234
-    fetched = list_fetches_across(source, target, device, node_of)
+    fetched = list_across(source, target, device, node_of, given=False)
     assert sum(map(elements, fetched.values())) == math.prod(target.shape[:1]) * 2
     for giver in list(fetched)[:: len(fetched) // 3]:
-        assert list_served_across(source, target, giver, node_of)[device] == fetched[giver]
+        assert list_across(source, target, giver, node_of, given=True)[device] == fetched[giver]
 
 
 def test_a_holder_on_the_same_node_is_asked():
     source, target = Layout.parse("s32[6]", Mesh(x=4)), Layout.parse("s32[6]", Mesh({"d": 2}, device_ids=[5, 7]))
     nodes = [0, 1, 2, 3, 4, 1, 4, 3]
-    asked = {d: list(list_fetches_across(source, target, d, nodes)) for d in (5, 7)}
+    asked = {d: list(list_across(source, target, d, nodes, given=False)) for d in (5, 7)}
     assert asked == {5: [1], 7: [3]}

@@ -17,9 +17,8 @@ from reshard.lower.to_mpi import (
     devices_by_id,
     is_unreplicated,
     list_fetches,
-    list_fetches_as,
+    list_in_form,
     list_served,
-    list_served_as,
 )
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, pairs, random_layout
@@ -130,7 +129,7 @@ def test_both_turns_of_a_relay(seed: int) -> None:
     for form in (FIRST, SECOND):
         before = held if form == FIRST else {device: tile.copy() for device, tile in filled.items()}
         for device in other.devices:
-            for giver, blocks in list_fetches_as(source, target, form, device).items():
+            for giver, blocks in list_in_form(source, target, form, device, given=False).items():
                 put(filled[device], blocks, taken(before[giver], blocks))
     assert_filled(target, filled)
 
@@ -143,7 +142,7 @@ def test_fetches_through_views(seed: int) -> None:
     held, wanted = cut(source, index), cut(target, case.reference(index))
     for device in target.mesh.devices:
         filled = np.full(target.tile_shape, PADDING)
-        for giver, blocks in list_fetches_as(source, target, view, device).items():
-            assert list_served_as(source, target, view, giver)[device] == blocks
+        for giver, blocks in list_in_form(source, target, view, device, given=False).items():
+            assert list_in_form(source, target, view, giver, given=True)[device] == blocks
             put(filled, blocks, taken(held[giver], blocks))
         assert np.array_equal(filled, wanted[device])

@@ -298,7 +298,14 @@ def describe_array(array: Any, what: str) -> GpuArray:
     try:
         if hasattr(array, "block_until_ready"):
             array.block_until_ready()  # jax computes asynchronously, on streams that it does not expose.
-        return describe_by_dlpack(array) if hasattr(array, "__dlpack__") else _describe_by_interface(array)
+        if hasattr(array, "__dlpack__"):
+            return describe_by_dlpack(array)
+        interface: dict[str, Any] = array.__cuda_array_interface__
+        shape, address = tuple(interface["shape"]), int(interface["data"][0])
+        dtype = np.dtype(interface["typestr"])
+        strides = interface.get("strides") or list_byte_strides(shape, dtype.itemsize)
+        memory = Strided(address, tuple(strides))
+        return GpuArray(array, device_at(address) if address else 0, memory, shape, dtype)
     except TileError:
         raise
     except Exception as error:
@@ -306,15 +313,6 @@ def describe_array(array: Any, what: str) -> GpuArray:
             f"the {what}, a {type(array).__name__}, does not say where it lies on the GPU ({type(error).__name__}: "
             f"{error}); give a plain array on one GPU"
         ) from error
-
-
-def _describe_by_interface(array: Any) -> GpuArray:
-    interface: dict[str, Any] = array.__cuda_array_interface__
-    shape, address = tuple(interface["shape"]), int(interface["data"][0])
-    dtype = np.dtype(interface["typestr"])
-    strides = interface.get("strides") or list_byte_strides(shape, dtype.itemsize)
-    device = device_at(address) if address else 0
-    return GpuArray(array, device, Strided(address, tuple(strides)), shape, dtype)
 
 
 class _Tensor(ctypes.Structure):
