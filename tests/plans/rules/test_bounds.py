@@ -11,28 +11,19 @@ import pytest
 from hypothesis import given, settings
 
 import reshard as rs
-from reshard.plans.rules.bounds import lower_bound
+from reshard.plans.rules.bounds import endpoint_bound, joint_endpoint_bound, joint_lower_bound, lower_bound
 from reshard.types.dtypes import bits
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_layout, random_pair
-
-
-def elements(layout: Layout, device: int) -> set[tuple[int, ...]]:
-    """The true global indices that a device holds."""
-    along = [[i for i in dim if i < size] for dim, size in zip(meaning(layout, device), layout.shape, strict=True)]
-    return set(product(*along))
+from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_crossing, random_layout, random_pair
+from tests.oracle import PADDING, tiles_of
+from tests.trees import random_tree
+from tests.view_oracle import KEPT, cut, random_case
 
 
 def counted(source: Layout, target: Layout) -> int:
-    """Bytes that the busiest device needs and does not hold, by sets."""
-    missing = [len(elements(target, d) - elements(source, d)) for d in target.mesh.devices]
-    return ceil(max(missing) * bits(source.dtype) / 8)
-
-
-def counted_by_masks(source: Layout, target: Layout) -> int:
-    """The same count by masks, for larger arrays."""
+    """Bytes that the busiest device needs and does not hold, by masks."""
     worst = 0
     for device in target.mesh.devices:
         masks = []
@@ -45,20 +36,13 @@ def counted_by_masks(source: Layout, target: Layout) -> int:
     return ceil(worst * bits(source.dtype) / 8)
 
 
-def test_the_two_counts_agree():
-    choose = random.Random(3)
-    for _ in range(200):
-        source, target = random_pair(choose, most_rank=2)
-        assert counted(source, target) == counted_by_masks(source, target)
-
-
 @pytest.mark.fast(2)
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=2, z=2)], ids=str)
 def test_every_contiguous_pair(mesh: Mesh):
     layouts = list(contiguous_layouts(mesh, divisible_shape(mesh, 2)))
     for source in layouts:
         for target in layouts:
-            assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
+            assert lower_bound(source, target) == counted(source, target), f"{source} -> {target}"
 
 
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=5), Mesh(x=2, y=3)], ids=str)
@@ -77,7 +61,7 @@ def test_random_digit_layouts(seed: int, count: int):
     choose = random.Random(seed)
     for _ in range(count):
         source, target = random_pair(choose, dtype=choose.choice(("int32", "int4", "complex128", "bool")))
-        assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
+        assert lower_bound(source, target) == counted(source, target), f"{source} -> {target}"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +78,7 @@ def test_random_digit_layouts_of_larger_meshes(mesh: Mesh, shape: tuple[int, ...
     choose = random.Random(mesh.size)
     for _ in range(60):
         source, target = random_layout(choose, mesh, shape), random_layout(choose, mesh, shape)
-        assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
+        assert lower_bound(source, target) == counted(source, target), f"{source} -> {target}"
 
 
 @settings(max_examples=200)
@@ -199,3 +183,108 @@ def test_sums_along_other_devices_can_be_finished_on_the_way():
     source = rs.Layout.parse("f32[16, {data}4/13] + sum{z}", before)
     plan = rs.plan(source, rs.Layout.parse("f32[16, 13] + sum{z}", rs.Mesh(z=3, w=2, dcn=2)))
     assert plan.lower_bound_bytes <= plan.received_bytes
+
+
+# ---- of moves with a view or a cast ----
+
+
+def test_the_bound_is_what_the_neediest_device_lacks():
+    for seed in range(300, 500):
+        move = (case := random_case(random.Random(seed), most=96)).move
+        index = np.arange(int(np.prod(move.source.shape))).reshape(move.source.shape)
+        held, wanted = cut(move.source, index), cut(move.target, case.reference(index))
+        lacked = [
+            sum(e not in set(held[d].reshape(-1)) for e in tile.reshape(-1) if e != PADDING and e < KEPT)
+            for d, tile in wanted.items()
+        ]
+        assert lower_bound(move.source, move.target, move.view) == 8 * max(lacked), (seed, str(move))
+
+
+@pytest.mark.parametrize(("source", "target", "bound"), [("f32", "bf16", 24), ("bf16", "f32", 24), ("s4", "f32", 6)])
+def test_a_cast_is_bound_by_the_narrower_dtype(source, target, bound):
+    layouts = [Layout.parse(text, Mesh(x=4)) for text in (f"{source}[{{x}}4]", f"{target}[16]")]
+    assert lower_bound(*layouts) == bound
+
+
+# ---- of several arrays: below what runs, and above what one array alone makes necessary ----
+
+
+def plain(moves: list[tuple[rs.Layout, rs.Layout]]) -> list[tuple[rs.Layout, rs.Layout, None]]:
+    """The moves, without views."""
+    return [(source, target, None) for source, target in moves]
+
+
+def test_it_is_the_busiest_devices_sum():
+    """Against a count of the elements that each device lacks, one by one."""
+    choose = random.Random(3)
+    for _ in range(40):
+        moves = [ends for ends in random_tree(choose).values() if ends[0].partial_as(ends[1])]
+        lacks: dict[int, int] = {}
+        for source, target in moves:
+            held, wanted = tiles_of(source), tiles_of(target)
+            for device in target.mesh.devices:
+                more = {*wanted[device].flat} - {*held[device].flat} - {PADDING}
+                lacks[device] = lacks.get(device, 0) + target.nbytes(len(more))
+        assert joint_lower_bound(plain(moves)) == max(lacks.values(), default=0)
+
+
+def test_it_is_no_less_than_the_bound_of_one_array():
+    choose = random.Random(5)
+    for _ in range(60):
+        moves = list(random_tree(choose).values())
+        joint = joint_lower_bound(plain(moves))
+        assert max(lower_bound(*ends) for ends in moves) <= joint <= sum(lower_bound(*ends) for ends in moves)
+
+
+def test_reductions_of_all_arrays_add_up():
+    mesh = rs.Mesh(x=4)
+    ends = tuple(rs.Layout.parse(text, mesh) for text in ("f32[16] + sum{x}", "f32[{x}4]"))
+    assert joint_lower_bound(plain([ends, ends])) == 2 * lower_bound(*ends)
+    uneven = tuple(rs.Layout.parse(text, mesh) for text in ("f32[15] + sum{x}", "f32[{x}4/15]"))
+    assert joint_lower_bound(plain([uneven, uneven])) >= lower_bound(*uneven)
+
+
+def test_what_leaves_holders_adds_up():
+    """Against every set of source devices: what is held by these alone and needed elsewhere, shared evenly."""
+    choose = random.Random(11)
+    above = 0
+    for _ in range(25):
+        moves = [*[random_crossing(choose)] * choose.randint(1, 3), random_crossing(choose)]
+        bound = joint_endpoint_bound(plain(moves))
+        alone = max(endpoint_bound(*ends) for ends in moves)
+        above += bound > alone
+        tree = rs.plan_tree({str(number): ends for number, ends in enumerate(moves)})
+        assert bound <= tree.endpoint_bound_bytes <= max(tree.sent_bytes, tree.received_bytes)
+        assert tree.endpoint_bound_bytes >= alone
+        assert bound <= _all_senders(moves)
+    assert above > 5
+
+
+def _all_senders(moves: list[tuple[rs.Layout, rs.Layout]]) -> int:
+    """The sum over arrays of all bytes that some device lacks: no device can be bound to send more."""
+    total = 0
+    for source, target in moves:
+        held = tiles_of(source)
+        for device, tile in tiles_of(target).items():
+            own = {*held[device].flat} if device in held else set[int]()
+            total += target.nbytes(len({*tile.flat} - own - {PADDING}))
+    return total
+
+
+def test_views_and_casts_add_up():
+    mesh = rs.Mesh(x=4)
+    source, target = rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("bf16[256]", mesh)
+    move = rs.Move(source, target, view="a b -> (a b)", cast=True)
+    one, two = rs.plan_tree({"a": move}), rs.plan_tree({"a": move, "b": move})
+    assert two.lower_bound_bytes == 2 * one.lower_bound_bytes == two.received_bytes > 0
+
+
+def test_views_without_common_units_add_up():
+    """A fused q, k and v in two pieces, which end where none of the three does."""
+    trainer, server = rs.Mesh(fsdp=4, tp=2), rs.Mesh({"tp": 4}, device_ids=range(8, 12))
+    fused, query = rs.Layout.parse("bf16[{fsdp}64, {tp}384]", trainer), rs.Layout.parse("bf16[256, {tp}64]", server)
+    move = rs.Move(fused, query, view="m (three h) -> m h", take={"three": 0}, three=3)
+    tree = rs.plan_tree(
+        {"a": move, "b": (rs.Layout.parse("bf16[{fsdp}64]", trainer), rs.Layout.parse("bf16[256]", server))}
+    )
+    assert tree.lower_bound_bytes == tree.received_bytes == 2 * (256 * 64 + 256)

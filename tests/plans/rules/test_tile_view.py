@@ -34,9 +34,10 @@ def member(layout: Layout, device: int, order: tuple[int, ...], sizes: list[int]
     return number
 
 
-@pytest.mark.parametrize("kind", ["all_gather", "all_to_all"])
-def test_what_arrives_from_each_member_is_its_block_of_the_result(kind: str):
-    """For even pairs: a device holds member m's elements, of those the two share, exactly in block m."""
+@pytest.mark.parametrize(("kind", "leaves"), [("all_gather", False), ("all_to_all", False), ("all_to_all", True)])
+def test_what_a_member_is_sent_or_sends_is_its_block(kind: str, leaves: bool):
+    """For even pairs: of the elements that it shares with member m, a device has exactly those of block m: of the
+    result as they arrive, of the operand as they leave."""
     seen = 0
     for operand, result in derived(kind, count=60):
         if not (operand.even and result.even and operand.tile_bytes) or operand.partial:
@@ -44,38 +45,18 @@ def test_what_arrives_from_each_member_is_its_block_of_the_result(kind: str):
         seen += 1
         r = refined(operand, result)
         order = gather_order(r) if kind == "all_gather" else scatter_order(r)
-        view = after(result, r, order)
-        radices = {digit.src: digit.radix for digit in r.gathered}
+        here, there = (operand, result) if leaves else (result, operand)
+        view = before(operand, r, order) if leaves else after(result, r, order)
+        radices = {digit.dst: digit.radix for digit in r.sliced} if leaves else {d.src: d.radix for d in r.gathered}
         sizes = [radices[stride] for stride in order]
-        tiles, results = tiles_of(operand), tiles_of(result)
-        for device, tile in results.items():
+        others = tiles_of(there)
+        for device, tile in tiles_of(here).items():
             own = blocks(view, tile)
-            for other, held in tiles.items():
+            for other, held in others.items():
                 common = set(held.reshape(-1).tolist()) & set(tile.reshape(-1).tolist())
                 if common:
-                    number = member(operand, other, order, sizes)
-                    assert set(own[number].tolist()) == common, f"{other} to {device} of {operand} -> {result}"
-    assert seen > 10
-
-
-def test_what_leaves_for_each_member_is_its_block_of_the_operand():
-    seen = 0
-    for operand, result in derived("all_to_all", count=60):
-        if not (operand.even and result.even and operand.tile_bytes) or operand.partial:
-            continue
-        seen += 1
-        r = refined(operand, result)
-        order = scatter_order(r)
-        view = before(operand, r, order)
-        radices = {digit.dst: digit.radix for digit in r.sliced}
-        sizes = [radices[stride] for stride in order]
-        tiles, results = tiles_of(operand), tiles_of(result)
-        for tile in tiles.values():
-            own = blocks(view, tile)
-            for other, wanted in results.items():
-                common = set(wanted.reshape(-1).tolist()) & set(tile.reshape(-1).tolist())
-                if common:
-                    assert set(own[member(result, other, order, sizes)].tolist()) == common
+                    number = member(there, other, order, sizes)
+                    assert set(own[number].tolist()) == common, f"{other}, {device} of {operand} -> {result}"
     assert seen > 10
 
 

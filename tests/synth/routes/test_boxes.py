@@ -10,9 +10,7 @@ import pytest
 import reshard as rs
 from reshard.plans.plan import StepSpec, chain
 from reshard.synth.routes import Pair, boxes, permute_first
-from reshard.synth.routes.boxes import _deal_out
 from reshard.synth.routes.permute_first import (
-    is_permute,
     routes,
     slice_source,
 )
@@ -74,15 +72,6 @@ def test_known_routes(source: str, target: str, mesh: Mesh, expected: list[str])
     assert expected in kinds(pair)
 
 
-def test_dealing_puts_the_holders_last():
-    mesh = Mesh(x=2, y=3)
-    layout, other = Layout.parse("f32[{x}3, {y}2]", mesh), Layout.parse("f32[{y}2, 6]", mesh)
-    assert str(_deal_out(layout, other)) == "f32[3{x}, {y}2]"
-    uneven = Layout.parse("f32[{x}3/5, {y}2]", mesh)
-    assert _deal_out(uneven, Layout.parse("f32[{y}2/5, 6]", mesh)) is None
-    assert _deal_out(layout, Layout.parse("f32[6, 6]", Mesh(z=6))) is None
-
-
 # ---- Routes over permutes: every one runs, and a permute is what makes the numerals nest ----
 
 MESHES = (Mesh(x=2, y=3), Mesh(x=4, y=3), Mesh(x=3, y=2, z=2), Mesh(x=5, y=2), Mesh(x=6, y=4))
@@ -126,20 +115,6 @@ def test_pairs_that_nest_are_routed_only_for_a_network_and_not_for_too_many_devi
     assert list(routes(pair, links))
     monkeypatch.setattr(permute_first, "MOST_DEVICES", 11)
     assert list(routes(pair, links)) == []
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "answer"),
-    [
-        ("f32[{y}{x}]", "f32[{x}{y}]", True),
-        ("f32[{x}3]", "f32[{y}2]", False),
-        ("f32[{x}3]", "f32[6]", False),
-        ("f32[{x}6, 4]", "f32[12, {x}2]", False),
-    ],
-)
-def test_permutes(source: str, target: str, answer: bool):
-    pair = pair_of(source, target, Mesh(x=2, y=3))
-    assert is_permute(pair.source, pair.target) == answer
 
 
 def test_sliced_takes_what_divides_and_holds_the_rest_back():
