@@ -57,10 +57,7 @@ def kinds(at):
         summed = jax.lax.psum_scatter(v, "x", scatter_dimension=0, tiled=True)
         return gathered.reshape(size, *v.shape).sum(0) + shifted + kept, swapped, summed, jax.lax.pmax(v, "y")
 
-    spec = at("x", "y").spec
-    return jax.jit(jax.shard_map(body, mesh=at.mesh, in_specs=spec, out_specs=spec, check_vma=False)), at.array(
-        "x", "y"
-    )
+    return at.mapped(body, at("x", "y").spec), at.array("x", "y")
 
 
 def ring(at):
@@ -74,10 +71,7 @@ def ring(at):
     def body(v):
         return jax.lax.scan(lambda c, _: (turn(c) + 1, None), v, None, length=3)[0]
 
-    spec = at("x").spec
-    return jax.jit(jax.shard_map(body, mesh=at.mesh, in_specs=spec, out_specs=spec, check_vma=False)), at.array(
-        "x", None
-    )
+    return at.mapped(body, at("x").spec), at.array("x", None)
 
 
 def branch(at):
@@ -103,10 +97,7 @@ def endless(at):
         total = jax.lax.psum(v.sum(), "x")
         return jax.lax.while_loop(lambda c: c[0] < 1e6, lambda c: (c[0] * 2, jax.lax.psum(c[1], "y")), (total, v))[1]
 
-    spec = at("x").spec
-    return jax.jit(jax.shard_map(body, mesh=at.mesh, in_specs=spec, out_specs=spec, check_vma=False)), at.array(
-        "x", None
-    )
+    return at.mapped(body, at("x").spec), at.array("x", None)
 
 
 def overlap(at):

@@ -518,10 +518,6 @@ def but(lines, old, new):
     return [line.replace(old, new) for line in lines]
 
 
-def test_a_counted_loop():
-    assert count() == 12
-
-
 @pytest.mark.parametrize(
     ("start", "bound", "step", "direction", "expected"),
     [

@@ -138,10 +138,6 @@ def test_a_number_that_python_does_not_read_is_refused():
         )
 
 
-def instruction_of_shapes(line):
-    return module(line).entry.instructions[0]
-
-
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
@@ -154,7 +150,7 @@ def instruction_of_shapes(line):
     ],
 )
 def test_a_shape(text, shape):
-    assert instruction_of_shapes(f"%a = {text} custom-call()").shape == read_shape(text) == shape
+    assert instruction(f"%a = {text} custom-call()").shape == read_shape(text) == shape
 
 
 @pytest.mark.parametrize(
@@ -171,13 +167,13 @@ def test_a_shape(text, shape):
     ],
 )
 def test_bytes(text, nbytes):
-    assert [array.nbytes for array in instruction_of_shapes(f"%a = {text} custom-call()").arrays] == [nbytes]
+    assert [array.nbytes for array in instruction(f"%a = {text} custom-call()").arrays] == [nbytes]
 
 
 @pytest.mark.parametrize("shape", ["(f32[2]", "[2]{0}", "f32[2] f32[2]"])
 def test_a_shape_that_cannot_be_read_is_refused(shape):
     with pytest.raises(NotationError, match="give one array"):
-        _ = instruction_of_shapes(f"%a = {shape} custom-call()").shape
+        _ = instruction(f"%a = {shape} custom-call()").shape
 
 
 PLATFORMS = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tpu7x": "tpu"}
@@ -357,13 +353,13 @@ def read_damaged(choose, number):
 def test_damaged_modules_are_read_or_refused(number):
     """Whatever is broken, nothing but an error of this package leaves the readers, the splicer and its check."""
     choose, refused = random.Random(number), 0
-    for _ in range(60):
+    for _ in range(40):
         try:
             read_damaged(choose, number)
         except ReshardError as error:
             assert str(error)
             refused += 1
-    assert 2 < refused < 60
+    assert 1 < refused < 40
 
 
 def check_spliced(data, splices):
