@@ -142,10 +142,12 @@ def test_no_axis_is_cut_beside_a_manual_one():
     ("source", "target", "overwrites"),
     [
         ("f32[{x}4]", "f32[{y}8]", False),
+        ("f32[{x}4, {y}8]", "f32[{y}8, {x}4]", False),  # columns do not lie in one run
         ("f32[2{x}2]", "f32[2{x:(2)2}{x:(1)2}2]", True),
     ],
 )
 def test_what_xla_can_overwrite(source: str, target: str, overwrites: bool):
+    """Plans whose slots in order are the tile; for others XLA would hold the tile twice."""
     before, after = Layout.parse(source, M42), Layout.parse(target, M42)
     plan = chain(before, after, [StepSpec("exchange", after, StepMode(None, in_place=True))], donate=True)
     assert on_jax.overwrites_source(plan) is overwrites
