@@ -30,7 +30,7 @@ def test_the_corpus_has_every_kind_of_step_and_fault():
     kinds = Counter(step.kind for plan in plans() for step in plan.steps)
     assert set(kinds) == set(RULES)
     counts = Counter(kind for plan in plans() for kind, _, _ in planted(plan))
-    assert set(counts) == KINDS
+    assert len(counts) == KINDS
     assert min(counts.values()) >= 2, counts
 
 
