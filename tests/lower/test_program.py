@@ -3,34 +3,53 @@ busiest device allows, and boxes cover what they must, once."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
+from itertools import permutations
 from math import prod
 
+import numpy as np
 import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import ExchangeInPlace
+from reshard.lower.groups import block_numbers, coordinate, groups_along
 from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
+    CastTiles,
     Exchange,
     InParts,
+    PackedCollective,
     Permute,
     Program,
+    PutPart,
     ReduceScatter,
+    Reorder,
     Slice,
+    TakePart,
+    is_alias,
+    join_instructions,
+    join_launches,
+    lower_batch,
+    permute_pairs,
+    transposing_stops,
 )
+from reshard.lower.program_traffic import program_traffic
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.step_mode import StepMode
-from reshard.types import Mesh
+from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
 from tests.layouts import random_pair
 from tests.lower.covering import MESH, busiest, covers, instruction, matchings
 from tests.sampling import sampled
+from tests.trees import llama
 
 # ---- by hand -------------------------------------------------------------------------------------
 
@@ -171,3 +190,245 @@ def test_direct_exchanges_of_even_pairs_take_no_more_rounds_than_the_busiest_dev
         source, target = random_pair(choose, most_rank=2)
         moves = [StepSpec("exchange", target, StepMode(choose.choice((None, 1, 2, 5))))] if source != target else []
         sound(chain(source, target, moves))
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+M4 = rs.Mesh(x=4)
+
+
+def program_of_move(source: str, target: str, device: int | None = None, **options):
+    return lower_plan(rs.plan(rs.Move(*(rs.Layout.parse(text, M4) for text in (source, target)), **options)), device)
+
+
+def test_instructions():
+    took = program_of_move("f32[3{x}2, 5]", "bf16[{x}2, 5]", view="(t h) d -> h d", take={"t": 1}, t=3, cast=True)
+    assert [type(each) for each in took.instructions] == [Reorder, TakePart, CastTiles, Reorder]
+    assert took.instructions[1].spans == ((1, 1), (0, 2), (0, 5))
+    assert [is_alias(each) for each in took.instructions] == [True, False, False, True]
+    put = program_of_move("f32[{x}2, 5]", "f32[3{x}2, 5]", view="h d -> (t h) d", into={"t": 1}, t=3)
+    assert [type(each) for each in put.instructions] == [Reorder, PutPart, Reorder]
+
+
+def test_an_exchange_of_one_device_has_the_rounds_of_all():
+    whole = program_of_move("f32[{x}6]", "f32[{x}2]", view="(t h) -> h", take={"t": 1}, t=3).instructions[0]
+    assert isinstance(whole, Exchange) and whole.strided
+    for device in M4.devices:
+        mine = program_of_move("f32[{x}6]", "f32[{x}2]", device, view="(t h) -> h", take={"t": 1}, t=3).instructions[0]
+        assert len(mine.rounds) == len(whole.rounds)
+        for some, turn in zip(mine.rounds, whole.rounds, strict=True):
+            assert some == tuple(t for t in turn if device in (t.sender, t.receiver))
+    for turn in whole.rounds:
+        for end in ("sender", "receiver"):
+            devices = [getattr(transfer, end) for transfer in turn]
+            assert len(set(devices)) == len(devices)
+
+
+def test_traffic_is_counted_in_the_narrower_dtype():
+    for source, target in (("f32[{x}4]", "bf16[16]"), ("bf16[{x}4]", "f32[16]"), ("f32[16] + sum{x}", "bf16[16]")):
+        plan = rs.plan(rs.Move(*(rs.Layout.parse(text, M4) for text in (source, target)), cast=True))
+        assert max(program_traffic(lower_plan(plan)).received.values()) == plan.received_bytes
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def between(source: str, target: str, mesh: rs.Mesh = MESH, **options: object):
+    return lower_plan(rs.plan(rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh), **options)).instructions
+
+
+def test_blocks_of_all_arrays_lie_side_by_side():
+    (step,) = joined_of(("f32[{x}4, 16]", "f32[16, {x}4]"), ("f32[{x}2, 4]", "f32[8, {x}1]"))
+    assert isinstance(step, PackedCollective)
+    assert step.packed.send.digits == (4, 16 + 2)
+    assert step.packed.groups == ((0, 2, 4, 6), (1, 3, 5, 7))
+
+
+def joined_of(*ends: tuple[str, str]):
+    return [join_instructions(steps) for steps in zip(*(between(*pair) for pair in ends), strict=True)]
+
+
+def test_exchanges_have_rounds_in_common():
+    (step,) = joined_of(*[("f32[{x}3/10]", "f32[{y}5]")] * 2)
+    assert [type(each) for each in step] == [Exchange] * 2
+
+
+def test_a_local_step_is_not_joined():
+    tree = rs.plan_tree({name: (rs.Layout.parse("f32[16]", MESH), rs.Layout.parse("f32[{x}4]", MESH)) for name in "ab"})
+    assert join_launches(lower_batch(tree.batches[0])) == [None]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [Permute(((0, 1), (1, 0))), Permute(((0, 0), (1, 1)))],
+        [AllReduce(((0, 1),), "sum"), AllReduce(((0, 1),), "max")],
+        [AllReduce(((0, 1),), "sum"), Permute(((0, 1), (1, 0)))],
+        [*between("f32[{x}4]", "f32[16]"), *between("f32[{y}8]", "f32[16]")],
+        [
+            *between("f32[{x}3/10]", "f32[{y}5]"),
+            *between("f32[{x}3/11]", "f32[{y}6/11]"),
+            Permute(((0, 0),)),
+        ],
+        [*between("f32[16]", "f32[{x}4]")] * 2,
+    ],
+)
+def test_instructions_between_different_devices_are_refused(steps):
+    with pytest.raises(PlanError):
+        join_instructions(steps)
+
+
+def test_only_a_checked_batch_is_lowered():
+    with pytest.raises(PlanError, match="a checked Batch"):
+        lower_batch(None)
+
+
+def test_every_batch_of_a_model_is_lowered():
+    for batch in rs.plan_tree(llama(MESH)).batches:
+        programs = lower_batch(batch)
+        assert len(programs) == len(batch.names)
+        shares = [len(programs) > 1 and steps[0].cost.launches > 0 for steps in batch.steps]
+        assert [each is not None for each in join_launches(programs)] == shares
+
+
+# ---- the pairs of permutes -----------------------------------------------------------------------
+
+M42 = Mesh(x=4, y=2)
+
+
+def right(source: Layout, target: Layout) -> tuple[tuple[int, int], ...]:
+    """The pairs, checked by meaning."""
+    pairs = permute_pairs(source, target)
+    devices = sorted(source.mesh.devices)
+    assert sorted(sender for sender, _ in pairs) == sorted(receiver for _, receiver in pairs) == devices
+    for sender, receiver in pairs:
+        assert meaning(source, sender) == meaning(target, receiver)
+    return pairs
+
+
+def test_the_axes_of_a_dim_trade_places():
+    """Device 2 x + y holds piece 2 x + y before, and needs piece 4 y + x."""
+    pairs = right(Layout.parse("f32[{x}{y}2]", M42), Layout.parse("f32[{y}{x}2]", M42))
+    assert {to: sender for sender, to in pairs} == {2 * x + y: 4 * y + x for x in range(4) for y in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "source", "target"),
+    [
+        (Mesh(x=3, y=5), "f32[{x}{y}1]", "f32[{y}{x}1]"),
+        (Mesh(x=3, y=5), "f32[{x}2, {y}2]", "f32[{x}2, {y}2]"),
+        (Mesh(x=3, y=3), "f32[{x}2, {y}2]", "f32[{y}2, {x}2]"),
+        (Mesh(x=2, y=2), "f32[{x}3]", "f32[{y}3]"),  # replicated along the other axis
+        (Mesh(x=2, y=2), "f32[{x}3/5]", "f32[{y}3/5]"),  # padded
+        (Mesh(x=2, y=2, z=3), "f32[{x}{z}2, {y}3]", "f32[{z}{y}2, {x}3]"),
+    ],
+)
+def test_tiles_go_to_those_who_need_them(mesh: Mesh, source: str, target: str):
+    right(Layout.parse(source, mesh), Layout.parse(target, mesh))
+
+
+def test_summands_stay_summands():
+    """Two devices hold the same piece of different summands: they must not be taken for each other."""
+    source, target = (Layout.parse(f"f32[{{{axis}}}2] + sum{{z}}", Mesh(x=2, y=2, z=2)) for axis in "xy")
+    pairs = right(source, target)
+    z = source.mesh.sub_axis("z")
+    assert all(source.mesh.coordinate(a, z) == source.mesh.coordinate(b, z) for a, b in pairs)
+
+
+def test_devices_in_another_order():
+    choose = random.Random(1)
+    for order in choose.sample(list(permutations(range(6))), 20):
+        source = Layout.parse("f32[{x}{y}1]", Mesh(x=2, y=3))
+        target = Layout.parse("f32[{x}{y}1]", Mesh({"x": 2, "y": 3}, device_ids=order))
+        right(source, target)
+
+
+def test_a_device_keeps_its_own_tile_where_it_can():
+    """Replicas along y: four devices need what they hold, though others hold it too."""
+    reordered = Mesh({"x": 2, "y": 4}, device_ids=[0, 1, 2, 7, 4, 5, 6, 3])
+    pairs = right(Layout.parse("f32[{x}1]", Mesh(x=2, y=4)), Layout.parse("f32[{x}1]", reordered))
+    assert {(d, d) for d in (0, 1, 2, 4, 5, 6)} <= set(pairs)
+    assert {(3, 7), (7, 3)} <= set(pairs)
+
+
+def test_no_permutation():
+    with pytest.raises(PlanError, match="no device is left that holds what device"):
+        permute_pairs(Layout.parse("f32[{x}3/10]", Mesh(x=4)), Layout.parse("f32[{x:(1)2}5]", Mesh(x=4)))
+
+
+# ---- replica groups and block numbers, against coordinates counted one by one --------------------
+
+MESHES = [
+    (Mesh(x=2, y=3, z=5), [(1, 5)]),
+    (Mesh(x=2, y=3, z=5), [(5, 3), (15, 2)]),
+    (Mesh(x=2, y=3, z=5), [(15, 2), (1, 5), (5, 3)]),
+    (Mesh(x=12), [(2, 3)]),  # a part of an axis
+    (Mesh(x=7), []),
+    (Mesh({"x": 2, "y": 3}, device_ids=[5, 3, 1, 0, 2, 4]), [(3, 2)]),
+]
+
+
+def coordinates(mesh: Mesh, device: int, factors: list[tuple[int, int]]) -> tuple[int, ...]:
+    """The device's coordinates, counted: along a factor, they change every `stride` positions."""
+    position = mesh.devices.index(device)
+    counted = []
+    for stride, size in factors:
+        values = [value for value in range(size) for _ in range(stride)]
+        counted.append(values[position % len(values)])
+    return tuple(counted)
+
+
+@pytest.mark.parametrize(("mesh", "factors"), MESHES)
+def test_members_differ_along_the_factors_only(mesh: Mesh, factors: list[tuple[int, int]]):
+    groups = groups_along(mesh, factors)
+    assert sorted(itertools.chain(*groups)) == sorted(mesh.devices)
+    for group in groups:
+        values = list(itertools.product(*(range(size) for _, size in factors)))
+        assert [coordinates(mesh, device, factors) for device in group] == values  # major to minor
+        positions = [mesh.devices.index(device) for device in group]
+        offsets = [sum(v * stride for v, (stride, _) in zip(value, factors, strict=True)) for value in values]
+        assert [at - positions[0] for at in positions] == offsets
+
+
+@pytest.mark.parametrize(("mesh", "factors"), MESHES)
+def test_block_numbers_are_coordinates_as_one_number(mesh: Mesh, factors: list[tuple[int, int]]):
+    """The n-th member of a gather's group has block n."""
+    order = list(itertools.product(*(range(size) for _, size in factors)))
+    numbers = block_numbers(mesh, factors)
+    assert numbers == {device: order.index(coordinates(mesh, device, factors)) for device in mesh.devices}
+    for group in groups_along(mesh, factors):
+        assert [numbers[device] for device in group] == list(range(len(group)))
+
+
+def test_a_coordinate_is_that_of_the_mesh():
+    mesh = Mesh(x=4, y=3)
+    for name in ("x", "y", "x:(1)2", "x:(2)2"):
+        axis = mesh.sub_axis(name)
+        stride = mesh.stride(axis)
+        assert all(coordinate(at, stride, axis.size) == mesh.coordinate(at, axis) for at in range(mesh.size))
+
+
+# ---- slots transposed where they are -------------------------------------------------------------
+
+
+def carried(slots: np.ndarray, stops: Sequence[int]) -> np.ndarray:
+    """The slots after a hand that puts down what it has and takes up what is there, stop by stop."""
+    slots, hand = slots.copy(), -1
+    for at in stops:
+        hand, slots[at] = slots[at], hand
+    return slots
+
+
+def test_every_small_matrix_is_transposed():
+    for rows in range(1, 10):
+        for columns in range(1, 10):
+            matrix = np.arange(rows * columns)
+            moved = carried(matrix, transposing_stops(rows, columns))
+            assert np.array_equal(moved, matrix.reshape(rows, columns).T.reshape(-1)), (rows, columns)
+
+
+def test_what_lies_right_is_not_touched():
+    for rows, columns in ((1, 7), (7, 1)):
+        assert not transposing_stops(rows, columns)
+    assert 0 not in transposing_stops(4, 6) and 23 not in transposing_stops(4, 6)
+    assert len(transposing_stops(8, 8)) == 28 * 3  # pairs that change places, each with a stop to come back to

@@ -1,7 +1,11 @@
 """The reference runtime: its accounts of memory and traffic against figures by hand, dtypes, empty and scalar arrays,
-and that the given tiles stay as they were."""
+trees, steps in place, views, and that the given tiles stay as they were."""
 
 from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,16 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reshard as rs
-from reshard.errors import TileError
+from reshard.errors import StepError, TileError
+from reshard.geometry.blocks import Axis, Block
 from reshard.lower import lower_plan
+from reshard.lower.exchange_rounds import Exchange, Transfer
+from reshard.lower.program import InParts, join_launches
 from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.split_steps import part_regions, possible_counts
 from reshard.plans.rules.step_mode import StepMode
-from reshard.runtime import Account, run
+from reshard.plans.rules.tile_view import TileView
+from reshard.runtime import Account, measure, on_numpy, run
 from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_numpy import run_instruction
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import pairs
-from tests.oracle import PADDING, check, tiles_of
+from tests.oracle import PADDING, check, source_tiles, tiles_of
+from tests.trees import check_tree, llama
 
 MESH = Mesh(x=4, y=2)
 
@@ -339,3 +350,190 @@ def test_wrong_tiles(change: dict[int, np.ndarray | None], words: tuple[str, str
     with pytest.raises(TileError) as caught:
         run(lower_plan(plan), {d: t for d, t in tiles.items() if t is not None})
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+# ---- trees ---------------------------------------------------------------------------------------
+
+TREE = rs.plan_tree(llama(MESH))
+TILES = {name: source_tiles(plan) for name, plan in TREE.plans.items()}
+
+
+def test_the_weights_of_a_model():
+    account = check_tree(TREE)
+    assert account.received_bytes == TREE.received_bytes == TREE.lower_bound_bytes
+
+
+def test_the_given_tiles_are_not_written_to():
+    kept = {name: {device: tile.copy() for device, tile in by.items()} for name, by in TILES.items()}
+    rs.simulate(rs.plan_tree(llama(MESH), donate=True), TILES)
+    for name, by in TILES.items():
+        for device, tile in by.items():
+            np.testing.assert_array_equal(tile, kept[name][device])
+
+
+def test_tiles_of_a_tree_without_padding():
+    ends = tuple(rs.Layout.parse(text, MESH) for text in ("s32[{x}3/10]", "s32[{y}{x}2/10]"))
+    tree = rs.plan_tree({"a": ends, "b": ends})
+    tiles = {device: np.arange(10, dtype="int32")[device // 2 * 3 :][:3] for device in range(8)}
+    moved = rs.simulate(tree, {"a": tiles, "b": tiles}, padded=False)
+    assert [moved["b"][device].tolist() for device in (0, 1, 2)] == [[0, 1], [8, 9], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("tiles", "message"),
+    [
+        (None, "tiles are a NoneType"),
+        ({}, "tiles are given for 0 arrays"),
+        (TILES | {"more": {}}, "'more'"),
+        (TILES | {"norm": {}}, "norm: tiles are given for 0 devices"),
+        (TILES | {"norm": {d: t.astype("int64") for d, t in TILES["norm"].items()}}, "norm: device 0's tile .* int64"),
+        (TILES | {"norm": {d: t[1:] for d, t in TILES["norm"].items()}}, "norm: "),
+    ],
+)
+def test_tiles_that_do_not_fit_are_refused(tiles: object, message: str):
+    with pytest.raises(TileError, match=message):
+        rs.simulate(TREE, tiles)
+
+
+def test_measure_sees_a_tree_as_one_call():
+    with measure() as measured:
+        rs.simulate(TREE, TILES)
+    assert len(measured.calls) == 1
+    assert measured.received_bytes == TREE.received_bytes
+
+
+def test_a_batch_packed_in_the_wrong_order_is_seen(monkeypatch: pytest.MonkeyPatch):
+    def turned(programs):
+        joint = join_launches(programs)
+        return [replace(step, receive=step.receive[::-1]) if getattr(step, "receive", ()) else step for step in joint]
+
+    ends = [tuple(rs.Layout.parse(t, MESH) for t in (f"s32[{{x}}{n}]", f"s32[{4 * n}]")) for n in (2, 3)]
+    tree = rs.plan_tree(ends)
+    check_tree(tree)
+    monkeypatch.setattr(on_numpy, "join_launches", turned)
+    with pytest.raises((AssertionError, ValueError)):
+        check_tree(tree)
+
+
+def test_bytes_of_several_dtypes_are_counted_together():
+    ends = {n: tuple(rs.Layout.parse(t, MESH) for t in (f"{n}[{{x}}4]", f"{n}[16]")) for n in ("s8", "s16", "s64")}
+    tree = rs.plan_tree(ends)
+    account = Account("uint8")
+    rs.simulate(tree, {name: source_tiles(plan) for name, plan in tree.plans.items()}, account)
+    assert account.received_bytes == tree.received_bytes == 12 * (1 + 2 + 8)
+    assert account.launches == 3
+
+
+# ---- steps in parts that overwrite their operand -------------------------------------------------
+
+MESHES = (Mesh(x=4, y=2), Mesh(x=3, y=2), Mesh(x=5))
+
+
+def in_place(plan: rs.Plan, number: int) -> rs.Plan | None:
+    """The plan with all its steps in place, in parts whose counts are chosen by `number`; None if one cannot be."""
+    specs: list[StepSpec] = []
+    for step in plan.steps:
+        possible = possible_counts(step.operand, step.result)
+        if not possible:
+            return None
+        mode = StepMode(parts=possible[number % len(possible)], in_place=True)
+        specs.append(StepSpec(step.kind, step.result, mode))
+    try:
+        return chain(plan.source, plan.target, specs, donate=True)
+    except StepError:
+        return None
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_swaps_in_every_number_of_parts(mesh: Mesh):
+    """An axis moves between any two of three dims, with and without slots to rearrange."""
+    size = 2 * mesh.axes["x"]
+    rows = [tuple("{x}2" if dim == at else str(size) for dim in range(3)) for at in range(3)]
+    ends = [Layout.parse(f"f32[{', '.join(dims)}]", mesh) for dims in rows]
+    seen = Counter[tuple[bool, bool]]()
+    for source, target in itertools.permutations(ends, 2):
+        for number in range(len(possible_counts(source, target))):
+            plan = in_place(rs.plan(source, target, donate=True), number)
+            assert plan is not None
+            check(plan)
+            (step,) = lower_plan(plan).instructions
+            assert isinstance(step, InParts)
+            where = part_regions(source.tile_shape, step.take, target.tile_shape, step.put)
+            seen[where.before > 1, where.after > 1] += 1
+    assert len(seen) >= 3
+
+
+@settings(max_examples=100)
+@given(pairs("float32"), st.integers(0, 5))
+def test_random_plans_in_place(pair: tuple[Layout, Layout], number: int):
+    plan = in_place(rs.plan(*pair, donate=True), number)
+    if plan is not None:
+        check(plan)
+
+
+def test_memory_is_a_tile_and_two_parts():
+    source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16, 2]", "f32[16, {x}4, 2]"))
+    plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=4, in_place=True))], donate=True)
+    whole, part = source.tile_bytes, source.tile_bytes // 4
+    packed = plan.steps[0].cost.scratch - 2 * part
+    assert plan.peak_bytes == check(plan).peak_bytes == whole + 2 * part + packed
+
+
+@pytest.mark.parametrize("fault", [lambda stops: stops[:-1], lambda stops: stops[1:], lambda stops: ()])
+def test_slots_that_stay_behind_are_seen(fault: object, monkeypatch: pytest.MonkeyPatch):
+    """A part that is read where another was written before, or slots that are not brought together."""
+    source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[16, 3, {x}1]", "f32[{x}4, 3, 4]"))
+    plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=4, in_place=True))], donate=True)
+    check(plan)
+    stops = on_numpy.transposing_stops
+    monkeypatch.setattr(on_numpy, "transposing_stops", lambda *slots: fault(stops(*slots)))  # pyright: ignore
+    with pytest.raises(AssertionError):
+        check(plan)
+
+
+def test_refusals():
+    mesh = Mesh(x=4, y=2)
+    for kind, before, after, why in (
+        ("all_gather", "f32[{x}4, 16]", "f32[16, 16]", "equally large"),
+        ("permute", "f32[{x}3/11, 4]", "f32[{x}3/11, 4]", "even"),
+    ):
+        source, target = Layout.parse(before, mesh), Layout.parse(after, mesh)
+        with pytest.raises(StepError, match=why):
+            chain(source, target, [StepSpec(kind, target, StepMode(parts=2, in_place=True))], donate=True)
+    source, target = Layout.parse("f32[{x}{y}2, 4]", mesh), Layout.parse("f32[{y}{x}2, 4]", mesh)
+    with pytest.raises(rs.errors.PlanError, match="donate"):
+        chain(source, target, [StepSpec("permute", target, StepMode(parts=2, in_place=True))])
+
+
+# ---- views ---------------------------------------------------------------------------------------
+
+PAIR = rs.Mesh(x=2)
+
+
+def test_an_alias_takes_no_memory_and_is_not_the_callers_array():
+    layouts = [rs.Layout.parse(text, PAIR) for text in ("int64[{x}6]", "int64[{x}, 6]")]
+    plan = rs.plan(rs.Move(*layouts, view="(a b) -> a b", a=2))
+    tiles = {device: np.arange(6) for device in PAIR.devices}
+    memory = Account("int64")
+    moved = rs.simulate(plan, tiles, memory)
+    assert memory.peak_bytes == plan.peak_bytes == 48
+    moved[0][...] = -1
+    assert tiles[0][1] == 1
+
+
+def test_a_cast_is_counted_in_both_dtypes():
+    layouts = [rs.Layout.parse(text, PAIR) for text in ("f32[{x}8]", "bf16[16]")]
+    plan = rs.plan(rs.Move(*layouts, cast=True))
+    memory = Account("float32")
+    rs.simulate(plan, {device: np.zeros(8, "f4") for device in PAIR.devices}, memory)
+    assert (memory.peak_bytes, memory.received_bytes) == (plan.peak_bytes, plan.received_bytes) == (80, 16)
+    assert set(memory.live.values()) == {64}
+
+
+def test_a_block_outside_of_a_tile_is_refused():
+    tile = TileView((4,), (4,), (4,), (0,), ())
+    for place, stride in ((3, 1), (-1, 1), (0, 4)):
+        block = Block(place, 0, (Axis(2, stride, 1),))
+        step = Exchange(tile, tile, (0,), (Transfer(0, 0, (block,)),), (), staged=False, strided=True)
+        with pytest.raises(TileError, match="leaves a tile"):
+            run_instruction(step, {0: np.zeros(4)}, (4,), Account("float64"))
