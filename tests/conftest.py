@@ -51,16 +51,20 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`@pytest.mark.fast(n)`: n cases of a parametrized test stay in the fast tier, the others are marked slow."""
+    """`@pytest.mark.fast(n, slow=m)`: n cases of a parametrized test stay in the fast tier, and m of the others are
+    marked slow; the rest are sweeps. Without `slow`, all others are slow."""
     families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("fast") and not any(item.iter_markers("slow")):
+        if item.get_closest_marker("fast") and not any(item.iter_markers("sweep")):
             families[item.nodeid.partition("[")[0]].append(item)
     for name, family in families.items():
         marker = family[0].get_closest_marker("fast")
         assert marker is not None
-        for item in _rest(name, family, *marker.args):
+        for item in _rest(name, [item for item in family if not any(item.iter_markers("slow"))], *marker.args):
             item.add_marker(pytest.mark.slow)
+        slow = [item for item in family if any(item.iter_markers("slow"))]
+        for item in random.Random(name).sample(slow, max(0, len(slow) - marker.kwargs.get("slow", len(slow)))):
+            item.add_marker(pytest.mark.sweep)
 
 
 def _rest(name: str, family: list[pytest.Item], count: int) -> list[pytest.Item]:

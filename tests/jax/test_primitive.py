@@ -184,7 +184,7 @@ def alternating(first: int) -> list[tuple[str, str]]:
 FAST = {("grad", "source="), ("scan", "unknown"), ("remat", "source="), ("custom_vjp", "unknown")}
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(2, slow=8)
 @pytest.mark.parametrize(("name", "given"), sampled(sorted({*alternating(1)} | FAST), *sorted(FAST)))
 def test_under_jit(name: str, given: str):
     same(jax.jit(MADE[name](*moves(given)))(put(ends()[0])), reference(name))
@@ -194,7 +194,7 @@ def test_under_jit(name: str, given: str):
 SLICING = ("jacfwd", "jacrev", "hessian", "scan", "cond")
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize("name", sampled([name for name in MADE if name not in SLICING], "grad", "jvp"))
 def test_explicit_axes(name: str):
     before, _ = ends(EXPLICIT)
@@ -217,6 +217,7 @@ def test_a_scan_on_explicit_axes():
     assert_exact(jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))(put(before)), before, 2 * (VALUES + 3))
 
 
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize(("name", "given"), sampled(alternating(0), alternating(0)[0]))
 def test_eagerly(name: str, given: str):
     same(MADE[name](*moves(given))(put(ends()[0])), reference(name))
@@ -299,7 +300,7 @@ SECOND: dict[str, Callable[[Made], Made]] = {
 }
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize("target", [P("x"), P(), P(None, "y")], ids=str)
 @pytest.mark.parametrize("name", SECOND)
 def test_derivatives_of_an_unreduced_source(name: str, target: P):
@@ -319,7 +320,7 @@ def test_batches_of_an_unreduced_source(derive: Callable[[Made], Made]):
     same(result, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "jit"])
 @pytest.mark.parametrize("target", [P("x"), P(None, "x"), P(None, "y")], ids=str)
 def test_the_gradient_of_a_reduced_source_is_unreduced(target: P, eager: bool):
@@ -357,7 +358,7 @@ def with_dim(spec: P, at: int, held: str | None = None) -> P:
     return P(*entries)
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(2, slow=3)
 @pytest.mark.parametrize("given", ["source=", "unknown"])
 @pytest.mark.parametrize(("takes", "gives"), [(0, 0), (1, 2), (2, 1), (-1, 0), (0, -1)])
 def test_vmap(takes: int, gives: int, given: str):

@@ -65,7 +65,7 @@ def test_there_are_110_pairs():
     assert len(list(pairs(shardings()))) == 110
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_eagerly(spec: P, kind: AxisType):
@@ -78,7 +78,7 @@ def test_every_pair_eagerly(spec: P, kind: AxisType):
     assert_exact(x, source, VALUES)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_under_jit(spec: P, given: str):
@@ -205,7 +205,7 @@ def uneven(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding,
     assert_exact(f(filled(shape)), everywhere, filled(shape))
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize("size", sampled([0, 1, 2, 3, 7, 13], 2))
 def test_uneven_sizes(size: int, known: bool):
@@ -258,6 +258,7 @@ def factors(over: tuple[str, ...], rows: str | None = None) -> tuple[jax.Array, 
     return jax.device_put(LEFT, P(rows, over)), jax.device_put(RIGHT, P(over, None))
 
 
+@pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize(
     ("over", "rows"), [(("x",), None), (("y",), "x"), (("x", "y"), None)], ids=["x", "y with rows on x", "x and y"]
 )
@@ -293,6 +294,7 @@ STARTS = [(P(), P(unreduced={"x"})), (P("x"), P(unreduced={"x", "y"})), (P("x"),
 STARTS += [(P("y", "x"), P("x", unreduced={"y"})), (P(None, "y"), P("y", unreduced={"x"}))]
 
 
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize(("source", "target"), sampled(STARTS, STARTS[-1]))
 def test_unreduced_targets(source: P, target: P):
     """Eagerly, under jit, and from an array that is not sharded: the shards of a group add up to the array."""
@@ -333,6 +335,7 @@ def test_unreduced_sources_of_other_dtypes(dtype: str):
 DTYPES = ["bfloat16", "float16", "int8", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "int4"]
 
 
+@pytest.mark.fast(1, slow=3)
 @pytest.mark.parametrize("name", sampled(DTYPES, "bool", "int4"))
 def test_dtypes(name: str):
     """Through each kind of step; the elements are numbers modulo 7, which fit narrow dtypes."""
@@ -434,7 +437,7 @@ def test_a_spec_is_on_the_mesh_that_is_set(kind: AxisType):
         assert_exact(jax.jit(lambda x: redistribute(x, THERE, source=BACK))(x), target, VALUES)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=2)
 @pytest.mark.parametrize("how", ["eager", "source=", "unknown"])
 @pytest.mark.parametrize("is_set", [{"x": 4, "y": 2}, {"k": 8}], ids=str)
 def test_a_sharding_need_not_be_on_the_mesh_that_is_set(is_set: dict[str, int], how: str):
@@ -560,6 +563,7 @@ WIDE = filled((64, 64))
 TILE = 64 * 64 * 4 // 8
 
 
+@pytest.mark.fast(1, slow=3)
 @pytest.mark.parametrize("how", ["eager", "source=", "unknown"])
 @pytest.mark.parametrize("budget", sampled([2 * TILE, 2 * TILE + 64, 2 * TILE + 1024, 3 * TILE], 2 * TILE + 1024))
 def test_budgets(budget: int, how: str):
@@ -568,7 +572,7 @@ def test_budgets(budget: int, how: str):
     assert_exact((f if how == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=3)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
     ("budget", "rounds"),

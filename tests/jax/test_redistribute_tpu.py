@@ -206,6 +206,7 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
     assert used <= promise * SLACK and used <= 2 * ends, text
 
 
+@pytest.mark.fast(0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),

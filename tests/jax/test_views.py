@@ -32,7 +32,7 @@ def check(moved: jax.Array, wanted: np.ndarray, sharding: NamedSharding) -> None
     assert np.array_equal(np.asarray(moved), wanted)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.fast(1, slow=3)
 @pytest.mark.parametrize(
     ("spec", "options", "wanted"),
     [
@@ -72,10 +72,9 @@ def test_into_a_part_of_an_array():
         assert np.array_equal(np.asarray(out), np.ones_like(QKV))
 
 
-@pytest.mark.slow
 def test_a_donated_array_of_one_device_is_deleted():
     x = jnp.asarray(QKV)
-    moved = redistribute(x, on(None, "b"), source=on(), view="l t d -> d l t", donate=True)
+    moved = redistribute(x, on(None, None, "b"), source=on(), view="l t d -> d l t", donate=True)
     assert x.is_deleted() and np.array_equal(moved, QKV.transpose(2, 0, 1))
 
 
@@ -87,6 +86,7 @@ def test_a_source_on_an_abstract_mesh_is_on_the_devices_of_the_array():
         redistribute(fused(), on("b"), source=NamedSharding(MESH.abstract_mesh, P("a")), take={0: 1})
 
 
+@pytest.mark.slow
 def test_derivatives():
     for target in (on(None, None, "b"), on("a", None, "b")):
 

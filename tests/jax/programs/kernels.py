@@ -88,28 +88,6 @@ def ring_attention(mesh: Mesh) -> Case:
     return Case(f, _qkv(mesh, None, "ring", "tp"))
 
 
-@program(
-    "zigzag-attention",
-    "context parallelism balanced by jnp.take of chunk pairs, https://github.com/AI-Hypercomputer/maxtext/pull/1445",
-    context=4,
-    tp=2,
-)
-def zigzag_attention(mesh: Mesh) -> Case:
-    length, chunks = 32, 8
-    order = np.arange(length).reshape(chunks, -1)[[0, 7, 1, 6, 2, 5, 3, 4]].reshape(-1)
-    split, gathered = NamedSharding(mesh, P(None, "context", "tp")), NamedSharding(mesh, P(None, None, "tp"))
-
-    def f(q, k, v):
-        q = with_sharding_constraint(jnp.take(q, order, axis=1), split)
-        k, v = with_sharding_constraint(k, gathered), with_sharding_constraint(v, gathered)
-        scores = jnp.einsum("bqhk,bthk->bhqt", q, k) / np.sqrt(q.shape[-1])
-        weights = jax.nn.softmax(jnp.where(order[:, None] >= np.arange(length), scores, -1e9))
-        y = with_sharding_constraint(jnp.einsum("bhqt,bthk->bqhk", weights, v), split)
-        return with_sharding_constraint(jnp.take(y, np.argsort(order), axis=1), split)
-
-    return Case(f, _qkv(mesh, None, "context", "tp"))
-
-
 @program("ulysses", "sequence-sharded to head-sharded attention and back, with its gradient", data=2, sp=4)
 def ulysses(mesh: Mesh) -> Case:
     by_length, by_head = (NamedSharding(mesh, spec) for spec in (P("data", "sp"), P("data", None, "sp")))
@@ -217,26 +195,6 @@ def heat_loop(mesh: Mesh) -> Case:
         return with_sharding_constraint(jax.lax.fori_loop(0, 4, step, u), slabs)
 
     return Case(f, (put(mesh, normal(0, 16, 24), "x", "y"),), {"donate_argnums": 0})
-
-
-@program(
-    "linear-recurrence",
-    "an associative scan along a sequence that arrives sharded, channels sharded instead",
-    sp=4,
-    tp=2,
-)
-def linear_recurrence(mesh: Mesh) -> Case:
-    by_channel, by_length = NamedSharding(mesh, P(None, None, ("sp", "tp"))), NamedSharding(mesh, P(None, "sp", "tp"))
-
-    def combine(left, right):
-        return left[0] * right[0], left[1] * right[0] + right[1]
-
-    def f(decay, x):
-        decay, x = with_sharding_constraint(jax.nn.sigmoid(decay), by_channel), with_sharding_constraint(x, by_channel)
-        return with_sharding_constraint(jax.lax.associative_scan(combine, (decay, x), axis=1)[1], by_length)
-
-    args = tuple(put(mesh, normal(seed, 2, 16, 8), None, "sp", "tp") for seed in range(2))
-    return Case(f, args)
 
 
 @program("hessian-vector", "value, gradient and Hessian-vector product of a function that changes layout", x=4, y=2)

@@ -135,36 +135,6 @@ def kv_cache(mesh: Mesh) -> Case:
     return Case(generate, (*args, empty), {"donate_argnums": 2, "out_shardings": (None, [by_head, by_head])})
 
 
-@program("moe-einsum", "experts by one-hot dispatch and combine, forward and gradient", data=2, expert=4)
-def moe_einsum(mesh: Mesh) -> Case:
-    groups, size, experts, capacity, width, hidden = 8, 16, 8, 6, 16, 32
-    by_group = NamedSharding(mesh, P(("data", "expert")))
-    by_expert = NamedSharding(mesh, P("expert", "data"))
-    sent = NamedSharding(mesh, P(None, ("data", "expert")))
-
-    def loss(params, x):
-        gates = jax.nn.softmax(x @ params["router"])
-        chosen = jax.nn.one_hot(jnp.argmax(gates, axis=-1), experts)
-        rank = jnp.cumsum(chosen, axis=1) * chosen - 1
-        dispatch = chosen[..., None] * jax.nn.one_hot(rank.astype(jnp.int32), capacity)  # group, token, expert, slot
-        combine = dispatch * jnp.max(gates, axis=-1)[..., None, None]
-        inputs = with_sharding_constraint(jnp.einsum("gsec,gsd->egcd", dispatch, x), sent)
-        inputs = with_sharding_constraint(inputs, by_expert)
-        h = jax.nn.relu(jnp.einsum("egcd,edf->egcf", inputs, params["up"]))
-        outputs = with_sharding_constraint(jnp.einsum("egcf,efd->egcd", h, params["down"]), by_expert)
-        outputs = with_sharding_constraint(outputs, sent)
-        y = with_sharding_constraint(jnp.einsum("gsec,egcd->gsd", combine, outputs), by_group)
-        return jnp.mean((x + y) ** 2), y
-
-    params = {
-        "router": put(mesh, normal(0, width, experts)),
-        "up": put(mesh, normal(1, experts, width, hidden, scale=0.3), "expert"),
-        "down": put(mesh, normal(2, experts, hidden, width, scale=0.3), "expert"),
-    }
-    x = put(mesh, normal(3, groups, size, width), ("data", "expert"))
-    return Case(jax.value_and_grad(loss, has_aux=True), (params, x))
-
-
 @program("moe-sort", "experts by sorting the tokens: gather, batched matmul, scatter back", data=2, expert=4)
 def moe_sort(mesh: Mesh) -> Case:
     tokens, experts, width = 64, 8, 16

@@ -75,21 +75,6 @@ def reshapes(mesh: Mesh) -> Case:
     return Case(f, (put(mesh, ordinal(4, 12, 16), None, "x", "y"),))
 
 
-@program("bfloat16", "bfloat16 activations between a column-parallel and a row-parallel product", data=2, tp=4)
-def bfloat16(mesh: Mesh) -> Case:
-    tokens, features = NamedSharding(mesh, P(("data", "tp"))), NamedSharding(mesh, P("data", "tp"))
-
-    def f(x, w):
-        x = with_sharding_constraint(x.astype(jnp.bfloat16), tokens)
-        y = with_sharding_constraint(x * 3, features)
-        return with_sharding_constraint(jnp.dot(y, w, preferred_element_type=jnp.float32), tokens)
-
-    # Small integers: exact in bfloat16, in any order of summation.
-    x, w = np.float32(ordinal(16, 32) % 5), (ordinal(32, 8) % 3).astype(jnp.bfloat16)
-    args = (put(mesh, x, "data", "tp"), put(mesh, w, "tp"))
-    return Case(f, args, tolerance=0)
-
-
 @program("int8-bool", "quantised weights in int8 and a mask in bool, moved before the product in int32", x=4, y=2)
 def int8_bool(mesh: Mesh) -> Case:
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
@@ -114,23 +99,6 @@ def vmapped(mesh: Mesh) -> Case:
     f = jax.vmap(one, spmd_axis_name="batch")
     args = (put(mesh, normal(0, 4, 8, 16), "batch", None, "x"),)
     return Case(f, args)
-
-
-@program("static-argument", "a static argument, nested jit, and one array returned in four layouts", x=4, y=2)
-def static_argument(mesh: Mesh) -> Case:
-    specs = (P("x", "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x")))
-
-    @jax.jit
-    def inner(x):
-        return with_sharding_constraint(x + 1, NamedSharding(mesh, P("x")))
-
-    def f(x, power):
-        y = inner(x) ** power
-        return y, y + 1, y + 2, y + 3
-
-    jit = {"static_argnums": 1, "out_shardings": tuple(NamedSharding(mesh, spec) for spec in specs)}
-    args = (put(mesh, ordinal(16, 8), "x", "y"), 2)
-    return Case(f, args, jit)
 
 
 @program(

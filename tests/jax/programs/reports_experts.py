@@ -54,24 +54,6 @@ def marin_ep_cp(mesh: Mesh) -> Case:
 
 
 @program(
-    "marin-7512",
-    "layers and sharded experts merged into one dim for the optimizer, https://github.com/marin-community/marin/issues/7512",
-    remat=True,
-    data=2,
-    expert=4,
-)
-def marin_7512(mesh: Mesh) -> Case:
-    stored, merged = NamedSharding(mesh, P(None, "expert")), NamedSharding(mesh, P(None, "data"))
-
-    def f(momentum):
-        layers, experts, rows, columns = momentum.shape
-        flat = with_sharding_constraint(momentum.reshape(layers * experts, rows, columns), merged)
-        return with_sharding_constraint(_orthogonalised(flat).reshape(momentum.shape), stored)
-
-    return Case(f, (put(mesh, normal(0, 3, 8, 8, 12), None, "expert"),))
-
-
-@program(
     "marin-6069",
     "between attention and the experts, explicitly: batch and heads to batch over both axes, "
     "https://github.com/marin-community/marin/pull/6069",
@@ -115,22 +97,6 @@ def marin_lm_head(mesh: Mesh) -> Case:
 
 
 @program(
-    "reshard-blog-2d",
-    "two explicit swaps, (X, -) to (Y, X) and (Y, -) to (X, Y), https://zhen8838.github.io/2025/10/15/jax-reshard",
-    explicit=True,
-    ambient=True,
-    X=2,
-    Y=4,
-)
-def reshard_blog_2d(mesh: Mesh) -> Case:
-    def f(x, y):
-        return jax.sharding.reshard(x, P("Y", "X")), jax.sharding.reshard(y, P("X", "Y"))
-
-    args = (put(mesh, ordinal(32, 32), "X"), put(mesh, -ordinal(32, 32), "Y"))
-    return Case(f, args, tolerance=0)
-
-
-@program(
     "reshard-blog-3d",
     "(-, (X, T)) to ((D, X, T), -) and (D, X) to (-, (D, X, T)), https://zhen8838.github.io/2025/10/15/jax-reshard",
     remat=True,
@@ -146,23 +112,6 @@ def reshard_blog_3d(mesh: Mesh) -> Case:
 
     args = (put(mesh, ordinal(32, 32), None, ("X", "T")), put(mesh, -ordinal(32, 32), "D", "X"))
     return Case(f, args, tolerance=0)
-
-
-@program(
-    "pt-165712",
-    "the same dim in another order of axes, or over another axis, https://github.com/pytorch/pytorch/issues/165712",
-    X=2,
-    Y=2,
-    Z=2,
-)
-def pt_165712(mesh: Mesh) -> Case:
-    swapped, other = NamedSharding(mesh, P(("Y", "X"))), NamedSharding(mesh, P("Z"))
-
-    def f(x):
-        y = with_sharding_constraint(x + 1, swapped)
-        return y, with_sharding_constraint(x * 2, other)
-
-    return Case(f, (put(mesh, ordinal(32, 8), ("X", "Y")),), tolerance=0)
 
 
 @program(

@@ -41,31 +41,6 @@ def lorrax_wsolve(mesh: Mesh) -> Case:
     return Case(f, args, {"donate_argnums": 1, "out_shardings": face}, tolerance=1e-4)
 
 
-@program("lorrax-zq", f"both axes move at once onto the last dim, the input donated, {LORRAX}", x=2, y=2)
-def lorrax_zq(mesh: Mesh) -> Case:
-    columns = NamedSharding(mesh, P(None, None, ("x", "y")))
-
-    def f(z):
-        return with_sharding_constraint(z, columns) * 1
-
-    args = (put(mesh, ordinal(4, 8, 16, dtype=np.complex64), None, "x", "y"),)
-    return Case(f, args, {"donate_argnums": 0, "out_shardings": columns}, tolerance=0)
-
-
-@program(
-    "lorrax-zeta", f"after a triangular solve: columns over all devices to rows over all devices, {LORRAX}", x=4, y=2
-)
-def lorrax_zeta(mesh: Mesh) -> Case:
-    columns, rows = NamedSharding(mesh, P(None, None, ("x", "y"))), NamedSharding(mesh, P(None, ("x", "y")))
-
-    def f(lower, z):
-        zeta = with_sharding_constraint(jnp.einsum("qab,qbr->qar", lower, z), columns)
-        return with_sharding_constraint(zeta, rows)
-
-    args = (put(mesh, np.tril(normal(0, 3, 8, 8))), put(mesh, normal(1, 3, 8, 16), None, None, ("x", "y")))
-    return Case(f, args)
-
-
 @program(
     "lorrax-xy-swap",
     f"one dim from axis y to axis x beside a transpose, padded and conjugated, {LORRAX}",
@@ -83,37 +58,6 @@ def lorrax_xy_swap(mesh: Mesh) -> Case:
         return psi, turned
 
     args = (put(mesh, normal(0, 3, 8, 2, 14, dtype=np.complex64), None, ("x", "y")),)
-    return Case(f, args, tolerance=0)
-
-
-@program(
-    "lorrax-cri3",
-    f"bands over all devices, wanted by band over x and by mesh point over y, {LORRAX}",
-    remat=True,
-    x=4,
-    y=2,
-)
-def lorrax_cri3(mesh: Mesh) -> Case:
-    left, right = NamedSharding(mesh, P(None, "x")), NamedSharding(mesh, P(None, None, None, "y"))
-
-    def f(psi):
-        psi = psi * 2
-        bands, points = with_sharding_constraint(psi, left), with_sharding_constraint(psi, right)
-        return jnp.einsum("kbsr,kbsq->krq", bands.conj(), points)
-
-    args = (put(mesh, normal(0, 2, 8, 2, 12, dtype=np.complex64), None, ("x", "y")),)
-    return Case(f, args)
-
-
-@program("lorrax-8gpu", f"eight devices: bands over x to mesh points over y, {LORRAX}", remat=True, x=2, y=4)
-def lorrax_8gpu(mesh: Mesh) -> Case:
-    by_band, by_point = NamedSharding(mesh, P(None, "x")), NamedSharding(mesh, P(None, None, None, "y"))
-
-    def f(psi):
-        psi = with_sharding_constraint(psi.reshape(3, 8, 2, 24), by_band)
-        return with_sharding_constraint(psi, by_point)
-
-    args = (put(mesh, ordinal(3, 8, 2, 2, 3, 4, dtype=np.complex64), None, ("x", "y")),)
     return Case(f, args, tolerance=0)
 
 

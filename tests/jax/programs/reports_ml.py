@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.lax import with_sharding_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -69,18 +66,6 @@ def jax_18591(mesh: Mesh) -> Case:
     return Case(f, args)
 
 
-@program("jax-26946", "an intermediate of 17 rows over 8 devices, https://github.com/jax-ml/jax/issues/26946", data=8)
-def jax_26946(mesh: Mesh) -> Case:
-    rows = NamedSharding(mesh, P("data", None))
-
-    def f(ids):
-        table = with_sharding_constraint(jnp.arange(17 * 16).reshape(17, 16), rows)
-        return with_sharding_constraint(table * 2, NamedSharding(mesh, P(None, "data")))[ids]
-
-    ids = np.int32([16, 3, 0, 9, 9, 1, 15, 8])
-    return Case(f, (put(mesh, ids, "data"),))
-
-
 @program("jax-30335", "shard, swap axes, merge, shard again, https://github.com/jax-ml/jax/issues/30335", devices=8)
 def jax_30335(mesh: Mesh) -> Case:
     sharding = NamedSharding(mesh, P("devices"))
@@ -107,32 +92,6 @@ def jax_20381(mesh: Mesh) -> Case:
 
     args = (put(mesh, np.uint32([0, 1])), put(mesh, ordinal(8, 16, 4), "dp"))
     return Case(f, args, {"out_shardings": (by_row, None)}, tolerance=0)
-
-
-@program(
-    "jax-25010",
-    "sequence-parallel norm before attention, the gathered copy not saved, https://github.com/jax-ml/jax/issues/25010",
-    data=2,
-    tensor=4,
-)
-def jax_25010(mesh: Mesh) -> Case:
-    scattered, gathered = NamedSharding(mesh, P("data", "tensor", None)), NamedSharding(mesh, P("data", None, None))
-
-    @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names("scattered"))
-    def block(x, w):
-        x = with_sharding_constraint(x, scattered)
-        y = checkpoint_name(x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True)), "scattered")
-        y = with_sharding_constraint(y, gathered)
-        weights = jax.nn.softmax(jnp.einsum("bqd,btd->bqt", y @ w, y))
-        return with_sharding_constraint(x + weights @ y, scattered)
-
-    def loss(ws, x):
-        for w in ws:
-            x = block(x, w)
-        return jnp.sum(x * x)
-
-    ws = [put(mesh, normal(seed, 16, 16, scale=0.2), None, "tensor") for seed in range(2)]
-    return Case(jax.grad(loss), (ws, put(mesh, normal(9, 4, 16, 16), "data", "tensor")), tolerance=1e-4)
 
 
 @program(
@@ -222,27 +181,6 @@ def openpi_193(mesh: Mesh) -> Case:
 
 
 @program(
-    "alpa-701",
-    "a convolution's batch over 4 to batch and channels, https://github.com/alpa-projects/alpa/issues/701",
-    a=2,
-    b=2,
-)
-def alpa_701(mesh: Mesh) -> Case:
-    by_batch, by_channel = NamedSharding(mesh, P(("a", "b"))), NamedSharding(mesh, P("a", None, None, "b"))
-
-    def conv(x, w):
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-
-    def loss(ws, x):
-        x = with_sharding_constraint(jax.nn.relu(conv(x, ws[0])), by_batch)
-        x = with_sharding_constraint(x, by_channel)
-        return jnp.mean(conv(x, ws[1]) ** 2)
-
-    ws = [put(mesh, normal(0, 3, 3, 4, 8)), put(mesh, normal(1, 3, 3, 8, 8), None, None, "b")]
-    return Case(jax.value_and_grad(loss), (ws, put(mesh, normal(2, 4, 8, 8, 4), ("a", "b"))), tolerance=1e-4)
-
-
-@program(
     "psgd-kron",
     "a preconditioner that arrives over dim 1, constrained to dim 2 in the branch that updates it, "
     "https://github.com/evanatyourservice/psgd_jax",
@@ -292,28 +230,6 @@ def param_decomp(mesh: Mesh) -> Case:
     mask = np.random.default_rng(4).random((8, 4, 32)).astype(np.float32)
     placed = (NamedSharding(mesh, P("dp", "tp")), NamedSharding(mesh, P("tp", "dp")))
     return Case(jax.grad(loss), (*args, put(mesh, mask, "dp", None, "tp")), {"out_shardings": placed})
-
-
-@program(
-    "torch-xla-8883",
-    "2D-sharded stacked weights scanned with no constraint at all, forward and backward, "
-    "https://github.com/pytorch/xla/issues/8883",
-    fsdp=4,
-    tensor=2,
-)
-def torch_xla_8883(mesh: Mesh) -> Case:
-    def layer(x, w):
-        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
-
-    def loss(w, x):
-        return jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, w)[0] ** 2)
-
-    stored = {
-        "up": NamedSharding(mesh, P(None, "fsdp", "tensor")),
-        "down": NamedSharding(mesh, P(None, "tensor", "fsdp")),
-    }
-    w = jax.device_put({"up": normal(0, 3, 16, 32, scale=0.2), "down": normal(1, 3, 32, 16, scale=0.2)}, stored)
-    return Case(jax.value_and_grad(loss), (w, put(mesh, normal(2, 8, 4, 16), "fsdp", None, "tensor")))
 
 
 @program(

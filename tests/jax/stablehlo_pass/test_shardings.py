@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from jax.interpreters.mlir import make_ir_context
 
-from reshard.errors import LayoutError
 from reshard.jax.stablehlo_pass import shardy
 from reshard.lower.to_stablehlo import Module, Value, ir, list_operations
 from reshard.types.mesh import Mesh
@@ -60,19 +59,6 @@ def test_layouts_of_values(module: Module, name: str, layout: str) -> None:
     assert str(shardy.read_layout(value, sharding, shardy.read_meshes(module), Mesh(x=4, y=2))) == layout
 
 
-def test_the_symbol_of_a_mesh(module: Module) -> None:
-    assert shardy.mesh_symbol(shardy.value_sharding(values(module)["a"])) == "mesh"
-    assert shardy.mesh_symbol(None) == ""
-    with module.context:
-        inline = ir.Attribute.parse('#sdy.sharding<mesh<["x"=4]>, [{"x"}]>')
-    assert shardy.mesh_symbol(inline) == ""
-
-
-def test_without_a_sharding_an_array_is_whole_on_the_given_mesh(module: Module) -> None:
-    whole = shardy.read_layout(values(module)["a"], None, {}, Mesh(z=5))
-    assert (str(whole), whole.mesh) == ("f32[16, 12]", Mesh(z=5))
-
-
 def test_loop_carried_values_have_the_loops_sharding() -> None:
     text = """
       sdy.mesh @mesh = <["x"=4]>
@@ -88,18 +74,3 @@ def test_loop_carried_values_have_the_loops_sharding() -> None:
     carried = loop.regions[1].blocks[0].arguments[0]
     layout = shardy.read_layout(carried, shardy.value_sharding(carried), shardy.read_meshes(module), Mesh(x=4))
     assert str(layout) == "f32[{x}2]"
-
-
-@pytest.mark.parametrize(
-    ("element", "name"),
-    [("i1", "bool"), ("ui8", "u8"), ("i32", "i32"), ("bf16", "bf16"), ("f8E5M2", "f8e5m2"), ("complex<f64>", "c128")],
-)
-def test_dtypes(element: str, name: str) -> None:
-    assert shardy.read_dtype(element) == name
-
-
-def test_an_element_type_without_a_name_is_refused() -> None:
-    module = ir.Module.parse(TEXT.replace("tensor<7xui8>", "tensor<7xi17>"), make_ir_context())
-    value = values(module)["b"]
-    with pytest.raises(LayoutError, match="i17"):
-        shardy.read_layout(value, None, {}, Mesh(x=4))

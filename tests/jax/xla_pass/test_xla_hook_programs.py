@@ -88,6 +88,7 @@ def test_a_few_random_programs():
     assert sum(check(seed) for seed in range(4)) > 0
 
 
+@pytest.mark.fast(0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4, 12))
 def test_random_programs(seed):
