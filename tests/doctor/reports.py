@@ -1,16 +1,10 @@
 """Reports for the tests: a recorded program, one with all kinds of places, and one in which nothing moves."""
 
 from reshard.doctor import examine
-from tests.doctor.fragments import DATA, GATHER, OFFSET, SLICE, ZERO, text
+from tests.doctor.fragments import DATA, GATHER, OFFSET, REDUCE, SLICE, ZERO, text
 
 TRAIN = (DATA / "train_cpu_0.12.0.1.hlo").read_text()
 NOTHING = text("ROOT %r = f32[2,8]{1,0} add(%p, %p)")
-REDUCTION = """%sum {
-  %x = f32[] parameter(0)
-  %y = f32[] parameter(1)
-  ROOT %z = f32[] add(%x, %y)
-}
-"""
 
 
 def report_of_all_kinds():
@@ -25,4 +19,4 @@ def report_of_all_kinds():
         "%m = f32[1,1]{1,0} collective-permute(%one), source_target_pairs={{0,1}}",
         "ROOT %r = f32[8,8]{1,0} custom-call(%d, %e, %u, %s, %m)",
     ]  # fmt: skip
-    return examine(text(*lines, before=REDUCTION))
+    return examine(text(*lines, before=REDUCE))

@@ -1,12 +1,15 @@
-"""The check must accept what moves the same elements, and see every fault that is planted."""
+"""The check accepts what moves the same elements, rows too, and sees every fault that is planted; proofs hold again."""
 
 import pytest
 
 from reshard import hlo
 from reshard.doctor.chain_reader import ChainReader, list_chains
+from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.replicas import Replicas
-from reshard.doctor.equivalence import Proofs, Spliced, Traced, check_equivalent
+from reshard.doctor.equivalence import Proofs, Spliced, Traced, check_equivalent, check_same_rows
 from reshard.errors import SpliceError
+from tests.doctor import batched
+from tests.doctor.batched import FFT, OWN_FFT, OWN_SORT, SORT, proposed
 
 HEAD = """HloModule m, num_partitions=4
 
@@ -172,3 +175,120 @@ def test_planted_faults_of_sums(was, is_now, why):
     new = others + SCATTER.replace(was, is_now)
     with pytest.raises(SpliceError, match=why):
         check(new, SUM)
+
+
+# What was proved holds for equal chains: with other names, channels and lines, and nothing else.
+
+
+def signature(text, name, leaf="p"):
+    traced = Traced(hlo.parse(HEAD + text), 4, spliced=True)
+    region = traced.flow.regions[0]
+    return traced.signature(HloValue(region, name), HloValue(region, leaf))
+
+
+def inside(text):
+    """The signature of the slice inside the fusion."""
+    traced = Traced(hlo.parse(HEAD + text), 4)
+    region = traced.flow.regions[0]
+    scope = traced.flow.inner(region, region.computation.root)
+    return traced.signature(HloValue(scope, "d"), HloValue(region, "p"))
+
+
+def test_names_and_channels_are_left_out():
+    assert inside(OLD) == inside(OLD.replace("%g", "%h").replace("channel_id=1", "channel_id=3")) is not None
+    assert signature(NEW, "z") == signature(NEW.replace("%x", "%w").replace("channel_id=2", "channel_id=5"), "z")
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ("constant(2)", "constant(1)"),
+        ("[1,4]<=[4]", "{{0,1,3,2}}"),
+        ("f32[8,8]{1,0} all-gather", "f32[8,8]{0,1} all-gather"),
+        ("multiply(%i, %two)", "add(%i, %two)"),
+        ("  %g = f32[8,8]{1,0} all-gather(%p)",
+         "  %c = f32[2,8]{1,0} reverse(%p), dimensions={0}\n  %g = f32[8,8]{1,0} all-gather(%c)"),
+    ],
+    ids=["offset", "groups", "layout", "offset's operation", "further move"],
+)  # fmt: skip
+def test_everything_else_is_told_apart(was, is_now):
+    assert was in OLD
+    assert inside(OLD.replace(was, is_now)) not in (None, inside(OLD))
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ("all-gather(%p)", "all-gather(%q)"),
+        ("all-gather(%p)", "all-gather(%n)"),
+        ("multiply(%i, %two)", "multiply(%i, %data)"),
+    ],
+    ids=["other data", "arithmetic", "offset of data"],
+)
+def test_what_is_made_of_other_things_has_none(was, is_now):
+    more = "  %q = f32[2,8]{1,0} parameter(1)\n  %data = u32[] parameter(2)\n  %n = f32[2,8]{1,0} negate(%p)\n"
+    assert inside(more + OLD.replace(was, is_now)) is None
+
+
+# Operations on own rows.
+
+
+def check_rows(old, new):
+    everything = proposed(old)
+    after = Traced(hlo.parse(batched.HEAD + new), 4, spliced=True)
+    spliced = Spliced(everything.traced, after, "main", {}, KNOWN)
+    check_same_rows(spliced, everything.replacement(), Replicas(everything.traced.maps))
+
+
+def test_an_operation_on_own_rows():
+    check_rows(FFT, OWN_FFT)
+    check_rows(SORT, OWN_SORT)
+    check_rows(FFT, FFT)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "why"),
+    [
+        ("fft_type=FFT", "fft_type=IFFT", "another operation"),
+        ("fft_length={8}", "fft_length={4}", "another operation"),
+        ("fft(%p)", "negate(%p)", "another operation"),
+        ("dimensions={1,0,2}", "dimensions={1,2,0}", "another place of their rows"),
+        (
+            "all-to-all(%x), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}",
+            "copy(%x)",
+            "other elements|another",
+        ),
+        ("<=[4]", "<=[2,2]T(1,0)", "other elements|another"),
+        ("fft(%p)", "fft(%q)", "other elements"),
+        ("reshape(%y)", "negate(%r)", "another operation"),
+    ],
+)
+def test_planted_faults_in_an_fft(was, is_now, why):
+    new = OWN_FFT.replace("  %f.1", "  %q = c64[2,8]{1,0} reverse(%p), dimensions={1}\n  %f.1")
+    new = new.replace("  ROOT", "  %r = c64[8,2]{1,0} reshape(%y)\n  ROOT")
+    assert was in new
+    with pytest.raises(SpliceError, match=why):
+        check_rows(FFT, new.replace(was, is_now))
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "why"),
+    [
+        ("iota_dimension=1", "iota_dimension=0", "not be the index"),
+        ("%less", "%more", "another operation"),
+        ("dimensions={1}", "dimensions={0}", "another operation"),
+        ("is_stable=true, ", "", "another operation"),
+        ("sort(%p,", "sort(%q,", "other elements"),
+    ],
+)
+def test_planted_faults_in_a_sort(was, is_now, why):
+    new = OWN_SORT.replace("  %own", "  %q = f32[2,8]{1,0} reverse(%p), dimensions={0}\n  %own")
+    with pytest.raises(SpliceError, match=why):
+        check_rows(SORT, new.replace(was, is_now))
+
+
+def test_the_other_result():
+    other = OWN_SORT.replace("ROOT %d = s32[2,8]{1,0} get-tuple-element(%own), index=1",
+                             "ROOT %d = f32[2,8]{1,0} get-tuple-element(%own), index=0")  # fmt: skip
+    with pytest.raises(SpliceError, match="another one of"):
+        check_rows(SORT, other)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import reshard as rs
-from reshard import hlo
 from reshard.doctor import Known, examine
 from reshard.errors import NotationError
 from tests.doctor.fragments import (
@@ -14,7 +13,6 @@ from tests.doctor.fragments import (
     GATHER,
     HLO_DATA,
     OFFSET,
-    RECORDED,
     RESHARD,
     SLICE,
     ZERO,
@@ -33,12 +31,8 @@ def test_a_gather_that_is_sliced_again():
     assert [step.kind for step in place.plans[0].steps] == ["all_to_all"]
     assert (place.planned_bytes, place.saved_bytes, place.wasted_bytes) == (48, 144, 144)
     # Live at once: the source (64 B), the gathered array (256 B), the result (64 B). The plan needs 64 B of scratch.
-    assert (place.peak_bytes, place.temp_bytes, place.planned_peak_bytes, place.saved_temp_bytes) == (
-        384,
-        256,
-        192,
-        192,
-    )
+    assert (place.peak_bytes, place.temp_bytes) == (384, 256)
+    assert (place.planned_peak_bytes, place.saved_temp_bytes) == (192, 192)
 
 
 def test_a_gather_that_is_needed():
@@ -50,24 +44,8 @@ def test_a_gather_that_is_needed():
 def test_a_permute_that_is_not_between_layouts_is_a_shift():
     ring = "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
     place = only(examine(text(ring, "ROOT %r = f32[2,8]{1,0} add(%m, %m)")))
-    assert (place.kind, place.received_bytes, place.needed_bytes, place.exact, place.plans) == (
-        "shift",
-        64,
-        64,
-        False,
-        (),
-    )
-
-
-def test_a_reduction_is_a_place_of_its_own():
-    sum_ = "%sum {\n  %x = f32[] parameter(0)\n  %y = f32[] parameter(1)\n  ROOT %z = f32[] add(%x, %y)\n}\n"
-    lines = [
-        "%s = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%sum",
-        "ROOT %g = f32[8,8]{1,0} all-gather(%s), channel_id=2, replica_groups={{0,1,2,3}}, dimensions={0}",
-    ]
-    by_kind = {place.kind: place for place in examine(text(*lines, before=sum_)).places}
-    assert by_kind.keys() == {"reduction", "reshard"}
-    assert (by_kind["reduction"].received_bytes, by_kind["reduction"].needed_bytes) == (96, 96)
+    assert (place.kind, place.received_bytes, place.needed_bytes, place.exact) == ("shift", 64, 64, False)
+    assert place.plans == ()
 
 
 @pytest.mark.parametrize(
@@ -120,24 +98,6 @@ def test_a_loop_with_an_offset_from_outside():
     place = only(examine(text(*lines, before=LOOP)))
     assert (place.computation, place.times, place.exact) == ("body", 5, True)
     assert (place.received_bytes, place.needed_bytes, place.wasted_bytes, place.saved_bytes) == (192, 48, 720, 720)
-
-
-def test_all_branches_are_shown_and_the_costliest_counts():
-    branches = "".join(
-        f"%{name} {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  {line}\n}}\n\n"
-        for name, line in {
-            "costly": "ROOT " + GATHER,
-            "cheap": "%h = f32[4,8]{1,0} all-gather(%p), channel_id=2, replica_groups={{0,1},{2,3}}, dimensions={0}\n"
-            "  %z = f32[] constant(0)\n  ROOT %g = f32[8,8]{1,0} pad(%h, %z), padding=0_4x0_0",
-        }.items()
-    )
-    lines = [
-        "%w = pred[] parameter(1)",
-        "ROOT %r = f32[8,8]{1,0} conditional(%w, %p, %p), true_computation=%costly, false_computation=%cheap",
-    ]
-    report = examine(text(*lines, before=branches))
-    assert sorted(place.received_bytes for place in report.places) == [64, 192]
-    assert report.received_bytes == 192
 
 
 def test_a_table_of_offsets_that_is_not_in_the_text():
@@ -213,19 +173,6 @@ def test_padding_is_not_needed():
     assert [plan.received_bytes for plan in named.plans] == [84]
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_every_collective_is_in_exactly_one_place(path):
-    module = hlo.parse(path.read_text())
-    collectives = hlo.collectives(module, every_branch=True)
-    report = examine(path.read_text())
-    assert Counter(one.name for place in report.places for one in place.collectives) == Counter(
-        o.name for o in collectives
-    )
-    assert report.traffic == hlo.traffic(module)
-    for place in report.places:
-        assert 0 <= place.needed_bytes <= place.received_bytes
-
-
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.hlo")), ids=lambda path: path.stem)
 def test_a_recorded_program(path):
     """jax-ml/jax#21562 at 512 x 512 x 256, as XLA compiles it for CPU and for TPU: the layouts are the same."""
@@ -262,10 +209,7 @@ def test_text_that_is_not_a_module_is_refused(given):
     ("damaged", "why"),
     [
         ((GATHER, "ROOT %r = f32[8,8]{1,0} add(%g, %lost)"), "r takes lost, which nothing before it makes"),
-        (
-            (GATHER.replace("(%p)", "(%g)"), "ROOT %r = f32[8,8]{1,0} add(%g, %g)"),
-            "g takes g",
-        ),  # followed, it has no end
+        ((GATHER.replace("(%p)", "(%g)"), "ROOT %r = f32[8,8]{1,0} add(%g, %g)"), "g takes g"),  # without end
         ((GATHER, "ROOT %p = f32[8,8]{1,0} add(%g, %g)"), "p is made twice"),
         (("%s = f32[] slice()", GATHER), "s, a slice, takes only 0 operands"),
         (("%t = (f32[2,8]) tuple(%p)", "%e = f32[2,8]{1,0} get-tuple-element(%t)", GATHER), "which element"),

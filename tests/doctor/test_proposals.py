@@ -146,13 +146,6 @@ def test_on_an_accelerator_plans_need_no_more_memory_than_their_chains(monkeypat
     assert only(cpu).replaced and only(tpu).why_left.startswith("the plan would need")
 
 
-def test_a_sum_in_the_same_order_is_scattered():
-    report = examine(text(*SCATTERED, before=REDUCE))
-    assert [(place.kind, place.does, place.saved_bytes) for place in report.accounts().places] == [
-        ("reduction", "all_reduce", 192)
-    ]
-
-
 @pytest.mark.parametrize("order", ["0,2,1,3", "3,2,1,0"])
 def test_a_sum_in_another_order_stays(order):
     """The bits of a sum of floats depend on it."""

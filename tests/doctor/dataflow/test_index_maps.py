@@ -11,13 +11,11 @@ from reshard.doctor.dataflow.index_maps import (
     Unconvertible,
     Untraceable,
     find_conversion,
-    unravel_places,
 )
 from reshard.doctor.dataflow.scalars import UNKNOWN
 from reshard.doctor.equivalence import Traced
-from reshard.hlo import parse
 from tests.doctor.fragments import Analysis
-from tests.doctor.tracing import follow_to_start, program
+from tests.doctor.tracing import everywhere, follow_to_start, program
 
 MOVES = {
     "copy": "f32[6,4]{0,1} copy(%p)",
@@ -163,9 +161,7 @@ def origins(lines, name, dims):
     """Where the elements of a value come from: device and place in %p, a row per device; -1 for padding."""
     traced = Traced(hlo.parse(HEAD + lines + "}\n"), 2, spliced=True)
     region = traced.region("main")
-    count = int(np.prod(dims))
-    points = Points(np.repeat(np.arange(2), count), unravel_places(np.tile(np.arange(count), 2), dims))
-    result = traced.origins(HloValue(region, name), HloValue(region, "p"), points)
+    result = traced.origins(HloValue(region, name), HloValue(region, "p"), everywhere(2, dims))
     return np.where(result.leaf < 0, -1, result.place).reshape(2, -1).tolist(), result.device.reshape(2, -1)
 
 
@@ -272,6 +268,6 @@ def test_a_computation_that_is_both_branches_has_the_operands_of_neither():
         "  %half = u32[] constant(2)\n  %low = pred[] compare(%id, %half), direction=LT\n"
         "  ROOT %c = f32[2]{0} conditional(%low, %p, %q), true_computation=%same, false_computation=%same\n}\n"
     )
-    traced = Traced(parse("HloModule m, num_partitions=4\n\n" + branch + entry), 4, spliced=True)
+    traced = Traced(hlo.parse("HloModule m, num_partitions=4\n\n" + branch + entry), 4, spliced=True)
     assert traced.maps.sources(HloValue(traced.region("main"), "c")) is None
     assert traced.maps.sources(HloValue(traced.region("same"), "a")) is None

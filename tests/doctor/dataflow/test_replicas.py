@@ -36,15 +36,10 @@ ENTRY %main {
 """
 
 
-def classes(name, shardings=()):
-    traced = Traced(hlo.parse(TEXT), 4)
-    value = HloValue(traced.flow.regions[0], name)
-    return [int(one) for one in Replicas(traced.maps, lambda: shardings).of(value)]
-
-
-def same(name, shardings=()):
+def same(name, shardings=(), text=TEXT, region="main"):
     """The devices in groups of equal ones."""
-    numbers = classes(name, shardings)
+    traced = Traced(hlo.parse(text), 4)
+    numbers = Replicas(traced.maps, lambda: shardings).of(HloValue(traced.region(region), name)).tolist()
     return sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)])
 
 
@@ -173,25 +168,16 @@ BY_PARITY = "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
     ],
 )
 def test_what_loops_and_branches_yield(name, start, groups):
-    traced = Traced(hlo.parse(LOOP.replace("START", start)), 4)
-    replicas = Replicas(traced.maps, lambda: ("{replicated}", BY_PARITY))
-    numbers = replicas.of(HloValue(traced.region("main"), name)).tolist()
-    assert sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)]) == groups
+    assert same(name, ("{replicated}", BY_PARITY), LOOP.replace("START", start)) == groups
 
 
 @pytest.mark.parametrize(
     ("region", "name", "groups"), [("body", "u", WHOLE), ("body", "v", PARITY), ("turned", "l", WHOLE)]
 )
 def test_what_enters_loops_and_branches(region, name, groups):
-    traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
-    numbers = (
-        Replicas(traced.maps, lambda: ("{replicated}", BY_PARITY)).of(HloValue(traced.region(region), name)).tolist()
-    )
-    assert sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)]) == groups
+    assert same(name, ("{replicated}", BY_PARITY), LOOP.replace("START", "copy(%zero)"), region) == groups
 
 
 def test_a_loop_whose_classes_are_not_found_is_different_everywhere(monkeypatch):
     monkeypatch.setattr("reshard.doctor.dataflow.replicas._TURNS", 1)
-    traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
-    numbers = Replicas(traced.maps, lambda: ("{replicated}", BY_PARITY)).of(HloValue(traced.region("main"), "y"))
-    assert numbers.tolist() == [0, 1, 2, 3]
+    assert same("y", ("{replicated}", BY_PARITY), LOOP.replace("START", "copy(%zero)")) == APART

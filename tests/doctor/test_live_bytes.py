@@ -83,13 +83,8 @@ def test_a_loop_holds_what_it_carries_once():
     """Inside: p, the kept array and the counter, then v and wide; outside, v is not counted again."""
     of = memory(*loop(), before=CONDITION + BODY)
     assert of.peak_bytes == TILE + TILE + 4 + TILE + 640
-    assert sorted(live(of)) == [
-        ("argument", 64),
-        ("carried", 64),
-        ("cosine", 64),
-        ("custom-call", 4),
-        ("custom-call", 640),
-    ]
+    expected = [("argument", 64), ("carried", 64), ("cosine", 64), ("custom-call", 4), ("custom-call", 640)]
+    assert sorted(live(of)) == expected
     assert of.timeline[5].live_bytes == of.peak_bytes and of.timeline[-1].live_bytes == 3 * TILE
 
 
@@ -116,10 +111,8 @@ def test_what_a_move_makes_is_marked():
     report = examine(text(*RESHARD))
     moved = [(buffer.does, buffer.array.dims) for buffer in report.memory.buffers if buffer.moved]
     assert moved == [("all_gather", (8, 8)), ("all_gather", (8, 2))]
-    assert (report.memory.moved_bytes, report.memory.peak_bytes) == (
-        320,
-        320 + 64 + 4,
-    )  # p, and the offset of the slice
+    # Beside these, p and the offset of the slice.
+    assert (report.memory.moved_bytes, report.memory.peak_bytes) == (320, 320 + 64 + 4)
     assert [moment.name for moment in report.memory.timeline if moment.moves] == ["g", "d"]
     assert report.to_dict()["memory"]["buffers"][0]["bytes"] == 256
 

@@ -78,21 +78,6 @@ def test_the_same_operation_on_fewer_rows():
     assert same(SORT.replace("%less", "%more"), "sort", reordered, "own")
 
 
-@pytest.mark.parametrize(
-    ("was", "is_now"),
-    [("fft_type=FFT", "fft_type=IFFT"), ("length={8}", "length={4}"), ("c64[2,8]{1,0} fft", "f32[2,8]{1,0} fft")],
-)
-def test_another_fft(was, is_now):
-    assert not same(FFT, "f", OWN_FFT.replace(was, is_now), "f.1")
-
-
-@pytest.mark.parametrize(
-    ("was", "is_now"), [("dimensions={1}, is_stable", "dimensions={0}, is_stable"), ("is_stable=true, ", "")]
-)
-def test_another_sort(was, is_now):
-    assert not same(SORT, "sort", OWN_SORT.replace(was, is_now), "own")
-
-
 def test_an_fft_whose_operand_is_gathered():
     one = proposed(FFT).replacement()
     assert (one.instruction, one.source, one.places) == ("f", "p", ((2, 8), (8, 1)))
