@@ -149,6 +149,18 @@ def test_floats_are_added_up_in_the_same_order():
     assert not same_sums(sums(SLICED), sums(reordered), CLASSES, "f32")
 
 
+def test_floats_are_added_up_in_one_round():
+    """(0 + 1) + (2 + 3) has the summands in order, and other bits; two sums of two rounds may differ in theirs."""
+    by_pairs = (
+        SLICED[0].replace("%s =", "%t =").replace("[1,4]<=[4]", "{{0,1},{2,3}}"),
+        SLICED[0].replace("(%p)", "(%t)").replace("[1,4]<=[4]", "{{0,2},{1,3}}"),
+        SLICED[1],
+    )
+    assert same_sums(sums(SLICED), sums(by_pairs), CLASSES, "s32")
+    assert not same_sums(sums(SLICED), sums(by_pairs), CLASSES, "f32")
+    assert not same_sums(sums(by_pairs), sums(by_pairs), CLASSES, "f32")
+
+
 @pytest.mark.parametrize(
     ("was", "is_now", "dims"),
     [("dimensions={0}", "dimensions={1}", (8, 1)), ("[1,4]<=[4]", "{{1,0,2,3}}", (2, 4))],
