@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from reshard.geometry.remesh import one_set
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.reductions import REDUCTIONS, supports
+from reshard.types.reductions import REDUCTIONS, has_reduction
 
 if TYPE_CHECKING:
     from hypothesis import strategies as st
@@ -102,7 +102,7 @@ def random_layout(
     dims = tuple(
         _random_dim(choose, size, [Digit(a.size, a) for a in on]) for size, on in zip(shape, held, strict=True)
     )
-    reduction = choose.choice([r for r in REDUCTIONS if supports(dtype, r)]) if summed else None
+    reduction = choose.choice([r for r in REDUCTIONS if has_reduction(dtype, r)]) if summed else None
     return Layout(mesh, dims, dtype, reduction, tuple(summed))
 
 

@@ -68,7 +68,7 @@ def read(
         return Layout.from_shardy(source, mesh, shape, dtype)
     if kind == "DTensor":
         on = _require_mesh(mesh, source, kind, "has a placement for each axis")
-        return Layout.from_dtensor(dtensor.parse(source), on, shape, dtype)
+        return Layout.from_dtensor(dtensor.parse_placements(source), on, shape, dtype)
     if kind == "JAX":
         return Layout.from_jax_text(source, _require_mesh(mesh, source, kind), shape, dtype)
     if mesh is None:

@@ -206,12 +206,12 @@ def shared_dims(operand: Layout, result: Layout) -> list[SharedDims]:
     shared: list[SharedDims] = []
     for at, (s, t) in enumerate(zip(operand.dims, result.dims, strict=True)):
         steps = math.prod(operand.tile_shape[at + 1 :]), math.prod(result.tile_shape[at + 1 :])
-        shared.append(SharedDims((at,), (at,), _flat_shares(s, t, *steps).__getitem__))
+        shared.append(SharedDims((at,), (at,), _scale_shares(s, t, *steps).__getitem__))
     return shared
 
 
 @lru_cache(maxsize=256)
-def _flat_shares(
+def _scale_shares(
     source: Dim, target: Dim, src: int, dst: int
 ) -> Mapping[tuple[int, ...], Mapping[tuple[int, ...], Factor]]:
     """`shares` in flat tiles, in which neighbours along the dim are `src` and `dst` apart."""

@@ -181,7 +181,7 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
         [_list_segments(dim, layout.mesh, size) for dim, size in zip(layout.dims, padded, strict=True)]
         for layout in (operand, result)
     )
-    cuts = _find_cuts(before, after, [*_partial_factors(operand), *_partial_factors(result)])
+    cuts = _cut_numerals(before, after, [*_summand_factors(operand), *_summand_factors(result)])
     if cuts is None:
         return None
     dims, positions = cuts
@@ -231,7 +231,7 @@ def _segment_holder(segment: _Segment, place: int) -> int | None:
     return None if segment.stride is None else segment.stride * (place // segment.place)
 
 
-def _find_cuts(
+def _cut_numerals(
     before: list[list[_Segment]], after: list[list[_Segment]], partial: list[Factor]
 ) -> tuple[list[list[int]], list[int]] | None:
     """Where each dim and the device positions must be cut; None if the cuts do not divide each other."""
@@ -279,7 +279,7 @@ def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
     >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
     PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
     """
-    factors = [*_partial_factors(operand), *_partial_factors(result)]
+    factors = [*_summand_factors(operand), *_summand_factors(result)]
     cuts = sorted({end for stride, size in factors for end in (stride, stride * size)})
     return _partial_change(operand, result, cuts) if is_chain(cuts) else None
 
@@ -289,7 +289,7 @@ def _partial_change(operand: Layout, result: Layout, cuts: list[int]) -> Partial
     sides: list[list[Factor]] = []
     for layout in (operand, result):
         sides.append([])
-        for stride, size in _partial_factors(layout):
+        for stride, size in _summand_factors(layout):
             ends = [cut for cut in cuts if stride <= cut <= stride * size]
             sides[-1] += [Factor(low, high // low) for low, high in pairwise(ends)]
     were, are = sides
@@ -297,7 +297,7 @@ def _partial_change(operand: Layout, result: Layout, cuts: list[int]) -> Partial
     return PartialChange(tuple(kept), tuple(f for f in were if f not in kept), tuple(f for f in are if f not in kept))
 
 
-def _partial_factors(layout: Layout) -> list[Factor]:
+def _summand_factors(layout: Layout) -> list[Factor]:
     return [Factor(layout.mesh.stride(axis), axis.size) for axis in layout.partial]
 
 

@@ -93,12 +93,12 @@ def is_local(dim: Dim) -> bool:
 def layout_over(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout | None:
     """The layout with other dims of the same holders; None where they make no layout."""
     try:
-        return _with_dims(layout, dims, dtype)
+        return _replace_dims(layout, dims, dtype)
     except LayoutError:
         return None
 
 
-def _with_dims(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout:
+def _replace_dims(layout: Layout, dims: Iterable[Dim], dtype: str | None = None) -> Layout:
     return Layout(layout.mesh, tuple(dims), dtype or layout.dtype, layout.reduction, layout.partial)
 
 
@@ -137,7 +137,7 @@ class Middle(NamedTuple):
 
     def turned(self, layout: Layout) -> Layout:
         """A layout on the units, its dims in the target's order."""
-        return _with_dims(layout, [layout.dims[at] for at in self.order])
+        return _replace_dims(layout, [layout.dims[at] for at in self.order])
 
 
 @lru_cache(maxsize=4096)
@@ -320,7 +320,7 @@ def _open_side(layout: Layout, groups: Groups, view: View) -> Opened | None:
     own = tuple((at,) for at in range(len(tokens)))
     opening = View(tuple(Atom(atom.name, atom.source_size) for atom in atoms), tuple(source), own)
     taking = View(tuple(atoms), own, own)
-    return Opened(_with_dims(layout, whole), opening, _with_dims(layout, part), taking, tuple(tokens))
+    return Opened(_replace_dims(layout, whole), opening, _replace_dims(layout, part), taking, tuple(tokens))
 
 
 # What tiles share through a view, as boxes of its atoms.

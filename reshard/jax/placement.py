@@ -31,7 +31,7 @@ from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.notation import jax_sharding
-from reshard.types.notation.sharding import place
+from reshard.types.notation.sharding import place_sharding
 
 AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
@@ -351,7 +351,7 @@ def layout_of(
     if numbers is not None:
         mesh = Mesh(mesh.axes, device_ids=numbers)
     with about_sharding(f"{sharding.spec} on {mesh}", shape):
-        placed = place(jax_sharding.read(sharding, len(shape)), mesh)
+        placed = place_sharding(jax_sharding.read_sharding(sharding, len(shape)), mesh)
         return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
 

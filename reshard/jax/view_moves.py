@@ -99,8 +99,8 @@ def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, option
             {name if named else f"d{name}": part for name, part in (parts or {}).items()}
             for parts in (given.take, given.into)
         )
-        pattern = einops.parse(given.view if given.view is not None else f"{dims} -> {dims}")
-        view = einops.resolve(pattern, (x.shape, shape), given.sizes, take, into)
+        pattern = einops.parse_pattern(given.view if given.view is not None else f"{dims} -> {dims}")
+        view = einops.resolve_pattern(pattern, (x.shape, shape), given.sizes, take, into)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
     if isinstance(sharding, Layout):
         sharding = sharding.to_jax(before.mesh)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reshard.errors import RankError, quoted
-from reshard.types.whole import listed, whole
+from reshard.types.whole import read_items, whole
 
 SETTINGS: Mapping[str, str] = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -44,7 +44,7 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
     ...     launch(2, [script.name])
     0
     """
-    given = listed(arguments)
+    given = read_items(arguments)
     if given is None or not all(isinstance(each, str | Path) for each in given):
         raise RankError(f"arguments {quoted(arguments)}: give a list, such as ['script.py', '--steps', '10']")
     words = [str(each) for each in given]

@@ -22,7 +22,7 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
 from reshard.runtime.on_mpi.run_plan import can_combine
 from reshard.runtime.on_mpi.window_tiles import absent_tile
 from reshard.types import Layout, Mesh, dtypes
-from reshard.types.whole import checked_flag, counted
+from reshard.types.whole import checked_flag, count_items
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.
@@ -272,7 +272,7 @@ def check_root(root: object, size: int) -> None:
 
 def check_fill(value: object, layout: Layout, dtype: np.dtype[Any]) -> None:
     """Raises `TileError` unless the elements of a tile can be set to `value`."""
-    if isinstance(value, Sized) and not hasattr(value, "shape") and counted(value) not in (1, *layout.tile_shape):
+    if isinstance(value, Sized) and not hasattr(value, "shape") and count_items(value) not in (1, *layout.tile_shape):
         raise TileError(f"the value {quoted(value)} does not broadcast to tiles of {layout}; give a number")
     try:
         shape = np.shape(cast("Any", value))

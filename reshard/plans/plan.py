@@ -67,7 +67,7 @@ from reshard.types.mesh import prime_places
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.units import listed as sentence
 from reshard.types.view import View, ViewMap, compose_maps
-from reshard.types.whole import checked_flag, listed, whole
+from reshard.types.whole import checked_flag, read_items, whole
 
 
 class ShownPlan:
@@ -378,7 +378,7 @@ def chain(
     if not isinstance(specs, Sequence) or not all(isinstance(spec, StepSpec) for spec in specs):  # pyright: ignore
         raise PlanError(f"{quoted(specs)} is not a list of StepSpec; give one for each step")
     donate = checked_flag(donate, "donate")
-    times = listed([None] * len(specs) if seconds is None else seconds)
+    times = read_items([None] * len(specs) if seconds is None else seconds)
     if times is None or len(times) != len(specs):
         raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
     for kind, result, mode in cast("Sequence[tuple[Any, Any, Any]]", specs):

@@ -10,7 +10,7 @@ from typing import Any, cast
 from reshard.errors import PlanError, quoted
 from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.step import Step, StepSpec, checked_seconds
-from reshard.types.json_fields import Fields, same
+from reshard.types.json_fields import Fields, same_json
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.view import View
@@ -43,7 +43,7 @@ def compare_figures(given: Mapping[str, Any], made: Mapping[str, Any], what: str
         figure = given.get(name, value)
         if through_view and name in _MEMORY and (promised := whole(figure)) is not None and promised >= value:
             continue
-        if name != "steps" and not same(figure, value):
+        if name != "steps" and not same_json(figure, value):
             raise PlanError(
                 f"the JSON says {name} {quoted(given[name])} of {what}, but its steps make {quoted(value)}; plan "
                 f"it again"
@@ -52,7 +52,7 @@ def compare_figures(given: Mapping[str, Any], made: Mapping[str, Any], what: str
 
 def check_format(number: object) -> None:
     """Refuses a format that is not that of this version."""
-    if not same(number, FORMAT):
+    if not same_json(number, FORMAT):
         raise PlanError(
             f"this plan in JSON has format {quoted(number)}, and this version of reshard reads format {FORMAT}; read "
             f"it with the version that wrote it, or plan again"

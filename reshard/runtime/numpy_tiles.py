@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from reshard.errors import ReshardError, TileError, quoted
 from reshard.types.layout import Layout
 from reshard.types.reductions import UFUNCS, identity
-from reshard.types.whole import counted
+from reshard.types.whole import count_items
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -44,7 +44,7 @@ def as_array(device: int, tile: Any, *shapes: tuple[int, ...]) -> NDArray[Any]:
     (2,)
     """
     listed = isinstance(tile, Sized) and not hasattr(tile, "shape")
-    if not listed or any(shape and counted(tile) == shape[0] for shape in shapes):
+    if not listed or any(shape and count_items(tile) == shape[0] for shape in shapes):
         with suppress(Exception):  # What converts itself to an array is the caller's code.
             return np.asarray(tile)
     raise TileError(

@@ -21,7 +21,7 @@ from reshard.errors import NetworkError, did_you_mean, quoted, shortened
 from reshard.synth.wires import Link as Link
 from reshard.synth.wires import LinkLike, PhysicalAxis, Stretch, Torus, Wires, link_of
 from reshard.types.mesh import AXIS_NAME, Mesh
-from reshard.types.whole import listed, whole
+from reshard.types.whole import read_items, whole
 
 OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
 """An axis whose name starts with one of these (in any case) crosses the outer network, whatever its size."""
@@ -256,7 +256,7 @@ class Network:
 
 
 def _check_axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> dict[str, Link]:
-    given = listed(axes.items() if isinstance(axes, Mapping) else axes)
+    given = read_items(axes.items() if isinstance(axes, Mapping) else axes)
     try:
         own = cast("dict[object, object]", dict(given or ()))
         once = given is not None and len(own) == len(given)

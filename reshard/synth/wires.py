@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, SupportsFloat, cast
 
 from reshard.errors import NetworkError, quoted
 from reshard.types.mesh import Mesh, SubAxis, is_chain
-from reshard.types.whole import checked_flag, listed, primes, whole
+from reshard.types.whole import checked_flag, primes, read_items, whole
 
 SHAPES = ("switch", "ring", "line")
 """How the devices of an axis are wired: each to all, or each to its two neighbours, with or without wraparound."""
@@ -344,7 +344,7 @@ class Torus:
                     f"{name} {quoted(getattr(self, name))} of a torus: give a whole number, {low} to {most}"
                 )
         object.__setattr__(self, "cubes", checked_flag(self.cubes, "torus cubes", NetworkError))
-        sizes = listed(self.shape)
+        sizes = read_items(self.shape)
         if sizes is None or len(sizes) > _MOST_AXES or any(whole(size, 1, 1 << 40) is None for size in sizes):
             raise NetworkError(
                 f"shape {quoted(self.shape)} of a torus: give the sizes of at most {_MOST_AXES} physical axes, such as "

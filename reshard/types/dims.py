@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import LayoutError, quoted
 from reshard.types import reductions
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.whole import MOST, MOST_LISTED, listed, whole
+from reshard.types.whole import MOST, MOST_LISTED, read_items, whole
 
 
 class Digit(NamedTuple):
@@ -94,7 +94,7 @@ def checked_size(size: object) -> int:
 
 def checked_shape(shape: object) -> tuple[int, ...]:
     """Returns a global shape; raises `LayoutError` unless it lists whole numbers of at least 0 (*whole sizes*)."""
-    sizes = listed(shape)
+    sizes = read_items(shape)
     if sizes is None:
         raise LayoutError(
             f"global shape {quoted(shape)}: give one size per dim, such as (16, 8), for at most {MOST_LISTED} dims"
@@ -284,7 +284,7 @@ def check_one_reduction(dtype: str, reduction: str | None) -> None:
         raise LayoutError(
             f"reduction {quoted(reduction)} is unknown; use one of {', '.join(reductions.REDUCTIONS)} (one reduction)"
         )
-    if not reductions.supports(dtype, reduction):
+    if not reductions.has_reduction(dtype, reduction):
         raise LayoutError(
             f"{dtype} has no {reduction} reduction; for bool use max (any) or min (all), "
             f"for complex sum, mean or product, and mean only for inexact types (one reduction)"

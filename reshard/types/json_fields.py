@@ -101,10 +101,10 @@ class Fields:
         return f"{self.place}: " if self.place else ""
 
 
-def same(given: object, made: object) -> bool:
+def same_json(given: object, made: object) -> bool:
     """Whether JSON says what was made, type for type; only a number with a fraction may be written without one.
 
-    >>> same(1, 1), same(True, 1), same(1.0, 1), same(1, 1.0), same({"x": [True]}, {"x": [1]})
+    >>> same_json(1, 1), same_json(True, 1), same_json(1.0, 1), same_json(1, 1.0), same_json({"x": [True]}, {"x": [1]})
     (True, False, False, True, False)
     """
     if isinstance(made, float):
@@ -113,9 +113,9 @@ def same(given: object, made: object) -> bool:
         return False
     if isinstance(made, dict):
         items = cast("dict[str, object]", made)
-        return all(same(cast("dict[str, object]", given)[name], value) for name, value in items.items())
+        return all(same_json(cast("dict[str, object]", given)[name], value) for name, value in items.items())
     if isinstance(made, list):
-        return all(map(same, cast("list[object]", given), cast("list[object]", made)))
+        return all(map(same_json, cast("list[object]", given), cast("list[object]", made)))
     return True
 
 

@@ -27,7 +27,7 @@ from reshard.types.dims import (
 from reshard.types.dims import fit_digits as fit_digits
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
-from reshard.types.whole import MOST_LISTED, listed
+from reshard.types.whole import MOST_LISTED, read_items
 
 if TYPE_CHECKING:
     from reshard.types.notation.sharding import Placed
@@ -91,7 +91,7 @@ class Layout:
         f32[{x}4, 16]
         """
         checked_mesh(mesh)
-        raw = text.parse(source)
+        raw = text.parse_layout(source)
         dims: list[Dim] = []
         for part in raw.dims:
             digits = [
@@ -181,11 +181,11 @@ class Layout:
         'f32[{y}8, {x:(1)2}8]'
         """
         from reshard.types.notation import hlo as shardy
-        from reshard.types.notation.sharding import place
+        from reshard.types.notation.sharding import place_sharding
 
         sizes, raw = checked_shape(shape), shardy.parse_shardy(source)
         with about_sharding(source, sizes):
-            return cls._placed(place(raw, None if mesh is None else checked_mesh(mesh)), sizes, dtype)
+            return cls._placed(place_sharding(raw, None if mesh is None else checked_mesh(mesh)), sizes, dtype)
 
     @classmethod
     def from_hlo(cls, source: str, shape: Sequence[int], dtype: object, *, num_devices: int = 1) -> Layout:
@@ -199,7 +199,7 @@ class Layout:
         """
         from reshard.types.notation import hlo
 
-        sizes, raw = checked_shape(shape), hlo.parse(source)
+        sizes, raw = checked_shape(shape), hlo.parse_hlo(source)
         with about_sharding(source, sizes):
             return cls._placed(hlo.place_hlo(raw, len(sizes), num_devices), sizes, dtype)
 
@@ -211,11 +211,11 @@ class Layout:
         'f32[{x}{y}2, 16]'
         """
         from reshard.types.notation import jax_sharding as partition_spec
-        from reshard.types.notation.sharding import place
+        from reshard.types.notation.sharding import place_sharding
 
-        sizes, raw = checked_shape(shape), partition_spec.parse(source)
+        sizes, raw = checked_shape(shape), partition_spec.parse_spec(source)
         with about_sharding(source, sizes):
-            return cls._placed(place(raw.padded(len(sizes)), checked_mesh(mesh)), sizes, dtype)
+            return cls._placed(place_sharding(raw.padded(len(sizes)), checked_mesh(mesh)), sizes, dtype)
 
     @classmethod
     def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
@@ -227,12 +227,12 @@ class Layout:
         f32[{x}{y}2, 10]
         """
         from reshard.types.notation import jax_sharding
-        from reshard.types.notation.sharding import place
+        from reshard.types.notation.sharding import place_sharding
 
         sizes = checked_shape(shape)
         with about_sharding(str(sharding) if hasattr(sharding, "mesh") else quoted(sharding), sizes):
-            raw = jax_sharding.read(sharding, len(sizes))
-            return cls._placed(place(raw, jax_sharding.mesh_of(sharding.mesh)), sizes, dtype)
+            raw = jax_sharding.read_sharding(sharding, len(sizes))
+            return cls._placed(place_sharding(raw, jax_sharding.mesh_of(sharding.mesh)), sizes, dtype)
 
     @classmethod
     def from_dtensor(
@@ -254,8 +254,8 @@ class Layout:
         from reshard.types.notation import dtensor
 
         sizes = checked_shape(shape)
-        grid = mesh if isinstance(mesh, Mesh) else dtensor.mesh(mesh, names)
-        raw = dtensor.read(placements, tuple(grid.axes.values()), sizes)
+        grid = mesh if isinstance(mesh, Mesh) else dtensor.make_grid(mesh, names)
+        raw = dtensor.read_placements(placements, tuple(grid.axes.values()), sizes)
         axes = [SubAxis(name, 1, size) for name, size in grid.axes.items()]
 
         def dim(digits: Sequence[tuple[int, int | None]], size: int) -> Dim:
@@ -275,7 +275,7 @@ class Layout:
         """
         from reshard.types.notation import scalapack
 
-        mesh, dims = scalapack.read(desc, grid, order)
+        mesh, dims = scalapack.read_descriptor(desc, grid, order)
 
         def dim(size: int, block: int, name: str) -> Dim:
             axis = SubAxis(name, 1, mesh.axes[name])
@@ -301,7 +301,7 @@ class Layout:
                 f"{self}: a NamedSharding describes contiguous tiles only; reshape so that each local digit before a "
                 f"held one is a dim of its own, and shard that array"
             )
-        return jax_sharding.write(self.mesh, held, self.partial, self.reduction, jax_mesh)
+        return jax_sharding.write_sharding(self.mesh, held, self.partial, self.reduction, jax_mesh)
 
     @classmethod
     def _placed(cls, placed: Placed, shape: Sequence[int], dtype: object) -> Layout:
@@ -404,7 +404,7 @@ _LIST = f"a list of at most {MOST_LISTED} items"
 
 def _listed_axes(given: Any, what: str, wanted: str = _LIST, any_order: bool = False) -> tuple[Any, ...]:
     """What a list holds, or a set if the order does not matter; raises `LayoutError` for anything else."""
-    items = listed(given, any_order)
+    items = read_items(given, any_order)
     if items is None:
         raise LayoutError(f"{what} {quoted(given)}: give {wanted}")
     return items

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, did_you_mean, quoted
-from reshard.types.whole import MOST, MOST_DEVICES, counted, listed, primes, whole, written
+from reshard.types.whole import MOST, MOST_DEVICES, count_items, primes, read_items, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
@@ -66,7 +66,9 @@ class Mesh:
             source = [(str(name), int(size)) for name, size in source.shape.items()]
         if isinstance(source, str | bytes):
             raise MeshError(f"mesh {quoted(source)} is text; read it with Mesh.parse, or give the axes as name=size")
-        given = listed(cast("Any", source).items() if isinstance(source, Mapping) else () if source is None else source)
+        given = read_items(
+            cast("Any", source).items() if isinstance(source, Mapping) else () if source is None else source
+        )
         if given is None or not all(isinstance(pair, tuple) and len(cast("Any", pair)) == 2 for pair in given):
             shown = cast("object", source) if given is None else list(given)
             raise MeshError(f"mesh axes {quoted(shown)}: give a dict of name to size, or (name, size) pairs")
@@ -90,7 +92,7 @@ class Mesh:
     def _checked_ids(self, device_ids: object) -> tuple[int, ...] | None:
         """The ids of the devices, None for those that devices have by their positions: equal meshes compare equal."""
         size, mesh, sized = self.size, quoted(str(self)), isinstance(device_ids, Sized)
-        count = counted(device_ids) if isinstance(device_ids, Sized) else None
+        count = count_items(device_ids) if isinstance(device_ids, Sized) else None
         iterable = isinstance(device_ids, Iterable) and not isinstance(device_ids, str | bytes)
         if not iterable or (sized and count is None):
             raise MeshError(

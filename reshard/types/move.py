@@ -160,12 +160,12 @@ def _resolve_view(
     if view is not None:
         if not isinstance(view, str):
             raise PlanError(f'view {quoted(view)}: give text such as "(a b) -> b a", or a View')
-        pattern = einops.parse(view)
+        pattern = einops.parse_pattern(view)
         for named in given:
             wrong = next((name for name in named if not isinstance(name, str)), None)
             if wrong is not None:
                 raise NotationError(f"part of {quoted(wrong)}: with a view, name the atom as the view does")
-        return einops.resolve(pattern, (source.shape, target.shape), sizes, take, into)
+        return einops.resolve_pattern(pattern, (source.shape, target.shape), sizes, take, into)
     # Without a view, arrays have the same dims; parts to take or fill are named by the numbers of the dims.
     if sizes:
         raise PlanError(
@@ -189,4 +189,4 @@ def _resolve_view(
     text = " ".join(f"d{at}" for at in range(rank))
     pattern = einops.Pattern(f"{text} -> {text}", names, names)
     renamed = [{f"d{name}": part for name, part in named.items()} for named in given]
-    return einops.resolve(pattern, (source.shape, target.shape), {}, *renamed)
+    return einops.resolve_pattern(pattern, (source.shape, target.shape), {}, *renamed)

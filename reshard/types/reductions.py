@@ -15,10 +15,10 @@ UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "prod
 """The name of the numpy ufunc that combines two summands; a name, since `types` does not import numpy."""
 
 
-def supports(dtype: str, reduction: str) -> bool:
+def has_reduction(dtype: str, reduction: str) -> bool:
     """Whether a dtype has a reduction; booleans have no sum and integers no mean.
 
-    >>> supports("float32", "mean"), supports("int32", "mean"), supports("bool", "sum")
+    >>> has_reduction("float32", "mean"), has_reduction("int32", "mean"), has_reduction("bool", "sum")
     (True, False, False)
     """
     if dtype == "bool":

@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError, quoted
-from reshard.types.whole import MOST, listed, whole
+from reshard.types.whole import MOST, read_items, whole
 
 
 class Window(NamedTuple):
@@ -99,7 +99,7 @@ class View:
     @classmethod
     def identity(cls, shape: Sequence[int]) -> View:
         """The view that leaves an array of this shape as it is."""
-        sizes = listed(shape)
+        sizes = read_items(shape)
         if sizes is None:
             raise PlanError(f"shape {quoted(shape)} of a view: give one size per dim, such as (16, 8)")
         atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(sizes))
@@ -197,7 +197,7 @@ def _check_atom(atom: object) -> None:
     if not isinstance(atom, Atom) or not isinstance(cast("object", atom.name), str) or whole(atom.size) is None:
         raise PlanError(f"{quoted(atom)} is not an Atom; give a name and a size of at least 0")
     for window in (atom.taken, atom.into):
-        given = listed(window) if window is not None else None
+        given = read_items(window) if window is not None else None
         if window is not None and (given is None or len(given) != 2 or any(whole(each) is None for each in given)):
             raise PlanError(f"{quoted(window)} of atom {atom.name!r} is not a Window; give its start and the size")
         if window is not None and window.start + atom.size > window.size:

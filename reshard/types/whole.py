@@ -45,14 +45,14 @@ def whole(value: object, least: int = 0, most: int = MOST) -> int | None:
         return None
 
 
-def listed(given: object, any_order: bool = False) -> tuple[Any, ...] | None:
+def read_items(given: object, any_order: bool = False) -> tuple[Any, ...] | None:
     """What a list, or anything else with an order, holds; with `any_order`, also what a set holds.
 
     None for text and dicts, and beyond `MOST_LISTED` items.
 
-    >>> listed([4, 2]), listed("x"), listed({4: 2}), listed(range(10**12))
+    >>> read_items([4, 2]), read_items("x"), read_items({4: 2}), read_items(range(10**12))
     ((4, 2), None, None, None)
-    >>> listed({4}), listed({4}, any_order=True)
+    >>> read_items({4}), read_items({4}, any_order=True)
     (None, (4,))
     """
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
@@ -66,10 +66,10 @@ def listed(given: object, any_order: bool = False) -> tuple[Any, ...] | None:
     return items if len(items) <= MOST_LISTED else None
 
 
-def counted(given: Sized) -> int | None:
+def count_items(given: Sized) -> int | None:
     """How many items something has, or None if it cannot say: an array without dims, a range beyond an index.
 
-    >>> counted([4, 2]), counted(range(10**30))
+    >>> count_items([4, 2]), count_items(range(10**30))
     (2, None)
     """
     try:
@@ -164,11 +164,11 @@ def primes(size: int) -> list[int]:
     >>> primes(12), primes(1), primes(2**61 - 1)
     ([2, 2, 3], [], [2305843009213693951])
     """
-    return list(_factors(size))
+    return list(_prime_factors(size))
 
 
 @lru_cache(maxsize=4096)
-def _factors(size: int) -> tuple[int, ...]:
+def _prime_factors(size: int) -> tuple[int, ...]:
     small: list[int] = []
     prime = 2
     while prime < _SMALL and prime * prime <= size:

@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 import pytest
 
-from reshard.types.reductions import REDUCTIONS, UFUNCS, all_reduce_elements, supports
+from reshard.types.reductions import REDUCTIONS, UFUNCS, all_reduce_elements, has_reduction
 
 NUMPY = ("bool", "int8", "int64", "uint16", "float16", "float32", "complex64", "complex128")
 BY_HAND = {"sum": sum, "mean": sum, "max": max, "min": min, "product": lambda values: int(np.prod(values))}
@@ -31,12 +31,12 @@ def test_a_supported_reduction_keeps_the_dtype_and_an_order_needs_one(dtype: str
         combined = combined / one
     exact = combined.dtype == one.dtype
     odd = (dtype.startswith("complex") and reduction in ("max", "min")) or (dtype == "bool" and reduction == "sum")
-    assert supports(dtype, reduction) == (exact and not odd)
+    assert has_reduction(dtype, reduction) == (exact and not odd)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 def test_floats_of_other_libraries_have_all(dtype: str):
-    assert all(supports(dtype, reduction) for reduction in REDUCTIONS)
+    assert all(has_reduction(dtype, reduction) for reduction in REDUCTIONS)
 
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 7, 8])

@@ -39,7 +39,7 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     wrap_true_part,
 )
 from reshard.types import Digit, Dim, Layout
-from reshard.types.reductions import supports
+from reshard.types.reductions import has_reduction
 
 
 class ReductionKind(NamedTuple):
@@ -188,7 +188,7 @@ def _combine_parts(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...]
     kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
     if not any(axes.values()) and not layout.partial:
         return wrap_true_part(array, replace(layout, dims=kept), local)
-    if not supports(local.dtype.name, kind.operation):
+    if not has_reduction(local.dtype.name, kind.operation):
         # No partial layout has the operation (the largest complex number): every rank gathers the reductions of all,
         # an array with one element for each rank along the reduced dims' axes, and reduces them.
         held, every = list(layout.dims), list(layout.dims)

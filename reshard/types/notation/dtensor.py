@@ -12,8 +12,9 @@ the part after a leading factor of `split_factor`, which stays local. For exampl
     _StridedShard(0, split_factor=4)  (4, local) (2, d0) (2, local)
     Shard(0)                          (4, d1)    (2, d0) (2, local)
 
-Placements are torch's objects or their text, short or long: "S(0)", "R", "P(sum)", "_S(0, 4)", "Shard(dim=0)". `parse`
-reads the text of a whole list, as torch prints it. `read` returns plain data; `Layout.from_dtensor` makes the layout.
+Placements are torch's objects or their text, short or long: "S(0)", "R", "P(sum)", "_S(0, 4)", "Shard(dim=0)".
+`parse_placements` reads the text of a whole list, as torch prints it, `read_placements` plain data of either;
+`Layout.from_dtensor` makes the layout.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 from reshard.errors import LayoutError, NotationError, quoted
 from reshard.types.dims import checked_shape
 from reshard.types.mesh import Mesh
-from reshard.types.whole import MOST, listed, whole, written
+from reshard.types.whole import MOST, read_items, whole, written
 
 REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": "min", "product": "product"}
 
@@ -49,14 +50,14 @@ class RawDigits(NamedTuple):
     reduction: str | None
 
 
-def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
+def make_grid(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
     """Makes a mesh of this shape whose axes have these names, by default d0, d1, ...
 
-    >>> str(mesh((2, 4)))
+    >>> str(make_grid((2, 4)))
     '<d0=2, d1=4>'
     """
     shape = checked_shape(shape)
-    given = tuple(f"d{at}" for at in range(len(shape))) if names is None else listed(names)
+    given = tuple(f"d{at}" for at in range(len(shape))) if names is None else read_items(names)
     if given is None or len(given) != len(shape):
         raise LayoutError(
             f"{0 if given is None else len(given)} names {quoted(names)} for a mesh of shape {quoted(shape)}; "
@@ -65,10 +66,10 @@ def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
     return Mesh(list(zip(given, shape, strict=True)))
 
 
-def parse(source: str) -> list[str]:
+def parse_placements(source: str) -> list[str]:
     """Reads the text of a list of placements, as torch or a person writes it; raises `NotationError`.
 
-    >>> parse("(Shard(dim=0), Replicate())"), parse("[S(0), 'P(sum)']")
+    >>> parse_placements("(Shard(dim=0), Replicate())"), parse_placements("[S(0), 'P(sum)']")
     (['Shard(dim=0)', 'Replicate()'], ['S(0)', 'P(sum)'])
     """
     match = _LIST.fullmatch(source)
@@ -88,13 +89,13 @@ def parse(source: str) -> list[str]:
     return placements
 
 
-def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> RawDigits:
+def read_placements(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> RawDigits:
     """Reads one placement per mesh dim; raises `LayoutError` for one that is unknown or that digits cannot express.
 
-    >>> read(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
+    >>> read_placements(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
     (((4, 1), (2, 0), (2, None)), ((3, None),))
     """
-    each = listed(placements) if isinstance(placements, Sequence) else None  # pyright: ignore
+    each = read_items(placements) if isinstance(placements, Sequence) else None  # pyright: ignore
     if each is None:
         raise LayoutError(f"placements {quoted(placements)}: give a list of one per mesh dim")
     if len(each) != len(mesh_shape):
@@ -103,7 +104,7 @@ def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[i
     partial: list[int] = []
     reductions: set[str] = set()
     for axis, given in enumerate(each):
-        name, dim, split, op = _parts(given)
+        name, dim, split, op = _read_placement(given)
         if name == "Partial":
             if op not in REDUCTIONS:
                 raise LayoutError(f"placement {given}: its reduction is {op!r}; use one of {', '.join(REDUCTIONS)}")
@@ -118,7 +119,7 @@ def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[i
     return RawDigits(tuple(tuple(digits) for digits in dims), tuple(partial), next(iter(reductions), None))
 
 
-def _parts(given: Any) -> tuple[str, int, int, str]:
+def _read_placement(given: Any) -> tuple[str, int, int, str]:
     """The class of a placement, its dim, its split factor and its reduction."""
     if isinstance(given, str):
         match = _TEXT.fullmatch(given)
@@ -129,17 +130,17 @@ def _parts(given: Any) -> tuple[str, int, int, str]:
             return "Replicate", 0, 1, ""
         if shard is None and strided is None:
             return "Partial", 0, 1, op or "sum"
-        return "Shard", _int(shard or strided, given), _int(split or "1", given, 1), ""
+        return "Shard", _read_int(shard or strided, given), _read_int(split or "1", given, 1), ""
     name = type(given).__name__.lstrip("_")
     if name not in ("Shard", "StridedShard", "Replicate", "Partial"):
         raise LayoutError(
             f"{quoted(given)} is not a placement; give torch's Shard, Replicate or Partial, or their text"
         )
-    dim, split = _int(getattr(given, "dim", 0), given), _int(getattr(given, "split_factor", 1), given, 1)
+    dim, split = _read_int(getattr(given, "dim", 0), given), _read_int(getattr(given, "split_factor", 1), given, 1)
     return name, dim, split, str(getattr(given, "reduce_op", "sum"))
 
 
-def _int(number: object, given: Any, least: int | None = None) -> int:
+def _read_int(number: object, given: Any, least: int | None = None) -> int:
     """A dim or a split factor, which is at least 1; a dim may count from the end."""
     if isinstance(number, str):
         size = written(number.removeprefix("-"))

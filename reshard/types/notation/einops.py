@@ -39,10 +39,10 @@ class Pattern(NamedTuple):
     target: Side
 
 
-def parse(text: str) -> Pattern:
+def parse_pattern(text: str) -> Pattern:
     """Reads a pattern; sizes are not known yet.
 
-    >>> parse("l (three h) -> three l h").source
+    >>> parse_pattern("l (three h) -> three l h").source
     (('l',), ('three', 'h'))
     """
     if not isinstance(text, str) or len(text) > _LONGEST:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -50,13 +50,13 @@ def parse(text: str) -> Pattern:
     sides = text.split("->")
     if len(sides) != 2:
         raise NotationError(f"view {quoted(text)} has {len(sides) - 1} arrows; write SOURCE -> TARGET, with one ->")
-    source, target = (_side(text, side) for side in sides)
+    source, target = (_read_side(text, side) for side in sides)
     if (("...",) in source) != (("...",) in target):
         raise NotationError(f"view {quoted(text)}: ... stands for the same dims on both sides; write it on both")
     return Pattern(text, source, target)
 
 
-def resolve(
+def resolve_pattern(
     pattern: Pattern,
     shapes: tuple[Sequence[int], Sequence[int] | None],
     sizes: Mapping[str, object],
@@ -69,14 +69,14 @@ def resolve(
 
     Raises `NotationError` for sizes that do not fit, cannot be inferred, or belong to no atom.
 
-    >>> view = resolve(parse("(a b) -> b a"), ((6,), (3, 2)), {}, {}, {})
+    >>> view = resolve_pattern(parse_pattern("(a b) -> b a"), ((6,), (3, 2)), {}, {}, {})
     >>> [(atom.name, atom.size) for atom in view.atoms]
     [('a', 2), ('b', 3)]
     """
     return _Resolver(pattern, shapes, sizes, take, into).view()
 
 
-def _side(text: str, side: str) -> Side:
+def _read_side(text: str, side: str) -> Side:
     dims: list[tuple[str, ...]] = []
     bracket: list[str] | None = None
     for match in _TOKEN.finditer(side):
@@ -123,7 +123,7 @@ class _Resolver:
     ) -> None:
         self._text = shortened(pattern.text)
         self._shapes = shapes
-        self._parts = parts = {name: _part(name, part) for name, part in (*take.items(), *into.items())}
+        self._parts = parts = {name: _read_range(name, part) for name, part in (*take.items(), *into.items())}
         # An array has no dim for an atom of which the other side has one index, unless it is written so.
         indexed = [{name for name in given if parts[name][2]} for given in (into, take)]
         self._sides: list[list[tuple[str, ...]]] = []
@@ -244,19 +244,19 @@ class _Resolver:
 _SIDES = ("source", "target")
 
 
-def _part(name: str, part: object) -> Part:
+def _read_range(name: str, part: object) -> Part:
     """An index, a slice or a (start, stop) pair as a part; negative numbers count from the end."""
-    index = _number(part)
+    index = _read_index(part)
     if index is not None:
         return index, index + 1, True
     if isinstance(part, slice):
         given = cast("Any", part)
-        start, stop = (None if end is None else _number(end) for end in (given.start, given.stop))
+        start, stop = (None if end is None else _read_index(end) for end in (given.start, given.stop))
         unread = (given.start is not None and start is None) or (given.stop is not None and stop is None)
         if given.step in (None, 1) and not unread:
             return start or 0, stop, False
     if isinstance(part, tuple | list) and len(cast("Sequence[object]", part)) == 2:
-        start, stop = map(_number, cast("Sequence[Any]", part))
+        start, stop = map(_read_index, cast("Sequence[Any]", part))
         if start is not None and stop is not None:
             return start, stop, False
     raise NotationError(
@@ -264,7 +264,7 @@ def _part(name: str, part: object) -> Part:
     )
 
 
-def _number(value: object) -> int | None:
+def _read_index(value: object) -> int | None:
     size = whole(value)
     return whole(value, -MOST, -1) if size is None else size
 

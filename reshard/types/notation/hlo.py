@@ -35,7 +35,7 @@ from typing import NamedTuple, NoReturn
 
 from reshard.errors import LayoutError, MeshError, NotationError, quoted
 from reshard.types.mesh import Mesh
-from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, Reader, place
+from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, Reader, place_sharding
 from reshard.types.whole import whole
 
 KINDS = ("replicated", "manual", "unreduced")
@@ -78,10 +78,10 @@ class Untiled(NamedTuple):
     kind: str
 
 
-def parse(text: str) -> Tiling | Untiled | RawSharding:
+def parse_hlo(text: str) -> Tiling | Untiled | RawSharding:
     """Reads one sharding; raises `NotationError` with the place that does not parse.
 
-    >>> parse("{devices=[2,1,4]<=[4,2]T(1,0)}").runs
+    >>> parse_hlo("{devices=[2,1,4]<=[4,2]T(1,0)}").runs
     (IdRun(stride=1, size=2), IdRun(stride=2, size=4))
     """
     reader = Reader("HLO sharding", text)
@@ -113,7 +113,7 @@ def place_hlo(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) 
     `num_devices` is 1 for unknown. It is needed where the text does not say how many devices there are, and
     raises `MeshError` where it contradicts the text.
 
-    >>> mesh, dims, *_ = place_hlo(parse("{devices=[2,1,4]<=[4,2]T(1,0)}"), 3, 1)
+    >>> mesh, dims, *_ = place_hlo(parse_hlo("{devices=[2,1,4]<=[4,2]T(1,0)}"), 3, 1)
     >>> print(mesh, [[axis.axis for axis in dim] for dim in dims])
     <d0=4, d1=2> [['d1'], [], ['d0']]
     """
@@ -128,7 +128,9 @@ def place_hlo(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) 
             )
         return Placed(mesh, ((),) * rank, axes if raw.kind == "unreduced" else ())
     sharding = (
-        _place_tiling(raw, rank) if isinstance(raw, Tiling) else place(raw if raw.dims else raw.padded(rank), None)
+        _place_tiling(raw, rank)
+        if isinstance(raw, Tiling)
+        else place_sharding(raw if raw.dims else raw.padded(rank), None)
     )
     if num_devices not in (1, sharding.mesh.size):
         raise MeshError(

@@ -29,7 +29,7 @@ def mesh_of(jax_mesh: Any) -> Mesh:
     return Mesh(jax_mesh)
 
 
-def read(sharding: Any, rank: int) -> RawSharding:
+def read_sharding(sharding: Any, rank: int) -> RawSharding:
     """Reads the spec of a `NamedSharding` as plain data, padded to `rank` dims; raises `LayoutError` for others."""
     spec = getattr(sharding, "spec", None)
     if spec is None or not hasattr(sharding, "mesh"):
@@ -53,7 +53,7 @@ def read(sharding: Any, rank: int) -> RawSharding:
     return RawSharding(tuple(dims), unreduced=unreduced, reduction=str(getattr(kind, "name", "sum"))).padded(rank)
 
 
-def write(
+def write_sharding(
     mesh: Mesh, dims: Sequence[Sequence[SubAxis]], partial: Sequence[SubAxis], reduction: str | None, jax_mesh: Any
 ) -> Any:
     """Makes the `NamedSharding` on `jax_mesh` that splits each dim along these sub-axes of `mesh`.
@@ -129,10 +129,10 @@ def whole_axes(axes: Iterable[SubAxis], mesh: Mesh, target: Mesh) -> list[str]:
 NAMES = ("P", "PS", "PartitionSpec")
 
 
-def parse(text: str) -> RawSharding:
+def parse_spec(text: str) -> RawSharding:
     """Reads one spec; raises `NotationError` that names the part it cannot read.
 
-    >>> parse("P(('x', 'y'), None, unreduced={'z'})")[:3]
+    >>> parse_spec("P(('x', 'y'), None, unreduced={'z'})")[:3]
     ((('x', 'y'), ()), (), ('z',))
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -140,9 +140,9 @@ def parse(text: str) -> RawSharding:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        _fail(text, "it is not a Python expression; write P('x', None)")
+        _fail_spec(text, "it is not a Python expression; write P('x', None)")
     if not isinstance(node, ast.Call) or _last_name(node.func) not in NAMES:
-        _fail(text, f"it is not a call of {', '.join(NAMES)}; write P('x', None)")
+        _fail_spec(text, f"it is not a call of {', '.join(NAMES)}; write P('x', None)")
     dims = tuple(_read_spec_entry(entry, text) for entry in node.args)
     unreduced: tuple[str, ...] = ()
     kind = "sum"
@@ -155,12 +155,16 @@ def parse(text: str) -> RawSharding:
                 node = keyword.value
                 given = node.value if isinstance(node, ast.Constant) else _last_name(node)
                 if given is not None and given not in OPS:
-                    _fail(text, f"cannot read unreduced_kind {_shown(node, text)!r}; use one of {', '.join(OPS)}")
+                    _fail_spec(
+                        text, f"cannot read unreduced_kind {_show_node(node, text)!r}; use one of {', '.join(OPS)}"
+                    )
                 kind = "sum" if given is None else str(given)
             case "reduced":
-                _fail(text, "reduced axes describe how gradients are summed, not where elements are; leave them out")
+                _fail_spec(
+                    text, "reduced axes describe how gradients are summed, not where elements are; leave them out"
+                )
             case other:
-                _fail(text, f"unknown argument {other or '**'!r}; use unreduced={{'x'}} or unreduced_kind=sum")
+                _fail_spec(text, f"unknown argument {other or '**'!r}; use unreduced={{'x'}} or unreduced_kind=sum")
     return RawSharding(dims, unreduced=unreduced, reduction=kind)
 
 
@@ -174,9 +178,11 @@ def _read_spec_entry(node: ast.expr, text: str) -> tuple[str, ...]:
         case ast.Tuple(elts=parts) | ast.List(elts=parts):
             return tuple(_read_axis(part, text) for part in parts)
         case _ if _last_name(node) == "UNCONSTRAINED":
-            _fail(text, "UNCONSTRAINED leaves the choice to the compiler; name the axes of that dim, or None")
+            _fail_spec(text, "UNCONSTRAINED leaves the choice to the compiler; name the axes of that dim, or None")
         case _:
-            _fail(text, f"cannot read {_shown(node, text)!r}; an entry is None, an axis 'x' or a tuple ('x', 'y')")
+            _fail_spec(
+                text, f"cannot read {_show_node(node, text)!r}; an entry is None, an axis 'x' or a tuple ('x', 'y')"
+            )
 
 
 def _read_axes(node: ast.expr, text: str) -> tuple[str, ...]:
@@ -189,13 +195,13 @@ def _read_axes(node: ast.expr, text: str) -> tuple[str, ...]:
         case ast.Set(elts=parts) | ast.Tuple(elts=parts) | ast.List(elts=parts):
             return tuple(_read_axis(part, text) for part in parts)
         case _:
-            _fail(text, f"cannot read {_shown(node, text)!r}; write a set of axes, as in unreduced={{'x'}}")
+            _fail_spec(text, f"cannot read {_show_node(node, text)!r}; write a set of axes, as in unreduced={{'x'}}")
 
 
 def _read_axis(node: ast.expr, text: str) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    _fail(text, f"cannot read {_shown(node, text)!r}; an axis is a string, as in ('x', 'y')")
+    _fail_spec(text, f"cannot read {_show_node(node, text)!r}; an axis is a string, as in ('x', 'y')")
 
 
 def _last_name(node: ast.expr) -> str:
@@ -207,9 +213,9 @@ def _last_name(node: ast.expr) -> str:
             return ""
 
 
-def _shown(node: ast.expr, text: str) -> str:
+def _show_node(node: ast.expr, text: str) -> str:
     return shortened(ast.get_source_segment(text.strip(), node) or "an argument", 80)
 
 
-def _fail(text: str, why: str) -> NoReturn:
+def _fail_spec(text: str, why: str) -> NoReturn:
     raise NotationError(f"partition spec {quoted(text)}: {why}")

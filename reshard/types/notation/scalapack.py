@@ -4,7 +4,7 @@
 
     M = 1000, MB = 64, 2 process rows  ->  8{r}64/1000        8 rounds of blocks of 64, the last one padded
 
-`read` returns plain data; `Layout.from_scalapack` makes the layout.
+`read_descriptor` returns plain data; `Layout.from_scalapack` makes the layout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from reshard.errors import LayoutError, quoted
 from reshard.types.dims import checked_size
 from reshard.types.mesh import Mesh
-from reshard.types.whole import MOST_DEVICES, listed
+from reshard.types.whole import MOST_DEVICES, read_items
 
 AXES = ("r", "c")
 """The mesh axes of the grid's rows and columns."""
@@ -29,13 +29,15 @@ class BlockCyclic(NamedTuple):
     axis: str
 
 
-def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Mesh, tuple[BlockCyclic, BlockCyclic]]:
+def read_descriptor(
+    desc: Sequence[int], grid: Sequence[int], order: str = "R"
+) -> tuple[Mesh, tuple[BlockCyclic, BlockCyclic]]:
     """Reads a descriptor: the mesh of the grid, its devices being process numbers, and how rows and columns are dealt.
 
     `order` is how BLACS numbers the grid: "R" row by row, "C" column by column. A source process (RSRC, CSRC)
     other than (0, 0) rotates the grid. Raises `LayoutError` for a descriptor that is not one of a dense matrix.
 
-    >>> mesh, dims = read([1, 0, 1000, 800, 64, 32, 0, 0, 512], (2, 3), "C")
+    >>> mesh, dims = read_descriptor([1, 0, 1000, 800, 64, 32, 0, 0, 512], (2, 3), "C")
     >>> mesh.device_ids, dims[0]
     ((0, 2, 4, 1, 3, 5), BlockCyclic(size=1000, block=64, axis='r'))
     """
@@ -68,7 +70,7 @@ def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Me
 
 def _read_numbers(given: Sequence[int], what: str) -> tuple[int, ...]:
     """The numbers of a descriptor or a grid as ints, all at least 0 but the context, which is BLACS's own."""
-    items = listed(given)
+    items = read_items(given)
     if items is None:
         raise LayoutError(f"{what} {quoted(given)}: give a list of whole numbers")
     numbers = [*items]

@@ -5,7 +5,7 @@
     Placed        ((x=4, y=2), ())            the same axes looked up on the mesh <x=4, y=2>
 
 The split between reading and placing keeps parsers free of meshes: a typo in the text is a
-`NotationError` of the parser, an axis that the mesh does not have is a `MeshError` of `place`.
+`NotationError` of the parser, an axis that the mesh does not have is a `MeshError` of `place_sharding`.
 
 A `Reader` takes text token by token, and has the pieces of grammar that Shardy's and HLO's shardings share:
 
@@ -83,12 +83,12 @@ class Placed(NamedTuple):
     idle: tuple[SubAxis, ...] = ()
 
 
-def place(raw: RawSharding, mesh: Mesh | None) -> Placed:
+def place_sharding(raw: RawSharding, mesh: Mesh | None) -> Placed:
     """Looks up the axes of a sharding on the mesh that it writes itself, else on `mesh`.
 
     Raises `MeshError` if there is no mesh, if `mesh` differs from the written one, or if it lacks an axis.
 
-    >>> place(RawSharding((("x",), ("y:(1)2",))), Mesh(x=4, y=2)).dims
+    >>> place_sharding(RawSharding((("x",), ("y:(1)2",))), Mesh(x=4, y=2)).dims
     ((SubAxis(axis='x', pre=1, size=4),), (SubAxis(axis='y', pre=1, size=2),))
     """
     own = None if raw.mesh is None else Mesh(raw.mesh.axes, device_ids=raw.mesh.device_ids)

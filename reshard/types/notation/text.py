@@ -39,10 +39,10 @@ class RawLayout(NamedTuple):
     partial: tuple[str, ...]
 
 
-def parse(text: str) -> RawLayout:
+def parse_layout(text: str) -> RawLayout:
     """Reads one layout; raises `NotationError` with the place that does not parse.
 
-    >>> parse("f32[{x}3/10, 8] + sum{y}").dims[0]
+    >>> parse_layout("f32[{x}3/10, 8] + sum{y}").dims[0]
     RawDim(digits=('x', 3), size=10)
     """
     match = _LAYOUT.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore

@@ -17,7 +17,7 @@ from reshard.plans.rules.step_mode import FREE, PLAIN, Cost, StepMode, refuse_st
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.reductions import REDUCTIONS, identity, supports
+from reshard.types.reductions import REDUCTIONS, has_reduction, identity
 from tests.geometry.brute import elements
 from tests.layouts import MESHES, SIZES, random_layout, random_pair
 from tests.oracle import check, tiles_of
@@ -355,7 +355,7 @@ def test_every_dtype_and_operation(dtype: str):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     values = np.array([1, 0, 2, 1, 3, 1, 2, 0]).astype(kind)
     ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
-    reductions = [r for r in ufuncs if supports(dtype, r) and identity(dtype, r) is not None]
+    reductions = [r for r in ufuncs if has_reduction(dtype, r) and identity(dtype, r) is not None]
     assert reductions
     for reduction in reductions:
         source = Layout.parse(f"{dtype}[{{x}}2]", Mesh(x=4))

@@ -89,7 +89,7 @@ def test_strided_shards(placements: list, mesh_shape: tuple[int, ...]):
 
 def test_pieces_may_span_two_local_digits():
     """Eight pieces, 4 of them before the digit that the first placement holds, each in 2 after it."""
-    assert dtensor.read(["_S(0, 4)", "S(0)"], (2, 8), (16,)).dims == (((4, 1), (2, 0), (2, 1)),)
+    assert dtensor.read_placements(["_S(0, 4)", "S(0)"], (2, 8), (16,)).dims == (((4, 1), (2, 0), (2, 1)),)
     with pytest.raises(LayoutError, match="radix match"):
         Layout.from_dtensor([_StridedShard(0, 4), Shard(0)], (2, 8), (16,), "int32")
 

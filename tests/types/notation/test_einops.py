@@ -3,11 +3,11 @@
 import pytest
 
 from reshard.errors import NotationError
-from reshard.types.notation.einops import parse, read_part, resolve
+from reshard.types.notation.einops import parse_pattern, read_part, resolve_pattern
 
 
 def view(text, source, target, take=None, into=None, **sizes):
-    return resolve(parse(text), (source, target), sizes, take or {}, into or {})
+    return resolve_pattern(parse_pattern(text), (source, target), sizes, take or {}, into or {})
 
 
 @pytest.mark.parametrize(
@@ -53,17 +53,17 @@ def test_an_index_is_left_out_where_the_array_has_no_such_dim():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: parse("a b"), "0 arrows"),
-        (lambda: parse("a -> b -> c"), "2 arrows"),
-        (lambda: parse("a a -> a"), "a occurs twice"),
-        (lambda: parse("(a -> a"), "not closed"),
-        (lambda: parse("a) -> a"), "brackets do not match"),
-        (lambda: parse("((a) b) -> a b"), "brackets do not match"),
-        (lambda: parse("(a ...) -> a ..."), "outside of brackets"),
-        (lambda: parse("a ... -> a"), "write it on both"),
-        (lambda: parse("a-b -> a"), "cannot read '-'"),
-        (lambda: parse(3), "give text"),
-        (lambda: parse("a " * 10_000 + "->"), "give text"),
+        (lambda: parse_pattern("a b"), "0 arrows"),
+        (lambda: parse_pattern("a -> b -> c"), "2 arrows"),
+        (lambda: parse_pattern("a a -> a"), "a occurs twice"),
+        (lambda: parse_pattern("(a -> a"), "not closed"),
+        (lambda: parse_pattern("a) -> a"), "brackets do not match"),
+        (lambda: parse_pattern("((a) b) -> a b"), "brackets do not match"),
+        (lambda: parse_pattern("(a ...) -> a ..."), "outside of brackets"),
+        (lambda: parse_pattern("a ... -> a"), "write it on both"),
+        (lambda: parse_pattern("a-b -> a"), "cannot read '-'"),
+        (lambda: parse_pattern(3), "give text"),
+        (lambda: parse_pattern("a " * 10_000 + "->"), "give text"),
         (lambda: view("(a b) -> a b", (10,), (3, 3)), r"not a multiple of 3|global shape \(9,\)"),
         (lambda: view("(a b) -> (b a)", (10,), (10,)), "the size of a, b cannot be inferred"),
         (lambda: view("(a b) -> (b a)", (10,), (10,), a=3), "not a multiple of 3"),

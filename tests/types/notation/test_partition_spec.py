@@ -97,6 +97,6 @@ def test_refused(text, error, message):
 def test_no_text_breaks_the_reader(text):
     for whole in (text, f"P({text})"):
         try:
-            jax_sharding.parse(whole)
+            jax_sharding.parse_spec(whole)
         except ReshardError as error:
             assert len(str(error)) < 1000

@@ -8,7 +8,7 @@ import pytest
 
 from reshard.errors import MeshError, NotationError
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.notation.sharding import Placed, RawMesh, RawSharding, Reader, place
+from reshard.types.notation.sharding import Placed, RawMesh, RawSharding, Reader, place_sharding
 
 MESH = Mesh(x=6, y=5)
 
@@ -16,18 +16,18 @@ MESH = Mesh(x=6, y=5)
 def test_axes_are_looked_up():
     raw = RawSharding((("y", "x:(1)2"), ()), ("x:(2)3",), (), "sum", ())
     x, y = SubAxis("x", 1, 2), SubAxis("y", 1, 5)
-    assert place(raw, MESH) == Placed(MESH, ((y, x), ()), (), "sum", (SubAxis("x", 2, 3),))
+    assert place_sharding(raw, MESH) == Placed(MESH, ((y, x), ()), (), "sum", (SubAxis("x", 2, 3),))
     partial = RawSharding(((),), unreduced=("y",), reduction="max", manual=("x",))
-    assert place(partial, MESH) == Placed(MESH, ((),), (y,), "max", (SubAxis("x", 1, 6),))
+    assert place_sharding(partial, MESH) == Placed(MESH, ((),), (y,), "max", (SubAxis("x", 1, 6),))
 
 
 def test_a_written_mesh_is_used_and_must_be_the_one_given():
     raw = RawSharding((("x",),), mesh=RawMesh((("x", 2), ("y", 3)), (5, 4, 3, 2, 1, 0)))
     own = Mesh(x=2, y=3, device_ids=[5, 4, 3, 2, 1, 0])
-    assert place(raw, None) == place(raw, own)
-    assert place(raw, None).mesh == own
+    assert place_sharding(raw, None) == place_sharding(raw, own)
+    assert place_sharding(raw, None).mesh == own
     with pytest.raises(MeshError, match=r"that it writes, not on .*; give that one, or none"):
-        place(raw, Mesh(x=2, y=3))
+        place_sharding(raw, Mesh(x=2, y=3))
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_a_written_mesh_is_used_and_must_be_the_one_given():
 )
 def test_refused(axis: str, mesh: Mesh | None, message: str):
     with pytest.raises(MeshError, match=message.replace("(", r"\(").replace(")", r"\)")):
-        place(RawSharding(((axis,),)), mesh)
+        place_sharding(RawSharding(((axis,),)), mesh)
     with pytest.raises(MeshError):
-        place(RawSharding(((),), replicated=(axis,)), mesh)
+        place_sharding(RawSharding(((),), replicated=(axis,)), mesh)
 
 
 def test_padding_adds_dims_that_are_not_split_and_keeps_the_rest():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import NotationError
-from reshard.types.notation.text import RawDim, RawLayout, parse
+from reshard.types.notation.text import RawDim, RawLayout, parse_layout
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from reshard.types.notation.text import RawDim, RawLayout, parse
 )
 def test_text_is_parsed_into_what_was_written(text: str, raw: RawLayout | None):
     spaced = RawLayout("bf16", (RawDim(("x", 8), None), RawDim((5,), 5)), "mean", ("x", "y"))
-    assert parse(text) == (raw or spaced)
+    assert parse_layout(text) == (raw or spaced)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_text_is_parsed_into_what_was_written(text: str, raw: RawLayout | None):
 )
 def test_refused(text: str, message: str):
     with pytest.raises(NotationError, match=re.escape(message)):
-        parse(text)
+        parse_layout(text)
 
 
 @given(st.text(alphabet="f32[]{},:()/+ sumxy\n", max_size=30))
 def test_no_text_breaks_the_parser(text: str):
     for whole in (text, f"f32[{text}]"):
         try:
-            parse(whole)
+            parse_layout(whole)
         except NotationError as error:
             assert len(str(error)) < 1000
