@@ -414,7 +414,13 @@ def collectives(module: Module, every_branch: bool = False) -> tuple[Collective,
     >>> gather.kind, gather.received_bytes, gather.group_size, gather.times
     ('all_gather', 24, 4, 1)
     """
-    return tuple(_Walk(module, every_branch).run(module.entry, 1, ()))
+    try:
+        return tuple(_Walk(module, every_branch).run(module.entry, 1, ()))
+    except RecursionError:
+        raise NotationError(
+            f"HLO module {module.name}: its computations call each other hundreds of levels deep; give a module as XLA "
+            "prints it"
+        ) from None
 
 
 def traffic(of: Module | Iterable[Collective]) -> Traffic:

@@ -65,7 +65,15 @@ def flatten_shape(shape: Shape) -> tuple[Array, ...]:
     >>> [array.dtype for array in flatten_shape(((Array("f32", (8,)),), Array("u32", ())))]
     ['f32', 'u32']
     """
-    return (shape,) if isinstance(shape, Array) else tuple(array for part in shape for array in flatten_shape(part))
+    arrays: list[Array] = []
+    parts = [shape]
+    while parts:  # No recursion: damaged text may nest tuples without end.
+        part = parts.pop()
+        if isinstance(part, Array):
+            arrays.append(part)
+        else:
+            parts += reversed(part)
+    return tuple(arrays)
 
 
 class InstructionSource(Protocol):

@@ -118,6 +118,16 @@ def test_a_computation_that_calls_itself_is_refused():
         hlo.collectives(module("%a = f32[] call(), to_apply=%again", before=again))
 
 
+def test_what_nests_without_end_is_read_or_refused():
+    deep = "(" * 5000 + "f32[2]" + ")" * 5000
+    assert instruction(f"%a = {deep} custom-call()").arrays == (Array("f32", (2,)),)
+    chain = [computation(f"c{n}", f"%r{n} = f32[8] call(%p), to_apply=%c{n + 1}") for n in range(2000)] + [
+        computation("c2000", f"%g = f32[16] {GATHER}")
+    ]
+    with pytest.raises(NotationError, match="hundreds of levels deep"):
+        hlo.collectives(module("%a = f32[8] call(), to_apply=%c0", before="".join(chain)))
+
+
 @pytest.mark.slow
 def test_large_dumps_and_large_constants():
     """Reads 5 MB in linear time; in quadratic time, this would never end."""
