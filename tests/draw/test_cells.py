@@ -25,23 +25,6 @@ from reshard.types.meaning import meaning
 from tests.draw.cases import M222, planned
 from tests.layouts import random_pair
 
-KINDS = [
-    (Mesh(x=4), "f32[]"),
-    (Mesh(x=4, y=2), "f32[{x}4]"),
-    (Mesh(x=4, y=2), "f32[{y}8, 16, {x}4]"),
-    (Mesh(x=2, y=2, z=2), "f32[{x}2, {y}2, 3, {z}2]"),
-    (Mesh(x=4), "f32[{x}3/10, 2]"),
-    (Mesh(x=4), "f32[{x}1/2]"),
-    (Mesh(x=2, y=2), "f32[3{x}2/11, 2{y}3]"),
-    (Mesh(x=4), "f32[1{x}4/10]"),
-    (Mesh(x=2, y=2), "f32[2{x}2{y}2]"),
-    (Mesh(x=4, y=2), "f32[8, 4]"),
-    (Mesh(x=4, y=2), "f32[{y}4, 4] + sum{x}"),
-    (Mesh(x=6), "f32[6{x:(1)2}3]"),
-    (Mesh({"x": 4}, device_ids=[10, 3, 7, 20]), "f32[{x}4]"),
-    (Mesh(), "f32[4]"),
-]
-
 
 def whole(layout):
     return LayoutCells(layout, count_runs(layout))
@@ -64,12 +47,6 @@ def by_cells(cells):
             assert element not in held, f"{element} is in two cells"
             held[element] = cell.devices
     return held
-
-
-@pytest.mark.parametrize(("mesh", "text"), KINDS, ids=[text for _, text in KINDS])
-def test_cells_follow_the_meaning(mesh, text):
-    layout = Layout.parse(text, mesh)
-    assert by_cells(whole(layout)) == by_meaning(layout)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -18,6 +18,7 @@ from reshard.show.layout_pieces import (
 )
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from tests.draw.reading import holders, listed
 from tests.layouts import random_layout
 from tests.show.printing import printed
 
@@ -54,30 +55,14 @@ def test_a_short_text_of_a_set_is_exact_unless_it_counts():
         if text.endswith(f"({len(devices)})"):
             assert text.count(",") == 2 and len(devices) > 3
         else:
-            assert sorted(named(text)) == devices
+            assert sorted(listed(text, Mesh())) == devices
 
 
 MESHES = [Mesh(x=4, y=2), Mesh(x=3, y=2), Mesh({"x": 2, "y": 3}, device_ids=[5, 3, 1, 0, 2, 4]), Mesh(x=5)]
 
 
-def named(label: str) -> set[int]:
-    """The devices of a label such as 0,2,..,6 or 0-1,4."""
-    if match := re.fullmatch(r"(\d+),(\d+),\.\.,(\d+)", label):
-        first, second, last = map(int, match.groups())
-        return set(range(first, last + 1, second - first))
-    runs = [run.partition("-") for run in label.split(",")]
-    return {device for first, _, last in runs for device in range(int(first), int(last or first) + 1)}
-
-
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("│")[1:-1]]
-
-
-def holders(layout: Layout, *element: int) -> set[int]:
-    indices = {device: meaning(layout, device) for device in layout.mesh.devices}
-    return {
-        device for device, held in indices.items() if all(i in of_dim for i, of_dim in zip(element, held, strict=True))
-    }
 
 
 def first(span: str) -> int:
@@ -90,12 +75,12 @@ def test_a_grid_of_two_dims(mesh):
     for _ in range(12):
         layout = random_layout(chance, mesh, (12, 30))
         lines = [line for line in printed(show_picture, layout, 200, width=200).splitlines() if line.startswith("│")]
-        spans = cells(lines[0])[1:]
+        spans, held = cells(lines[0])[1:], holders(layout)
         assert spans and len(lines) > 1
         for line in lines[1:]:
             row, *labels = cells(line)
             for span, label in zip(spans, labels, strict=True):
-                assert named(label) == holders(layout, first(row), first(span)), f"{layout} at {row}, {span}"
+                assert listed(label, mesh) == held[first(row), first(span)], f"{layout} at {row}, {span}"
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -104,10 +89,10 @@ def test_strips_of_one_dim(mesh):
     for _ in range(12):
         layout = random_layout(chance, mesh, (60,))
         lines = [line for line in printed(show_picture, layout, 400, width=70).splitlines() if line.startswith("│")]
-        drawn = []
+        drawn, held = [], holders(layout)
         for spans, labels in zip(lines[::2], lines[1::2], strict=True):
             for span, label in zip(cells(spans), cells(labels), strict=True):
-                assert named(label) == holders(layout, first(span)), f"{layout} at {span}"
+                assert listed(label, mesh) == held[(first(span),)], f"{layout} at {span}"
                 drawn += range(*map(int, span.split(":")))
         assert drawn == list(range(60))
 

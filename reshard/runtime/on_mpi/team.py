@@ -70,7 +70,7 @@ OPENED = 906
 """Everyone has come to the meeting."""
 
 MEASURE = 907
-"""A message whose time is taken (`reshard.mpi.calibration`)."""
+"""A message whose time is taken (`reshard.mpi.measurements`)."""
 
 
 class Facts(NamedTuple):
