@@ -22,7 +22,7 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.repeated import STAGED, AgreedCall, PreparedMove
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
-from tests.mpi.moving import LIMIT, check_tile, given_tile
+from tests.mpi.moving import LIMIT, caught_by, check_refused, check_tile, given_tile
 from tests.mpi.worker import Case
 from tests.oracle import PADDING, tiles_of
 
@@ -137,14 +137,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
         assert isinstance(team_of(comm).repeated[rows, columns], PreparedMove | int)
 
     def refused(error: type[ReshardError], call: Callable[[], Any]) -> None:
-        caught: Exception | None = None
-        try:
-            call()
-        except ReshardError as raised:
-            caught = raised
-        everyone = comm.allgather((type(caught).__name__, str(caught)))
-        assert len(set(everyone)) == 1, everyone
-        assert isinstance(caught, error), everyone
+        check_refused(comm, error, call)
         again()
 
     for name, (one, to) in {
@@ -207,13 +200,7 @@ def creations(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def refused(error: type[ReshardError], call: Callable[[], Any]) -> None:
         made()
-        caught: Exception | None = None
-        try:
-            call()
-        except ReshardError as raised:
-            caught = raised
-        everyone = comm.allgather((type(caught).__name__, str(caught)))
-        assert len(set(everyone)) == 1 and isinstance(caught, error), everyone
+        check_refused(comm, error, call)
         made()
 
     def by_a_thread() -> None:
@@ -275,13 +262,8 @@ def endings(comm: MPI.Intracomm) -> Iterator[Case]:
     def skipped() -> None:
         short = prepare(rows, columns, comm, limit=LIMIT)
         if not odd:
-            try:
-                with mock.patch.object(short, "_limit", 0.5):
-                    short(tile, out=out)
-            except RankError:
-                pass
-            else:
-                raise AssertionError("one rank made no call")
+            with mock.patch.object(short, "_limit", 0.5):
+                assert isinstance(caught_by(lambda: short(tile, out=out)), RankError), "one rank made no call"
         comm.Barrier()
         again()
 
@@ -289,9 +271,9 @@ def endings(comm: MPI.Intracomm) -> Iterator[Case]:
         apart = comm.Dup()
         mine, gone = prepare(rows, columns, apart), prepare(rows, columns, apart)
         gone.free()
-        _raises(PlanError, lambda: gone(tile))
+        assert isinstance(caught_by(lambda: gone(tile)), PlanError)
         apart.Free()
-        _raises(RankError, lambda: mine(tile))
+        assert isinstance(caught_by(lambda: mine(tile)), RankError)
 
     yield "two begun", two_begun
     yield "threads", by_threads
@@ -307,11 +289,3 @@ def _slabs(comm: MPI.Intracomm) -> list[Layout]:
 
 def _call(handle: Any, begins: bool, tile: Any, out: Any) -> Any:
     return handle.start(tile, out=out).wait() if begins else handle(tile, out=out)
-
-
-def _raises(error: type[Exception], call: Callable[[], Any]) -> None:
-    try:
-        call()
-    except error:
-        return
-    raise AssertionError(f"no {error.__name__}")

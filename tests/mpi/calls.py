@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,20 +11,17 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.errors import RankError
+from reshard.mpi import redistribute
 from reshard.mpi.measurements import measure_link
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather_tiles, scatter_tiles
-from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.types import Layout, Mesh
 from tests.mpi.modules import new_call
-from tests.mpi.moving import LIMIT, check_tile, given_tile
+from tests.mpi.moving import LIMIT, caught_by, check_tile, given_tile
 from tests.mpi.worker import Case
 
 
@@ -115,29 +112,18 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     flat, uneven = (Layout.from_spec(mesh, (3 * comm.size - 1,), "int64", spec) for spec in ([], [["x"]]))
 
     def moved(target: Layout, out: Any = None, source: Layout = rows, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        request = Request.of_tile(source, target, read_options(**options), out is not None)
-        held = WindowTile(given_tile(source, comm.rank, "int64"))
-        into = None if out is None else WindowTile(out)
-        memory = Account("int64")
-
-        def prepare(team: Team) -> TilePlan:
-            return prepare_tile(team, request, held.tile)
-
-        with collective(comm, LIMIT, prepare, lambda _: str(request)) as (team, watch, ready):
-            result = move_tile(team, watch, ready, held, into, memory)
-        check_tile(target, comm.rank, result.tile, comm)
+        tile, memory = given_tile(source, comm.rank, "int64"), Account("int64")
+        result = redistribute(tile, source, target, comm, out=out, memory=memory, limit=LIMIT, **options)
+        check_tile(target, comm.rank, result, comm)
         assert memory.peak_bytes <= options.get("budget", 1 << 20)
-        return held.tile, result.tile
-
-    def nothing_to_move() -> None:
-        tile, result = moved(rows)
-        assert result is tile
+        return tile, result
 
     def into_out() -> None:
-        out = np.full(columns.tile_shape, -5)
-        assert moved(columns, out)[1] is out
-        same = np.full(rows.tile_shape, -5)
-        assert moved(rows, same)[1] is same
+        tile, result = moved(rows)
+        assert result is tile
+        for target in (columns, rows):
+            out = np.full(target.tile_shape, -5)
+            assert moved(target, out)[1] is out
 
     def padding() -> None:
         # Dirty windows, which are used again.
@@ -152,7 +138,6 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
         tile, result = moved(columns, budget=rows.tile_bytes + columns.tile_bytes - 1, donate=True)
         assert np.shares_memory(tile, result)
 
-    yield "nothing to move", nothing_to_move
     yield "into out", into_out
     yield "padding", padding
     yield "donated", donated
@@ -192,12 +177,12 @@ def teams(comm: MPI.Intracomm) -> Iterator[Case]:
             team.fail("Odd: no memory left")
             assert team.broken
         comm.Barrier()
-        caught = _raised(lambda: watch.until(lambda: False))
+        caught = str(caught_by(lambda: watch.until(lambda: False)))
         assert "one failed: rank 1: Odd: no memory left" in caught, caught
 
     def late(nodes: int) -> None:
         team, _ = _team(nodes)
-        text = _raised(lambda: Watch(team, 0.05).until(lambda: False))
+        text = str(caught_by(lambda: Watch(team, 0.05).until(lambda: False)))
         assert f"rank {comm.rank} waited longer than 0.05 s" in text, text
 
     def _team(nodes: int) -> tuple[Team, Watch]:
@@ -207,11 +192,3 @@ def teams(comm: MPI.Intracomm) -> Iterator[Case]:
     for nodes in (1, 2, comm.size):
         for case in (synced, groups, failures, late):
             yield f"{case.__name__}, {nodes} nodes", partial(case, nodes)
-
-
-def _raised(call: Callable[[], None]) -> str:
-    try:
-        call()
-    except RankError as error:
-        return str(error)
-    return "nothing was raised"

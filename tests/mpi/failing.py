@@ -23,7 +23,7 @@ from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
 from reshard.runtime.on_mpi.wire import by_node, chunks, message_exchange
 from reshard.types import Layout, Mesh
-from tests.mpi.moving import LIMIT, MoveOptions, check_move, check_tile, forced, given_tile
+from tests.mpi.moving import LIMIT, MoveOptions, caught_by, check_move, check_refused, check_tile, forced, given_tile
 from tests.mpi.worker import Case
 
 ODD = 1
@@ -93,23 +93,11 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dic
         given["tile"], given["out"] = given["tile"].astype(dtype), given["out"].astype(dtype)
         given |= {end: Layout(given[end].mesh, given[end].dims, dtype) for end in ("source", "target")}
     before = tile.copy()
-    caught = _caught(lambda: redistribute(**given, comm=comm, limit=LIMIT))
+    caught = check_refused(comm, error, lambda: redistribute(**given, comm=comm, limit=LIMIT), text)
     assert np.array_equal(tile, before)
     assert (out == -5).all()
-    raised = comm.allgather((type(caught).__name__, str(caught)))
-    assert type(caught) is error, raised
-    assert len({text for _, text in raised}) == 1, raised
-    assert text in str(caught), caught
     assert f"rank {ODD}" in str(caught) or f"[{ODD}]" in str(caught), caught
     check_move(comm, team_of(comm), at["rows"], at["columns"], MoveOptions(out=True))
-
-
-def _caught(call: Callable[[], Any]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
 
 
 def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
@@ -117,12 +105,6 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
     at = _layouts(comm.size)
     rows = DistArray.zeros(at["rows"], comm)
     odd = comm.rank == ODD
-
-    def raises(error: type[ReshardError], call: Callable[[], Any]) -> None:
-        caught = _caught(call)
-        raised = comm.allgather((type(caught).__name__, str(caught)))
-        assert {kind for kind, _ in raised} == {error.__name__}, raised
-        assert len(set(raised)) == 1, raised
 
     wide = np.zeros((1, 1), "int32")
     whole = np.zeros(at["rows"].shape, "int32")
@@ -141,7 +123,7 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
         "a dtype that does not fit": (TileError, lambda: DistArray.zeros(at["rows"], comm, dtype="f8")),
     }
     for name, (error, call) in calls.items():
-        yield name, partial(raises, error, call)
+        yield name, partial(check_refused, comm, error, call)
 
 
 # ---- while data move ---------------------------------------------------------------------------------
@@ -195,7 +177,7 @@ def _fails(
     if way in ("stage", "read", "plan"):
         options["out"] = np.empty(target.tile_shape, "int32")  # A new result would be written to by the others.
     with forced(way if "out" in options else "natural"), _going_wrong(_raising if odd else None):
-        caught = _caught(lambda: redistribute(tile, source, target, comm, **options))
+        caught = caught_by(lambda: redistribute(tile, source, target, comm, **options))
     raised = comm.allgather((type(caught).__name__, str(caught)))
     assert type(caught) is (Odd if odd else RankError), raised
     assert odd or f"rank {ODD}: Odd: no memory left" in str(caught), caught
@@ -249,7 +231,7 @@ def _leaves_out(comm: MPI.Intracomm, source: Layout, target: Layout, nodes: int,
     odd = comm.rank == ODD
     way = way if way in ("stage", "read", "plan") else "natural"
     with forced(way), _packing_wrong(turn, _raising if odd else None):
-        caught = _caught(lambda: redistribute(tile, source, target, comm, limit=LIMIT, out=out))
+        caught = caught_by(lambda: redistribute(tile, source, target, comm, limit=LIMIT, out=out))
     raised = comm.allgather(type(caught).__name__)
     assert (out == -5).all() or np.array_equal(out, given_tile(target, comm.rank, "int32")), "out is half written"
     assert len(set(raised)) == (1 if caught is None else 2), raised
@@ -266,7 +248,7 @@ def stuck(comm: MPI.Intracomm) -> Iterator[Case]:
         redistribute(tile, at["rows"], at["columns"], comm)
         if comm.rank == ODD:
             time.sleep(2)
-        caught = _caught(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=0.5))
+        caught = caught_by(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=0.5))
         raised = comm.allgather((type(caught).__name__, str(caught)))
         assert type(caught) is RankError, raised
         assert comm.rank == ODD or "waited longer than 0.5 s" in str(caught) or "one failed" in str(caught), raised
@@ -300,7 +282,7 @@ def killed(comm: MPI.Intracomm) -> Iterator[Case]:
         out, wanted = np.full(at["columns"].tile_shape, -5, "int32"), given_tile(at["columns"], comm.rank, "int32")
         start = time.monotonic()
         with _packing_wrong(nodes > 1, die if comm.rank == ODD else None):
-            caught = _caught(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=3, out=out))
+            caught = caught_by(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=3, out=out))
         took = time.monotonic() - start
         kept = "kept" if (out == -5).all() else "whole" if np.array_equal(out, wanted) else "half written"
         report.write_text(f"{took:.1f} s: {caught!r} {kept}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -78,14 +78,12 @@ def arguments(comm: MPI.Intracomm) -> Iterator[Case]:
     """One rank gives an argument of a wrong type: the same error on all ranks at once, and the next call works."""
     for nodes in (1, 2):
         team_of(comm, nodes=nodes)
-        for name, call in _calls(comm).items():
-            for argument, good in _arguments(comm).items():
-                if argument in call.__annotations__:
-                    for junk in [*JUNK, Hostile()]:
-                        if not _fits(argument, junk):
-                            shown = type(junk).__name__
-                            case = partial(_one_error, comm, call, {**_arguments(comm)}, argument, good, junk)
-                            yield f"{name}: {argument} is a {shown}, {nodes} nodes", case
+        for name, (names, call) in _calls(comm).items():
+            for argument in names:
+                for junk in [*JUNK, Hostile()]:
+                    if not _fits(argument, junk):
+                        case = partial(_one_error, comm, name, call, names, argument, junk)
+                        yield f"{name}: {argument} is a {type(junk).__name__}, {nodes} nodes", case
 
 
 def _arguments(comm: MPI.Intracomm) -> dict[str, Any]:
@@ -132,71 +130,56 @@ def _fits(argument: str, junk: Any) -> bool:
     }
 
 
-def _calls(comm: MPI.Intracomm) -> dict[str, Any]:
+MOVE = ("out", "budget", "network", "donate", "relabel", "limit", "memory")
+
+
+def _calls(comm: MPI.Intracomm) -> dict[str, tuple[Sequence[str], Callable[..., Any]]]:
+    """The arguments of each call, and the call with all of them."""
     rows, _ = _ends(comm)
     a = DistArray.zeros(rows, comm, limit=LIMIT)
-
-    def move(
-        tile: Any,
-        source: Any,
-        target: Any,
-        out: Any,
-        budget: Any,
-        network: Any,
-        donate: Any,
-        relabel: Any,
-        limit: Any,
-        memory: Any,
-        cuda_aware: Any,
-    ) -> Any:
-        options = {"out": out, "budget": budget, "network": network, "donate": donate, "relabel": relabel}
-        options |= {"limit": limit, "memory": memory, "cuda_aware": cuda_aware}
-        return redistribute(tile, source, target, comm, **options)
-
-    def method(
-        target: Any, out: Any, budget: Any, network: Any, donate: Any, relabel: Any, limit: Any, memory: Any
-    ) -> Any:
-        options = {"out": out, "budget": budget, "network": network, "donate": donate, "relabel": relabel}
-        return a.redistribute(target, **options, limit=limit, memory=memory)
-
-    def zeros(source: Any, dtype: Any, limit: Any) -> Any:
-        return DistArray.zeros(source, comm, dtype=dtype, limit=limit)
-
-    def full(source: Any, value: Any, dtype: Any) -> Any:
-        return DistArray.full(source, value, comm, dtype=dtype, limit=LIMIT)
-
-    def from_function(function: Any, source: Any) -> Any:
-        return DistArray.from_function(function, source, comm, limit=LIMIT)
-
-    def from_global(array: Any, source: Any, root: Any) -> Any:
-        return DistArray.from_global(array, source, comm, root, limit=LIMIT)
-
-    def from_everywhere(array: Any) -> Any:
-        return DistArray.from_global(array, rows, comm, None, limit=LIMIT)
-
-    def to_global(root: Any, limit: Any) -> Any:
-        return a.to_global(root, limit=limit)
-
-    def save(path: Any, limit: Any) -> Any:
-        return a.save(path, limit=limit)
-
-    def load(path: Any, source: Any, limit: Any) -> Any:
-        return DistArray.load(path, source, comm, limit=limit)
-
-    def measured(name: Any, limit: Any) -> Any:
-        return calibrate(comm, name, limit)
-
-    calls = (move, method, zeros, full, from_function, from_global, from_everywhere, to_global, save, load, measured)
-    return {call.__name__: call for call in calls}
+    return {
+        "move": (
+            ("tile", "source", "target", *MOVE, "cuda_aware"),
+            lambda tile, source, target, **options: redistribute(tile, source, target, comm, **options),
+        ),
+        "method": (("target", *MOVE), a.redistribute),
+        "zeros": (
+            ("source", "dtype", "limit"),
+            lambda source, dtype, limit: DistArray.zeros(source, comm, dtype=dtype, limit=limit),
+        ),
+        "full": (
+            ("source", "value", "dtype"),
+            lambda source, value, dtype: DistArray.full(source, value, comm, dtype=dtype, limit=LIMIT),
+        ),
+        "from_function": (
+            ("function", "source"),
+            lambda function, source: DistArray.from_function(function, source, comm, limit=LIMIT),
+        ),
+        "from_global": (
+            ("array", "source", "root"),
+            lambda array, source, root: DistArray.from_global(array, source, comm, root, limit=LIMIT),
+        ),
+        "from_everywhere": (("array",), lambda array: DistArray.from_global(array, rows, comm, None, limit=LIMIT)),
+        "to_global": (("root", "limit"), a.to_global),
+        "save": (("path", "limit"), a.save),
+        "load": (
+            ("path", "source", "limit"),
+            lambda path, source, limit: DistArray.load(path, source, comm, limit=limit),
+        ),
+        "measured": (("name", "limit"), lambda name, limit: calibrate(comm, name, limit)),
+    }
 
 
-def _one_error(comm: MPI.Intracomm, call: Any, given: dict[str, Any], argument: str, good: Any, junk: Any) -> None:
-    options = {name: given[name] for name in call.__annotations__ if name != "return"}
-    options[argument] = junk if comm.rank == ODD else good
-    if call.__name__ == "save":  # It works where the path is right, so no rank may be right.
-        options["path"] = junk if argument == "path" and comm.rank == ODD else "/proc/nothing/array"
-    if call.__name__ == "from_global":
-        options["root"] = ODD if argument == "array" else options["root"]
+def _one_error(
+    comm: MPI.Intracomm, name: str, call: Callable[..., Any], names: Sequence[str], argument: str, junk: Any
+) -> None:
+    options = {each: value for each, value in _arguments(comm).items() if each in names}
+    if name == "save":  # It works where the path is right, so no rank may be right.
+        options["path"] = "/proc/nothing/array"
+    if name == "from_global" and argument == "array":
+        options["root"] = ODD
+    if comm.rank == ODD:
+        options[argument] = junk
     caught, seconds = _caught(lambda: call(**options))
     raised = comm.allgather((type(caught).__name__, str(caught), seconds))
     assert isinstance(caught, ReshardError), raised

@@ -6,7 +6,7 @@ The bytes on the wire are counted by a communicator that inspects its arguments,
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.errors import BudgetError
+from reshard.errors import BudgetError, ReshardError
 from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
@@ -239,3 +239,25 @@ def check_accounts(comm: MPI.Intracomm, plan: rs.Plan, memory: Account, wire: in
     # Tiles that are not C-ordered are packed for a reduction; plans do not count that.
     more = plan.source.tile_bytes if plan.source.partial and order != "C" else 0
     assert memory.peak_bytes <= plan.peak_bytes + more, f"{memory.peak_bytes} live: {plan}"
+
+
+def caught_by(call: Callable[[], Any]) -> Exception | None:
+    """The error that a call raises on this rank; None if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def check_refused(
+    comm: MPI.Intracomm, kind: type[Exception], call: Callable[[], Any], text: str = "", alike: bool = True
+) -> Exception:
+    """Asserts that all ranks raise an error of this kind that contains a text, the same one if they are `alike`."""
+    caught = caught_by(call)
+    raised = comm.allgather((type(caught).__name__, str(caught)))
+    assert caught is not None and (type(caught) is kind or kind is ReshardError), raised
+    assert isinstance(caught, ReshardError | TypeError), raised
+    assert len(set(raised)) == 1 or not alike, raised
+    assert text in str(caught), raised
+    return caught

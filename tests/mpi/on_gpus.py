@@ -22,7 +22,7 @@ from reshard.types import Layout, Mesh
 from tests.layouts import random_layout
 from tests.mpi.cases import MESHES
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus
-from tests.mpi.moving import MoveOptions, any_budget, check_tile, given_tile, overwriting_budget, plan_of
+from tests.mpi.moving import MoveOptions, any_budget, check_refused, check_tile, given_tile, overwriting_budget, plan_of
 from tests.mpi.worker import Case
 
 KINDS = (TorchLike, CupyLike, JaxLike)
@@ -179,16 +179,9 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dic
         given = {"tile": mine.get("tile", lambda _: tile)(driver), "out": mine.get("out", lambda _: out)(driver)}
         budget = mine.get("budget")
         absent = mock.Mock(side_effect=TileError("CUDA's driver cannot be loaded")) if "no driver" in mine else library
-        caught: Exception | None = None
+        call = partial(redistribute, **given, source=source, target=target, comm=comm, budget=budget, limit=LIMIT)
         with mock.patch("reshard.runtime.on_mpi.gpu.cuda_arrays.load_driver", absent):
-            try:
-                redistribute(**given, source=source, target=target, comm=comm, budget=budget, limit=LIMIT)
-            except ReshardError as raised:
-                caught = raised
-        texts = comm.allgather((type(caught).__name__, str(caught)))
-        assert type(caught) is error, texts
-        assert text in str(caught), texts
-        assert len(set(texts)) == 1 or error is RankError, texts
+            check_refused(comm, error, call, text, alike=error is not RankError)
         assert np.array_equal(tile.shadow, content)
         assert (out.shadow == -5).all()
         assert not driver.current

@@ -57,6 +57,12 @@ def test_elements_without_a_name() -> None:
         (lambda: DistArray.from_global(None, LAYOUT, COMM), TileError, "the array is None"),
         (lambda: DistArray.from_global(np.zeros((7, 5)), LAYOUT, COMM), TileError, "of shape (7, 5) and dtype float64"),
         (lambda: DistArray.from_global(np.zeros((5, 7)), LAYOUT, COMM, root=1), PlanError, "root 1 is not a rank"),
+        (
+            lambda: DistArray.zeros(LAYOUT, COMM).to_global(-1),
+            PlanError,
+            "root -1 is not a rank of a communicator of 1",
+        ),
+        (lambda: DistArray.from_global(np.zeros((5, 7), "f4"), LAYOUT, COMM), TileError, "dtype float32"),
         (lambda: DistArray.zeros(Layout.parse("f64[{x}4]", Mesh(x=2)), COMM), PlanError, "not every device is one of"),
         (lambda: DistArray.full(LAYOUT, range(10**12), COMM), TileError, "does not broadcast to tiles"),
         (
@@ -79,22 +85,6 @@ def test_arguments_that_do_not_fit(make: object, kind: type[Exception], text: st
     assert text in str(caught.value)
 
 
-def test_numpys_functions() -> None:
-    a = DistArray.from_function(lambda i, j: i - j, LAYOUT, COMM)
-    b = np.abs(a) * 2 + 1
-    assert isinstance(b, DistArray) and np.array_equal(b.to_global(), np.abs(a.to_global()) * 2 + 1)
-    fraction, whole = np.modf(a / 2)
-    assert np.array_equal(whole.to_global() + fraction.to_global(), a.to_global() / 2)
-    out = DistArray.empty(LAYOUT, COMM)
-    assert np.add(a, b, out=out) is out and np.array_equal(out.to_global(), a.to_global() + b.to_global())
-    assert (a > 0).layout.dtype == "bool"
-    assert np.array_equal(np.add.reduce(a).to_global(), a.to_global().sum(axis=0))
-    with pytest.raises(LayoutError, match=r"an array of shape \(5, 7\); give a number"):
-        a + np.zeros((5, 7))
-    with pytest.raises(LayoutError, match="redistribute one of them"):
-        a + DistArray.zeros(Layout.parse("f64[5, 7]", Mesh(y=1)), COMM)
-
-
 def test_moves() -> None:
     """Accounts are filled, `out` is used, and an array of the wrong layout is refused."""
     rows, columns = (Layout.parse("f64[6, 4]", mesh) for mesh in (Mesh(x=1), Mesh(y=1)))
@@ -113,6 +103,11 @@ def test_moves() -> None:
         a.redistribute(columns, out=np.zeros((6, 4)))  # pyright: ignore
     with pytest.raises(LayoutError, match="dim 2 of"):
         a.redistribute(2)
+
+
+def test_a_whole_array_of_either_byte_order() -> None:
+    for code in ("<f8", ">f8"):
+        assert np.array_equal(DistArray.from_global(np.ones((5, 7), code), LAYOUT, COMM).tile, np.ones((5, 7)))
 
 
 def test_it_says_what_it_is() -> None:
