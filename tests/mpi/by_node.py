@@ -24,9 +24,9 @@ from reshard.runtime.on_mpi.wire import by_node, chunks
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout
 from tests.mpi.cases import MESHES
-from tests.mpi.moving import LIMIT, MoveOptions, any_options, check_move, check_tile, given_tile
+from tests.mpi.crossing import check_result
+from tests.mpi.moving import LIMIT, MoveOptions, any_options, caught_by, check_move, check_tile, counting, given_tile
 from tests.mpi.worker import Case
-from tests.oracle import tiles_of
 
 
 @contextmanager
@@ -67,31 +67,6 @@ def _moved(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move
     prepare._plan_tile.cache_clear()
 
 
-class Counting:
-    """A communicator that counts the messages that a rank sends and receives, and their bytes."""
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
-        self.sends = self.receives = self.sent_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def Isend(self, spec: list[Any], peer: int, tag: int) -> MPI.Request:
-        self.sends, self.sent_bytes = self.sends + 1, self.sent_bytes + memoryview(spec[0]).nbytes
-        return self._comm.Isend(spec, peer, tag)
-
-    def Irecv(self, spec: list[Any], peer: int, tag: int) -> MPI.Request:
-        self.receives += 1
-        return self._comm.Irecv(spec, peer, tag)
-
-
-@contextmanager
-def counting(team: Team) -> Iterator[Counting]:
-    with mock.patch.object(team, "comm", Counting(team.comm)) as counted:
-        yield counted
-
-
 def ends(comm: MPI.Intracomm) -> dict[str, tuple[Layout, Layout]]:
     """Moves of many messages: of all ranks, from half of them to the others, and to one."""
     mesh, half = Mesh(x=comm.size), comm.size // 2
@@ -127,18 +102,11 @@ def _counted(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, no
                 figures = schedule_figures(source, target, rank=comm.rank, nodes=team.nodes, budget=budget)
             sends[joins, budget] = comm.allreduce(messages.sends, MPI.MAX)
             assert (messages.sends, messages.receives) == figures[2:], f"{joins}, {budget}: {figures}"
-            _check(target, comm.rank, result)
+            check_result(target, comm.rank, result)
             assert memory.peak_bytes <= plan.peak_bytes
             assert memory.received_bytes <= plan.received_bytes
     assert sends[True, None] <= most_stripes(team.nodes), sends
     assert sends[True, None] < sends[False, None], sends
-
-
-def _check(target: Layout, rank: int, result: np.ndarray | None) -> None:
-    wanted = tiles_of(target).get(rank)
-    assert (result is None) == (wanted is None)
-    if result is not None and wanted is not None:
-        assert np.array_equal(result[wanted >= 0], wanted[wanted >= 0])
 
 
 def failing(comm: MPI.Intracomm) -> Iterator[Case]:
@@ -159,12 +127,8 @@ def _failed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
         return packing(chunk, tile, buffer)
 
     with joining(), mock.patch.object(chunks.Chunk, "packing", fails):
-        try:
-            redistribute(tile, source, target, comm, out=out, limit=LIMIT)
-        except (RankError, ZeroDivisionError) as error:
-            assert isinstance(error, ZeroDivisionError) == (comm.rank == 1)
-        else:
-            raise AssertionError("no error")
+        caught = caught_by(lambda: redistribute(tile, source, target, comm, out=out, limit=LIMIT))
+    assert type(caught) is (ZeroDivisionError if comm.rank == 1 else RankError), caught
     assert (out == -7).all()
     with joining():
         redistribute(tile, source, target, comm, out=out, limit=LIMIT)

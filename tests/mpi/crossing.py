@@ -29,7 +29,17 @@ from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout
-from tests.mpi.moving import LIMIT, CountingComm, MoveOptions, any_budget, check_refused, elements, forced, laid
+from tests.mpi.moving import (
+    LIMIT,
+    CountingComm,
+    MoveOptions,
+    any_budget,
+    check_refused,
+    counting,
+    elements,
+    forced,
+    laid,
+)
 from tests.mpi.worker import Case
 from tests.oracle import PADDING, summands_of, tiles_of
 
@@ -79,19 +89,6 @@ def _any_options(choose: random.Random, source: Layout, target: Layout) -> MoveO
     return MoveOptions(way, choose.random() < 0.4, choose.random() < 0.4, False, budget, order)
 
 
-class CountingBoth(CountingComm):
-    """Counts the messages that a communicator is given to send, and their bytes, too."""
-
-    sent = 0
-    messages = 0
-
-    def Isend(self, spec: list[Any], to: int, tag: int) -> MPI.Request:
-        self.messages += 1
-        described = isinstance(spec[-1], MPI.Datatype) and spec[-1] != MPI.BYTE
-        self.sent += spec[-1].Get_size() if described else memoryview(spec[0]).nbytes
-        return self._comm.Isend(spec, to, tag)
-
-
 def tile_on(layout: Layout, rank: int, order: str = "C") -> np.ndarray | None:
     """The tile that a rank has of a layout whose device ids are ranks: elements are their global indices."""
     tiles = summands_of(layout) if layout.partial else tiles_of(layout)
@@ -119,16 +116,11 @@ def check_crossing(
     tile = tile_on(source, rank, move.order)
     before = None if tile is None else tile.copy()
     options: dict[str, Any] = {"budget": move.budget, "memory": memory, "limit": LIMIT}
-    original, counted = team.comm, CountingBoth(team.comm)
-    team.comm = counted  # pyright: ignore
-    try:
-        with forced(move.way):
-            if move.shared:
-                result = _moved_array(comm, source, target, move, tile, options)
-            else:
-                result = _moved_tile(comm, source, target, move, tile, options, padded)
-    finally:
-        team.comm = original
+    with forced(move.way), counting(team) as counted:
+        if move.shared:
+            result = _moved_array(comm, source, target, move, tile, options)
+        else:
+            result = _moved_tile(comm, source, target, move, tile, options, padded)
     most = comm.allreduce(memory.received[rank], MPI.MAX)  # Before a rank fails alone.
     if tile is not None and before is not None:
         assert np.array_equal(tile, before), "the source was written to"
@@ -175,7 +167,7 @@ def _moved_array(
 
 
 def _check_accounts(
-    comm: MPI.Intracomm, team: Team, plan: rs.Plan, memory: Account, most: int, counted: CountingBoth, move: MoveOptions
+    comm: MPI.Intracomm, team: Team, plan: rs.Plan, memory: Account, most: int, counted: CountingComm, move: MoveOptions
 ) -> None:
     received = memory.received[comm.rank]
     assert most <= plan.received_bytes, f"{most} received: {plan}"

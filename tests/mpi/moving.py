@@ -82,29 +82,34 @@ def overwriting_budget(source: Layout, target: Layout) -> int | None:
 
 
 class CountingComm:
-    """A communicator that counts the bytes of the messages that it receives."""
+    """A communicator that counts the messages that a rank sends and receives, and their bytes."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
-        self.received = 0
+        self.sends = self.receives = self.sent = self.received = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
+    def Isend(self, spec: list[Any], to: int, tag: int) -> MPI.Request:
+        self.sends, self.sent = self.sends + 1, self.sent + _size_of_message(spec)
+        return self._comm.Isend(spec, to, tag)
+
     def Irecv(self, spec: list[Any], source: int, tag: int) -> MPI.Request:
-        described = isinstance(spec[-1], MPI.Datatype) and spec[-1] != MPI.BYTE
-        self.received += spec[-1].Get_size() if described else memoryview(spec[0]).nbytes
+        self.receives, self.received = self.receives + 1, self.received + _size_of_message(spec)
         return self._comm.Irecv(spec, source, tag)
+
+
+def _size_of_message(spec: list[Any]) -> int:
+    described = isinstance(spec[-1], MPI.Datatype) and spec[-1] != MPI.BYTE
+    return spec[-1].Get_size() if described else memoryview(spec[0]).nbytes
 
 
 @contextmanager
 def counting(team: Team) -> Iterator[CountingComm]:
-    comm, counted = team.comm, CountingComm(team.comm)
-    team.comm = counted
-    try:
+    """Counts the messages of a team."""
+    with mock.patch.object(team, "comm", CountingComm(team.comm)) as counted:
         yield counted
-    finally:
-        team.comm = comm
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout, random_pair
-from tests.mpi.crossing import CountingBoth, check_result, random_ends, tile_on
-from tests.mpi.moving import caught_by, check_refused
+from tests.mpi.crossing import check_result, random_ends, tile_on
+from tests.mpi.moving import caught_by, check_refused, counting
 from tests.mpi.worker import Case
 from tests.oracle import PADDING
 from tests.trees import Pair
@@ -126,12 +126,8 @@ def check_ends(comm: MPI.Intracomm, ends: dict[str, Pair], **options: Any) -> di
     kept = {name: None if tile is None else tile.copy() for name, tile in tiles.items()}
     sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
     team = team_of(comm)
-    original, counted = team.comm, CountingBoth(team.comm)
-    team.comm = counted  # pyright: ignore
-    try:
+    with counting(team) as counted:
         result = redistribute(tiles, sources, targets, comm, memory=memory, limit=LIMIT, **options)
-    finally:
-        team.comm = original
     received, sent = (comm.allgather(figure) for figure in (memory.received_bytes, counted.sent))
     peaks = comm.allgather(memory.peak_bytes)
     for name, (_, target) in ends.items():
@@ -158,16 +154,11 @@ def _few_messages(comm: MPI.Intracomm, texts: Pair, steps: int) -> None:
         for n in range(1, 31)
     }
     assert {len(plan.steps) for plan in rs.plan_tree(ends).plans.values()} == {steps}
-    team = team_of(comm, nodes=comm.size)
-    original, counted = team.comm, CountingBoth(team.comm)
-    team.comm = counted  # pyright: ignore
-    try:
-        tiles = {name: tile_on(source, comm.rank) for name, (source, _) in ends.items()}
-        sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
+    tiles = {name: tile_on(source, comm.rank) for name, (source, _) in ends.items()}
+    sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
+    with counting(team_of(comm, nodes=comm.size)) as counted:
         result = redistribute(tiles, sources, targets, comm, limit=LIMIT)
-    finally:
-        team.comm = original
-    most = max(comm.allgather(counted.messages))  # Before a rank fails alone.
+    most = max(comm.allgather(counted.sends))  # Before a rank fails alone.
     for name, (_, target) in ends.items():
         check_result(target, comm.rank, result[name])
     assert 0 < most <= 2, f"{most} messages of a rank to two peers, for {len(ends)} arrays"
