@@ -1,4 +1,4 @@
-"""`redistribute` for tiles on GPUs, on one rank and a fake GPU. Several ranks are in tests/runtime/on_mpi/gpu."""
+"""`redistribute` for tiles on GPUs, on one rank and a fake GPU. Several ranks are in tests/runtime/on_mpi."""
 
 from __future__ import annotations
 

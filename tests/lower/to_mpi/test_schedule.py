@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 
 import numpy as np
@@ -11,13 +12,17 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule_device
-from reshard.plans.plan import StepSpec, chain
+from reshard.lower.program import PutPart, Reorder, TakePart
+from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, SendReceive, StepMessages, schedule_device
+from reshard.lower.to_mpi.rank_schedule import is_closed, local_blocks, own_boxes
+from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
+from reshard.plans.rules.view_steps import TileOrder
 from reshard.types import Layout, Mesh
-from tests.layouts import pairs
-from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
+from tests.layouts import pairs, random_crossing
+from tests.lower.to_mpi.elements import Tiles, assert_filled, places, put, taken
 from tests.oracle import PADDING, finished, summands_of, tiles_of
+from tests.view_oracle import random_case
 
 
 def after_messages(tiles: Tiles, steps: dict[int, StepMessages], shape: tuple[int, ...]) -> Tiles:
@@ -207,3 +212,126 @@ def test_a_rank_without_a_tile_has_the_steps_of_the_others(source: str, target: 
     plan = rs.plan(rs.Move(Layout.parse(source, mesh), Layout.parse(target, mesh), view=view))
     inside, outside = (schedule_device(plan, device).steps for device in (0, 7))
     assert [getattr(step, "aliases", False) for step in inside] == [getattr(step, "aliases", False) for step in outside]
+
+
+# ---- Strided blocks of views between flat tiles, against numpy's own transposes and slices
+
+
+def run_copies(step, tile: np.ndarray, result: np.ndarray) -> np.ndarray:
+    """The result after a step's local copies, element by element."""
+    after = result.reshape(-1).copy()
+    for block in local_blocks(step, tile.shape, result.shape):
+        for src, dst in zip(places(block, "src"), places(block, "dst"), strict=True):
+            after[dst] = tile.reshape(-1)[src]
+    return after.reshape(result.shape)
+
+
+def test_copies():
+    tile = np.arange(24).reshape(4, 6)
+    order = TileOrder((2, 2, 6), (2, 0, 1))
+    assert np.array_equal(
+        run_copies(Reorder(order), tile, np.zeros((6, 4))), tile.reshape(2, 2, 6).transpose(2, 0, 1).reshape(6, 4)
+    )
+    spans = ((1, 2), (2, 3))
+    assert np.array_equal(run_copies(TakePart(spans), tile, np.zeros((2, 3))), tile[1:3, 2:5])
+    whole = np.full((4, 6), -1)
+    whole[1:3, 2:5] = [[0, 1, 2], [3, 4, 5]]
+    assert np.array_equal(run_copies(PutPart(spans), np.arange(6).reshape(2, 3), np.full((4, 6), -1)), whole)
+
+
+def test_both_ends_of_a_message_agree():
+    checked = 0
+    for seed in range(120):
+        move = random_case(random.Random(seed), most=96).move
+        plan = rs.plan(move)
+        if not any(step.kind == "exchange" and step.mode.view is not None for step in plan.steps):
+            continue
+        schedules = {device: schedule_device(plan, device) for device in move.source.mesh.devices}
+        at = next(n for n, step in enumerate(plan.steps) if step.kind == "exchange" and step.mode.view is not None)
+        for device, mine in schedules.items():
+            step = mine.steps[at]
+            assert isinstance(step, StepMessages)
+            for turn in step.turns:
+                if turn.send is not None:
+                    other = [t.receive for t in schedules[turn.send.peer].steps[at].turns if t.receive]
+                    assert (device, turn.send.blocks) in [(each.peer, each.blocks) for each in other]
+                    checked += 1
+    assert checked > 20
+
+
+# ---- Exchanges of boxes by one device: which ones are worked out alone, and in which turns they go
+
+
+MESH = Mesh(x=5)
+BEFORE, AFTER = Layout.parse("f32[{x}3/13]", MESH), Layout.parse("f32[2{x}2/13]", MESH)
+ELSEWHERE = Layout.parse("f32[2{y}3/13]", Mesh({"y": 3}, device_ids=[2, 4, 6]))
+EVEN = Layout.parse("f32[{x}2, 10]", MESH), Layout.parse("f32[10, {x}2]", MESH)
+
+
+@pytest.mark.parametrize(
+    ("step", "device", "closed"),
+    [
+        (Step("exchange", BEFORE, AFTER), 0, True),
+        (Step("exchange", BEFORE, AFTER), 7, False),
+        (Step("exchange", BEFORE, AFTER, StepMode(chunk=1)), 0, True),
+        (Step("exchange", BEFORE, ELSEWHERE), 7, True),
+        (Step("exchange", BEFORE, ELSEWHERE, StepMode(relay=True)), 0, True),
+        (Step("exchange", *EVEN), 0, False),
+        (Step("all_to_all", *EVEN), 0, False),
+    ],
+)
+def test_boxes_that_go_from_tile_to_tile(step: Step, device: int, closed: bool) -> None:
+    assert is_closed(step, device) == closed
+
+
+@pytest.mark.parametrize("target", [AFTER, ELSEWHERE])
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+def test_the_head_of_both_queues_is_the_same_message(target: Layout, chunk: int | None) -> None:
+    """Ranks that send and receive in their order never wait for each other, with one message under way."""
+    step = Step("exchange", BEFORE, target, StepMode(chunk=chunk))
+    devices = {*BEFORE.mesh.devices, *target.mesh.devices}
+    turns = {device: own_boxes(step, device).turns for device in devices}
+    sends = {d: [(t.send.peer, d, t.send.blocks) for t in of if t.send] for d, of in turns.items()}
+    receives = {d: [(d, *t.receive) for t in of if t.receive] for d, of in turns.items()}
+    assert max(map(len, [*sends.values(), *receives.values()])) == step.cost.launches
+    while any(sends.values()):
+        ready = [(d, to[0][0]) for d, to in sends.items() if to and receives[to[0][0]][0] == to[0]]
+        assert ready, "every rank waits for another"
+        for sender, receiver in ready:
+            sends[sender].pop(0)
+            receives[receiver].pop(0)
+    assert not any(receives.values())
+
+
+@pytest.mark.fast(20)
+@pytest.mark.parametrize("relay", [False, True])
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_element_arrives_on_other_devices(seed: int, chunk: int | None, relay: bool) -> None:
+    source, target = random_crossing(random.Random(seed))
+    step = Step("exchange", source, target, StepMode(chunk=chunk, relay=relay))
+    held, wanted = tiles_of(source), tiles_of(target)
+    results = {device: np.full(target.tile_shape, PADDING) for device in wanted}
+    own = {device: own_boxes(step, device) for device in {*held, *wanted}}
+    for device, mine in own.items():
+        if mine.local:
+            put(results[device], mine.local, taken(held[device], mine.local))
+    _deliver({device: mine.turns for device, mine in own.items()}, held, results)
+    _deliver({device: mine.passed for device, mine in own.items()}, results, results)
+    for device, tile in wanted.items():
+        real = tile != PADDING
+        assert np.array_equal(results[device][real], tile[real])
+
+
+def _deliver(
+    turns: dict[int, tuple[SendReceive, ...]], tiles: dict[int, np.ndarray], results: dict[int, np.ndarray]
+) -> None:
+    """All messages of a turn: what each device sends to another arrives there in the same order."""
+    under_way: dict[tuple[int, int], list[list[int]]] = {}
+    for device, of in turns.items():
+        for peer, blocks in (turn.send for turn in of if turn.send):
+            under_way.setdefault((device, peer), []).append(list(taken(tiles[device], blocks)))
+    for device, of in turns.items():
+        for peer, blocks in (turn.receive for turn in of if turn.receive):
+            put(results[device], blocks, under_way[peer, device].pop(0))
+    assert not any(under_way.values())

@@ -139,7 +139,6 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 needs_kernel = pytest.mark.usefixtures("kernel")
-
 GUARD = 256
 
 

@@ -39,8 +39,6 @@ from tests.view_oracle import cut, random_case
 
 
 MESH = Mesh(x=2, y=2)
-
-
 LAYOUT = Layout.parse("f32[{x}4, 6]", MESH)
 
 

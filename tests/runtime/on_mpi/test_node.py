@@ -163,9 +163,6 @@ def limited(nbytes: int) -> Iterator[None]:
 
 @linux
 def test_what_the_kernel_refuses_is_none():
-    def alone(words: Sequence[int]) -> list[list[int]]:
-        return [list(words)]
-
     with limited(PAGE):
         assert share_segment(1, 0, PAGE, alone) is not None
         assert share_segment(1, 0, 2 * PAGE, alone) is None
@@ -284,9 +281,6 @@ def test_large_memory_has_huge_pages_unless_the_user_turns_them_off(monkeypatch:
 # ---- The heap against a list of bytes: blocks never overlap, and freed neighbours become one hole
 
 
-PAGE = 4096
-
-
 def holes(owner: dict[int, list[int]]) -> list[tuple[int, int, int]]:
     """The free runs (bytes, chunk, start) of chunks, given the block that each line of 64 bytes belongs to."""
     runs = []
@@ -354,12 +348,7 @@ def test_a_chunk_without_blocks_can_go():
 # ---- The arena: which memory is used again, when, and what happens without room. Ranks are in `tests.mpi.sharing`
 
 
-PAGE_ARENA = 4096
-
-
 LARGE = 32 << 20
-
-
 U1 = np.dtype("u1")
 
 
@@ -395,25 +384,21 @@ def test_a_release_counts_from_the_next_sync_on(arena: Arena):
     assert take(arena, 100) == place
 
 
-def test_one_rank_that_has_not_released_it_keeps_a_block():
-    logs = np.zeros((2, LOG), np.int64)
-    ranks = [Arena(2, me, logs) for me in range(2)]
-    for rank in ranks:
-        rank._memory[0] = np.zeros(2 * PAGE_ARENA, np.uint8)
-        rank._homes[0] = (0, 1)
-        rank._heaps[0, 1] = Heap()
-        rank._heaps[0, 1].add(0, PAGE_ARENA)
-    places = {rank.take(PAGE_ARENA, alone) for rank in ranks}
-    assert len(places) == 1
-    place = places.pop()
-    ranks[0].release(place)
-    for logged in ([1, 0], [1, 1]):
-        if logged[1]:
-            ranks[1].release(place)
-        assert [rank.log() for rank in ranks] == logged
-        for rank in ranks:
+@pytest.mark.parametrize(("size", "members"), [(2, (0, 1)), (3, (0, 2))])
+def test_a_block_is_free_when_all_ranks_that_have_it_have_released_it(size: int, members: tuple[int, ...]):
+    logs = np.zeros((size, LOG), np.int64)
+    every = [Arena(size, me, logs) for me in range(size)]
+    for rank in every:
+        rank._memory[0], rank._homes[0] = np.zeros(size * PAGE, np.uint8), members
+        rank._heaps[members] = Heap()
+        rank._heaps[members].add(0, PAGE)
+    (place,) = {rank.take(PAGE, alone, members) for rank in every}
+    for me in members:
+        every[me].release(place)
+        logged = [rank.log() for rank in every]
+        for rank in every:
             rank.update(logged)
-            assert rank._heaps[0, 1].unused() == ([0] if logged[1] else [])
+            assert rank._heaps[members].unused() == ([0] if me == members[-1] else [])
 
 
 def test_more_releases_than_the_log_takes_come_later(arena: Arena):
@@ -444,20 +429,6 @@ def test_blocks_do_not_overlap_and_keep_what_is_written(arena: Arena):
         tile[...] = number
     assert all((tile == number).all() for number, tile in enumerate(tiles))
     assert all(arena.place_of(tile) % 64 == 0 for tile in tiles), "a cache line of two arrays"
-
-
-def test_a_tile_is_known_by_its_address(arena: Arena):
-    place = take(arena, 400)
-    tile = arena.hold(place, (10, 10), np.dtype("f4"))
-    tile[...] = np.arange(100).reshape(10, 10)
-    assert arena.place_of(tile) == arena.place_of(tile[:5]) == place
-    assert arena.place_of(tile[1:]) == place + 40
-    assert np.array_equal(arena.tile(0, place + 40, (9, 10), np.dtype("f4")), tile[1:])
-    assert arena.place_of(tile[:, 1:]) == arena.place_of(np.zeros(4)) == 0
-    other = Arena(1, 0, np.zeros((1, LOG), np.int64))
-    assert other.place_of(tile) == 0
-    take(other, 100)
-    assert other.place_of(tile) == 0
 
 
 def test_an_empty_tile_has_a_place(arena: Arena):
@@ -495,16 +466,16 @@ def test_without_room_there_is_no_place_and_few_more_tries(arena: Arena, monkeyp
 
     def refused(self: Arena, capacity: int, gather: object, home: tuple[int, ...]) -> bool:
         tries.append(capacity)
-        return capacity <= PAGE_ARENA and add(self, capacity, alone, home)
+        return capacity <= PAGE and add(self, capacity, alone, home)
 
     add = Arena._add
     monkeypatch.setattr(Arena, "_add", refused)
-    assert take(arena, 10 * PAGE_ARENA) == 0
-    assert tries == [arena_module._FIRST, 10 * PAGE_ARENA], "a segment to share, then one that is just large enough"
-    assert [take(arena, 10 * PAGE_ARENA) for _ in range(arena_module._PATIENCE)] == [0] * arena_module._PATIENCE
+    assert take(arena, 10 * PAGE) == 0
+    assert tries == [arena_module._FIRST, 10 * PAGE], "a segment to share, then one that is just large enough"
+    assert [take(arena, 10 * PAGE) for _ in range(arena_module._PATIENCE)] == [0] * arena_module._PATIENCE
     assert len(tries) == 2
-    assert take(arena, PAGE_ARENA) > 0, "a smaller block may have room"
-    assert take(arena, 10 * PAGE_ARENA) == 0
+    assert take(arena, PAGE) > 0, "a smaller block may have room"
+    assert take(arena, 10 * PAGE) == 0
     assert len(tries) > 4
 
 
@@ -517,23 +488,7 @@ def test_before_it_gives_up_unused_memory_goes(arena: Arena, monkeypatch: pytest
         return not self._memory and add(self, capacity, gather, home)
 
     monkeypatch.setattr(Arena, "_add", tight)
-    assert arena.take(LARGE + PAGE_ARENA, alone) > 0
-
-
-def test_ranks_that_are_no_members_release_nothing():
-    logs = np.zeros((3, LOG), np.int64)
-    ranks = [Arena(3, me, logs) for me in range(3)]
-    for rank in ranks:
-        rank._memory[0], rank._homes[0] = np.zeros(3 * PAGE_ARENA, np.uint8), (0, 2)
-        rank._heaps[0, 2] = Heap()
-        rank._heaps[0, 2].add(0, PAGE_ARENA)
-    (place,) = {rank.take(PAGE_ARENA, alone, (0, 2)) for rank in ranks}
-    for me in (0, 2):
-        ranks[me].release(place)
-        logged = [rank.log() for rank in ranks]
-        for rank in ranks:
-            rank.update(logged)
-            assert rank._heaps[0, 2].unused() == ([0] if me == 2 else [])
+    assert arena.take(LARGE + PAGE, alone) > 0
 
 
 # ---- The pool of buffers: reuse, the best fit, and never more than the limit
@@ -543,15 +498,6 @@ def base(array: np.ndarray) -> np.ndarray:
     while array.base is not None:
         array = array.base
     return array
-
-
-def test_a_buffer_that_was_given_back_is_used_again():
-    pool = Pool()
-    pool.limit(1000)
-    first = pool.take(100)
-    pool.give(first[10:].view(np.uint8).reshape(9, 10))
-    assert base(pool.take(90)) is base(first)
-    assert base(pool.take(90)) is not base(first)
 
 
 def test_the_smallest_buffer_that_fits_is_used():
@@ -637,8 +583,6 @@ def watch(team: Team) -> Watch:
 
 
 SMALL_SHARED_MEMORY = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh"]
-
-
 """Runs a command with a /dev/shm of 64 MiB, as containers have it; needs a kernel that lets users do that."""
 
 
@@ -655,11 +599,13 @@ def test_a_private_tile_has_an_address_and_no_place(team: Team):
     assert post_tile(locate_tile(team, tile.T)) == (0, 0, 0, 0)
 
 
-def test_a_tile_is_known_by_its_address_of_window_tiles(team: Team, watch: Watch):
+def test_a_tile_is_known_by_its_address(team: Team, watch: Watch):
     one, other = (new_tile(team, watch, LAYOUT, np.dtype("f4")) for _ in range(2))
     assert 0 < one.place < other.place
     assert locate_tile(team, one.tile) == one
     assert locate_tile(team, one.tile[1:]).place == one.place + 7 * 4
+    one.tile[...] = np.arange(42).reshape(6, 7)
+    assert np.array_equal(team.arena.tile(0, one.place + 7 * 4, (5, 7), np.dtype("f4")), one.tile[1:])
     assert locate_tile(team, one.tile[:, 1:]).place == 0
     assert locate_tile(Team(MPI.COMM_SELF, None, 5), one.tile).place == 0
     posted = post_tile(one, other)

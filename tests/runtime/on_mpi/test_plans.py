@@ -79,25 +79,12 @@ def ready(request: Request, facts: Facts, rank: int = 0, tile: np.ndarray | None
 
 
 ONE_NODE = Facts((0, 0, 0, 0), False)
-
-
 READS = Facts((0, 0, 0, 0), True)
-
-
 TWO_NODES = Facts((0, 0, 1, 1), True)
-
-
 APART = Facts((0, 1, 2, 3), True)
-
-
 SHORT = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
-
-
 LONG = layouts("f32[{x}4, 16, 16384]", "f32[16, {x}4, 16384]")
-
-
 """In runs of 256 KiB."""
-
 
 SUM = layouts("f32[16, 16] + sum{x}", "f32[{x}4, 16]")
 
@@ -253,8 +240,6 @@ def transfer(
 
 
 PRIVATE, SHARED = [(0, 0)] * 4, [(3, 0)] * 4
-
-
 NO_ROOM = {"room": 0}
 
 
@@ -300,8 +285,6 @@ def test_the_way_follows_from_what_the_ranks_of_the_node_posted(way: str, posts:
 
 
 NODES = tuple(rank // 64 for rank in range(1024))
-
-
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -470,8 +453,6 @@ def test_a_step_that_fills_the_target():
 
 
 MESH_LAUNCHES = rs.Mesh(x=4)
-
-
 TURN = ("f32[{x}4, 16]", "f32[16, {x}4]")
 
 

@@ -51,14 +51,12 @@ from tests.oracle import PADDING, tiles_of
 
 FRAME = (8, 12)
 
-
 BLOCKS = [
     Block(1, 24, (Axis(3, 24, 12), Axis(4, 1, 3))),
     Block(12, 1, (Axis(5, 1, 2), Axis(2, 36, 24))),
     Block(38, 13, ()),
 ]
 """Between tiles of that shape, of which those of `SHAPES` have a part; each axis is within one dim."""
-
 
 SHAPES = [(7, 6), (5, 11), (4, 3), (0, 5), FRAME]
 
@@ -184,12 +182,10 @@ def test_the_mean_run_is_that_of_the_addresses(ends: list):
 
 MESH = Mesh(x=3)
 
-
 PAIRS = [
     tuple(Layout.parse(text, MESH) for text in pair)
     for pair in (("s64[{x}2, 6]", "s64[6, {x}2]"), ("s64[{x}3/7]", "s64[7]"), ("s64[5{x}1]", "s64[{x}2/5]"))[:2]
 ]
-
 
 NODES = (0, 1, 2)
 
@@ -236,7 +232,6 @@ BLOCKS_DATATYPES = [
     Block(32, 0, (Axis(3, 60, 30), Axis(4, 1, 1))),
     Block(18, 0, (Axis(2, 3, 1), Axis(2, 6, 6), Axis(7, 30, 30))),
 ]
-
 
 SHAPE = (7, 5, 6)
 
