@@ -1,4 +1,4 @@
-"""Fetches against the oracle: every tile is filled, from the nearest holder, and loads are spread. Who has which tile."""
+"""Fetches against the oracle: every tile is filled, from the nearest holder, and loads are spread."""
 
 from __future__ import annotations
 

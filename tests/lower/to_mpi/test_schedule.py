@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower.program import PutPart, Reorder, TakePart
-from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, SendReceive, StepMessages, schedule_device
+from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule_device
 from reshard.lower.to_mpi.rank_schedule import is_closed, local_blocks, own_boxes
 from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
@@ -27,20 +27,21 @@ from tests.view_oracle import random_case
 
 def after_messages(tiles: Tiles, steps: dict[int, StepMessages], shape: tuple[int, ...]) -> Tiles:
     """One step on all devices: turn by turn, messages are received in the order in which they were sent."""
-    results = {device: np.full(shape, PADDING) for device in tiles}
-    wire: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+    results = {device: np.full(shape, PADDING) for device in steps}
     for device, step in steps.items():
         for block in step.local:
             put(results[device], (block,), taken(tiles[device], (block,)))
-        before, _ = step.frames or (None, None)
-        for turn in step.turns:
-            if turn.send:
-                wire[device, turn.send.peer].append(taken(tiles[device], turn.send.blocks, before))
-    for device, step in steps.items():
-        for received in (turn.receive for turn in step.turns if turn.receive):
+    for passed, held in ((False, tiles), (True, results)):
+        wire: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+        for device, step in steps.items():
+            before, _ = step.frames or (None, None)
+            for sent in (turn.send for turn in (step.passed if passed else step.turns) if turn.send):
+                wire[device, sent.peer].append(taken(held[device], sent.blocks, before))
+        for device, step in steps.items():
             _, after = step.frames or (None, None)
-            put(results[device], received.blocks, wire[received.peer, device].pop(0), after)
-    assert not any(wire.values()), "messages that nobody receives"
+            for received in (turn.receive for turn in (step.passed if passed else step.turns) if turn.receive):
+                put(results[device], received.blocks, wire[received.peer, device].pop(0), after)
+        assert not any(wire.values()), "messages that nobody receives"
     return results
 
 
@@ -310,28 +311,6 @@ def test_the_head_of_both_queues_is_the_same_message(target: Layout, chunk: int 
 def test_every_element_arrives_on_other_devices(seed: int, chunk: int | None, relay: bool) -> None:
     source, target = random_crossing(random.Random(seed))
     step = Step("exchange", source, target, StepMode(chunk=chunk, relay=relay))
-    held, wanted = tiles_of(source), tiles_of(target)
-    results = {device: np.full(target.tile_shape, PADDING) for device in wanted}
-    own = {device: own_boxes(step, device) for device in {*held, *wanted}}
-    for device, mine in own.items():
-        if mine.local:
-            put(results[device], mine.local, taken(held[device], mine.local))
-    _deliver({device: mine.turns for device, mine in own.items()}, held, results)
-    _deliver({device: mine.passed for device, mine in own.items()}, results, results)
-    for device, tile in wanted.items():
-        real = tile != PADDING
-        assert np.array_equal(results[device][real], tile[real])
-
-
-def _deliver(
-    turns: dict[int, tuple[SendReceive, ...]], tiles: dict[int, np.ndarray], results: dict[int, np.ndarray]
-) -> None:
-    """All messages of a turn: what each device sends to another arrives there in the same order."""
-    under_way: dict[tuple[int, int], list[list[int]]] = {}
-    for device, of in turns.items():
-        for peer, blocks in (turn.send for turn in of if turn.send):
-            under_way.setdefault((device, peer), []).append(list(taken(tiles[device], blocks)))
-    for device, of in turns.items():
-        for peer, blocks in (turn.receive for turn in of if turn.receive):
-            put(results[device], blocks, under_way[peer, device].pop(0))
-    assert not any(under_way.values())
+    devices = {*source.mesh.devices, *target.mesh.devices}
+    own = {device: own_boxes(step, device) for device in devices}
+    assert_filled(target, after_messages(tiles_of(source), own, target.tile_shape))

@@ -142,31 +142,6 @@ def test_a_rank_gives_up_before_its_limit(monkeypatch: pytest.MonkeyPatch):
         meet_ranks(comm, 3)
 
 
-def test_rank_0_opens_a_meeting_once_all_are_there_that_have_not_left(monkeypatch: pytest.MonkeyPatch):
-    """Messages in order: 1 comes, 2 comes, 2 leaves, 2 comes again."""
-    meeting: Any = Meeting.__new__(Meeting)
-    arrived = [(1, 1), (2, 1), (2, -1)]
-    sent: list[tuple[int, int]] = []
-
-    class Comm:
-        size = 3
-
-        def Iprobe(self, source: int, tag: int, status: Any) -> bool:
-            if arrived:
-                status.source = arrived[0][0]
-            return bool(arrived)
-
-    meeting._comm, meeting._present = cast(Any, Comm()), {}
-    monkeypatch.setattr(meeting, "_receive", lambda *_: arrived.pop(0)[1])
-    monkeypatch.setattr(meeting, "_send", lambda number, to, _: sent.append((number, to)))
-    assert not meeting._open()
-    assert sent == []
-    arrived.append((2, 2))
-    assert meeting._open()
-    assert sent == [(1, 1), (2, 2)]
-    assert not meeting._open()  # The next meeting starts empty.
-
-
 # ---- Teams: what ranks know of each other, and how a call ends on all ranks if one fails, is stuck or dies
 
 

@@ -92,12 +92,6 @@ def test_padding_is_cleared_and_nothing_else(layout: Layout):
         assert np.array_equal(tile, np.where(wanted == PADDING, 0, wanted))
 
 
-def test_blocks_dealt_in_rounds():
-    layout = Layout.parse("f32[3{x}2/11]", Mesh(x=2))
-    assert index_ranges(layout, 1) == ((range(2, 4), range(6, 8), range(10, 11)),)
-    assert padding_indices(layout, 1)[0].tolist() == [5]
-
-
 # ---- Checksums: equal in all layouts, and different once anything is swapped
 
 
@@ -150,14 +144,6 @@ def test_large_tiles_are_summed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     at_once = sum_tile(layout, 0, tile)
     monkeypatch.setattr(checksum_module, "_AT_ONCE", 31)
     assert sum_tile(layout, 0, tile) == at_once
-
-
-def test_swapped_elements_change_it() -> None:
-    layout = rs.Layout.parse("s32[{x}4, 4]", rs.Mesh(x=2))
-    tiles = {device: tile.astype("int32") for device, tile in tiles_of(layout).items()}
-    before = whole(layout, tiles)
-    tiles[0][0, :2] = tiles[0][0, 1::-1]
-    assert whole(layout, tiles) != before
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "float64", "complex128"])

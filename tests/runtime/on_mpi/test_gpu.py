@@ -32,7 +32,6 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import (
     make_empty,
     make_from_host,
     memory_of_array,
-    merge_strides,
     reuse_memory,
 )
 from reshard.runtime.on_mpi.gpu.gpu_moves import DeviceStage, plan_between_gpus
@@ -87,14 +86,6 @@ def test_strided_copies_between_host_and_gpu(part, calls: int):
         gpu.wait(1)
     assert np.array_equal(host, source)
     assert driver.calls == calls
-
-
-def test_axes_that_follow_one_another_aremerge_strides():
-    assert merge_strides((96, 32, 4), (96, 32, 4), (5, 3, 8), 4) == (480, [])
-    assert merge_strides((32, 4), (64, 4), (3, 8), 4) == (32, [(3, 32, 64)])
-    assert merge_strides((96, 32, 4), (192, 64, 4), (5, 3, 8), 4) == (32, [(15, 32, 64)])
-    assert merge_strides((4, 12), (8, 4), (3, 2), 4) == (4, [(3, 4, 8), (2, 12, 4)])
-    assert merge_strides((7, 999, 4), (7, 123, 4), (2, 1, 8), 4) == (32, [(2, 7, 7)])
 
 
 def test_zeros_are_written_where_they_are_wanted():

@@ -38,7 +38,6 @@ from reshard.runtime.on_mpi.launches import (
     Launch,
     SharedStack,
     Stack,
-    lift_layout,
     list_hops,
     list_launches,
 )
@@ -517,11 +516,6 @@ def test_what_messages_and_copies_take_is_within_the_promise(nodes: tuple[int, .
         live += sum(stack.plan.target.tile_bytes for stack in part.stacks)
         copied = sum(stack.plan.source.tile_bytes for stack in part.stacks if len(stack.names) > 1)
         assert live + copied + 2 * part.staging <= tree.peak_bytes
-
-
-def test_a_lifted_layout_is_whole_in_front() -> None:
-    layout = lift_layout(rs.Layout.parse("f32[2{x}3/20] + sum{y}", rs.Mesh(x=4, y=2)), 5)
-    assert str(layout) == "f32[5, 2{x}3/20] + sum{y}"
 
 
 TRAINER, SERVER = rs.Mesh(fsdp=4), rs.Mesh({"tp": 2, "rep": 2}, device_ids=[4, 5, 6, 7])

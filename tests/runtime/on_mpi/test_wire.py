@@ -30,7 +30,6 @@ from reshard.runtime.on_mpi.run_plan import (
     permute_runs,
 )
 from reshard.runtime.on_mpi.wire import chunks
-from reshard.runtime.on_mpi.wire.by_node import table_bytes
 from reshard.runtime.on_mpi.wire.chunks import (
     Side,
     join_messages,
@@ -292,13 +291,6 @@ def test_only_long_runs_without_padding_are_given_to_mpi_as_they_lie(monkeypatch
         monkeypatch.setattr(chunks, "LONG", long)
         assert (Side(rows).unstaged(0, tile, 99) is not None) == wanted
         assert Side(padded).unstaged(0, tile, 0) is None
-
-
-# ---- Messages joined by node, on pretended nodes, against the oracle (see `tests.mpi.by_node`)
-
-
-def test_a_rank_tells_its_node_what_goes_to_each_rank_and_comes_from_each_node():
-    assert table_bytes((0, 0, 1, 1)) == 6 * 8
 
 
 # ---- Reductions on three ranks against numpy's, see `tests.mpi.modules`; and which MPI can do by itself
