@@ -471,6 +471,13 @@ def test_random_plans_in_place(pair: tuple[Layout, Layout], number: int):
         check(plan)
 
 
+@pytest.mark.parametrize(("source", "target"), [("f32[0, {x}4]", "f32[0, 16]"), ("f32[{x}4, 0]", "f32[16, 0]")])
+def test_empty_tiles_in_place(source: str, target: str):
+    before, after = Layout.parse(source, MESH), Layout.parse(target, MESH)
+    plan = chain(before, after, [StepSpec("all_gather", after, StepMode(parts=2, in_place=True))], donate=True)
+    assert check(plan).peak_bytes == plan.peak_bytes == 0
+
+
 def test_memory_is_a_tile_and_two_parts():
     source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16, 2]", "f32[16, {x}4, 2]"))
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=4, in_place=True))], donate=True)

@@ -81,6 +81,8 @@ def part_regions(operand: Sequence[int], take: Cut, result: Sequence[int], put: 
     Regions(outer=1, before=1, parts=2, after=4)
     """
     before, after = math.prod(operand[: take.axis]) * take.outer, math.prod(result[: put.axis]) * put.outer
+    if not before or not after:
+        return Regions(1, 1, take.parts, 1)  # Empty tiles: nothing lies anywhere.
     outer = math.gcd(before, after)
     return Regions(outer, before // outer, take.parts, after // outer)
 
