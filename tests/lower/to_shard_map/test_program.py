@@ -43,7 +43,7 @@ def test_the_corpus(number: int):
 
 
 @pytest.mark.fast(2)
-@pytest.mark.parametrize("number", sampled(NUMBERS, *NUMBERS[::4]))
+@pytest.mark.parametrize("number", sampled(NUMBERS[::2], *NUMBERS[::4]))
 def test_the_corpus_in_parts(number: int):
     """Every step that can be split runs in as many parts as possible, and in as few."""
     plan = plans()[number]
@@ -58,7 +58,7 @@ def test_the_corpus_in_parts(number: int):
 
 
 @pytest.mark.fast(2)
-@pytest.mark.parametrize("number", sampled(NUMBERS, *NUMBERS[1::3]))
+@pytest.mark.parametrize("number", NUMBERS[1::3])
 def test_faults_of_the_corpus_are_seen(number: int):
     """Two faults of each plan that change values; tests/lower/test_faults plants all of them.
 
@@ -78,7 +78,7 @@ def test_faults_of_the_corpus_are_seen(number: int):
 # ---- random plans ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", sampled(range(6), 0))
+@pytest.mark.parametrize("seed", sampled(range(3), 0))
 def test_random_plans(seed: int):
     """Between any layouts of the language: some under a budget, some in place, some reductions."""
     choose, done = random.Random(seed), 0
@@ -253,7 +253,7 @@ SCALED = Mesh(x=4, y=2)
 
 
 @pytest.mark.fast(2)
-@pytest.mark.parametrize("shape", [(), (1, 1), (24, 1), (1, 16), (8, 4), (4, 2), (2, 1), (12, 16), (3, 1), (6, 8)])
+@pytest.mark.parametrize("shape", [(), (24, 1), (8, 4), (2, 1), (12, 16), (3, 1)])
 @pytest.mark.parametrize(("text", "spec"), [("f32[{x}6, {y}8]", P("x", "y")), ("f32[{y}{x}3, 16]", P(("y", "x")))])
 def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P):
     layout = Layout.parse(text, SCALED)
