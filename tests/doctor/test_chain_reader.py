@@ -150,29 +150,54 @@ def module(*lines):
     return text(*OFFSET, ZERO, *lines, before=REDUCE)
 
 
-def test_a_gather_that_is_sliced():
-    (((one,),)) = replacements(module(GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} negate(%d)"))
-    assert one.source == "p" and one.uses == (Use((), "d"),)
-    assert one.before.dims == (2, 8) and one.after.dims == (8, 2)
-    assert str(one.move.source) == "f32[{d0}2, 8]" and str(one.move.target) == "f32[8, {d0}2]"
-    assert one.move.places == ((2, 8), (4, 2), (2, 1))
+SUM = "%g = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum"
+COLUMNS = "%d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}"
+USED = "ROOT %r = f32[2,2]{1,0} negate(%d)"
+ALL = "channel_id=1, replica_groups=[1,4]<=[4]"
+REPLACED = {
+    "gather": ([GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} negate(%d)"], "p", "d", "f32[{d0}2, 8]", "f32[8, {d0}2]"),
+    "narrow": (  # the conversion loses nothing
+        ["%b = bf16[2,8]{1,0} negate(%p)", "%w = f32[2,8]{1,0} convert(%b)", GATHER.replace("%p", "%w"), SLICE,
+         "ROOT %r = f32[8,2]{1,0} negate(%d)"], "b", "d", "bf16[{d0}2, 8]", "bf16[8, {d0}2]"),
+    "widened": (  # CPU sends bf16 as f32; what is used is bf16 again
+        ["%b = bf16[2,8]{1,0} convert(%p)", "%n = bf16[2,8]{1,0} negate(%b)", "%w = f32[2,8]{1,0} convert(%n)",
+         GATHER.replace("%p", "%w"), "%c = bf16[8,8]{1,0} convert(%g)",
+         "%s = bf16[8,2]{1,0} dynamic-slice(%c, %zero, %at), dynamic_slice_sizes={8,2}",
+         "%f = f32[8,2]{1,0} convert(%s)", "ROOT %r = f32[8,2]{1,0} negate(%f)"],
+        "n", "s", "bf16[{d0}2, 8]", "bf16[8, {d0}2]"),
+    "sum": ([SUM, COLUMNS, USED], "p", "d", "f32[2, 8] + sum{d0}", "f32[2, {d0}2]"),
+    "sum, sent on": (  # devices get their columns from others, which have the whole sum as well
+        [SUM, COLUMNS.replace("%d", "%e"), "%d = f32[2,2]{1,0} collective-permute(%e), channel_id=2, "
+         "source_target_pairs={{0,0},{2,1},{1,2},{3,3}}", USED],
+        "p", "d", "f32[2, 8] + sum{d0}{d1}", "f32[2, {d1}{d0}2]"),
+    "sum in groups": (  # devices 0 and 2 add up, and 1 and 3: only the digit of stride 2 is summed
+        [SUM.replace("[1,4]<=[4]", "{{0,2},{1,3}}"), "%half = u32[] divide(%id, %two)", "%four = u32[] constant(4)",
+         "%from = u32[] multiply(%half, %four)",
+         "%d = f32[2,4]{1,0} dynamic-slice(%g, %zero, %from), dynamic_slice_sizes={2,4}",
+         "ROOT %r = f32[2,4]{1,0} negate(%d)"], "p", "d", "f32[2, 8] + sum{d0}", "f32[2, {d0}4]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_replaces_a_chain(name):
+    lines, source, used, before, after = REPLACED[name]
+    (((one,),)) = replacements(module(*lines))
+    assert (one.source, one.uses, one.is_summed) == (source, (Use((), used),), "sum" in name)
+    assert (str(one.move.source), str(one.move.target)) == (before, after)
+    if name == "gather":
+        assert one.before.dims == (2, 8) and one.after.dims == (8, 2) and one.move.places == ((2, 8), (4, 2), (2, 1))
 
 
 def test_places_say_how_the_tile_lies():
     """The tile is transposed before it is gathered: its rows are the columns of the result."""
-    (((one,),)) = replacements(
-        module(
-            "%t = f32[8,2]{0,1} transpose(%p), dimensions={1,0}",
-            "%g = f32[8,8]{0,1} all-gather(%t), channel_id=1, replica_groups=[1,4]<=[4], dimensions={1}",
-            "%u = f32[8,8]{1,0} transpose(%g), dimensions={1,0}",
-            "%d = f32[8,2]{1,0} dynamic-slice(%u, %zero, %at), dynamic_slice_sizes={8,2}",
-            "ROOT %r = f32[8,2]{1,0} negate(%d)",
-        )
-    )
-    assert one.source == "t" and one.before.layout == "0,1"
-    radices = [radix for radix, _ in one.move.places]
-    strides = [stride for _, stride in one.move.places]
-    assert radices == [2, 4, 2] and strides == [1, 4, 2]
+    lines = [
+        "%t = f32[8,2]{0,1} transpose(%p), dimensions={1,0}",
+        f"%g = f32[8,8]{{0,1}} all-gather(%t), {ALL}, dimensions={{1}}",
+        "%u = f32[8,8]{1,0} transpose(%g), dimensions={1,0}", SLICE.replace("%g", "%u"),
+        "ROOT %r = f32[8,2]{1,0} negate(%d)",
+    ]  # fmt: skip
+    (((one,),)) = replacements(module(*lines))
+    assert one.source == "t" and one.before.layout == "0,1" and one.move.places == ((2, 1), (4, 4), (2, 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,121 +211,21 @@ def test_the_recorded_programs(name):
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (
-            (
-                "%g = f32[8]{0} reduce-scatter(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum",
-                "ROOT %r = f32[8]{0} negate(%g)",
-            ),
-            "not the sum of one array",
-        ),
-        (
-            (
-                "%b = bf16[2,8]{1,0} convert(%p)",
-                "%g = bf16[8,8]{1,0} all-gather(%b), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}",
-                "%w = f16[8,8]{1,0} convert(%g)",
-                "%d = f16[8,2]{1,0} dynamic-slice(%w, %zero, %at), dynamic_slice_sizes={8,2}",
-                "ROOT %r = f16[8,2]{1,0} negate(%d)",
-            ),
-            "it converts bf16 to f16",
-        ),
-        (
-            (
-                "%q = f32[2,8]{1,0} parameter(1)",
-                GATHER,
-                "%h = f32[8,8]{1,0} all-gather(%q), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}",
-                "%c = f32[16,8]{1,0} concatenate(%g, %h), dimensions={0}",
-                "%d = f32[16,2]{1,0} dynamic-slice(%c, %zero, %at), dynamic_slice_sizes={16,2}",
-                "ROOT %r = f32[16,2]{1,0} negate(%d)",
-            ),
-            "joins 2 arrays",
-        ),
+        ([f"%d = f32[8]{{0}} reduce-scatter(%p), {ALL}, to_apply=%sum"], "not the sum of one array"),
+        (["%b = bf16[2,8]{1,0} convert(%p)", f"%g = bf16[8,8]{{1,0}} all-gather(%b), {ALL}, dimensions={{0}}",
+          "%w = f16[8,8]{1,0} convert(%g)",
+          "%d = f16[8,2]{1,0} dynamic-slice(%w, %zero, %at), dynamic_slice_sizes={8,2}"], "it converts bf16 to f16"),
+        (["%q = f32[2,8]{1,0} parameter(1)", GATHER, GATHER.replace("%g", "%h").replace("%p", "%q"),
+          "%c = f32[16,8]{1,0} concatenate(%g, %h), dimensions={0}",
+          "%d = f32[16,2]{1,0} dynamic-slice(%c, %zero, %at), dynamic_slice_sizes={16,2}"], "joins 2 arrays"),
+        ([SUM.replace("[1,4]<=[4]", "{{0,3},{1,2}}"), COLUMNS], "groups"),
+        ([SUM.replace("%sum", "%other"), COLUMNS], "not the sum of one array"),
+        ([SUM, "%n = bf16[2,8]{1,0} convert(%g)", "%w = f32[2,8]{1,0} convert(%n)",
+          COLUMNS.replace("%g", "%w").replace("%d", "%e"), "%d = f32[2,2]{1,0} copy(%e)"], "rounds the sum to bf16"),
     ],
-    ids=["reduction", "conversion", "two arrays"],
-)
+    ids=["reduction", "conversion", "two arrays", "groups", "operation", "rounded"],
+)  # fmt: skip
 def test_what_cannot_be_replaced_says_why(lines, why):
-    (reason,) = replacements(module(*lines))
-    assert why in reason
-
-
-def test_a_conversion_that_loses_nothing():
-    (((one,),)) = replacements(
-        module(
-            "%b = bf16[2,8]{1,0} negate(%p)",
-            "%w = f32[2,8]{1,0} convert(%b)",
-            "%g = f32[8,8]{1,0} all-gather(%w), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}",
-            "%s = f32[8,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={8,2}",
-            "ROOT %r = f32[8,2]{1,0} negate(%s)",
-        )
-    )
-    assert one.source == "b" and one.after.dtype == "f32" and str(one.move.source) == "bf16[{d0}2, 8]"
-
-
-def test_the_narrowest_dtype_is_moved_from_before_it_was_widened():
-    """CPU sends bf16 as f32; what is used is bf16 again."""
-    (((one,),)) = replacements(
-        module(
-            "%b = bf16[2,8]{1,0} convert(%p)",
-            "%n = bf16[2,8]{1,0} negate(%b)",
-            "%w = f32[2,8]{1,0} convert(%n)",
-            "%g = f32[8,8]{1,0} all-gather(%w), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}",
-            "%c = bf16[8,8]{1,0} convert(%g)",
-            "%s = bf16[8,2]{1,0} dynamic-slice(%c, %zero, %at), dynamic_slice_sizes={8,2}",
-            "%f = f32[8,2]{1,0} convert(%s)",
-            "ROOT %r = f32[8,2]{1,0} negate(%f)",
-        )
-    )
-    assert one.source == "n" and one.uses == (Use((), "s"),) and str(one.move.source) == "bf16[{d0}2, 8]"
-
-
-SUM = "%g = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum"
-COLUMNS = "%d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}"
-
-
-def test_a_sum_that_is_sliced():
-    (((one,),)) = replacements(module(SUM, COLUMNS, "ROOT %r = f32[2,2]{1,0} negate(%d)"))
-    assert one.source == "p" and one.uses == (Use((), "d"),) and one.is_summed and one.leaf.name == "g"
-    assert str(one.move.source) == "f32[2, 8] + sum{d0}" and str(one.move.target) == "f32[2, {d0}2]"
-
-
-def test_a_sum_that_is_sliced_and_sent_on():
-    """Devices get their columns from others, which have the whole sum as well."""
-    shift = "%m = f32[2,2]{1,0} collective-permute(%d), channel_id=2, source_target_pairs={{0,0},{2,1},{1,2},{3,3}}"
-    (((one,),)) = replacements(module(SUM, COLUMNS, shift, "ROOT %r = f32[2,2]{1,0} negate(%m)"))
-    assert str(one.move.source) == "f32[2, 8] + sum{d0}{d1}" and str(one.move.target) == "f32[2, {d1}{d0}2]"
-
-
-def test_a_sum_in_groups():
-    """Devices 0 and 2 add up, and 1 and 3: only the digit of stride 2 is summed."""
-    text = module(
-        SUM.replace("[1,4]<=[4]", "{{0,2},{1,3}}"),
-        "%half = u32[] divide(%id, %two)\n  %four = u32[] constant(4)\n  %from = u32[] multiply(%half, %four)",
-        "%d = f32[2,4]{1,0} dynamic-slice(%g, %zero, %from), dynamic_slice_sizes={2,4}",
-        "ROOT %r = f32[2,4]{1,0} negate(%d)",
-    )
-    (((one,),)) = replacements(text)
-    assert str(one.move.source) == "f32[2, 8] + sum{d0}" and str(one.move.target) == "f32[2, {d0}4]"
-    assert list(one.move.source.mesh.axes.values()) == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ((SUM.replace("[1,4]<=[4]", "{{0,3},{1,2}}"), COLUMNS), "groups"),
-        ((SUM.replace("%sum", "%other"), COLUMNS), "not the sum of one array"),
-        (
-            (
-                SUM,
-                "%n = bf16[2,8]{1,0} convert(%g)",
-                "%w = f32[2,8]{1,0} convert(%n)",
-                COLUMNS.replace("%g", "%w").replace("%d", "%e"),
-                "%d = f32[2,2]{1,0} copy(%e)",
-            ),
-            "rounds the sum to bf16",
-        ),
-    ],
-    ids=["groups", "operation", "rounded"],
-)
-def test_sums_that_cannot_be_replaced_say_why(lines, why):
     (reason,) = replacements(module(*lines, "ROOT %r = f32[2,2]{1,0} negate(%d)"))
     assert why in reason
 

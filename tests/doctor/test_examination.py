@@ -35,17 +35,38 @@ def test_a_gather_that_is_sliced_again():
     assert (place.planned_peak_bytes, place.saved_temp_bytes) == (192, 192)
 
 
-def test_a_gather_that_is_needed():
-    place = only(examine(text(GATHER, "ROOT %r = f32[8,8]{1,0} add(%g, %g)")))
-    assert (place.received_bytes, place.needed_bytes, place.exact, place.rebuilds) == (192, 192, True, "")
-    assert (place.wasted_bytes, place.saved_bytes, place.temp_bytes) == (0, 0, 0)
+RING = "collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
+TOP = "ROOT %r = f32[2,8]{1,0} add(%top, %top)"
 
 
-def test_a_permute_that_is_not_between_layouts_is_a_shift():
-    ring = "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
-    place = only(examine(text(ring, "ROOT %r = f32[2,8]{1,0} add(%m, %m)")))
-    assert (place.kind, place.received_bytes, place.needed_bytes, place.exact) == ("shift", 64, 64, False)
-    assert place.plans == ()
+@pytest.mark.parametrize(
+    ("lines", "kind", "figures"),
+    [
+        ([GATHER, "ROOT %r = f32[8,8]{1,0} add(%g, %g)"], "reshard", (192, 192, True, 192)),
+        ([f"%m = f32[2,8]{{1,0}} {RING}", "ROOT %r = f32[2,8]{1,0} add(%m, %m)"], "shift", (64, 64, False, None)),
+        # All devices have the array already.
+        ([*OFFSET, ZERO, "%own = f32[2,2]{1,0} dynamic-slice(%p, %zero, %at), dynamic_slice_sizes={2,2}",
+          "%g = f32[2,8]{1,0} all-gather(%own), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}",
+          "ROOT %r = f32[2,8]{1,0} add(%g, %g)"], "reshard", (48, 0, True, 0)),
+        # Rows 0 and 1 are on device 0: not every device has them already.
+        ([ZERO, GATHER, "%top = f32[2,8]{1,0} slice(%g), slice={[0:2], [0:8]}", TOP],
+         "reshard", (192, 64, False, None)),
+        ([ZERO, GATHER, "%top = f32[2,8]{1,0} dynamic-slice(%g, %zero, %zero), dynamic_slice_sizes={2,8}", TOP],
+         "reshard", (192, 64, False, None)),
+        # A device keeps its first row and column and gets the rest from the device before it: no layouts say that.
+        ([f"%m = f32[2,8]{{1,0}} {RING}", "%left = f32[2,1]{1,0} slice(%p), slice={[0:2], [0:1]}",
+          "%above = f32[1,7]{1,0} slice(%p), slice={[0:1], [1:8]}",
+          "%inner = f32[1,7]{1,0} slice(%m), slice={[1:2], [1:8]}",
+          "%right = f32[2,7]{1,0} concatenate(%above, %inner), dimensions={0}",
+          "%s = f32[2,8]{1,0} concatenate(%left, %right), dimensions={1}", "ROOT %r = f32[2,8]{1,0} add(%s, %s)"],
+         "shift", (64, 28, False, 28)),
+    ],
+    ids=["used whole", "ring", "had already", "rows of one", "the same, sliced at 0", "no numeral"],
+)  # fmt: skip
+def test_the_figures_of_a_place(lines, kind, figures):
+    place = only(examine(text(*lines)))
+    assert (place.kind, (place.received_bytes, place.needed_bytes, place.exact, place.planned_bytes)) == (kind, figures)
+    assert not place.rebuilds
 
 
 @pytest.mark.parametrize(
@@ -110,42 +131,6 @@ def test_a_table_of_offsets_that_is_not_in_the_text():
     # A device gets some tile of 64 B. Which one is unknown, so it needs at most 64 B, and there is no plan.
     assert (place.received_bytes, place.needed_bytes, place.exact, place.plans) == (192, 64, False, ())
     assert place.rebuilds_whole and layouts(place) == [("None", "None")]
-
-
-def test_an_array_that_all_devices_have_already():
-    cut = ["%own = f32[2,2]{1,0} dynamic-slice(%p, %zero, %at), dynamic_slice_sizes={2,2}",
-           "%g = f32[2,8]{1,0} all-gather(%own), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}"]  # fmt: skip
-    place = only(examine(text(*OFFSET, ZERO, *cut, "ROOT %r = f32[2,8]{1,0} add(%g, %g)")))
-    assert (place.received_bytes, place.needed_bytes, place.exact, place.planned_bytes) == (48, 0, True, 0)
-    assert layouts(place) == [("f32[2, 8]", "f32[2, 8]")]
-
-
-@pytest.mark.parametrize(
-    "top",
-    [
-        "%top = f32[2,8]{1,0} slice(%g), slice={[0:2], [0:8]}",
-        "%top = f32[2,8]{1,0} dynamic-slice(%g, %zero, %zero), dynamic_slice_sizes={2,8}",
-    ],
-)
-def test_rows_of_one_device_are_needed_by_the_others(top):
-    """Rows 0 and 1 are on device 0: not every device has them already."""
-    place = only(examine(text(ZERO, GATHER, top, "ROOT %r = f32[2,8]{1,0} add(%top, %top)")))
-    assert (place.received_bytes, place.needed_bytes, place.exact, place.plans) == (192, 64, False, ())
-
-
-def test_a_pattern_that_is_not_a_numeral():
-    """A device keeps its first row and column and gets the rest from the device before it: no layouts say that."""
-    lines = [
-        "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
-        "%left = f32[2,1]{1,0} slice(%p), slice={[0:2], [0:1]}",
-        "%above = f32[1,7]{1,0} slice(%p), slice={[0:1], [1:8]}",
-        "%inner = f32[1,7]{1,0} slice(%m), slice={[1:2], [1:8]}",
-        "%right = f32[2,7]{1,0} concatenate(%above, %inner), dimensions={0}",
-        "%s = f32[2,8]{1,0} concatenate(%left, %right), dimensions={1}",
-        "ROOT %r = f32[2,8]{1,0} add(%s, %s)",
-    ]
-    place = only(examine(text(*lines)))
-    assert (place.kind, place.received_bytes, place.needed_bytes, place.exact) == ("shift", 64, 28, False)
 
 
 def test_padding_is_not_needed():

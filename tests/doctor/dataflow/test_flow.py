@@ -121,25 +121,12 @@ def test_the_origin_of_a_collective_that_overlaps_with_computation():
     assert (done.opcode, analysis.flow.origin(done).opcode) == ("fusion", "all-gather")
 
 
-FUSED_OF_NUMBERING = """%first {
-  %a = f32[2,8]{1,0} parameter(0)
-  %s = f32[1,8]{1,0} slice(%a), slice={[0:1], [0:8]}
-  ROOT %n = f32[1,8]{1,0} negate(%s)
-}
-
-%second {
-  %b = f32[2,8]{1,0} parameter(0)
-  %t = f32[1,8]{1,0} slice(%b), slice={[0:1], [0:8]}
-  ROOT %m = f32[1,8]{1,0} negate(%t)
-}
-
-%third {
-  %c = f32[2,8]{1,0} parameter(0)
-  %u = f32[1,8]{1,0} slice(%c), slice={[1:2], [0:8]}
-  ROOT %o = f32[1,8]{1,0} negate(%u)
-}
-
-"""
+FUSED_OF_NUMBERING = "".join(
+    f"%{name} {{\n  %{a} = f32[2,8]{{1,0}} parameter(0)\n"
+    f"  %{s} = f32[1,8]{{1,0}} slice(%{a}), slice={{[{row}:{row + 1}], [0:8]}}\n"
+    f"  ROOT %{n} = f32[1,8]{{1,0}} negate(%{s})\n}}\n\n"
+    for name, (a, s, n), row in (("first", "asn", 0), ("second", "btm", 0), ("third", "cuo", 1))
+)
 
 
 def equal(*lines, names, before=""):

@@ -165,51 +165,29 @@ def origins(lines, name, dims):
     return np.where(result.leaf < 0, -1, result.place).reshape(2, -1).tolist(), result.device.reshape(2, -1)
 
 
-def test_an_update_at_an_offset_of_the_device():
-    places, _ = origins("  ROOT %u = f32[6]{0} dynamic-update-slice(%p, %part, %n)\n", "u", (6,))
-    expected = [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
-    for device in range(2):
-        expected[device][device : device + 2] = [2 * device, 2 * device + 1]
-    assert places == expected
-
-
-def test_an_update_past_the_end_is_moved_back():
-    lines = "  %far = s32[] constant(9)\n  ROOT %u = f32[6]{0} dynamic-update-slice(%p, %part, %far)\n"
-    assert origins(lines, "u", (6,))[0] == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 3]]
-
-
-def test_a_reduction_over_dims_of_size_one():
-    lines = (
-        "  %r = f32[2,1,3]{2,1,0} reshape(%p)\n"
-        "  ROOT %d = f32[2,3]{1,0} reduce(%r, %zero), dimensions={1}, to_apply=%sum\n"
-    )
-    assert origins(lines, "d", (2, 3))[0] == [[0, 1, 2, 3, 4, 5]] * 2
-
-
 @pytest.mark.parametrize(
-    ("branches", "expected"),
+    ("lines", "name", "dims", "expected"),
     [
-        ("%flag, %t, %t), true_computation=%wrote, false_computation=%kept", [[0, 1, 2, 3, 4, 5], [0, 2, 3, 3, 4, 5]]),
-        ("%n, %t, %t), branch_computations={%wrote, %kept}", [[0, 0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5]]),
+        (["ROOT %u = f32[6]{0} dynamic-update-slice(%p, %part, %n)"], "u", (6,),
+         [[0, 1, 2, 3, 4, 5], [0, 2, 3, 3, 4, 5]]),
+        (["%far = s32[] constant(9)", "ROOT %u = f32[6]{0} dynamic-update-slice(%p, %part, %far)"], "u", (6,),
+         [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 2, 3]]),
+        (["%r = f32[2,1,3]{2,1,0} reshape(%p)",
+          "ROOT %d = f32[2,3]{1,0} reduce(%r, %zero), dimensions={1}, to_apply=%sum"],
+         "d", (2, 3), [[0, 1, 2, 3, 4, 5]] * 2),
+        (["ROOT %c = f32[6]{0} conditional(%flag, %t, %t), true_computation=%wrote, false_computation=%kept"],
+         "c", (6,), [[0, 1, 2, 3, 4, 5], [0, 2, 3, 3, 4, 5]]),
+        (["ROOT %c = f32[6]{0} conditional(%n, %t, %t), branch_computations={%wrote, %kept}"], "c", (6,),
+         [[0, 0, 1, 3, 4, 5], [0, 1, 2, 3, 4, 5]]),
+        (['%q = s32[] custom-call(%p), custom_call_target="anything"',  # its own elements: following ends there
+          "%u = f32[6]{0} dynamic-update-slice(%p, %part, %q)", "ROOT %v = f32[6]{0} copy(%u)"], "v", (6,),
+         [[0, 1, 2, 3, 4, 5]] * 2),
     ],
-)
-def test_each_device_runs_its_own_branch(branches, expected):
-    lines = (
-        "  %flag = pred[] convert(%i)\n"
-        "  %t = (f32[6]{0}, f32[2]{0}) tuple(%p, %part)\n"
-        f"  ROOT %c = f32[6]{{0}} conditional({branches}\n"
-    )
-    assert origins(lines, "c", (6,))[0] == expected
-
-
-def test_an_unknown_offset_is_refused():
-    lines = (
-        '  %q = s32[] custom-call(%p), custom_call_target="anything"\n'
-        "  %u = f32[6]{0} dynamic-update-slice(%p, %part, %q)\n"
-        "  ROOT %v = f32[6]{0} copy(%u)\n"
-    )
-    places, _ = origins(lines, "v", (6,))
-    assert places == [[0, 1, 2, 3, 4, 5]] * 2  # Of %u, which is where following ends.
+    ids=["update", "update past the end", "reduction", "branch of a flag", "branch of a number", "unknown offset"],
+)  # fmt: skip
+def test_what_compiled_plans_consist_of(lines, name, dims, expected):
+    carried = ["%flag = pred[] convert(%i)", "%t = (f32[6]{0}, f32[2]{0}) tuple(%p, %part)"]
+    assert origins("".join(f"  {line}\n" for line in [*carried, *lines]), name, dims)[0] == expected
 
 
 def converted(*lines, dtype="bf16"):

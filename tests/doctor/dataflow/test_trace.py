@@ -83,28 +83,16 @@ def test_elements_of_several_values_count_once():
     assert tracer.arriving([analysis.value("d"), analysis.value("g")]) == 3 * 16
 
 
-HEAD = """HloModule m, num_partitions=4
+CALLED = "".join(
+    f"%{name} {{\n  %x{at} = f32[] parameter(0)\n  %y{at} = f32[] parameter(1)\n  ROOT %s{at} = f32[] {line}\n}}\n\n"
+    for at, (name, line) in enumerate({
+        "sum": "add(%x0, %y0)", "most": "maximum(%x1, %y1)", "first": "add(%x2, %x2)",
+    }.items())
+)  # fmt: skip
+HEAD = f"""HloModule m, num_partitions=4
 
-%sum (x: f32[], y: f32[]) -> f32[] {
-  %x = f32[] parameter(0)
-  %y = f32[] parameter(1)
-  ROOT %s = f32[] add(%x, %y)
-}
-
-%most (x: f32[], y: f32[]) -> f32[] {
-  %x.1 = f32[] parameter(0)
-  %y.1 = f32[] parameter(1)
-  ROOT %s.1 = f32[] maximum(%x.1, %y.1)
-}
-
-%first (x: f32[], y: f32[]) -> f32[] {
-  %x.2 = f32[] parameter(0)
-  %y.2 = f32[] parameter(1)
-  ROOT %s.2 = f32[] add(%x.2, %x.2)
-}
-
-ENTRY %main {
-  %p = f32[8,4]{1,0} parameter(0)
+{CALLED}ENTRY %main {{
+  %p = f32[8,4]{{1,0}} parameter(0)
   %i = s32[] partition-id()
   %two = s32[] constant(2)
   %at = s32[] multiply(%i, %two)
