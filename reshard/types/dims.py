@@ -236,8 +236,11 @@ def check_exact_cover(digits: list[Digit], size: int, one_round: bool, at: int) 
             f"dim {at}: a block of 0 elements leaves no room, but the true size is {size}; give the blocks at least 1 "
             f"element (exact cover)"
         )
+    # One round less would not do: the padding is shorter than a round.
     if rounds > 0 and size <= padded and padded - size < padded // rounds:
         return digits
+    # All blocks of the only round are there, however few of them are full: the 1 keeps their length from being the
+    # number of pieces that the size asks for.
     if one_round and size <= padded and digits[0].axis is not None:
         return [Digit(1, None), *digits]
     unit = math.prod(d.radix for d in digits if d.axis is not None) if rounds == 0 else padded // rounds
@@ -257,6 +260,7 @@ def check_single_use(mesh: Mesh, used: Iterable[SubAxis]) -> None:
     for axis, subs in by_axis.items():
         if len(subs) == 1:
             continue
+        # Digits of one numeral of the axis: each prefix is made of whole sub-axes before it.
         subs.sort(key=lambda s: s.pre)
         for major, minor in pairwise(subs):
             if minor.pre % (major.pre * major.size):

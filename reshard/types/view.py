@@ -278,6 +278,7 @@ def _invert_map(view: ViewMap) -> ViewMap:
 
 def _compose_from_all(first: ViewMap, second: ViewMap) -> ViewMap | None:
     """The map of both, where `first` has all indices in the middle that `second` starts from."""
+    # As many indices as the last one says, so that there is none in the middle that no source index leads to.
     indices = math.prod(count for count, _, _ in first.digits)
     if first.end or indices < _map_extent(first) or indices < _map_extent(_invert_map(second)):
         return None
@@ -304,10 +305,12 @@ def _map_digit(first: Sequence[MapDigit], count: int, middle: int, target: int, 
             break
         if place * radix <= middle or middle % place:
             continue
+        # The digit moves by `step` values of this one of the source, which has room for so many before it carries.
         step, room = middle // place, radix // (middle // place)
         value = start // place % radix
         if value + (count - 1) * step < radix:
             return [*parts, (count, source * step, target)]
+        # It carries evenly only if it starts in the first step and fills whole rounds.
         if radix % step or value >= step or count % room:
             return None
         parts.append((room, source * step, target))

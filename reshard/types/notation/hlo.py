@@ -333,6 +333,7 @@ def _deal_runs(runs: tuple[IdRun, ...], sizes: tuple[int, ...]) -> list[list[IdR
             taken = math.gcd(size, have)
             if taken not in (size, have):
                 return None
+            # The major part of the run, whose ids are farther apart.
             dim.append(IdRun(stride * (have // taken), taken))
             if taken < have:
                 left.append(IdRun(stride, have // taken))
