@@ -127,7 +127,7 @@ def test_only_a_donated_source_is_overwritten():
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(pairs(), st.booleans(), st.sampled_from((None, NETWORK)))
 def test_json_round_trip(pair: tuple[Layout, Layout], donate: bool, network: rs.Network | None):
     plan = rs.plan(*pair, donate=donate, network=network)

@@ -169,7 +169,7 @@ for mesh, source, target, network in cases:
 def test_every_process_predicts_the_same_to_the_last_digit():
     """Whatever hashes the names of axes have in a process: ranks plan each by itself, and must make one plan."""
     outputs = set()
-    for seed in range(4):
+    for seed in range(2):
         env = {**os.environ, "PYTHONHASHSEED": str(seed)}
         outputs.add(subprocess.run([sys.executable, "-c", PRINTED], env=env, capture_output=True, check=True).stdout)
     assert len(outputs) == 1
@@ -266,17 +266,11 @@ def _all_wires(step: Step) -> bool:
 
 @pytest.mark.fast(6)
 @pytest.mark.parametrize("name", TORI)
-def test_no_step_is_faster_than_its_wires(name: str):
-    worst = ratios(name, pairs=2)
+@pytest.mark.parametrize("pairs", [2, pytest.param(20, marks=pytest.mark.sweep)])
+def test_no_step_is_faster_than_its_wires(name: str, pairs: int):
+    worst = ratios(name, pairs)
     assert worst.get("all_gather", 1.0) <= 1.5 and worst.get("all_to_all", 1.0) <= 1.5, worst
-    assert worst.get("permute", 1.0) <= 2 * (1 + 1e-6), worst
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", TORI)
-def test_no_step_of_many_pairs_is_faster_than_its_wires(name: str):
-    worst = ratios(name, pairs=20)
-    assert worst.get("all_gather", 1.0) <= 1.5 and worst.get("all_to_all", 1.0) <= 1.5, worst
+    assert pairs > 2 or worst.get("permute", 1.0) <= 2 * (1 + 1e-6), worst
 
 
 @pytest.mark.parametrize("name", ["ring 6", "lines 2x4", "rings 3x3"])

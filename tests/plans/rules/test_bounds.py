@@ -8,7 +8,6 @@ from math import ceil, prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 import reshard as rs
 from reshard.plans.rules.bounds import endpoint_bound, joint_endpoint_bound, joint_lower_bound, lower_bound
@@ -16,7 +15,7 @@ from reshard.types.dtypes import bits
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_crossing, random_layout, random_pair
+from tests.layouts import contiguous_layouts, divisible_shape, random_crossing, random_layout, random_pair
 from tests.oracle import PADDING, tiles_of
 from tests.trees import random_tree
 from tests.view_oracle import KEPT, cut, random_case
@@ -47,7 +46,7 @@ def test_every_contiguous_pair(mesh: Mesh):
 
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=5), Mesh(x=2, y=3)], ids=str)
 def test_every_uneven_contiguous_pair(mesh: Mesh):
-    for shape in product((0, 1, 2, 3, 5, 7), (1, 4, 11)):
+    for shape in product((0, 2, 3, 7), (1, 4, 11)):
         layouts = list(contiguous_layouts(mesh, shape))
         for source in layouts:
             for target in layouts:
@@ -55,7 +54,7 @@ def test_every_uneven_contiguous_pair(mesh: Mesh):
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(0, 1500), *(pytest.param(n, 6000, marks=pytest.mark.slow) for n in range(4))]
+    ("seed", "count"), [(0, 700), *(pytest.param(n, 6000, marks=pytest.mark.slow) for n in range(4))]
 )
 def test_random_digit_layouts(seed: int, count: int):
     choose = random.Random(seed)
@@ -79,12 +78,6 @@ def test_random_digit_layouts_of_larger_meshes(mesh: Mesh, shape: tuple[int, ...
     for _ in range(60):
         source, target = random_layout(choose, mesh, shape), random_layout(choose, mesh, shape)
         assert lower_bound(source, target) == counted(source, target), f"{source} -> {target}"
-
-
-@settings(max_examples=200)
-@given(pairs(most_rank=2))
-def test_any_pair(pair: tuple[Layout, Layout]):
-    assert lower_bound(*pair) == counted(*pair)
 
 
 @pytest.mark.parametrize(
@@ -132,21 +125,20 @@ def test_reductions_cost_what_the_collectives_must(f: int, dtype: str):
     assert lower_bound(summed, summed) == 0
 
 
-def test_reductions_beside_axes_that_nothing_uses_and_axes_that_hold():
-    mesh = Mesh(x=4, y=3)
-    summed = Layout.parse("f32[24, {y}8] + sum{x}", mesh)
-    assert summed.tile_bytes == 24 * 8 * 4
-    assert lower_bound(summed, Layout.parse("f32[{x}6, {y}8]", mesh)) == summed.tile_bytes * 3 // 4
-    assert lower_bound(summed, Layout.parse("f32[24, {y}8]", mesh)) == summed.tile_bytes * 3 // 2
-    alone = Layout.parse("f32[24, 24] + sum{x}", mesh)
-    assert lower_bound(alone, Layout.parse("f32[{x}6, 24]", mesh)) == alone.tile_bytes * 3 // 4
-
-
-def test_part_of_a_reduction():
-    mesh = Mesh(x=4, y=2)
-    both = Layout.parse("f32[16] + sum{x}{y}", mesh)
-    # Eight summands become two: along x alone, (4 - 1) / 4 of the tile for each.
-    assert lower_bound(both, Layout.parse("f32[{x}4] + sum{y}", mesh)) == 48
+@pytest.mark.parametrize(
+    ("source", "target", "share"),
+    [
+        ("f32[24, {y}8] + sum{x}", "f32[{x}6, {y}8]", 3 / 4),
+        ("f32[24, {y}8] + sum{x}", "f32[24, {y}8]", 3 / 2),
+        # An axis that nothing uses.
+        ("f32[24, 24] + sum{x}", "f32[{x}6, 24]", 3 / 4),
+        # Part of a reduction: along x alone, (4 - 1) / 4 of the tile for each.
+        ("f32[24] + sum{x}{y}", "f32[{x}6] + sum{y}", 3 / 4),
+    ],
+)
+def test_reductions_in_shares_of_a_tile(source: str, target: str, share: float):
+    summed, end = (Layout.parse(text, Mesh(x=4, y=3)) for text in (source, target))
+    assert lower_bound(summed, end) == summed.tile_bytes * share
 
 
 def test_a_reduction_counts_devices_along_spans_that_do_not_nest():
@@ -189,7 +181,7 @@ def test_sums_along_other_devices_can_be_finished_on_the_way():
 
 
 def test_the_bound_is_what_the_neediest_device_lacks():
-    for seed in range(300, 500):
+    for seed in range(300, 380):
         move = (case := random_case(random.Random(seed), most=96)).move
         index = np.arange(int(np.prod(move.source.shape))).reshape(move.source.shape)
         held, wanted = cut(move.source, index), cut(move.target, case.reference(index))

@@ -1,4 +1,4 @@
-"""Lanes: steps of one lane have the same devices in every launch, compared in the lowered programs."""
+"""Lanes and loads: the devices of every launch in lowered programs, and what each receives and sends in a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter
+from reshard.lower.program_traffic import program_traffic
+from reshard.plans.rules.collectives import step_loads
 from reshard.plans.rules.lane import step_lane
+from reshard.runtime import Account
 from tests.layouts import pairs
+from tests.oracle import source_tiles
 
 MESH = rs.Mesh(x=4, y=2)
 
@@ -46,3 +50,22 @@ def test_the_shape_of_the_array_does_not_matter():
     assert one is not None and other is not None
     assert one.key == other.key
     assert (one.packed, other.packed) == (512, 192)
+
+
+@given(pairs(partial=True))
+@settings(max_examples=60, deadline=None)
+def test_each_device_receives_and_sends_what_runs(ends: tuple[rs.Layout, rs.Layout]):
+    for step in rs.plan(*ends).steps:
+        if step.kind == "split_sum":
+            continue
+        plan = rs.plan(*ends)
+        one = rs.Plan(
+            step.operand, step.result, (rs.Step(step.kind, step.operand, step.result, step.mode),), plan.donate
+        )
+        account, matrix = Account(step.operand.dtype), program_traffic(lower_plan(one))
+        rs.simulate(one, source_tiles(one), account)
+        received, sent = step_loads(step.kind, step.operand, step.result, step.mode)
+        for device in step.operand.mesh.devices:
+            assert account.received[device] == (received.each if received.listed is None else received.listed[device])
+            if step.kind not in ("all_reduce",):
+                assert matrix.sent[device] == (sent.each if sent.listed is None else sent.listed[device])

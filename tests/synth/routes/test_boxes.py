@@ -33,10 +33,8 @@ def random_pairs(seed: int, count: int) -> Iterator[Pair]:
             yield pair
 
 
-@pytest.mark.fast(1)
-@pytest.mark.parametrize("seed", range(2))
-def test_every_route_runs_and_the_exchange_alone_meets_the_bound(seed: int):
-    for pair in random_pairs(seed, 120):
+def test_every_route_runs_and_the_exchange_alone_meets_the_bound():
+    for pair in random_pairs(0, 100):
         routes = list(boxes.routes(pair, None))
         assert (StepSpec("exchange", pair.target),) in routes
         for route in routes:
@@ -87,11 +85,9 @@ def random_pairs_permute_first(seed: int, count: int) -> Iterator[Pair]:
         yield Pair(choose.choice(every), choose.choice(every))
 
 
-@pytest.mark.fast(1)
-@pytest.mark.parametrize("seed", range(2))
-def test_every_route_runs(seed: int):
+def test_every_route_runs():
     seen = 0
-    for pair in random_pairs_permute_first(seed, 120):
+    for pair in random_pairs_permute_first(0, 100):
         for links in (None, rs.Network.uniform(1e-6, 1e9).links(pair.source.mesh)):
             for route in routes(pair, links):
                 seen += 1
