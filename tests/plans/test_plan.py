@@ -159,7 +159,9 @@ def test_json_of_another_format_is_refused_by_its_number(number: object):
         Plan.from_json(json.dumps({**json.loads(THREE.to_json()), "format": number}))
 
 
-@pytest.mark.parametrize("bad", ["[" * 100_000, '{"a":' * 100_000, b"\xff\xfe", b"\x80{}", "9" * 5000, None, 7])
+@pytest.mark.parametrize(
+    "bad", ["[" * 100_000, '{"a":' * 100_000, b"\xff\xfe", b"\x80{}", "9" * 5000, None, 7, "", "null", "{}", '"plan"']
+)
 def test_what_cannot_even_be_read_is_refused(bad: Any):
     with pytest.raises(PlanError, match="this is not a plan in JSON"):
         Plan.from_json(bad)
@@ -227,12 +229,6 @@ def test_tampered_json_is_refused(change: Callable[[dict[str, Any]], None]):
     change(data)
     with pytest.raises(ReshardError):
         Plan.from_json(json.dumps(data))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"plan"', "{}", '{"source": null}'])
-def test_what_is_not_a_plan_is_refused(text: str):
-    with pytest.raises(PlanError, match="this is not a plan in JSON"):
-        Plan.from_json(text)
 
 
 # ---- Steps: checked by their rule as they are built, with what they send, receive and keep live ----

@@ -101,38 +101,6 @@ def test_a_figure_that_the_batches_do_not_make_is_refused(figure: str):
         rs.TreePlan.from_json(json.dumps(data | {figure: data[figure] + 1}))
 
 
-def _without(data: dict, key: str) -> dict:
-    return {name: value for name, value in data.items() if name != key}
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda d: _without(d, "plans"),
-        lambda d: _without(d, "format"),
-        lambda d: d | {"names": d["names"][1:]},
-        lambda d: d | {"names": [*d["names"], d["names"][0]]},
-        lambda d: d | {"names": 7},
-        lambda d: d | {"batches": d["batches"][1:]},
-        lambda d: d | {"batches": [d["batches"][0] | {"seconds": -1}, *d["batches"][1:]]},
-        lambda d: d | {"batches": [d["batches"][0] | {"plans": [99]}]},
-        lambda d: d | {"batches": [{"names": d["names"], "plans": [0] * len(d["names"])}]},
-        lambda d: d | {"plans": [{}]},
-        lambda d: [d],
-        lambda d: None,
-    ],
-)
-def test_damaged_json_is_refused(damage):
-    with pytest.raises(PlanError):
-        rs.TreePlan.from_json(json.dumps(damage(TREE.to_dict())))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[" * 100000, None, 7])
-def test_what_is_not_json_is_refused(text):
-    with pytest.raises(PlanError):
-        rs.TreePlan.from_json(text)
-
-
 @pytest.mark.parametrize(
     ("names", "batches"),
     [

@@ -134,26 +134,8 @@ def test_many_random_views():
         check_move(case.move, case.reference, at_bound=case.move.source.even and case.move.target.even)
 
 
-def test_budgets():
-    made = move("s64[{fsdp}{tp}6, 8]", "s64[{tp}2, 48]", view="a b -> b a")
-    free = rs.plan(made)
-    floor = made.source.tile_bytes + made.target.tile_bytes
-    assert free.received_bytes == free.lower_bound_bytes
-    for budget in range(floor, free.peak_bytes + 1, 32):
-        try:
-            plan = rs.plan(made, budget=budget)
-        except BudgetError as error:
-            assert budget < error.smallest <= free.peak_bytes
-            continue
-        assert plan.peak_bytes <= budget
-        run_plan(plan, made, np.transpose)
-    with pytest.raises(BudgetError) as refused:
-        rs.plan(made, budget=floor - 1)
-    assert rs.plan(made, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
-
-
 def test_every_budget_of_source_and_target_is_met():
-    for seed in range(40):
+    for seed in range(30):
         case = random_case(random.Random(seed), most=96)
         move = case.move
         plan = rs.plan(move, budget=move.source.tile_bytes + move.target.tile_bytes)

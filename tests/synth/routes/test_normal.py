@@ -165,22 +165,6 @@ def priced(plan: rs.Plan, network: rs.Network) -> float:
     return sum(cost.predict_seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
 
 
-def crossing(plan: rs.Plan, axis: str) -> int:
-    """Bytes that the busiest device receives in steps whose operand or result differ along an axis."""
-    crossed = 0
-    for step in plan.steps:
-        held = [
-            {(at, s) for at, dim in enumerate(end.dims) for s in _axes(dim, axis)}
-            for end in (step.operand, step.result)
-        ]
-        crossed += step.received_bytes if held[0] != held[1] else 0
-    return crossed
-
-
-def _axes(dim: object, axis: str) -> list:
-    return [d.axis for d in dim.digits if d.axis is not None and d.axis.axis == axis]  # type: ignore[attr-defined]
-
-
 # ---- the least -----------------------------------------------------------------------------------
 
 
@@ -232,25 +216,6 @@ def test_never_slower_than_the_plan_of_fewest_bytes(network: rs.Network, count: 
 
 
 # ---- what a network changes ----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_slow_outer_axis_gets_fewer_bytes():
-    """Gathering over both axes at once sends every other pod's tile over the slow axis; staged, a tile
-    crosses it once, and is passed on inside. The plan of fewest bytes does not tell the axes apart."""
-    mesh = Mesh(dcn=2, x=4)
-    source, target = Layout.parse("f32[{dcn}{x}131072]", mesh), Layout.parse("f32[1048576]", mesh)
-    fewest, fastest = rs.plan(source, target), rs.plan(source, target, network=SPLIT)
-    check(fastest)
-    assert [s.kind for s in fewest.steps] == ["all_gather"]
-    tile = source.tile_bytes
-    assert crossing(fewest, "dcn") == 7 * tile
-    assert crossing(fastest, "dcn") == tile
-    assert [str(s.result) for s in fastest.steps] == ["f32[2{x}131072]", "f32[1048576]"]
-    assert fastest.received_bytes == fewest.received_bytes == fewest.lower_bound_bytes
-    # One message of a tile over the slow axis, then two that bring three times two tiles.
-    assert isclose(fastest.seconds or 0, (1e-5 + tile / 1e9) + (2e-6 + 6 * tile / 1e11), rel_tol=1e-9)
-    assert (fastest.seconds or 0) < priced(fewest, SPLIT) / 3
 
 
 def test_an_inner_reduction_comes_before_the_outer_one():

@@ -146,19 +146,6 @@ def test_random_summands_are_combined_as_numpy_does(op: str, target: str):
         assert np.allclose(results[device][tuple(slice(n) for n in expected.shape)], expected)
 
 
-@pytest.mark.parametrize(("op", "combine"), [("max", np.any), ("min", np.all), ("product", np.all)])
-def test_bools_are_or_and_and(op: str, combine: object):
-    source, target = Layout.parse(f"pred[8] + {op}{{x}}{{y}}", MESH), Layout.parse("pred[8]", MESH)
-    values = np.random.default_rng(2).random((8, 8)) < (0.2 if op == "max" else 0.9)
-    results = rs.simulate(rs.plan(source, target), dict(enumerate(values)))
-    expected = combine(values, axis=0)  # type: ignore[operator]
-    assert expected.any()
-    assert not expected.all()
-    for device in MESH.devices:
-        assert results[device].dtype == bool
-        assert np.array_equal(results[device], expected)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16", "int4", "int8", "complex64"])
 def test_small_dtypes_keep_their_type(dtype: str):
     ml_dtypes = pytest.importorskip("ml_dtypes")
