@@ -9,7 +9,8 @@ from tests.jax import worker
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "devices", "checks"), [(2, 4, "moves,mismatches"), (4, 2, "mismatches,outside,moves")]
+    ("processes", "devices", "checks"),
+    [(2, 4, "moves,mismatches"), pytest.param(4, 2, "mismatches,outside,moves", marks=pytest.mark.sweep)],
 )
 def test_processes_agree(processes: int, devices: int, checks: str):
     worker.check([checks], devices=devices, processes=processes, module="tests.jax.agreeing")

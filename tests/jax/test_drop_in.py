@@ -66,7 +66,7 @@ def explore(count: int, check: Callable[..., None], *strategies: Any) -> None:
     settings(max_examples=count)(given(*strategies)(check))()
 
 
-@counts(5, 60)
+@counts(2, 20)
 def test_eagerly(count: int) -> None:
     check_eagerly(((8, 8), "weak", P("x", "y")), P(None, ("y", "x")), AUTO, AUTO, False)
     explore(count, check_eagerly, values, targets, kinds, kinds, st.booleans())
@@ -96,7 +96,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@counts(6, 60)
+@counts(3, 20)
 def test_eagerly_to_other_targets(count: int) -> None:
     explore(count, check_other_target, values, st.sampled_from(sorted(OTHERS)), kinds)
 
@@ -138,7 +138,7 @@ traced_values = st.tuples(st.sampled_from([(8, 8), (16, 8)]), st.sampled_from(["
 contexts = st.sampled_from(sorted(CONTEXTS))
 
 
-@counts(2, 40)
+@counts(1, 12)
 def test_under_jit_on_auto_axes(count: int) -> None:
     for context in ("jit after arithmetic", "vmap"):
         check_auto(((8, 8), "float32"), "host", P("x"), context, True, False)
@@ -166,7 +166,7 @@ def check_auto(value: Any, source: Any, spec: P, context: str, is_set: bool, kno
         run()
 
 
-@counts(2, 40)
+@counts(1, 12)
 def test_under_jit_on_explicit_axes(count: int) -> None:
     explore(count, check_explicit, traced_values, targets, targets, contexts)
 
@@ -188,7 +188,7 @@ CUBE = {"x": 2, "y": 2, "z": 2}
 INSIDE = [P(), P("x"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))]
 
 
-@counts(2, 30)
+@counts(1, 10)
 def test_inside_a_partly_manual_shard_map(count: int) -> None:
     explore(count, check_manual, kinds, st.sampled_from(INSIDE), st.sampled_from(INSIDE), st.booleans())
 

@@ -65,7 +65,7 @@ def test_explicit_meshes_of_other_axes_eagerly():
         assert_exact(redistribute(put(source), target), target, VALUES)
 
 
-@pytest.mark.parametrize(("kind", "times"), sampled([(AUTO, 1), (AUTO, 3), (EXPLICIT, 3)], (AUTO, 1)), ids=str)
+@pytest.mark.parametrize(("kind", "times"), sampled([(AUTO, 1), (EXPLICIT, 2)], (AUTO, 1)), ids=str)
 def test_devices_in_another_order(kind: AxisType, times: int):
     choose = random.Random(5)
     for sizes in ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"k": 8}) * times:

@@ -182,7 +182,7 @@ def test_a_mesh_of_one_device():
     assert_exact(jax.jit(lambda x: redistribute(x, target))(put(target)), target, VALUES)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_eighty_devices():
     """8 x 10, whose axes have a common factor but no common refinement."""
     worker.check(["many"], devices=80)

@@ -30,6 +30,7 @@ def ends(name: str) -> tuple[NamedSharding, NamedSharding]:
 
 
 @pytest.mark.slow
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("chunk", [None, 500])
 def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

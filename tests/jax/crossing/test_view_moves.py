@@ -60,6 +60,7 @@ def test_views_and_parts_on_the_host(spec: P, target: NamedSharding) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.fast(0, slow=2)
 @pytest.mark.parametrize("spec", SOURCES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_views_and_parts_by_messages(spec: P, target: NamedSharding, monkeypatch: pytest.MonkeyPatch) -> None:
