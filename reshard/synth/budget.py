@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from reshard.errors import BudgetError
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
-from reshard.geometry.remesh import disjoint
 from reshard.plans.plan import Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.rules.collectives import check_step, count_buffers
 from reshard.plans.rules.split_steps import possible_counts
@@ -104,12 +103,6 @@ def cut_exchange(
         else:
             least = middle + 1
     return StepMode(chunk, relay=relay, view=view)
-
-
-def spare_bytes(source: Layout, target: Layout, budget: int) -> int:
-    """What a budget leaves for the buffers of one step from source to target; a device of one set has one tile."""
-    tiles = source.tile_bytes, target.tile_bytes
-    return budget - (max(tiles) if disjoint(source.mesh, target.mesh) else sum(tiles))
 
 
 def _smallest_peak(plan: Plan) -> int:

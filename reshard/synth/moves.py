@@ -19,11 +19,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from reshard.errors import BudgetError, PlanError, StepError
+from reshard.geometry.remesh import disjoint
 from reshard.geometry.view_layouts import Stages, fuse_atoms, invert_view, view_stages
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import StepMode
-from reshard.synth.budget import cut_exchange, spare_bytes
+from reshard.synth.budget import cut_exchange
 from reshard.synth.options import PlanOptions
 from reshard.types import dtypes
 from reshard.types.layout import Layout
@@ -119,8 +120,11 @@ def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator
     if parts is None or budget is not None:
         yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
     if budget is not None and move.source.partial_as(move.target):
-        for spare in dict.fromkeys((max(0, spare_bytes(move.source, move.target, budget)), 0)):
-            mode = cut_exchange(move.source, move.target, spare, move.view)
+        # What the budget leaves for buffers; between disjoint sets, no device has both tiles.
+        tiles = move.source.tile_bytes, move.target.tile_bytes
+        spare = budget - (max(tiles) if disjoint(move.source.mesh, move.target.mesh) else sum(tiles))
+        for room in dict.fromkeys((max(0, spare), 0)):
+            mode = cut_exchange(move.source, move.target, room, move.view)
             yield [StepSpec("exchange", move.target, mode)]
 
 
