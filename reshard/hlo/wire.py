@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from reshard.errors import NotationError, ReshardError
 
@@ -32,11 +32,11 @@ _MOST_BITS = 70  # ten groups of seven bits hold every 64-bit number
 _WORD = 1 << 64
 
 Value = int | bytes
-P = ParamSpec("P")
+A = TypeVarTuple("A")
 T = TypeVar("T")
 
 
-def refuse_damage(read: Callable[P, T]) -> Callable[P, T]:
+def refuse_damage(read: Callable[[*A], T]) -> Callable[[*A], T]:
     """Makes a function raise `NotationError` where damaged bytes would lead it to raise something else.
 
     Ids without an instruction, numbers past a table, a shape nested without end: each would need a check of its own,
@@ -44,9 +44,9 @@ def refuse_damage(read: Callable[P, T]) -> Callable[P, T]:
     """
 
     @wraps(read)
-    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+    def reading(*args: *A) -> T:  # without keywords: it is called for each field that is asked for
         try:
-            return read(*args, **kwargs)
+            return read(*args)
         except ReshardError:
             raise
         except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError, StopIteration) as error:
@@ -218,10 +218,14 @@ def unpack_numbers(values: Iterable[Value]) -> list[int]:
         if isinstance(value, int):
             numbers.append(_sign_number(value))
             continue
-        at = 0
-        while at < len(value):  # ends: each number takes at least a byte
-            number, at = _read_varint(value, at)
-            numbers.append(_sign_number(number))
+        at, end = 0, len(value)
+        while at < end:  # ends: each number takes at least a byte
+            number = value[at]
+            at += 1
+            if number >= 0x80:  # Most numbers are of one byte, and none of those is negative.
+                number, at = _read_varint(value, at - 1)
+                number = _sign_number(number)
+            numbers.append(number)
     return numbers
 
 
