@@ -119,7 +119,7 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
     >>> [box.dst for box in digit_boxes(Block(0, 4, (Axis(2, 6, 8), Axis(2, 1, 1))), (12,), (3, 8))]
     [((0, 1), (4, 2)), ((1, 1), (4, 2))]
     """
-    before, after = _digit_strides_of(send), _digit_strides_of(receive)
+    before, after = _list_digit_strides(send), _list_digit_strides(receive)
     extents = [1] * len(send), [1] * len(receive)
     listed: list[Axis] = []
     below = 0, 0
@@ -152,7 +152,7 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
         yield Box(_unravel_spans(start, before, send, extents[0]), _unravel_spans(end, after, receive, extents[1]))
 
 
-def _digit_strides_of(digits: Sequence[int]) -> list[int]:
+def _list_digit_strides(digits: Sequence[int]) -> list[int]:
     """How far apart neighbouring values of each digit are in a flat tile."""
     return [math.prod(digits[at + 1 :]) for at in range(len(digits))]
 
@@ -232,7 +232,7 @@ def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int |
     if device is not None and device not in ids:
         return []
     me = None if device is None else operand.mesh.position(device)
-    send, receive = _digit_strides(r, held_before=True), _digit_strides(r, held_before=False)
+    send, receive = _map_local_strides(r, held_before=True), _map_local_strides(r, held_before=False)
     # A share is cut into pieces of at most `chunk` elements: spans of the digits that are local on both sides.
     extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
     pieces = list(split_box(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
@@ -258,7 +258,7 @@ def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int |
     return turns
 
 
-def _digit_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
+def _map_local_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
     """By the number of each digit that is local before, or after: how far apart its values are in the flat tile."""
     strides: dict[int, int] = {}
     stride = 1
@@ -479,7 +479,7 @@ def place_offsets(view: TileView, place: Place) -> Iterator[int]:
     >>> list(place_offsets(TileView((2, 3), (2, 3), (2, 3), (0, 1), ()), (None, 1)))
     [1, 4]
     """
-    strides = _digit_strides_of(view.digits)
+    strides = _list_digit_strides(view.digits)
     spans = [range(radix) if value is None else (value,) for radix, value in zip(view.digits, place, strict=True)]
     for index in itertools.product(*spans):
         yield sum(i * stride for i, stride in zip(index, strides, strict=True))
