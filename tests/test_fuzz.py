@@ -15,23 +15,16 @@ from reshard.errors import PlanError, UndecidedError
 from reshard.types import Layout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [11, 12])
-def test_random_moves_are_right(seed: int) -> None:
-    wrong = [kind for _, kind in fuzz.fuzz(seed, moves=350) if kind.startswith("wrong")]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.slow
-def test_more_random_moves_are_right() -> None:
-    wrong = [kind for _, kind in fuzz.fuzz(24, moves=1500) if kind.startswith("wrong")]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(20, 24))
-def test_many_random_moves_are_right(seed: int) -> None:
-    wrong = [kind for _, kind in fuzz.fuzz(seed, moves=5000) if kind.startswith("wrong")]
+@pytest.mark.parametrize(
+    ("seed", "moves"),
+    [
+        pytest.param(11, 350, marks=pytest.mark.slow),
+        pytest.param(24, 700, marks=pytest.mark.slow),
+        *(pytest.param(seed, 5000, marks=pytest.mark.sweep) for seed in range(20, 24)),
+    ],
+)
+def test_random_moves_are_right(seed: int, moves: int) -> None:
+    wrong = [kind for _, kind in fuzz.fuzz(seed, moves=moves) if kind.startswith("wrong")]
     assert not wrong, "\n".join(wrong)
 
 
