@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import LayoutError, NotationError
 from reshard.types import Layout, Mesh
 from reshard.types.named_dims import from_jaxtyping, from_xarray
-from tests.test_examples import blocks
+from tests.test_docs import blocks
 
 MESH = Mesh(x=4, y=2)
 ARRAY = SimpleNamespace(dims=("batch", "head", "feature"), shape=(16, 3, 10), dtype="bfloat16")
