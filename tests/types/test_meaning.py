@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.errors import MeshError
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
@@ -91,8 +90,3 @@ def test_sub_axes_are_those_of_a_reshaped_mesh():
     for old, new in names.items():
         renamed = renamed.replace(old, new)
     assert table(text, whole) == table(renamed, split)
-
-
-def test_unknown_device():
-    with pytest.raises(MeshError, match="device 4 is not in mesh"):
-        meaning(Layout.parse("f32[{x}2]", Mesh(x=4)), 4)

@@ -80,13 +80,7 @@ def test_items(text: str, items: tuple[int, ...]):
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("{} x", "x"),
-        ("{a={b}, c} x", "x"),
-        ('{"}" {"{\\"{"}} x', "x"),
-        ("{ {} {} }", ""),
-    ],
+    ("text", "left"), [("{} x", "x"), ("{a={b}, c} x", "x"), ('{"}" {"{\\"{"}} x', "x"), ("{ {} {} }", "")]
 )
 def test_braced_blocks_are_skipped_with_what_they_quote(text: str, left: str):
     at = reader(text)
