@@ -32,7 +32,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
-from reshard.geometry.figures import received_by_device, sent_by_device
+from reshard.geometry.figures import ByDevice, received_by_device, sent_by_device
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.plan_data import (
     FORMAT,
@@ -63,7 +63,7 @@ from reshard.plans.step import Step as Step
 from reshard.plans.step import StepSpec as StepSpec
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
-from reshard.types.mesh import prime_places
+from reshard.types.mesh import Mesh, prime_places
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.units import listed as sentence
 from reshard.types.view import View, ViewMap, compose_maps
@@ -638,8 +638,13 @@ class TreePlan(ShownPlan):
     @cached_property
     def sent_bytes(self) -> int:
         """Bytes that the busiest device sends of all arrays together."""
-        loads = ((step, step_loads(*step.judgement).sent, count) for step, count in self._steps.items())
-        return busiest_bytes((step.operand.mesh, sent, count) for step, sent, count in loads)
+        loads: list[tuple[Mesh, ByDevice, int]] = []
+        for step, count in self._steps.items():
+            sent = step_loads(*step.judgement).sent
+            if step.mode.relay:  # Its second turn is sent by devices of the result, which may be others.
+                sent = ByDevice(0, dict.fromkeys({*step.operand.mesh.devices, *step.result.mesh.devices}, sent.most))
+            loads.append((step.operand.mesh, sent, count))
+        return busiest_bytes(loads)
 
     @cached_property
     def lower_bound_bytes(self) -> int:

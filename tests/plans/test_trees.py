@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
+from reshard.lower import lower_plan
+from reshard.lower.program_traffic import program_traffic
 from reshard.plans.plan import Batch, buffer_bytes, list_lanes
 from reshard.plans.plan_data import flatten_tree
 from reshard.plans.rules.step_mode import StepMode
@@ -125,6 +128,20 @@ def test_received_bytes_are_those_of_one_device():
     tree = rs.plan_tree({"a": ends[0], "b": ends[1]})
     assert tree.received_bytes == tree.sent_bytes == tree.lower_bound_bytes == 8
     assert sum(plan.received_bytes for plan in tree.plans.values()) == 16
+
+
+def test_the_second_turn_of_a_relay_is_sent_by_devices_of_the_result():
+    """Three arrays are relayed from two pairs of devices to all six; who passes on what came sends, too."""
+    everywhere = rs.Mesh(t=6)
+    pairs = [rs.Mesh({"s": 2}, device_ids=ids) for ids in ([2, 0], [2, 0], [4, 3])]
+    ends = [(rs.Layout.parse("f64[{s}4]", pair), rs.Layout.parse("f64[8]", everywhere)) for pair in pairs]
+    tree = rs.plan_tree({name: move for name, move in zip("abc", ends, strict=True)})
+    assert all(step.mode.relay for plan in tree.plans.values() for step in plan.steps)
+    sent = Counter[int]()
+    for plan in tree.plans.values():
+        for (sender, _), elements in program_traffic(lower_plan(plan)).elements.items():
+            sent[sender] += elements * 8
+    assert max(sent.values()) <= tree.sent_bytes <= sum(plan.sent_bytes for plan in tree.plans.values())
 
 
 def test_one_array_has_the_figures_of_its_plan():
