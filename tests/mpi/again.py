@@ -22,7 +22,7 @@ from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.repeated import STAGED, AgreedCall, PreparedMove
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
-from tests.mpi.moving import LIMIT, caught_by, check_refused, check_tile, given_tile
+from tests.mpi.moving import LIMIT, caught_by, check_refused, check_tile, given_tile, slabs
 from tests.mpi.worker import Case
 from tests.oracle import PADDING, tiles_of
 
@@ -124,7 +124,7 @@ def _crossed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
 
 def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
     """One error on all ranks, nothing moved, and the handle works afterwards."""
-    rows, columns = _slabs(comm)
+    rows, columns = slabs(comm, "int64")
     tile, wanted = given_tile(rows, comm.rank, "int64"), given_tile(columns, comm.rank, "int64")
     odd, shape = comm.rank == ODD, columns.tile_shape
     handle = prepare(rows, columns, comm, limit=LIMIT)
@@ -176,7 +176,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def creations(comm: MPI.Intracomm) -> Iterator[Case]:
     """Arrays that are made again and again: their values, their memory, and one error on all ranks."""
-    rows, columns = _slabs(comm)
+    rows, columns = slabs(comm, "int64")
     odd, team = comm.rank == ODD, team_of(comm)
 
     def made() -> None:
@@ -225,7 +225,7 @@ def creations(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def endings(comm: MPI.Intracomm) -> Iterator[Case]:
     """Moves that begin before others end, other threads, failures, and the end of handles."""
-    rows, columns = _slabs(comm)
+    rows, columns = slabs(comm, "int64")
     tile, wanted = given_tile(rows, comm.rank, "int64"), given_tile(columns, comm.rank, "int64")
     odd, out = comm.rank == ODD, np.full(columns.tile_shape, -5)
     handle, other = prepare(rows, columns, comm, limit=LIMIT), prepare(columns, rows, comm, limit=LIMIT)
@@ -280,11 +280,6 @@ def endings(comm: MPI.Intracomm) -> Iterator[Case]:
     yield "after a failure", failed
     yield "one skipped it", skipped
     yield "freed", freed
-
-
-def _slabs(comm: MPI.Intracomm) -> list[Layout]:
-    line, n = Mesh(x=comm.size), 2 * comm.size
-    return [rs.Layout.from_spec(line, (n, n), "int64", held) for held in ([["x"], []], [[], ["x"]])]
 
 
 def _call(handle: Any, begins: bool, tile: Any, out: Any) -> Any:

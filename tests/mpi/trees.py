@@ -24,7 +24,7 @@ from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout, random_pair
 from tests.mpi.crossing import check_result, random_ends, tile_on
-from tests.mpi.moving import caught_by, check_refused, counting
+from tests.mpi.moving import caught_by, check_refused, counting, slabs
 from tests.mpi.worker import Case
 from tests.oracle import PADDING
 from tests.trees import Pair
@@ -299,13 +299,8 @@ def _check_cast(comm: MPI.Intracomm, trainer: Mesh, serving: Mesh) -> None:
     assert wanted is None or np.array_equal(result, wanted)
 
 
-def _layouts(comm: MPI.Intracomm) -> Pair:
-    mesh, side = Mesh(x=comm.size), 2 * comm.size
-    return tuple(Layout.from_spec(mesh, (side, side), "int32", spec) for spec in ([["x"]], [[], ["x"]]))
-
-
 def _structure(comm: MPI.Intracomm) -> None:
-    rows, columns = _layouts(comm)
+    rows, columns = slabs(comm)
     tile = np.full(rows.tile_shape, comm.rank, np.int32)
     result = redistribute({"layers": {0: tile, 1: tile}, "head": tile}, rows, columns, comm, limit=LIMIT)
     assert list(result) == ["layers", "head"] and list(result["layers"]) == [0, 1]
@@ -328,7 +323,7 @@ def faults(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def _call(comm: MPI.Intracomm) -> dict[str, Any]:
     """The arguments that all ranks make alike."""
-    rows, columns = _layouts(comm)
+    rows, columns = slabs(comm)
     names = ("a", "b", "c")
     tiles = {name: np.full(rows.tile_shape, at, np.int32) for at, name in enumerate(names)}
     ends = {"source": dict.fromkeys(names, rows), "target": dict.fromkeys(names, columns)}
