@@ -63,7 +63,6 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_ranks_are_started_and_ended(tmp_path: Path):
-    pytest.importorskip("mpi4py")
     script = tmp_path / "script.py"
     touch = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
     script.write_text(f"import sys\nfrom mpi4py import MPI\n{touch}\n")
@@ -77,7 +76,6 @@ def test_ranks_are_started_and_ended(tmp_path: Path):
 
 
 def test_calibrate_writes_a_network(tmp_path: Path):
-    pytest.importorskip("mpi4py")
     path = tmp_path / "network.json"
     assert calibrate(CalibrateOptions(ranks=2, name="here", output=str(path))) == 0
     network = Network.load(str(path))
@@ -102,14 +100,12 @@ def run(script: Path, text: str, ranks: int = 4) -> subprocess.CompletedProcess[
 
 
 def test_silence_when_all_is_well(tmp_path: Path):
-    pytest.importorskip("mpi4py")
     ran = run(tmp_path / "fine.py", "from mpi4py import MPI\n")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(("text", "error", "line"), [(SHARED, "ValueError: the sizes", 4), (EACH, "ZeroDivision", 4)])
 def test_one_traceback_that_begins_in_the_script(tmp_path: Path, text: str, error: str, line: int):
-    pytest.importorskip("mpi4py")
     ran = run(tmp_path / "wrong.py", text)
     assert ran.returncode != 0
     assert ran.stderr.count("Traceback") == 1 and ran.stderr.count(error) == 1
@@ -142,7 +138,6 @@ def test_starting_ranks_does_not_make_this_process_one() -> None:
 @pytest.mark.parametrize("name", ["DistArray", "calibrate", "redistribute", "relabelled", "world", "launch"])
 def test_a_name_is_the_same_object_each_time(name: str) -> None:
     """Importing a module sets an attribute of its package: it must not replace a function."""
-    pytest.importorskip("mpi4py")
     first = getattr(reshard.mpi, name)
     __import__("reshard.mpi.distarray")
     assert callable(first) and getattr(reshard.mpi, name) is vars(reshard.mpi)[name] is first
@@ -193,7 +188,6 @@ assert np.array_equal(tile, whole[:, 32 * rank : 32 * rank + 32])
 @pytest.mark.parametrize(("platform", "early", "late"), [("darwin", MACOS, ""), ("win32", "", WINDOWS)])
 def test_what_only_linux_has_is_not_needed(tmp_path: Path, platform: str, early: str, late: str) -> None:
     """The functions and files of Linux are taken away; the ranks move their tiles all the same."""
-    pytest.importorskip("mpi4py")
     script = tmp_path / "move.py"
     script.write_text(ON_ANOTHER_SYSTEM.format(platform=platform, early=early, late=late), encoding="utf-8")
     assert reshard.mpi.launch(2, [str(script)], timeout=600) == 0

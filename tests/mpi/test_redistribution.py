@@ -23,14 +23,8 @@ from reshard.types import Layout, Mesh
 
 
 COMM = MPI.COMM_SELF
-
-
 SOURCE = Layout.parse("f64[5{x}1, 7]", Mesh(x=1))
-
-
 MOVED = Layout.parse("f64[5, 7]", Mesh(y=1))
-
-
 TILE = np.arange(35.0).reshape(5, 7)
 
 
@@ -111,8 +105,6 @@ def test_the_typed_options_are_those_of_the_function() -> None:
 
 
 ROWS, WHOLE = Layout.parse("f64[{x}4, 3]", Mesh(x=1)), Layout.parse("f64[4, 3]", Mesh(x=1))
-
-
 TILE_HANDLES = np.arange(12.0).reshape(4, 3)
 
 
@@ -182,9 +174,6 @@ def test_what_is_not_a_move_is_refused(given: Any, text: str):
 # ---- Trees of tiles: one rank here, several in the topics of `tests.mpi.trees`
 
 
-TOPICS = [("across", 4), ("moves_through_views", 4), ("groups", 4), ("models", 6)]
-
-
 def test_a_tree_on_one_rank() -> None:
     moved = redistribute({"a": TILE, "b": {"c": TILE + 1}}, SOURCE, MOVED, COMM)
     assert np.array_equal(moved["a"], TILE) and np.array_equal(moved["b"]["c"], TILE + 1)
@@ -197,8 +186,6 @@ def test_tiles_without_padding() -> None:
 
 
 NESTED: dict[str, object] = {}
-
-
 NESTED["again"] = NESTED
 
 
@@ -208,20 +195,8 @@ NESTED["again"] = NESTED
         ({"a": TILE}, 7, {}, LayoutError, "the source of a tree of tiles is a int"),
         ({"a": TILE}, {"a": 7}, {}, LayoutError, "the source of 'a' is 7"),
         ({"a": TILE}, {"b": SOURCE}, {}, LayoutError, "have different names"),
-        (
-            {"a": TILE},
-            {"a": SOURCE},
-            {"out": TILE},
-            TileError,
-            "the out of a tree of tiles is a ndarray",
-        ),
-        (
-            {"a": TILE},
-            {"a": SOURCE},
-            {"out": {"b": TILE}},
-            TileError,
-            r"out: \['b'\] are not arrays of the tree",
-        ),
+        ({"a": TILE}, {"a": SOURCE}, {"out": TILE}, TileError, "the out of a tree of tiles is a ndarray"),
+        ({"a": TILE}, {"a": SOURCE}, {"out": {"b": TILE}}, TileError, r"out: \['b'\] are not arrays of the tree"),
         ({"a": TILE}, {"a": SOURCE}, {"out": {"a": TILE}}, TileError, "a: out overlaps the tile"),
         ({"a": TILE}, {"a": SOURCE}, {"scale": {"a": 2.0}}, TileError, "a: scale 2.0: .* casts nothing"),
         ({"a": TILE}, {"a": SOURCE}, {"donate": True}, PlanError, "donate: for one tile"),

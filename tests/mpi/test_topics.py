@@ -40,10 +40,20 @@ SLOW = [
     ),
     (3, ["crossing.arrays", "crossing.plans", "crossing.mistakes", "trees.faults", "arrays.relabelling"]),
     (3, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
-    (4, ["cases.moves", "on_gpus.moves", "views.moves", "arrays.calibration", "trees.few_messages", "trees.moves"]),
+    (
+        4,
+        [
+            "cases.moves",
+            "on_gpus.moves",
+            "trees.moves_through_views",
+            "arrays.calibration",
+            "trees.few_messages",
+            "trees.moves",
+        ],
+    ),
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
-    (6, ["cases.moves", "crossing.relays", "views.moves"]),
+    (6, ["cases.moves", "crossing.relays", "trees.moves_through_views"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
     (8, ["cases.moves", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
 ]

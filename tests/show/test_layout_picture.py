@@ -8,14 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.show.layout_picture import list_facts, show_picture
-from reshard.show.layout_pieces import (
-    fix_coordinates,
-    label_piece,
-    list_owners,
-    list_pieces,
-    list_ranges,
-    set_text,
-)
+from reshard.show.layout_pieces import fix_coordinates, label_piece, list_owners, list_pieces, list_ranges, set_text
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.draw.reading import holders, listed

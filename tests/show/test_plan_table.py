@@ -105,8 +105,7 @@ def test_the_step_of_the_peak_is_named_if_there_are_several(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("f32[{x}3/7, 5]", "140 B"), ("s4[{x}5/9]", "5 B"), ("f64[]", "8 B"), ("bf16[0, {x}4]", "0 B")],
+    ("text", "size"), [("f32[{x}3/7, 5]", "140 B"), ("s4[{x}5/9]", "5 B"), ("f64[]", "8 B"), ("bf16[0, {x}4]", "0 B")]
 )
 def test_the_size_is_that_of_the_true_array(text, size):
     """Neither padding nor copies count: 7 x 5 elements of 4 bytes are 140 bytes."""
