@@ -21,6 +21,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import MESHES, SIZES, contiguous_layouts, pairs, random_layout, random_pair
 from tests.oracle import check
+from tests.sampling import few_or_all
 
 MESH = Mesh(x=4, y=2)
 ALL = ("sum", "max", "min", "product", "mean")
@@ -182,11 +183,11 @@ def test_the_table_in_the_docstring_is_the_plan_and_its_rival():
 # ---- sub-axes, padding and devices of a reduction --------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "most"), [(0, 60), *(pytest.param(n, 250, marks=pytest.mark.slow) for n in range(5))])
-def test_no_tile_of_an_uneven_reduction_is_larger_than_both_ends(seed: int, most: int):
-    choose = random.Random(seed)
+@pytest.mark.parametrize("count", few_or_all(60, 1000))
+def test_no_tile_of_an_uneven_reduction_is_larger_than_both_ends(count: int):
+    choose = random.Random(0)
     uneven = 0
-    while uneven < most:
+    while uneven < count:
         source, target = random_pair(choose, "float64", partial=True)
         if source.even and target.even:
             continue
@@ -206,32 +207,47 @@ def test_part_of_an_axis_is_reduced_whatever_the_order_of_its_primes(size: int, 
     for pre, factor in kept:
         plan = planned(f"f32[{dim}] + sum{{x}}", f"f32[{dim}] + sum{{x:({pre}){factor}}}", mesh)
         assert plan.target.partial
+    between = planned("f32[{y}3] + sum{x}", "f32[{z}2] + sum{x:(1)2}", Mesh(x=6, y=2, z=3))
+    assert between.target.partial, "also between numerals that do not nest"
 
 
-def test_part_of_an_axis_is_reduced_between_numerals_that_do_not_nest():
-    mesh = Mesh(x=6, y=2, z=3)
-    plan = planned("f32[{y}3] + sum{x}", "f32[{z}2] + sum{x:(1)2}", mesh)
-    assert plan.target.partial == (mesh.sub_axis("x:(1)2"),)
+SHUFFLED = [7, 3, 0, 1, 10, 4, 2, 5, 11, 6, 9, 8]
 
 
-@pytest.mark.parametrize("target", ["f32[16]", "f32[{x}4]", "f32[2{x}2]", "f32[{x:(1)2}8]"])
-def test_a_reduction_ends_on_devices_in_any_order(target: str):
-    for ids in permutations(range(4)):
-        plan = rs.plan(
-            Layout.parse("f32[16] + sum{x}", Mesh(x=4)), Layout.parse(target, Mesh({"x": 4}, device_ids=ids))
-        )
-        check(plan)
-        assert plan.received_bytes <= 96
-
-
-@pytest.mark.parametrize("target", ["f32[5, {a}{b}2/13]", "f32[{b:(1)2}3/5, {a}5/13]", "f32[5, 13]"])
-def test_a_reduction_ends_on_another_mesh_of_the_same_devices(target: str):
-    ids = [7, 3, 0, 1, 10, 4, 2, 5, 11, 6, 9, 8]
-    source = Layout.parse("f32[5, {y}7/13] + max{x}", Mesh(x=6, y=2))
-    for mesh in (Mesh(a=3, b=4), Mesh({"a": 3, "b": 4}, device_ids=ids)):
-        plan = rs.plan(source, Layout.parse(target, mesh))
-        check(plan)
-        assert plan.received_bytes >= plan.lower_bound_bytes
+@pytest.mark.parametrize(
+    ("source", "mesh", "targets", "others"),
+    [
+        # Devices in any order.
+        (
+            "f32[16] + sum{x}",
+            Mesh(x=4),
+            ("f32[16]", "f32[{x}4]", "f32[2{x}2]", "f32[{x:(1)2}8]"),
+            [Mesh({"x": 4}, device_ids=ids) for ids in permutations(range(4))],
+        ),
+        (
+            "f32[5, {y}7/13] + max{x}",
+            Mesh(x=6, y=2),
+            ("f32[5, {a}{b}2/13]", "f32[{b:(1)2}3/5, {a}5/13]", "f32[5, 13]"),
+            [Mesh(a=3, b=4), Mesh({"a": 3, "b": 4}, device_ids=SHUFFLED)],
+        ),
+        # No layout on the way need be spelled on either: a dim is held along stride 6, z of the target is stride 1.
+        (
+            "s32[13, {w}6/12] + max{z}",
+            Mesh(w=2, y=2, z=3),
+            ("s32[{z}7/13, 12]", "s32[{z}7/13, {x}2]", "s32[13, {z}6]", "s32[13, {x}{z}1/12]", "s32[{x}3/13, 12]"),
+            [Mesh(x=6, z=2)],
+        ),
+    ],
+)
+def test_a_reduction_ends_on_another_mesh_of_the_same_devices(
+    source: str, mesh: Mesh, targets: tuple[str, ...], others: list[Mesh]
+):
+    for other in others:
+        for target in targets:
+            plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, other))
+            check(plan)
+            assert plan.lower_bound_bytes <= plan.received_bytes
+            assert len(others) < 3 or plan.received_bytes <= 96
 
 
 @pytest.mark.parametrize("donate", [False, True])
@@ -248,15 +264,6 @@ def test_a_reduction_ends_on_axes_that_do_not_nest_in_the_sources(source: str, t
     check(rs.plan(*pair, budget=refused.value.smallest))
 
 
-@pytest.mark.parametrize(
-    "target", ["[{z}7/13, 12]", "[{z}7/13, {x}2]", "[13, {z}6]", "[13, {x}{z}1/12]", "[{x}3/13, 12]"]
-)
-def test_no_layout_on_the_way_need_be_spelled_on_either_mesh(target: str):
-    """The source's dim is held along stride 6 of the positions, z of the target is stride 1."""
-    source = Layout.parse("s32[13, {w}6/12] + max{z}", Mesh(w=2, y=2, z=3))
-    check(rs.plan(source, Layout.parse(f"s32{target}", Mesh(x=6, z=2))))
-
-
 @pytest.mark.parametrize("target", ["f32[{b}6/16, {a}6]", "f32[{a}4, {b}8]", "f32[16, {a:(1)2}{b}4]"])
 @pytest.mark.parametrize("partial", ["a:(1)2", "a:(2)2"])
 def test_a_scatter_between_holders_of_a_dim_moves_none_of_them(target: str, partial: str):
@@ -265,11 +272,10 @@ def test_a_scatter_between_holders_of_a_dim_moves_none_of_them(target: str, part
     check(plan)
 
 
-@pytest.mark.fast(1)
-@pytest.mark.parametrize("seed", range(2))
-def test_random_reductions_between_meshes_of_equal_devices(seed: int):
-    choose = random.Random(seed)
-    for _ in range(150):
+@pytest.mark.parametrize("count", few_or_all(100, 300))
+def test_random_reductions_between_meshes_of_equal_devices(count: int):
+    choose = random.Random(0)
+    for _ in range(count):
         sizes = choose.choice([(2, 2, 3), (4, 3), (2, 2, 2), (6, 2), (12,)])
         meshes = [
             Mesh({f"{name}{at}": size for at, size in enumerate(choose.sample(sizes, len(sizes)))}) for name in "ab"
