@@ -203,7 +203,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_nested_values_in_place_of_an_argument(data: st.DataObject):
     entry = ENTRIES[data.draw(st.sampled_from([name for name in ENTRIES if name != "prove"]))]

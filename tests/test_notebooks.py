@@ -11,6 +11,7 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -58,13 +59,13 @@ def test_they_are_all_here():
     ]
 
 
-QUICK, *LONG = NOTEBOOKS
+def ran(path: Path) -> Any:
+    """A notebook as a parameter. That of users' cases compiles each of them twice, for up to 256 devices: minutes, for
+    what tests/test_user_cases.py says of the plans."""
+    return pytest.param(path, id=path.name, marks=pytest.mark.sweep if "users_cases" in path.name else pytest.mark.slow)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", [QUICK, *(pytest.param(path, marks=pytest.mark.slow) for path in LONG)], ids=names(NOTEBOOKS)
-)
+@pytest.mark.parametrize("path", [ran(path) for path in NOTEBOOKS])
 def test_it_runs_and_shows_what_is_stored(path: Path):
     stored = execute.read(path)
     fresh = execute.executed(stored)
