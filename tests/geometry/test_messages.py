@@ -13,7 +13,6 @@ from hypothesis import given, settings
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.figures import exchange_figures, received_by_device
-from reshard.geometry.holders import tile_elements, tile_of, tiles
 from reshard.geometry.messages import Message, Product, count_elements, cut_product, exchange_messages, messages_of
 from reshard.geometry.view_layouts import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
@@ -152,14 +151,6 @@ def test_a_cut_needs_few_products():
     """Of rank r, at most 2 r - 1 of them: a start, a middle and an end in each factor."""
     product = (PLANES, PLANES, PLANES)
     assert max(len(cut_product(product, low, high)) for low in range(27) for high in range(low, 28)) == 5
-
-
-@pytest.mark.parametrize("part", range(2))
-def test_the_size_of_a_tile_is_that_of_every_device_that_holds_it(part: int):
-    for seed in range(part * 60, part * 60 + 60):
-        for layout in random_pair(random.Random(seed), partial=seed % 2 == 0):
-            assert list(tile_elements(layout)) == [prod(layout.tile_shape_of(d)) for d in layout.mesh.devices]
-            assert all(tile_of(layout, device) == tile for device, tile in tiles(layout).items())
 
 
 # ---- through a view ---------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def by_piece(layout: Layout, dim: int = 0) -> dict[int, tuple[int, ...]]:
     return tables
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(layouts())
 def test_devices_with_one_piece_hold_the_same_and_pieces_are_numbered_in_a_row(layout: Layout):
     for at, dim in enumerate(layout.dims):
@@ -125,7 +125,7 @@ def test_a_long_array_has_no_more_blocks_than_a_short_one(source: str, target: s
     assert max(counts) <= 200
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(layouts())
 def test_the_sizes_of_pieces(layout: Layout):
     for at, dim in enumerate(layout.dims):
@@ -271,7 +271,7 @@ def copies(runs: list[Run], repeat: Axis) -> list[Run]:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(gaps, st.integers(1, 4), extras, st.integers(1, 3), extras)
 def test_repeats_of_repeats_are_the_runs_merged_one_by_one(
     of: Gaps, inner: int, inner_extra: tuple[int, int], outer: int, outer_extra: tuple[int, int]

@@ -43,7 +43,7 @@ def holds(source: Layout, target: Layout, refinement: Refinement) -> None:
                 assert tuple(mine[: len(theirs)]) == theirs
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(pairs())
 def test_refined_digits_mean_what_both_layouts_mean(pair: tuple[Layout, Layout]):
     refinement = refine(*pair)

@@ -26,7 +26,7 @@ EIGHT = (
 TWELVE = (Mesh(x=4, y=3), Mesh(x=3, y=4), Mesh(x=12), Mesh(a=2, b=6), Mesh(a=2, b=3, c=2))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.randoms(), st.sampled_from((EIGHT, TWELVE)))
 def test_the_layout_on_the_other_mesh_means_the_same(choose: random.Random, meshes: tuple[Mesh, ...]):
     old, new = choose.choice(meshes), choose.choice(meshes)

@@ -12,7 +12,6 @@ from reshard.types.dims import (
     Dim,
     canonical_dim,
     canonical_partial,
-    check_exact_cover,
     check_single_use,
     checked_size,
     fit_digits,
@@ -298,16 +297,6 @@ def test_partial_axes_are_sorted_and_merged():
 def test_a_dim_names_itself_by_its_number():
     with pytest.raises(LayoutError, match=r"^dim 3: the radices multiply to 16"):
         canonical_dim(Dim((Digit(4, SubAxis("x", 1, 4)), Digit(4, None)), 10), MESH, 3)
-
-
-def test_exact_cover_returns_the_digits_and_the_one_round():
-    axis = SubAxis("x", 1, 4)
-    held, block = Digit(4, axis), Digit(7, None)
-    assert check_exact_cover([held, Digit(3, None)], 10, False, 0) == [held, Digit(3, None)]
-    assert check_exact_cover([held, block], 11, True, 0) == [Digit(1, None), held, block]
-    assert check_exact_cover([held, block], 28, True, 0) == [held, block]  # full: the 1 makes no difference
-    with pytest.raises(LayoutError, match="the product is 12"):
-        check_exact_cover([held, block], 11, False, 0)
 
 
 def test_blocks_dealt_along_an_axis_of_one_device_are_not_padded():

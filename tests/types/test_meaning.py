@@ -54,24 +54,6 @@ def test_the_elements_of_a_tile_do_not_depend_on_partial_axes():
     assert table("f32[{x}2] + sum{y}", mesh) == table("f32[{x}2]", mesh)
 
 
-def scalapack(local: int, block: int, process: int, processes: int) -> int:
-    """INDXL2G of ScaLAPACK's TOOLS, zero-based, source process 0."""
-    return processes * block * (local // block) + local % block + process * block
-
-
-@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 60))
-def test_uneven_block_cyclic_is_scalapack_s(processes: int, block: int, size: int):
-    mesh = Mesh(p=processes)
-    rounds = ceil(size / (processes * block))
-    layout = Layout.parse(f"f64[{rounds}{{p}}{block}/{size}]", mesh)
-    for process in range(processes):
-        held = [index for index in meaning(layout, process)[0] if index < size]
-        # NUMROC: whole rounds, then the rest of the last one.
-        whole, rest = divmod(size, processes * block)
-        count = whole * block + min(block, max(0, rest - process * block))
-        assert held == [scalapack(local, block, process, processes) for local in range(count)]
-
-
 @given(st.integers(1, 9), st.integers(0, 40))
 def test_uneven_tiles_are_gspmd_s(pieces: int, size: int):
     mesh = Mesh(x=pieces)

@@ -36,26 +36,6 @@ def test_every_element_is_where_scalapack_has_it(seed: int):
         assert tiles[device][row, column] == i * columns + j
 
 
-def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
-    """ScaLAPACK's TOOLS/numroc.f: the rows or columns that a process has."""
-    distance = (nprocs + iproc - isrcproc) % nprocs
-    blocks = n // nb
-    extra = blocks % nprocs
-    own = blocks // nprocs * nb
-    return own + nb if distance < extra else own + n % nb if distance == extra else own
-
-
-@pytest.mark.parametrize("nprocs", [1, 2, 3, 5, 7])
-def test_tiles_without_padding_have_the_sizes_that_numroc_gives(nprocs: int):
-    for n in (0, 1, 2, 5, 12, 13, 31, 64, 97, 1000):
-        for nb in (1, 2, 3, 8, 13, 64, 2000):
-            for source in range(nprocs):
-                layout = Layout.from_scalapack([1, 0, n, 3, nb, 2, source, 0, 1], (nprocs, 1))
-                own = [layout.tile_shape_of(process) for process in range(nprocs)]
-                rows = [numroc(n, nb, process, source, nprocs) for process in range(nprocs)]
-                assert own == [(count, 3) for count in rows]
-
-
 @pytest.mark.parametrize(
     ("desc", "grid", "order", "message"),
     [
