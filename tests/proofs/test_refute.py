@@ -18,9 +18,8 @@ from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_right_programs_are_not_refuted(seed: int):
-    choose = random.Random(seed)
+def test_right_programs_are_not_refuted():
+    choose = random.Random(0)
     for number in range(40):
         plan = rs.plan(*random_pair(choose, "float32", partial=number % 2 == 0))
         assert refute(plan, lower_plan(plan)) is None, str(plan)

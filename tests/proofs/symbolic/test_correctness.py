@@ -50,25 +50,6 @@ def test_right_programs_leave_true_claims(seed: int):
             decide_claims(step)
 
 
-PLAN = plan_of("f32[{x}5, 6]", "f32[15, {x}2]")
-WRONG = {
-    "other devices": (lambda p: replace(p, devices=p.devices[::-1]), "for other devices"),
-    "another dtype": (lambda p: replace(p, dtype="int32"), "for another dtype"),
-    "a source that is given up": (lambda p: replace(p, keep_source=False), "disagree on whether the source is kept"),
-    "other tiles before": (lambda p: replace(p, tile_shape=(6, 5)), "starts from other tiles"),
-    "other tiles after": (lambda p: replace(p, tile_shapes=((2, 15),)), "tiles of shape"),
-    "no steps": (lambda p: replace(p, instructions=(), tile_shapes=()), "other steps"),
-    "more steps": (lambda p: replace(p, instructions=p.instructions * 2), "other steps"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_program_for_something_else_is_refused(what: str):
-    change, message = WRONG[what]
-    with pytest.raises(UndecidedError, match=message):
-        derive_claims(PLAN, change(lower_plan(PLAN)))
-
-
 def in_parts(count: int) -> tuple[rs.Plan, Program]:
     source, target = Layout.parse("f32[{x}5, 6, 4]", MESH), Layout.parse("f32[15, {x}2, 4]", MESH)
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=count))])

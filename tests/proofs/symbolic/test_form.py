@@ -9,8 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.geometry.refine import refine
-from reshard.lower import lower_plan
-from reshard.proofs import Proof, prove, symbolic
+from reshard.proofs import Proof, prove
 from reshard.proofs.symbolic.form import FormDigit, close_cuts, form_of, local_place, step_digits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -37,14 +36,6 @@ def forms(proof: Proof) -> str:
 @pytest.mark.parametrize(("mesh", "source", "target", "options", "form"), SIZED)
 def test_which_sizes_vary(mesh: Mesh, source: str, target: str, options: dict, form: str):
     assert forms(prove(rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), **options))) == form
-
-
-def test_a_form_that_a_chunk_cuts_keeps_that_size():
-    mesh = Mesh(x=4)
-    plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), budget=544)
-    form, _ = symbolic.derive_claims(plan, lower_plan(plan))
-    assert form.names == {(1, 1): "n1"}
-    assert form.sizes == {"n1": 4}
 
 
 @pytest.mark.parametrize(
