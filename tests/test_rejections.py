@@ -87,7 +87,6 @@ def layout(text: str, mesh: rs.Mesh = MESH) -> rs.Layout:
 TABLE = [
     # ---- meshes
     Bad("axis of size 0", lambda: rs.Mesh(x=0), "'x' has size 0", "at least 1"),
-    Bad("axis of negative size", lambda: rs.Mesh(x=-4), "-4", "at least 1"),
     Bad("axis of a fractional size", lambda: rs.Mesh(x=2.5), "2.5", "whole number"),  # type: ignore[arg-type]
     Bad("axis of a boolean size", lambda: rs.Mesh(x=True), "True", "whole number"),
     Bad("axis name with a space", lambda: rs.Mesh({"a b": 2}), "'a b'", "letter"),
@@ -97,18 +96,15 @@ TABLE = [
     Bad("too few device ids", lambda: rs.Mesh({"x": 4}, device_ids=[0, 1]), "lists 2", "one id per device"),
     Bad("device id twice", lambda: rs.Mesh({"x": 2}, device_ids=[1, 1]), "[1, 1]", "distinct"),
     Bad("device ids that are text", lambda: rs.Mesh({"x": 2}, device_ids=["a", "b"]), "'a'", "whole number"),  # type: ignore[list-item]
-    Bad("device ids that are fractions", lambda: rs.Mesh({"x": 2}, device_ids=[0, 1.5]), "1.5", "whole number"),  # type: ignore[list-item]
     # ---- grammar
     Bad("empty text", parse(""), "''", "dtype[dims]"),
     Bad("no dims", parse("f32"), "'f32'", "dtype[dims]"),
     Bad("open bracket", parse("f32[{x}4, 8"), "'f32[{x}4, 8'", "dtype[dims]"),
-    Bad("open brace", parse("f32[{x4, 8]"), "{x4", "digits like {x}4"),
     Bad("canonical form: a dim without digits", parse("f32[{x}4,,8]"), "an empty dim", "write its size"),
     Bad("empty braces", parse("f32[{}4]"), "''", "write x, or x:(pre)size"),
     Bad("negative digit", parse("f32[-4]"), "'-4'", "digits like {x}4"),
     Bad("fractional digit", parse("f32[4.5]"), "'.5'", "digits like {x}4"),
     Bad("true size that is not a number", parse("f32[{x}3/ten]"), "'ten'", "{x}3/10"),
-    Bad("two true sizes", parse("f32[{x}3/10/9]"), "'10/9'", "{x}3/10"),
     Bad("text after the layout", parse("f32[8] on x"), "'f32[8] on x'", "dtype[dims]"),
     Bad("unknown dtype", parse("f33[8]"), "'f33'", "float32"),
     Bad("unknown reduction", parse("f32[8] + avg{x}"), "'avg'", "sum, max, min, product, mean"),
@@ -119,7 +115,6 @@ TABLE = [
     Bad("unknown partial axis", parse("f32[8] + sum{z}"), "unknown axis 'z'", "has axes x, y"),
     Bad("sub-axis that does not divide", parse("f32[{x:(1)3}4]"), "x:(1)3", "factors of the axis"),
     Bad("sub-axis past the end", parse("f32[{x:(2)4}4]"), "x:(2)4", "factors of the axis"),
-    Bad("sub-axis of size 0", parse("f32[{x:(1)0}4]"), "x:(1)0", "factors of the axis"),
     Bad("single use: an axis twice", parse("f32[{x}4, {x}2]"), "axis 'x'", "once"),
     Bad("single use: an axis twice in a dim", parse("f32[{x}{x}4]"), "axis 'x'", "once"),
     Bad("single use: an axis held and partial", parse("f32[{x}4] + sum{x}"), "axis 'x'", "partial axes included"),
@@ -143,14 +138,9 @@ TABLE = [
     Bad("spec of an unknown dtype", spec((8,), [["x"]], "float99"), "'float99'", "float32"),
     Bad("exact cover: blocks of 0 elements", parse("f32[2{x}0/5]"), "a block of 0", "at least 1"),
     Bad("whole sizes: a negative radix", digits(-2, size=-8), "a radix of -2", "at least 0"),
-    Bad("whole sizes: two negative radices", digits(-2, -2, size=16), "a radix of -2", "at least 0"),
     Bad("whole sizes: a fractional radix", digits(2.5, size=10), "a radix of 2.5", "are ints"),
-    Bad("whole sizes: a boolean radix", digits(True, size=4), "a radix of True", "are ints"),
-    Bad("whole sizes: a radix that is text", digits("2", size=8), "a radix of '2'", "are ints"),
-    Bad("whole sizes: a radix that is None", digits(None, size=8), "a radix of None", "are ints"),
     Bad("whole sizes: a true size that is a fraction", digits(2, size=7.5), "the true size 7.5", "are ints"),
     Bad("whole sizes: a negative true size", digits(2, size=-1), "the true size -1", "at least 0"),
-    Bad("whole sizes: a boolean true size", digits(1, size=True), "the true size True", "are ints"),
     Bad("whole sizes: an absurd radix", digits(1 << 63, size=1 << 65), "9223372036854775808", "at most"),
     Bad("whole sizes: an absurd product", digits(1 << 32, 1 << 32, size=1), "multiply to more", "smaller"),
     Bad(
@@ -158,18 +148,14 @@ TABLE = [
     ),
     Bad("whole sizes: a true size of 5000 digits", parse(f"f32[{{x}}3/{'1' * 5000}]"), "5000 digits", "above"),
     Bad("whole sizes: a dim of a fractional size", spec((8.0,), [["x"]]), "8.0", "whole number"),
-    Bad("whole sizes: a dim of a boolean size", spec((True,), [[]]), "True", "whole number"),
     Bad("whole sizes: a negative dim", spec((-8,), [[]]), "-8", "at least 0"),
     Bad("whole sizes: an absurd dim", spec((10**5000,), [[]]), "an int of 16610 bits", "at most"),
     Bad("a digit that is a number", lambda: rs.Layout(MESH, (rs.types.Dim((4,), 4),), "f32"), "4", "Digit(radix"),  # type: ignore[arg-type]
     Bad("a dim that is a number", lambda: rs.Layout(MESH, (4,), "f32"), "dim 0 is 4", "Dim(("),  # type: ignore[arg-type]
     Bad("dims that are a number", lambda: rs.Layout(MESH, 4, "f32"), "dims 4", "give a list"),  # type: ignore[arg-type]
-    Bad("a shape that is a number", spec(8, [["x"]]), "8", "one size per dim"),
     Bad("a shape that is None", spec(None, [["x"]]), "None", "one size per dim"),
-    Bad("a spec that is a number", spec((8,), 3), "3", "give a list"),
     Bad("axes of a spec that are numbers", spec((8,), [[0]]), "0", "write x"),
     Bad("a layout on no mesh", parse("f32[8]", None), "None", "Mesh(x=4"),  # type: ignore[arg-type]
-    Bad("a layout of bytes", parse(b"f32[8]"), "b'f32[8]'", "dtype[dims]"),  # type: ignore[arg-type]
     Bad("a layout that is None", parse(None), "None", "dtype[dims]"),  # type: ignore[arg-type]
     Bad("an axis of 5000 digits", lambda: rs.Mesh.parse(f"x={'9' * 5000}"), "5000 digits", "at most"),
     Bad("a sub-axis of 5000 digits", parse(f"f32[{{x:({'9' * 5000})2}}4]"), "x:(999", "factors of the axis"),
@@ -183,23 +169,18 @@ TABLE = [
         "one id per device",
     ),
     Bad("device ids that are a number", lambda: rs.Mesh({"x": 4}, device_ids=4), "4", "one id per device"),  # type: ignore[arg-type]
-    Bad("a mesh that is a number", lambda: rs.Mesh(8), "8", "name to size"),  # type: ignore[arg-type]
     Bad("a device that is None", lambda: MESH.position(None), "None", "8 devices"),  # type: ignore[arg-type]
     Bad("mesh text that is None", lambda: rs.Mesh.parse(None), "None", "name=size"),  # type: ignore[arg-type]
     # ---- ScaLAPACK and DTensor
     Bad("a negative extent", scalapack(2, -5), "-5", "at least 0"),
     Bad("a fractional extent", scalapack(2, 10.5), "10.5", "whole number"),
-    Bad("a fractional block", scalapack(4, 2.5), "2.5", "whole number"),
-    Bad("a boolean block", scalapack(5, True), "True", "whole number"),
     Bad("a block of 0", scalapack(4, 0), "descriptor", "at least 1"),
     Bad("a grid of 10^12", scalapack(0, 1, (10**6, 10**6)), "1000000000000 processes", "at most"),
-    Bad("a grid of fractions", scalapack(0, 1, (2.0, 3)), "2.0", "whole number"),
     Bad("a grid that is None", scalapack(0, 1, None), "None", "whole numbers"),
     Bad("a descriptor that is text", lambda: rs.Layout.from_scalapack("1", (2, 3)), "'1'", "whole numbers"),  # type: ignore[arg-type]
     Bad(
         "a fractional DTensor dim", lambda: rs.Layout.from_dtensor(["S(0)"], (2,), (8.5,), "f32"), "8.5", "whole number"
     ),  # type: ignore[list-item]
-    Bad("a negative DTensor dim", lambda: rs.Layout.from_dtensor(["S(0)"], (2,), (-8,), "f32"), "-8", "at least 0"),
     Bad("a DTensor mesh of 0", lambda: rs.Layout.from_dtensor(["S(0)"], (0,), (8,), "f32"), "size 0", "at least 1"),
     Bad(
         "a split factor of 0", lambda: rs.Layout.from_dtensor(["_S(0, 0)"], (2,), (8,), "f32"), "_S(0, 0)", "at least 1"
@@ -220,13 +201,10 @@ TABLE = [
     ),
     # ---- requests
     Bad("another shape", plan(target=layout("f32[16, 16]")), "(16, 16)", "the same global shape"),
-    Bad("another rank", plan(target=layout("f32[16]")), "(16,)", "the same global shape"),
     Bad("another dtype", plan(target=layout("f64[16, 8]")), "float64", "cast"),
     Bad("negative budget", plan(budget=-1), "budget -1", "whole number of at least 0"),
     Bad("budget that is not a size", plan(budget="64 MiB or so"), "'64 MiB or so'", "e.g. 64MiB"),
-    Bad("budget that is a boolean", plan(budget=True), "True", "whole number of at least 0"),
     Bad("budget that is a fraction", plan(budget=0.5), "0.5", "whole number of at least 0"),
-    Bad("budget that is a list", plan(budget=[1]), "[1]", "whole number of at least 0"),
     Bad("budget too small", plan(budget=100), "budget 100 B", "smallest that works is 256 B"),
     Bad("unknown network", plan(network="tpu-v9"), "'tpu-v9'", "tpu-v5p"),
     Bad("network with a typing error", plan(network="h10"), "'h10'", "did you mean 'h100'?"),
@@ -258,10 +236,8 @@ TABLE = [
     Bad("step of an unknown kind", lambda: Step("send", HERE, THERE), "'send'", "the steps are slice"),
     Bad("step of the wrong kind", lambda: Step("slice", HERE, THERE), "slice: f32[{x}4, 8]", "only local digits"),
     Bad("plan that ends early", lambda: Plan(HERE, THERE, ()), "not in the target", "fix the chain"),
-    Bad("text that is not JSON", lambda: Plan.from_json("{"), "not a plan in JSON", "to_json()"),
     Bad("JSON that is nested too deep", lambda: Plan.from_json("[" * 100_000), "not a plan in JSON", "to_json()"),
     Bad("JSON that is not UTF-8", lambda: Plan.from_json(b"\xff\xfe{}"), "not a plan in JSON", "to_json()"),  # type: ignore[arg-type]
-    Bad("JSON that is None", lambda: Plan.from_json(None), "not a plan in JSON", "to_json()"),  # type: ignore[arg-type]
     Bad("JSON with a long number", lambda: Plan.from_json("9" * 5000), "not a plan in JSON", "to_json()"),
     Bad(
         "JSON with negative seconds", edited(steps=[{**PLAN.to_dict()["steps"][0], "seconds": -1}]), "-1", "at least 0"
@@ -273,7 +249,6 @@ TABLE = [
         "at least 0",
     ),
     Bad("JSON of another format", edited(format=2), "format 2", "reads format 1"),
-    Bad("JSON of a boolean format", edited(format=True), "format True", "reads format 1"),
     Bad("step between texts", lambda: Step("slice", "f32[8]", THERE), "'f32[8]'", "Layout.parse"),  # type: ignore[arg-type]
     Bad("step of kind None", lambda: Step(None, HERE, THERE), "None", "the steps are"),  # type: ignore[arg-type]
     Bad("step of a negative time", lambda: Step("all_to_all", HERE, THERE, seconds=-1.0), "-1.0", "at least 0"),
@@ -292,8 +267,6 @@ TABLE = [
     Bad("a tile too many", simulate({**TILES, 9: TILES[0]}), "unknown [9]", "one tile per device"),
     Bad("no tiles", simulate({}), "0 devices", "one tile per device"),
     Bad("a tile of another shape", simulate(changed(3, np.zeros((8, 4), np.float32))), "device 3", "(4, 8)"),
-    Bad("a tile of the global shape", simulate(changed(0, np.zeros((16, 8), np.float32))), "device 0", "(4, 8)"),
-    Bad("a tile of another rank", simulate(changed(0, np.zeros(32, np.float32))), "(32,)", "(4, 8)"),
     Bad("a tile of another dtype", simulate(changed(7, np.zeros((4, 8)))), "float64", "cast it"),
     Bad("tiles in a list", simulate(list(TILES.values())), "list", "one tile per device"),
     Bad("a network without links", lambda: rs.Network("none"), "'none'", "give inner, outer or axes"),
