@@ -42,12 +42,11 @@ def stacked(program: Program, axes: Mapping[str, int]) -> tuple[jax.stages.Wrapp
     return jax.jit(whole, in_shardings=sharding), sharding
 
 
-def run(program: Program, axes: Mapping[str, int], tiles: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    f, sharding = stacked(program, axes)
+def check_on_xla(plan: Plan, program: Program | None = None) -> jax.stages.Compiled:
+    """Every device ends with what the target means; returns what was compiled and run."""
+    program, tiles = program or lower_plan(plan), source_tiles(plan)
+    f, sharding = stacked(program, plan.source.mesh.axes)
     given = jax.device_put(np.stack([tiles[device] for device in program.devices]), sharding)
-    return dict(zip(program.devices, np.asarray(f(given)), strict=True))
-
-
-def check_on_xla(plan: Plan, program: Program | None = None) -> None:
-    """Every device ends with what the target means."""
-    check_target(plan, run(program or lower_plan(plan), plan.source.mesh.axes, source_tiles(plan)))
+    compiled = f.lower(given).compile()
+    check_target(plan, dict(zip(program.devices, np.asarray(compiled(given)), strict=True)))
+    return compiled
