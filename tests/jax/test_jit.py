@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import re
 import subprocess
@@ -26,6 +27,13 @@ from reshard.errors import NetworkError, ProgramError, StrictError
 from reshard.jax.jit import Jitted, deserialize, jit
 from reshard.jax.redistribute import redistribute
 from tests.jax.moving import AFTER, BEFORE, SIZE, kept, mesh, numbered, program, sharding
+
+
+@functools.cache
+def compiled_program() -> Any:
+    """`program` with our collectives, for the tests that only look at it."""
+    return jit(program).lower(numbered()).compile()
+
 
 # ---- in the place of jax.jit -----------------------------------------------------------------------
 
@@ -262,7 +270,7 @@ def received(compiled: Any) -> int:
 
 
 def test_the_figures_are_those_of_both_programs() -> None:
-    plain, ours = jax.jit(program).lower(numbered()).compile(), jit(program).lower(numbered()).compile()
+    plain, ours = jax.jit(program).lower(numbered()).compile(), compiled_program()
     decision = ours.decision
     assert decision.plain is not None and decision.ours is not None
     assert decision.plain.received_bytes == received(plain) and decision.ours.received_bytes == received(ours) == 1792
@@ -328,7 +336,7 @@ print(compiled.decision.chosen, len(compiled.report.taken), "all-to-all" in comp
 
 @pytest.mark.slow
 def test_a_compiled_program_is_read_back(tmp_path: Path) -> None:
-    data = jit(program).lower(numbered()).compile().serialize()
+    data = compiled_program().serialize()
     np.testing.assert_array_equal(deserialize(data)(numbered()), np.asarray(numbered()) * 2 + 1)
     path = tmp_path / "program"
     path.write_bytes(data)
@@ -351,11 +359,10 @@ def test_a_program_on_some_of_the_devices_is_read_back(ids: list[int]) -> None:
 
 
 def test_a_program_for_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = jit(program).lower(numbered()).compile()
     elsewhere = [SimpleNamespace(id=0), SimpleNamespace(id=64)]
     monkeypatch.setattr(sys.modules["reshard.jax.jit"], "devices_of_program", lambda _: elsewhere)
     with pytest.raises(ProgramError, match=r"compiled for devices \[0, 64\].* no \[64\] among its 8.*same ids"):
-        deserialize(compiled.serialize())
+        deserialize(compiled_program().serialize())
 
 
 @pytest.mark.parametrize("data", [b"", b"not a program", pickle.dumps(3), 3, None], ids=str)
@@ -366,7 +373,7 @@ def test_bytes_that_are_no_program(data: Any) -> None:
 
 def test_damaged_bytes_are_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA ends the process on machine code that is damaged, and a pickle can do anything."""
-    data = jit(program).lower(numbered()).compile().serialize()
+    data = compiled_program().serialize()
     other = data.replace(jax.__version__.encode(), b"0.11.99", 1)
     monkeypatch.setattr(pickle, "loads", None)
     for at in (0, 20, 40, 90, 200, len(data) // 2, len(data) - 1):

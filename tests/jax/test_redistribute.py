@@ -61,10 +61,6 @@ def test_jax_and_the_oracle_mean_the_same_by_a_sharding():
             assert np.array_equal(tile(sharding, shard.device, VALUES), VALUES[shard.index]), sharding
 
 
-def test_there_are_110_pairs():
-    assert len(list(pairs(shardings()))) == 110
-
-
 @pytest.mark.fast(1, slow=4)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
@@ -170,10 +166,9 @@ def test_axes_of_one_device():
     mesh = mesh_of({"x": 4, "o": 1, "y": 2})
     for before, after in ((P("x", "y"), P("o", ("y", "x"))), (P(("x", "o"), "y"), P(None, ("y", "o", "x")))):
         source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
-        for given in (source, None):
-            f = jax.jit(lambda x, t=target, s=given: redistribute(x, t, source=s))
-            assert_exact(f(put(source)), target, VALUES)
-        assert_exact(redistribute(put(source), target), target, VALUES)
+        f = jax.jit(lambda x, t=target, s=source: [redistribute(x, t, source=given) for given in (s, None)])
+        for moved in (*f(put(source)), redistribute(put(source), target)):
+            assert_exact(moved, target, VALUES)
 
 
 def test_a_mesh_of_one_device():
@@ -212,7 +207,7 @@ def test_uneven_sizes(size: int, known: bool):
     """Prime sizes, fewer elements than pieces, one element and none."""
     ends = [NamedSharding(mesh_of(SIZES), P(*spec)) for spec in (["x"], ["y"], [("x", "y")], [("y", "x")], [])]
     every = list(pairs(ends))
-    for source, target in every if size == 7 and known else random.Random(size).sample(every, 5):
+    for source, target in every[::2] if size == 7 and known else random.Random(size).sample(every, 3):
         uneven((size,), source, target, known)
 
 
@@ -478,7 +473,7 @@ def test_a_mesh_of_explicit_and_auto_axes():
     with jax.set_mesh(mesh):
         f = jax.jit(lambda x: redistribute(x, P(None, "x"), source=P("x")))
         assert_exact(f(put(source)), target, VALUES)
-        for before, after in ((BACK, P(None, ("x", "y"))), (P("y"), P("x", "y")), (P(), P("y", "x")), (BACK, THERE)):
+        for before, after in ((BACK, P(None, ("x", "y"))), (P("y"), P("x", "y")), (BACK, THERE)):
             source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
             f = jax.jit(partial(redistribute, sharding=after, source=before), out_shardings=target)
             assert_exact(f(put(source)), target, VALUES)
@@ -514,20 +509,14 @@ def test_trees():
     assert_exact(moved["a"], one, VALUES)
     assert_exact(moved["b"][0], other, VALUES + 1)
     assert_exact(moved["b"][1][0], other, VALUES + 2)
+    moved = redistribute(tree, {"a": one, "b": [source, (other, None)]})  # of the same structure
+    assert moved["b"][1][1] is None
+    assert_exact(moved["b"][0], source, VALUES + 1)
+    assert_exact(moved["b"][1][0], other, VALUES + 2)
     moved = redistribute(tree, {"a": P("y"), "b": P(("x", "y"))})
     assert_exact(moved["b"][1][0], NamedSharding(mesh, P(("x", "y"))), VALUES + 2)
     f = jax.jit(lambda tree: redistribute(tree, one, source={"a": source, "b": None}))
     assert_exact(f(tree)["b"][0], one, VALUES + 1)
-
-
-def test_a_tree_of_shardings_of_the_same_structure():
-    mesh = mesh_of(SIZES)
-    source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
-    tree = {"a": put(source), "b": (put(source), None)}
-    moved = redistribute(tree, {"a": target, "b": (source, None)})
-    assert moved["b"][1] is None
-    assert_exact(moved["a"], target, VALUES)
-    assert_exact(moved["b"][0], source, VALUES)
 
 
 @jax.tree_util.register_dataclass
@@ -608,12 +597,11 @@ def test_random_budgets():
     assert tried["exchange"] >= 5, tried
 
 
-@pytest.mark.parametrize("network", ["tpu-v5p", "h100"])
-def test_networks_by_name(network: str):
+def test_networks_by_name():
     source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
-    assert_exact(redistribute(put(source), target, network=network), target, VALUES)
+    assert_exact(redistribute(put(source), target, network="h100"), target, VALUES)
     for given in (source, None):
-        f = jax.jit(lambda x, s=given: redistribute(x, target, source=s, network=network))
+        f = jax.jit(lambda x, s=given: redistribute(x, target, source=s, network="tpu-v5p"))
         assert_exact(f(put(source)), target, VALUES)
 
 
