@@ -383,13 +383,3 @@ def test_damaged_bytes_are_refused_before_anything_is_read(monkeypatch: pytest.M
             deserialize(data[:at])
     with pytest.raises(ProgramError, match=r"compiled by jax 0\.11\.99, and this is"):
         deserialize(other)
-
-
-def test_the_limits_of_strict_mode() -> None:
-    """Checked on a compiled program: its own memory is within them, a byte less is not."""
-    lowered = jit(program).lower(numbered())
-    needs = int(lowered.compile().memory_analysis().temp_size_in_bytes)
-    with rs.jax.strict(max_bytes=needs):
-        lowered.compile()
-    with rs.jax.strict(max_bytes=needs - 1), pytest.raises(rs.errors.StrictError, match=f"needs {needs} B"):
-        lowered.compile()

@@ -23,14 +23,8 @@ ROWS, COLUMNS_6 = rs.Layout.parse("f32[{x}3, 6]", MESH), rs.Layout.parse("f32[6,
 
 
 TAKEN = Reshard("a.py:3", "f/add", True, ROWS, COLUMNS_6, rs.plan(ROWS, COLUMNS_6), True)
-
-
 LEFT = Reshard("", "f/mul", False, ROWS, COLUMNS_6, None, False, "no plan fits")
-
-
 IDLE = Reshard("a.py:5", "", True, ROWS, ROWS, None, False, "nothing moves")
-
-
 UNKNOWN = Reshard("", "", False, None, None, None, False, "quantized")
 
 

@@ -29,17 +29,9 @@ from tests.layouts import sample_pairs
 from tests.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
-
-
 SHAPE = (8, 8)
-
-
 VALUES = filled(SHAPE) % 5 - 2
-
-
 WEIGHTS = filled(SHAPE) % 3
-
-
 BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))
 
 
@@ -450,8 +442,6 @@ def test_vmap_of_a_collective_over_the_batch():
 # ---- inside shard_map ------------------------------------------------------------------------------
 
 CUBE = {"x": 2, "y": 2, "z": 2}
-
-
 INSIDE = filled((4, *SHAPE))
 
 

@@ -117,11 +117,6 @@ def test_a_program_that_rebuilds_an_array_is_refused_and_its_line_named() -> Non
     jit(move(AFTER), budget=NOTHING_FITS)(numbered(BEFORE))
 
 
-def test_a_program_that_does_not_is_compiled() -> None:
-    out = jit(move(AFTER), strict=True)(numbered(BEFORE))
-    np.testing.assert_array_equal(out, np.asarray(numbered(BEFORE)) + 1)
-
-
 def test_a_gather_that_the_user_wrote_is_not_a_rebuilding() -> None:
     everywhere = NamedSharding(GRID, P())
     compiled = jit(move(everywhere), strict=True).lower(numbered(BEFORE)).compile()
@@ -170,7 +165,6 @@ def test_strict_mode_takes_a_slower_program() -> None:
     cube = mesh(2, 2, 2)
     before, after = NamedSharding(cube, P("y", "x", "z")), NamedSharding(cube, P(("z", "y", "x")))
     f = move(after)
-    assert jit(f).lower(numbered(before)).compile().decision.chosen == "reshard"
     compiled = jit(f, strict=True).lower(numbered(before)).compile()
     assert compiled.decision.chosen == "reshard" and compiled.report.taken
     np.testing.assert_array_equal(compiled(numbered(before)), np.asarray(numbered(before)) + 1)

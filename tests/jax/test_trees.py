@@ -18,8 +18,6 @@ from tests.jax.crossing.cases import mesh
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
 SIZES = {"x": 4, "y": 2}
-
-
 SHAPES = {"a": (8, 8), "b": (16, 8), "c": (8, 24)}
 
 
@@ -67,11 +65,7 @@ def test_processes_that_disagree() -> None:
 
 
 HERE, THERE = mesh(range(4), fsdp=4), mesh([4, 5, 6, 7], rep=2, tp=2)
-
-
 SPLIT = {"view": "l (three h) d -> l h d", "three": 3}
-
-
 QKV = filled((2, 24, 8))
 
 
