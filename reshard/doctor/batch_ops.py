@@ -95,7 +95,9 @@ def batch_op(module: Module, scope: Scope, instruction: Instruction) -> BatchOp 
     if instruction.opcode == "sort":
         batch = tuple(dim for dim in range(rank) if dim not in _numbers_in(attributes.get("dimensions", "")))
         stable = attributes.get("is_stable") == "true"
-        if not stable:  # it also keeps the order of equal keys if it compares their indices, its second operand
+        if (
+            not stable and instruction.called
+        ):  # it also keeps the order of equal keys if it compares their indices, its second operand
             comparator = module.computation(instruction.called[0])
             parameters = [one for one in comparator.instructions if one.opcode == "parameter"]
             stable = any(comparator.users.get(one.name) for one in parameters if parameter_number(one) > 1)

@@ -203,3 +203,20 @@ def test_text_that_is_not_a_module_is_refused(given):
 def test_a_damaged_text_is_refused_with_what_was_found(damaged, why):
     with pytest.raises(NotationError, match=why):
         examine(text(*damaged))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        ["%i = s32[2,8]{1,0} iota(), iota_dimension=1", "%s = (f32[2,8], s32[2,8]) sort(%p, %i), dimensions={1}"],
+        ["%id = u32[] partition-id()", "%t = s32[4]{0} constant({0, 2, 4, 6})",
+         "%d = s32[1,1]{1,0} dynamic-slice(%t, %id), dynamic_slice_sizes={1}"],
+    ],
+    ids=["a sort without its comparator", "a slice with other dims"],
+)  # fmt: skip
+def test_what_a_damaged_instruction_does_is_not_known(damaged):
+    rows = "%e = f32[2,8]{1,0} dynamic-slice(%g, %r, %r), dynamic_slice_sizes={2,8}"
+    offset = "%r = s32[] reshape(%d)" if "%d = " in damaged[-1] else "%r = s32[] constant(0)"
+    assert (
+        only(examine(text(*damaged, offset, GATHER, rows, "ROOT %u = f32[2,8]{1,0} add(%e, %e)"))).received_bytes == 192
+    )

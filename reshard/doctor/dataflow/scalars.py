@@ -161,6 +161,8 @@ class Scalars:
                 return np.broadcast_to(numbers[0].reshape(self.devices, *shape), (self.devices, *dims))
             case "dynamic-slice":
                 table, *offsets = numbers
+                if not len(offsets) == table.ndim - 1 == len(dims):
+                    return None  # a damaged text
                 rows: list[Numbers] = []
                 for device, row in enumerate(table):
                     starts = [int(offset[device].reshape(())) for offset in offsets]
