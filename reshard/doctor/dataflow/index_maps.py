@@ -303,6 +303,8 @@ def senders_of(maps: IndexMaps, value: HloValue) -> Numbers:
     else:  # the first device of a group sends to all of it
         for group in _group_lists(maps, value):
             sources[list(group)] = group[0]
+    if sources.max(initial=-1) >= maps.scalars.devices:
+        raise Untraceable(f"{value.name} takes from device {sources.max()}, which the module has not")
     return sources
 
 

@@ -116,6 +116,7 @@ def test_instructions_that_are_not_moves(lines):
         ("ROOT %r = f32[12,4]{1,0} all-gather(%p), replica_groups={{0,1}}, dimensions={0}", "equal parts"),
         ("ROOT %r = u8[6,16]{1,0} bitcast(%p)", "changes the size"),
         ("ROOT %r = f32[6,4]{1,0} collective-broadcast(%p)", "replica_groups"),
+        ("ROOT %r = f32[6,4]{1,0} collective-permute(%p), source_target_pairs={{7,1}}", "from device 7"),
         ("ROOT %r = f32[3,4]{1,0} slice(%p)", "r: 'slice'"),
     ],
 )
