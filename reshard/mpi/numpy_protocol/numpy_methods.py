@@ -44,7 +44,8 @@ from reshard.mpi.tile_checks import check_not_partial, replicate_layout
 class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
     """numpy's operators, functions and methods; what is not here raises `TypeError`, and never runs on a tile alone.
 
-    Reductions, products, comparisons of whole arrays, slices of split dims, and conversions to a number are collective.
+    Reductions, products, comparisons of whole arrays, slices of split dims, integers to the power of an array, and
+    conversions to a number are collective.
     """
 
     @property
