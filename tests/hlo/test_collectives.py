@@ -198,16 +198,13 @@ def test_the_worst_branch_counts(branches):
     [
         ("%r = f32[8] all-gather(%p), dimensions={0}", "all-gather r has no replica_groups"),
         ("%r = f32[8] all-gather(%p), replica_groups={{0,1}", "over each device once"),
+        ("%r = f32[8] all-gather(%p), replica_groups={}", "keep num_partitions=8"),
+        ('%r = (f32[8]) recv(%p), frontend_attributes={_xla_megascale_transfer_type="NEW"}', "NEW is not known"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(line, message):
     with pytest.raises(NotationError, match=message):
-        hlo.collectives(module(line))
-
-
-def test_groups_of_all_devices_need_their_number_in_the_header():
-    with pytest.raises(NotationError, match="keep num_partitions=8"):
-        hlo.collectives(module("%r = f32[8] all-gather(%p), replica_groups={}", header=""))
+        hlo.collectives(module(line, header=""))
 
 
 @pytest.mark.parametrize(
@@ -329,12 +326,6 @@ def test_a_chain_of_fusions_without_its_start_is_not_counted():
     whole = hlo.traffic(hlo.parse(text)).by_kind["all_gather"].launches
     assert hlo.traffic(hlo.parse(text.replace("AsyncCollectiveStart", ""))).by_kind["all_gather"].launches == whole - 1
     assert hlo.traffic(hlo.parse(text.replace("chain_id", ""))).by_kind["all_gather"].launches == whole + 2
-
-
-def test_an_unknown_transfer_between_slices_is_refused():
-    line = '%r = (f32[8]) recv(%p), frontend_attributes={_xla_megascale_transfer_type="NEW"}'
-    with pytest.raises(NotationError, match="type NEW is not known"):
-        hlo.collectives(module(line))
 
 
 @pytest.mark.parametrize(
