@@ -22,6 +22,7 @@ from reshard.types import Layout, Mesh
 from tests import oracle
 from tests.layouts import contiguous_layouts, divisible_shape, random_crossing, random_pair, sample_pairs
 from tests.oracle import check
+from tests.sampling import few_or_all
 
 MOST = 1500
 PARTS = 4
@@ -102,11 +103,9 @@ def test_uneven_pairs_and_those_of_larger_meshes_meet_the_bound(
         count -= 10
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"), [(0, 250), *(pytest.param(seed, 2000, marks=pytest.mark.slow) for seed in range(1, 3))]
-)
-def test_random_digit_layouts_meet_the_bound(seed: int, count: int):
-    choose = random.Random(seed)
+@pytest.mark.parametrize("count", few_or_all(250, 2500))
+def test_random_digit_layouts_meet_the_bound(count: int):
+    choose = random.Random(0)
     for _ in range(count):
         hold(*random_pair(choose))
 

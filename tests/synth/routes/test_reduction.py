@@ -183,7 +183,7 @@ def test_the_table_in_the_docstring_is_the_plan_and_its_rival():
 # ---- sub-axes, padding and devices of a reduction --------------------------------------------------
 
 
-@pytest.mark.parametrize("count", few_or_all(60, 1000))
+@pytest.mark.parametrize("count", few_or_all(60, 400))
 def test_no_tile_of_an_uneven_reduction_is_larger_than_both_ends(count: int):
     choose = random.Random(0)
     uneven = 0
