@@ -11,7 +11,6 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
@@ -20,9 +19,8 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError, StepError, UndecidedError
 from reshard.plans.plan import Plan, Step, StepSpec, chain
-from reshard.plans.rules import split_steps
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.step_mode import PLAIN, StepMode
+from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs import Fewest, fewest, launches, prove
 from reshard.proofs.launches import (
     UNUSED,
@@ -536,21 +534,11 @@ def edges(mesh: Mesh, shape: tuple[int, ...], donate: bool) -> dict[Layout, list
     layouts = every_layout(mesh, shape)
     graph: dict[Layout, list[tuple[Layout, Edge]]] = {layout: [] for layout in layouts}
     for one, other in itertools.permutations(layouts, 2):
-        figures = {(s.received_bytes, s.launches, s.live_bytes) for s in steps(one, other, donate)}
+        kinds = "slice", "all_gather", "all_to_all", "permute", "exchange"
+        every = itertools.chain.from_iterable(every_way(kind, one, other, donate) for kind in kinds)
+        figures = {(s.received_bytes, s.launches, s.live_bytes) for s in every}
         graph[one] += [(other, edge) for edge in sorted(figures)]
     return graph
-
-
-def steps(one: Layout, other: Layout, donate: bool) -> Iterator[Step]:
-    caps = [None, *range(1, math.prod(other.tile_shape))]
-    chunks = [StepMode(cap, in_place) for cap in caps for in_place in ((False, True) if donate else (False,))]
-    ways = [PLAIN, *(StepMode(parts=n) for n in split_steps.possible_counts(one, other))]
-    for kind in ("slice", "all_gather", "all_to_all", "permute", "exchange"):
-        for mode in [*ways, *(chunks if kind == "exchange" else [])]:
-            try:
-                yield Step(kind, one, other, mode)
-            except StepError:
-                continue
 
 
 def shortest(plan: Plan) -> int:

@@ -21,13 +21,14 @@ from reshard.lower import Program, lower_plan
 from reshard.lower import exchange_rounds as lowered_exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import Counterexample, Proof, ProofError, UndecidedError, plan_proof, prove
-from reshard.proofs.symbolic import Rounds, formula_of_step, formulas
+from reshard.proofs.symbolic import Rounds, formulas
 from reshard.runtime import run
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import random_pair
 from tests.oracle import tiles_of
 from tests.program_faults import KINDS, WHOLE, detected, plans, planted
+from tests.proofs.contracts import formula_plans
 from tests.test_user_cases import CASES, IDS, ends
 
 MESH = Mesh(x=4, y=2)
@@ -98,16 +99,6 @@ def test_groups_listed_in_another_order_are_proved():
 
 
 # ---- long lists ------------------------------------------------------------------------------------------
-
-
-def formula_plans(count: int) -> list[rs.Plan]:
-    """Plans with an even exchange or a permute, on small meshes."""
-    choose, some = random.Random(3), list[rs.Plan]()
-    while len(some) < count:
-        plan = rs.plan(*random_pair(choose, "float32"))
-        if any(formula_of_step(step) for step in plan.steps):
-            some.append(plan)
-    return some
 
 
 def test_exchanges_and_permutes_by_their_formulas(monkeypatch: pytest.MonkeyPatch):

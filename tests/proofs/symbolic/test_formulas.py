@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower import lower_plan
@@ -17,40 +14,24 @@ from reshard.proofs import plan_proof, prove
 from reshard.proofs.symbolic import ByFormula, decide_claims, formula_of_step, formulas
 from reshard.proofs.symbolic.formulas import RoundDigit, SymbolicCoordinate, SymbolicPosition, formula_claims
 from reshard.types import Layout, Mesh
-from tests.layouts import random_pair
-from tests.proofs.contracts import contract_of, one_step
-
-
-def steps(count: int) -> list[Step]:
-    """Even exchanges and permutes of random pairs."""
-    choose, some = random.Random(3), list[Step]()
-    while len(some) < count:
-        source, target = random_pair(choose, "float32")
-        for kind in ("exchange", "permute"):
-            try:
-                step = Step(kind, source, target)
-            except rs.errors.StepError:
-                continue
-            if formula_of_step(step):
-                some.append(step)
-    return some
+from tests.proofs.contracts import contract_of, formula_plans, one_step
 
 
 def test_a_formula_says_what_the_lists_say():
     """Its message, rounds and staging are those of the lowered lists."""
     kinds = set()
-    for step in steps(60):
-        plan = one_step(step.kind, str(step.operand), str(step.result), step.operand.mesh)
-        if plan.source != step.operand or plan.target != step.result:
-            continue
-        (listed,), formula = lower_plan(plan).instructions, formula_of_step(step)
-        kinds.add(type(listed))
-        if isinstance(listed, Exchange):
-            sent = {t.elements for transfers in listed.rounds for t in transfers if t.sender != t.receiver}
-            assert sent <= {formula.message}
-            assert (len(listed.rounds), listed.staged) == (formula.rounds, formula.staged), str(plan)
-        else:
-            assert (formula.rounds, formula.staged) == (1, False)
+    for plan in formula_plans(60):
+        for step, listed in zip(plan.steps, lower_plan(plan).instructions, strict=True):
+            formula = formula_of_step(step)
+            if formula is None:
+                continue
+            kinds.add(type(listed))
+            if isinstance(listed, Exchange):
+                sent = {t.elements for transfers in listed.rounds for t in transfers if t.sender != t.receiver}
+                assert sent <= {formula.message}
+                assert (len(listed.rounds), listed.staged) == (formula.rounds, formula.staged), str(plan)
+            else:
+                assert (formula.rounds, formula.staged) == (1, False)
     assert kinds == {Exchange, Permute}
 
 
@@ -125,12 +106,7 @@ class Uneven(EvenRounds):
 
 
 def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
-    choose, plans = random.Random(3), list[rs.Plan]()
-    while len(plans) < 16:
-        plan = rs.plan(*random_pair(choose, "float32"))
-        if any(formula_of_step(step) for step in plan.steps):
-            plans.append(plan)
-    plans = [p for p in plans if any(s.kind == "exchange" for s in p.steps) and len(p.steps) == 1]
+    plans = [plan for plan in formula_plans(16) if [step.kind for step in plan.steps] == ["exchange"]]
     monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
     monkeypatch.setattr(formulas, "EvenRounds", Astray)
     refused = 0
