@@ -245,6 +245,8 @@ def parse_groups(text: str, devices: int | None) -> Groups:
 def _mesh_groups(text: str, axes: str, order: str | None, used: str) -> Groups:
     """Groups along factors of mesh axes: the used factors number the members, all others the groups."""
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
+    if 0 in sizes.values():
+        raise _unreadable_groups(text)
     strides = dict(zip(sizes, _row_major_strides(tuple(sizes.values())), strict=True))
     cuts = {name: {1, size} for name, size in sizes.items()}  # where used factors begin and end, as prefixes
     inner: list[tuple[str, int, int]] = []

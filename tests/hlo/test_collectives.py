@@ -428,6 +428,7 @@ def digits(devices, used, device):
         "[2,4]<=[4,2]T(1,2)",
         "[2,4]",
         "mesh['x'=4] {'z'}",
+        "mesh['x'=2,'y'=0] {'x'}",
         "mesh['x'=4] {'x':(3)2}",
         "mesh['x'=4] {'x':(0)2}",
         "mesh['x'=4], device_ids=(0,1) {'x'}",
