@@ -275,26 +275,26 @@ def _lower_whole(step: Step, device: int | None) -> Plain:
     # Blocks are numbered by the positions along strides that hold a digit on one side only: a scatter's after the
     # step, a gather's before it.
     radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
-    kept = [(stride, radix[stride]) for stride in scatter_order(r)]
-    released = [(stride, radix[stride]) for stride in gather_order(r)]
+    order = gather_order(r) if step.kind == "all_gather" else scatter_order(r)
+    factors = [(stride, radix[stride]) for stride in order]
     if step.kind == "all_gather":
-        return AllGather(
-            groups_along(mesh, released), tile_view.before(operand, r), tile_view.after(result, r, gather_order(r))
-        )
-    send = tile_view.before(operand, r, scatter_order(r))
+        receive = tile_view.after(result, r, order)
+        return AllGather(groups_along(mesh, factors), tile_view.before(operand, r), receive)
+    send = tile_view.before(operand, r, order)
     match step.kind:
         case "slice":
-            return Slice(send, tile_view.after(result, r), block_numbers(mesh, kept))
+            return Slice(send, tile_view.after(result, r), block_numbers(mesh, factors))
         case "all_to_all":
-            return AllToAll(groups_along(mesh, kept), send, tile_view.after(result, r, scatter_order(r)))
+            return AllToAll(groups_along(mesh, factors), send, tile_view.after(result, r, order))
         case "reduce_scatter":
-            return ReduceScatter(groups_along(mesh, kept), send, tile_view.after(result, r), str(operand.reduction))
+            return ReduceScatter(groups_along(mesh, factors), send, tile_view.after(result, r), str(operand.reduction))
         case kind:
             assert kind == "split_sum", kind
-    numbers = block_numbers(mesh, released)
+    released = gather_order(r)
+    numbers = block_numbers(mesh, [(stride, radix[stride]) for stride in released])
     place = {device: number if _has_data(operand, r, device) else None for device, number in numbers.items()}
-    receive = tile_view.after(result, r, gather_order(r))
-    return SplitSum(send, receive, block_numbers(mesh, kept), place, str(result.reduction))
+    receive = tile_view.after(result, r, released)
+    return SplitSum(send, receive, block_numbers(mesh, factors), place, str(result.reduction))
 
 
 def _has_data(operand: Layout, r: Refinement, device: int) -> bool:
