@@ -11,7 +11,6 @@ import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -59,13 +58,8 @@ def test_they_are_all_here():
     ]
 
 
-def ran(path: Path) -> Any:
-    """A notebook as a parameter. That of users' cases compiles each of them twice, for up to 256 devices: minutes, for
-    what tests/test_user_cases.py says of the plans."""
-    return pytest.param(path, id=path.name, marks=pytest.mark.sweep if "users_cases" in path.name else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("path", [ran(path) for path in NOTEBOOKS])
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(list(NOTEBOOKS)))
 def test_it_runs_and_shows_what_is_stored(path: Path):
     stored = execute.read(path)
     fresh = execute.executed(stored)

@@ -230,6 +230,7 @@ def reshard_pytree(
     Raises the errors of `redistribute`; `BudgetError` with the smallest budget that works; and `AgreementError` on all
     processes if these differ, before anything moves.
 
+    >>> import numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec
     >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
     >>> rows, columns = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec(None, "x"))

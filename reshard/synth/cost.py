@@ -45,6 +45,7 @@ _Factors = Sequence[tuple[int, int]]
 def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     """Predicted seconds of one step from an operand on a mesh with these links.
 
+    >>> from reshard.synth.wires import Link
     >>> links = {"dcn": Link(1e-5, 1e9), "x": Link(1e-6, 1e11)}
     >>> held, whole = (Layout.parse(text, Mesh(dcn=2, x=4)) for text in ("f32[{x}1024]", "f32[4096]"))
     >>> f"{predict_seconds(StepSpec('all_gather', whole), held, links) * 1e6:.3f} us"
