@@ -56,7 +56,8 @@ class Limits(NamedTuple):
     max_bytes: int | None = None
 
 
-_limits: ContextVar[Limits] = ContextVar("reshard_limits", default=Limits())  # noqa: B039 (it is immutable)
+_UNLIMITED = Limits()  # One object: making another takes a twentieth of a small call.
+_limits: ContextVar[Limits] = ContextVar("reshard_limits", default=_UNLIMITED)
 
 
 def jit(
@@ -114,11 +115,11 @@ class Jitted:
         self._switched = switched
         self._on, self._back = xla_hook.switch_functions()
         self._limits = limits
-        self._limited = limits != Limits()
+        self._limited = limits != _UNLIMITED
         self._accepted: set[Any] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._limited or _limits.get() != Limits():
+        if self._limited or _limits.get() != _UNLIMITED:
             self._check(args, kwargs)
         before = self._on(self._switched)
         try:
@@ -199,7 +200,7 @@ class Lowered:
             _outcomes[held] = _read_outcome(executable, watched)
         decision, report = _outcomes[held]
         limits = effective_limits(self.limits)
-        if limits != Limits():
+        if limits != _UNLIMITED:
             report = replace(report, moves=tuple(known_moves(self.lowered.compiler_ir("stablehlo"))))
             temp = int(executable.memory_analysis().temp_size_in_bytes)
             check_limits(optimized_text(executable), report, limits, temp)

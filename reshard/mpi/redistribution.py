@@ -8,7 +8,7 @@ run_together       all ranks agree on their requests, run, and finish, or all ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypedDict, Unpack, cast, overload
@@ -449,7 +449,7 @@ class MoveArguments(NamedTuple):
         with NamedErrors() as at:
             for at.name, (source, _) in ends.items():
                 tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
-        filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
+        filled = {name: None for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into}
         outs, gave = self._outs(ends, filled, tiles, team)
         scales = _check_scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
         if scales and self.verify is not None:
@@ -463,11 +463,12 @@ class MoveArguments(NamedTuple):
         return ReadyCall(text, NOWHERE._replace(given=gave), run, partial(self._results, prepared, team))
 
     def _outs(
-        self, ends: Mapping[str, Ends], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
+        self, ends: Mapping[str, Ends], filled: Collection[str], tiles: Mapping[str, Array], team: Team
     ) -> tuple[dict[str, Array], int]:
         """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
         given = flat_or_none(self.out, "out")
-        results = [name for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None]
+        # Looked up for each array, of which there may be thousands, so no list.
+        results = {name: None for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None}
         rest = [name for name in results if name not in filled]
         gave = any(given.get(name) is not None for name in rest)
         if unknown := [name for name in given if name not in ends]:
@@ -488,7 +489,7 @@ class MoveArguments(NamedTuple):
         self,
         prepared: PreparedTree,
         given: GivenTiles,
-        filled: Sequence[str],
+        filled: Collection[str],
         memory: Account,
         team: Team,
         watch: Watch,
@@ -638,7 +639,12 @@ def map_leaves(tree: object, leaf: Callable[[str, Any], Any], path: str = "") ->
     """A nested dict with each of its leaves changed, by its name and value."""
     if not isinstance(tree, Mapping):
         return leaf(path.removesuffix("."), tree)
-    return {key: map_leaves(below, leaf, f"{path}{key}.") for key, below in cast("Mapping[Any, Any]", tree).items()}
+    changed: dict[Any, Any] = {}
+    for key, below in cast("Mapping[Any, Any]", tree).items():
+        # A call for each of hundreds of leaves would take a tenth of a small move.
+        nested = isinstance(below, Mapping)
+        changed[key] = map_leaves(cast("Tree", below), leaf, f"{path}{key}.") if nested else leaf(f"{path}{key}", below)
+    return changed
 
 
 def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
