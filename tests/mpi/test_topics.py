@@ -53,9 +53,9 @@ SLOW = [
     ),
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
-    (6, ["cases.moves", "crossing.relays", "trees.moves_through_views"]),
+    (6, ["cases.moves_sampled", "crossing.relays", "trees.moves_through_views"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
-    (8, ["cases.moves", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
+    (8, ["cases.moves_sampled", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
 ]
 ALONE = [("failure", 4), ("untouched", 4), ("stuck", 4)]
 """Calls after which ranks are late, or gone."""
@@ -84,6 +84,7 @@ def test_slow_topics_one_after_another(ranks: int, topics: list[str], tmp_path: 
         *(("failing", *each) for each in ALONE),
         *(("sharing", *each) for each in SHARING),
         pytest.param("sharing", "every_full", 4, marks=pytest.mark.sweep),
+        *(pytest.param("cases", "moves", ranks, marks=pytest.mark.sweep) for ranks in (6, 8)),
         *CROSSING,
     ],
 )

@@ -331,7 +331,7 @@ def data(sizes: str, kind: str) -> tuple[Data, ...]:
     mesh = named(sizes, slow=kind == "slow outer axis")
     comparisons: list[Data] = []
     for rank in RANKS:
-        small, large = sample_pairs(mesh, rank, 12, seed=rank), sample_pairs(mesh, rank, 6, seed=10 + rank)
+        small, large = sample_pairs(mesh, rank, 8, seed=rank), sample_pairs(mesh, rank, 4, seed=10 + rank)
         if kind == "sums":
             small, large = summed(small), summed(large)
         comparisons.append(compared(mesh, [*small, *scaled(large, AGAINST_SHARDY_LARGE)]))
