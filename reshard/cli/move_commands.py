@@ -62,7 +62,7 @@ class PlanCommand(MoveOptions):
     explain: bool = argument("--explain", action="store_true", help="say in plain words why each step is there")
 
 
-def run_plan(options: PlanCommand) -> int:
+def run_plan_command(options: PlanCommand) -> int:
     """Plans, and prints or writes the plan in the form asked for."""
     from reshard.cli.requests import plan_for_options
 
@@ -158,12 +158,12 @@ class ShowOptions(ArrayOptions):
 
 def run_show(options: ShowOptions) -> int:
     """Prints the layout, its sizes, and a picture of which device holds what."""
-    from reshard.cli.requests import read_layout
+    from reshard.cli.requests import read_only_layout
     from reshard.show.layout_picture import show_layout
 
     if not 1 <= options.limit <= _MOST_ROWS:
         raise ReshardError(f"--limit {quoted(options.limit)}: show at least 1 row, and at most {_MOST_ROWS}")
-    show_layout(read_layout(options.layout, options), options.limit)
+    show_layout(read_only_layout(options.layout, options), options.limit)
     return 0
 
 
@@ -272,7 +272,7 @@ COMMANDS = (
         "the steps from one layout to another, with bytes, memory and time",
         f"{NOTATIONS}\n{_PLAN_EXAMPLES}",
         PlanCommand,
-        run_plan,
+        run_plan_command,
     ),
     Command("show", "a picture of which device holds what", f"{NOTATIONS}\n{_SHOW_EXAMPLES}", ShowOptions, run_show),
     Command(

@@ -106,8 +106,8 @@ def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
 
 
 def _check_option_names(parser: argparse.ArgumentParser, words: Sequence[str]) -> str | None:
-    """Exits for an unknown long option, and suggests the most similar one; returns the first word that is no option of
-    this parser.
+    """Exits for an unknown long option, and suggests the most similar one; else returns the first word that is not one
+    of this parser's options.
     """
     known = [name for action in parser._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
     for word in words:

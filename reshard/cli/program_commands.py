@@ -209,7 +209,7 @@ class CompilerPassOptions:
     )
 
 
-def run_pass(options: CompilerPassOptions) -> int:
+def run_pass_command(options: CompilerPassOptions) -> int:
     """Writes or prints the transformed program, and prints the report, or on stderr what was left if none is wanted."""
     from reshard.cli.programs import read_program, set_up_jax, write_output
 
@@ -332,6 +332,10 @@ COMMANDS = (
         run_doctor,
     ),
     Command(
-        "pass", "put reshard's collectives into a StableHLO program", _PASS_EXAMPLES, CompilerPassOptions, run_pass
+        "pass",
+        "put reshard's collectives into a StableHLO program",
+        _PASS_EXAMPLES,
+        CompilerPassOptions,
+        run_pass_command,
     ),
 )

@@ -160,7 +160,7 @@ class LayoutText:
         return on_other.read() if layout.mesh.size == 1 < other.mesh.size else layout
 
 
-def read_layout(text: str, options: ArrayOptions) -> Layout:
+def read_only_layout(text: str, options: ArrayOptions) -> Layout:
     """The layout of a call that has only one."""
     return LayoutText.of(text, None if options.mesh is None else Mesh.parse(options.mesh), options).read()
 
@@ -213,10 +213,10 @@ def read_batch(path: str, options: MoveOptions) -> Iterator[NamedPair]:
             if len(line) == _MOST_LINE:  # such as /dev/zero, which has no line at all
                 raise ReshardError(f"--batch {quoted(path)} has a line above {_MOST_LINE} characters; give JSON lines")
             if line.strip():
-                yield _read_line(line, number, options)
+                yield _read_move_line(line, number, options)
 
 
-def _read_line(line: str, number: int, options: MoveOptions) -> NamedPair:
+def _read_move_line(line: str, number: int, options: MoveOptions) -> NamedPair:
     """A line, whose entries are written as the text of options: both are read, and refused, in one place."""
     try:
         try:

@@ -36,7 +36,7 @@ import numpy as np
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.trace import Tracer, count_elements, is_sum, summed_digits
+from reshard.doctor.dataflow.trace import Tracer, count_value_elements, is_sum, summed_digits
 from reshard.doctor.infer_layouts import InferredMove, Pick, Shift, infer_layouts, infer_pick, infer_shift
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.errors import ReshardError
@@ -464,7 +464,7 @@ class ChainReader:
         """The move whose result is `value` with what is known of its origin, and the numbers of the leaves met."""
         dtype, used = _sent_dtype(chain), chain.results[value] or (value,)
         # The form with the fewest dims in which all of a result is used is most likely the user's own shape.
-        whole = [form for form in used if count_elements(form) == count_elements(value)]
+        whole = [form for form in used if count_value_elements(form) == count_value_elements(value)]
         form = min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
         tracer, pair, needed, firsts = self._needed(chain, value, form, dtype)
         met = list(tracer.tiles or map(self.numbering.of, chain.leaves))
@@ -512,7 +512,7 @@ class ChainReader:
         tracer, move = self._infer_move(chain.leaves, form, dtype)
         pair, firsts = (None, np.arange(tracer.devices)) if move is None else (move[:2], move.firsts)
         bound = None if pair is None else lower_bound(*pair)
-        if pair is not None and any(count_elements(one) >= count_elements(value) for one in used):
+        if pair is not None and any(count_value_elements(one) >= count_value_elements(value) for one in used):
             return tracer, pair, bound, firsts
         counted = _count_arriving(tracer, dtype, [value], used)
         if counted is not None and counted == bound:

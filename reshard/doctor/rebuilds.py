@@ -31,7 +31,7 @@ from reshard.doctor.chain_reader import Chain, LeafOrigin
 from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
 from reshard.doctor.dataflow.scalars import Numbers
-from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, count_elements, points_at
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, count_value_elements, points_at
 from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"
@@ -136,7 +136,7 @@ class _Search:
             arrays.setdefault(self.numbering.of(value), value)
         unused = [value for number, value in arrays.items() if number not in used]
         devices = np.arange(self.devices)
-        for value in sorted(unused, key=count_elements, reverse=True)[:_LARGEST]:
+        for value in sorted(unused, key=count_value_elements, reverse=True)[:_LARGEST]:
             try:
                 found = self._compare(value)
             except Untraceable:
@@ -155,7 +155,7 @@ class _Search:
 
     def _compare(self, value: HloValue) -> _Comparison | None:
         """What a value holds, compared with what is used of it; None if only padding is, or all of it may be."""
-        uses = self._uses if count_elements(value) * self.devices <= _EXACT else None
+        uses = self._uses if count_value_elements(value) * self.devices <= _EXACT else None
         if uses is None or uses.device.size * self.devices > _BITS:
             # The size of other values may count padding and repetition.
             return self._compare_sample(value) if value.opcode in COLLECTIVES else None
@@ -175,7 +175,7 @@ class _Search:
     @cached_property
     def _uses(self) -> HeldElements | None:
         """Every element that is used; None if there are too many, or if the text does not say which."""
-        if not self.forms or sum(map(count_elements, self.forms)) * self.devices > _EXACT:
+        if not self.forms or sum(map(count_value_elements, self.forms)) * self.devices > _EXACT:
             return None
         try:
             held = [self._held(form) for form in self.forms]
@@ -204,15 +204,15 @@ class _Search:
             try:
                 origins = self._held(form, places, stop=value).origins
             except Untraceable:  # The text does not say what the form uses: any place of the value may be used.
-                is_said, used = False, used + count_elements(form)
+                is_said, used = False, used + count_value_elements(form)
                 through.append(_sample_places(value))
                 continue
             places_through = origins.place[origins.leaf == number]
             if places_through.size:
-                used += count_elements(form)
+                used += count_value_elements(form)
                 through.append(places_through)
                 uses.append(self._held(form, places))
-        if not through or used >= count_elements(value):
+        if not through or used >= count_value_elements(value):
             return None
         places = np.unique(np.concatenate(through))
         try:
@@ -234,7 +234,7 @@ class _Search:
 
 def _sample_places(value: HloValue) -> Numbers:
     """Random places of a value, the same each time; all of them if they are few."""
-    count = count_elements(value)
+    count = count_value_elements(value)
     return np.arange(count) if count <= _SAMPLED else np.random.default_rng(0).integers(0, count, _SAMPLED)
 
 

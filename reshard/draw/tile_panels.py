@@ -5,7 +5,7 @@ source              all_to_all            target
 │ 0 │ 2 │ 4 │ 6 │   ───────>    │       0       │      that rests on it shows which indices they hold.
 └───┴───┴───┴───┘   received    └───────────────┘
 
-Which devices hold which box of an array is said by `types.meaning` and nothing else. All elements of a run, the minor
+`types.meaning` alone says which devices hold which box of an array. All elements of a run, the minor
 local digit of a dim, lie on the same devices, so it is enough to look up the meaning of a coarse layout, in which every
 run is one element; an array of 2^40 elements is drawn like a small one:
 

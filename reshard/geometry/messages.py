@@ -60,7 +60,7 @@ class Message(NamedTuple):
     @property
     def elements(self) -> int:
         """True elements in the message, without padding."""
-        return sum(map(count_elements, self.products))
+        return sum(map(count_product, self.products))
 
     @property
     def blocks(self) -> Iterator[Block]:
@@ -83,7 +83,7 @@ class Message(NamedTuple):
         return tuple(sorted(shapes.items()))
 
 
-def count_elements(product: Product) -> int:
+def count_product(product: Product) -> int:
     """The elements of a product of factors."""
     return math.prod([sum([block.elements for block in factor]) for factor in product])
 
@@ -100,10 +100,10 @@ def cut_product(product: Product, low: int, high: int) -> tuple[Product, ...]:
     """
     if low >= high:
         return ()
-    if (low, high) == (0, count_elements(product)):
+    if (low, high) == (0, count_product(product)):
         return (product,)
     parts: list[Product] = []
-    for first, last, start, end in split_rows(low, high, count_elements(product[1:])):
+    for first, last, start, end in split_rows(low, high, count_product(product[1:])):
         # Elements of the first factor, counted in the order of its blocks.
         index: list[Block] = []
         below = 0
@@ -217,7 +217,7 @@ def _assign_messages(
             for at, (device, product) in enumerate(queue):
                 yield Message(givers[at * len(givers) // len(queue)], device, (product,))
             continue
-        for share in assign_requests([count_elements(product) for _, product in queue], len(givers), limit):
+        for share in assign_requests([count_product(product) for _, product in queue], len(givers), limit):
             device, product = queue[share.request]
             yield Message(givers[share.holder], device, cut_product(product, share.low, share.high))
 

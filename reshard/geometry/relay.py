@@ -28,7 +28,7 @@ from typing import NamedTuple
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.dealing import assign_by_quota, assign_whole
 from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of
-from reshard.geometry.messages import Message, Product, count_elements, cut_product, list_requests, tally_messages
+from reshard.geometry.messages import Message, Product, count_product, cut_product, list_requests, tally_messages
 from reshard.geometry.overlap import shared_dims
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline
@@ -79,7 +79,7 @@ class _Given(NamedTuple):
     @property
     def elements(self) -> int:
         """How many elements these are."""
-        return self.high - self.low + count_elements(self.of.runs) - self.direct
+        return self.high - self.low + count_product(self.of.runs) - self.direct
 
     def products(self, low: int, high: int) -> tuple[Product, ...]:
         """The elements number `low` to `high` of these."""
@@ -110,7 +110,7 @@ def relay_messages(operand: Layout, result: Layout) -> Relay:
             else:
                 lacking.setdefault(tile_of(result, device), (runs, []))[1].append(device)
         classes += [_Class(tile, runs, tuple(devices)) for runs, devices in lacking.values()]
-    demands = [Demand(count_elements(each.runs), holders[each.tile], each.lacking) for each in classes]
+    demands = [Demand(count_product(each.runs), holders[each.tile], each.lacking) for each in classes]
     counts = balance_shares(demands, bound)
     passed = count_passed_on(demands, counts)
     given: dict[Tile, list[_Given]] = {}

@@ -104,7 +104,7 @@ def collective_form(computation: Computation, instruction: Instruction, fused: b
     return CollectiveForm(kind, opcode, results)
 
 
-def permute_pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+def read_permute_pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
     """The (source, target) pairs of a permute."""
     return tuple((int(source), int(target)) for source, target in _PAIR.findall(_pairs_text(instruction)))
 
@@ -376,7 +376,7 @@ class Collective:
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """The (source, target) pairs of a permute; empty for other kinds."""
-        return permute_pairs(self.instruction)
+        return read_permute_pairs(self.instruction)
 
 
 class Total(NamedTuple):

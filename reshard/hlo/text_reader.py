@@ -129,7 +129,7 @@ def parse(text: str) -> Module:
     body: list[Instruction] = []
     for line in text[header.end() :].split("\n"):
         if line[:1] in (" ", "\t") and name is not None:
-            if (instruction := _read_line(header[1], name, line)) is not None:
+            if (instruction := _read_instruction_line(header[1], name, line)) is not None:
                 body.append(instruction)
         elif line[:1] == "}" and name is not None:
             computations[name], name, body = Computation(name, tuple(body)), None, []
@@ -147,7 +147,7 @@ def parse(text: str) -> Module:
     return Module(header[1], MappingProxyType(computations), computations[entry], partitions, replicas, frames)
 
 
-def _read_line(module: str, computation: str, line: str) -> Instruction | None:
+def _read_instruction_line(module: str, computation: str, line: str) -> Instruction | None:
     """The instruction on a line; None if the line only continues a literal."""
     if plain := _ONE_ARRAY.match(line):
         return Instruction(plain[2], plain[4], bool(plain[1]), _Line(plain[4], plain[3], line[plain.end() :]))

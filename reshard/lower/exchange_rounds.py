@@ -130,7 +130,7 @@ def digit_boxes(block: Block, send: Sequence[int], receive: Sequence[int]) -> It
         if not extent:
             return
         if src < below[0] or dst < below[1]:
-            raise PlanError(f"{block} has its axes in another order at its other end: it is no slice of {send}")
+            raise PlanError(f"{block} has its axes in another order at its other end, so it is not a slice of {send}")
         found = [
             next((number for number, stride in enumerate(strides) if stride <= step and digits[number] != 1), None)
             for strides, digits, step in ((before, send, src), (after, receive, dst))

@@ -35,7 +35,13 @@ from reshard.mpi.tile_checks import (
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
-from reshard.runtime.on_mpi.global_array import clear_padding, gather_tiles, global_indices, index_ranges, scatter_tiles
+from reshard.runtime.on_mpi.global_array import (
+    clear_padding,
+    gather_to_root,
+    global_indices,
+    index_ranges,
+    scatter_tiles,
+)
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import find_agreed, keep_agreed, limit_or_usual
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, report_failure
@@ -343,7 +349,7 @@ class DistArray(NumpyMethods):
             shape = self.shape if root == team.rank else (0,) * len(self.shape)
             array = np.empty(shape, self.dtype)
             call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            gather_tiles(call, self._layout, self._held.tile, root, array)
+            gather_to_root(call, self._layout, self._held.tile, root, array)
         return array if root == self._comm.rank else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:

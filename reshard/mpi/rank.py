@@ -44,7 +44,7 @@ def show_error(kind: type[BaseException], error: BaseException, frames: Tracebac
 
 def _print_error(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """Writes the traceback at once, without the frames that run the script."""
-    # What runs scripts is no part of the user's program.
+    # The runner of scripts does not belong to the user's program.
     kept = [
         frame
         for frame in traceback.extract_tb(frames)

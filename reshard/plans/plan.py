@@ -39,7 +39,7 @@ from reshard.plans.plan_data import (
     check_format,
     checked_indent,
     compare_figures,
-    read_layout,
+    read_layout_field,
     read_seconds,
     read_step,
     read_view,
@@ -321,7 +321,7 @@ class Plan(ShownPlan):
         """Reads the plain data of `to_dict`, as `from_json` does."""
         fields = Fields.of(data, "a plan")
         check_format(fields.data.get("format", FORMAT))
-        source, target = read_layout(fields, "source", "mesh"), read_layout(fields, "target", "target_mesh")
+        source, target = read_layout_field(fields, "source", "mesh"), read_layout_field(fields, "target", "target_mesh")
         steps = fields.objects("steps", "step")
         donate = fields.get("donate", bool, default=False)
         given = [read_step(step) for step in steps]

@@ -94,11 +94,11 @@ def read_step(step: Fields) -> tuple[StepSpec, float | None]:
         read_view(step),
         step.get("overlap", bool, default=False),
     )
-    kind, result = step.get("kind", str), read_layout(step, "result", "mesh")
+    kind, result = step.get("kind", str), read_layout_field(step, "result", "mesh")
     return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, result, mode), read_seconds(step)
 
 
-def read_layout(fields: Fields, name: str, mesh: str) -> Layout:
+def read_layout_field(fields: Fields, name: str, mesh: str) -> Layout:
     """The layout that a field has, on the mesh that another one has."""
     return _parse_layout(fields.get(name, str), Mesh.from_dict(fields.object(mesh)))
 

@@ -680,7 +680,7 @@ def _count_launches(count: int) -> str:
 
 
 def _no_fewer(plan: Plan, launches: int) -> str:
-    """The statement that there is no plan with fewer launches."""
+    """The statement that no plan has fewer launches."""
     return (
         f"no plan with fewer than {_count_launches(launches)} receives at most {plan.received_bytes} bytes on the "
         f"worst device within {plan.peak_bytes} bytes"

@@ -247,7 +247,7 @@ def _run_launches(programs: Sequence[Program], sources: Sequence[Tiles], memory:
         steps = [one.instructions[number] for one in programs]
         shapes = [one.tile_shapes[number] for one in programs]
         if isinstance(joint, PackedCollective):
-            after = _run_packed(joint, before, shapes, memory)
+            after = _run_packed_launch(joint, before, shapes, memory)
         elif joint is not None:
             after = _run_exchanges(joint, before, shapes, memory, more)
         else:
@@ -266,7 +266,7 @@ def _run_launches(programs: Sequence[Program], sources: Sequence[Tiles], memory:
     ]
 
 
-def _run_packed(
+def _run_packed_launch(
     step: PackedCollective, before: Sequence[Tiles], shapes: Sequence[tuple[int, ...]], memory: Account
 ) -> list[Tiles]:
     """Packs the blocks of all arrays side by side, moves them by one collective, and unpacks them."""
@@ -401,7 +401,7 @@ def _run_reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Shape, memory:
     for group in step.groups:
         packed = {device: _pack_blocks(memory, device, step.send, tiles[device]) for device in group}
         for to, device in enumerate(group):
-            total = _combine_parts(step.reduction, [packed[peer][to] for peer in group])
+            total = _reduce_tile_parts(step.reduction, [packed[peer][to] for peer in group])
             result[device] = _new_tile(memory, device, merge_tile_blocks(step.receive, total), shape)
             memory.receive(device, (len(group) - 1) * packed[device][to].size)
             _free_packed(memory, device, step.send)
@@ -412,7 +412,7 @@ def _run_all_reduce(step: AllReduce, tiles: Tiles, shape: Shape, memory: Account
     memory.launches += 1
     result: Tiles = {}
     for group in step.groups:
-        total = _combine_parts(step.reduction, [tiles[peer] for peer in group])
+        total = _reduce_tile_parts(step.reduction, [tiles[peer] for peer in group])
         for device in group:
             result[device] = _new_tile(memory, device, total, shape)
             memory.receive(device, all_reduce_elements(total.size, len(group)))
@@ -449,7 +449,7 @@ def _run_exchanges(
     sides = [(flat(tiles), flat(result)) for tiles, result in zip(before, results, strict=True)]
     for step, side in zip(steps, sides, strict=True):
         for transfer in step.local:
-            _copy_blocks(transfer, *side)
+            _copy_transfer(transfer, *side)
     staged = len(steps) > 1 or steps[0].staged
     for turn in zip(*(step.rounds for step in steps), strict=True):
         memory.launches += 1
@@ -464,13 +464,13 @@ def _run_exchanges(
             memory.take(*end)
         for message in messages:
             for transfer, side in zip(message, sides, strict=True):
-                _copy_blocks(transfer, *side)
+                _copy_transfer(transfer, *side)
         for end in ends:
             memory.free(*end)
     return results
 
 
-def _copy_blocks(transfer: Transfer, flat: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
+def _copy_transfer(transfer: Transfer, flat: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
     """Copies the blocks of a message from the sender's flat tile to the receiver's."""
     source, target = (filled if transfer.relayed else flat)[transfer.sender], filled[transfer.receiver]
     for src, dst, axes in transfer.blocks:
@@ -665,7 +665,7 @@ def _free_packed(memory: Account, device: int, view: TileView) -> None:
         memory.free(device, view.elements)
 
 
-def _combine_parts(reduction: str, parts: Sequence[Array]) -> Array:
+def _reduce_tile_parts(reduction: str, parts: Sequence[Array]) -> Array:
     total = reduce(ufunc(reduction), parts)
     return total / np.asarray(len(parts), total.dtype) if reduction == "mean" else total
 

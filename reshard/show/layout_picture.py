@@ -26,7 +26,7 @@ from reshard.show import terminal
 from reshard.show.layout_pieces import (
     Piece,
     count_pieces,
-    device_at,
+    device_at_position,
     find_free_factors,
     fix_coordinates,
     label_piece,
@@ -156,7 +156,7 @@ def _show_devices(out: Console, layout: Layout, limit: int) -> None:
         for dim in layout.dims:
             first = [f"{start}:{stop}" for start, stop in itertools.islice(list_ranges(dim, mesh, position), 5)]
             held.append(", ".join([*first[:4], *(["..."] if len(first) > 4 else [])]) or "only padding")
-        table.add_row(*map(Text, [str(device_at(mesh, position)), *coordinates, *held]))
+        table.add_row(*map(Text, [str(device_at_position(mesh, position)), *coordinates, *held]))
     terminal.print_table(out, table)
     if mesh.size > limit:
         line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"

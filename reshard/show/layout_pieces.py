@@ -127,10 +127,10 @@ def list_owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
     open_ = find_free_factors(mesh, [(f.stride, f.size) for f in known if f.size > 1])
     places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
     first = itertools.islice(places, SOME)
-    return sorted(device_at(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
+    return sorted(device_at_position(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
 
 
-def device_at(mesh: Mesh, position: int) -> int:
+def device_at_position(mesh: Mesh, position: int) -> int:
     """The id of the device at a position; `mesh.devices` would list all of them."""
     return position if mesh.device_ids is None else mesh.device_ids[position]
 

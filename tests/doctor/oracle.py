@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from reshard import hlo
-from reshard.hlo.executed_collectives import permute_pairs
+from reshard.hlo.executed_collectives import read_permute_pairs
 
 _BIG = 1 << 40
 
@@ -196,6 +196,6 @@ class Machine:
 
     def do_collective_permute(self, one, a):
         moved = np.full_like(a, -1)
-        for source, target in permute_pairs(one):
+        for source, target in read_permute_pairs(one):
             moved[target] = a[source]
         return moved

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.figures import exchange_figures, received_by_device
-from reshard.geometry.messages import Message, Product, count_elements, cut_product, exchange_messages, messages_of
+from reshard.geometry.messages import Message, Product, count_product, cut_product, exchange_messages, messages_of
 from reshard.geometry.view_layouts import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
@@ -137,7 +137,7 @@ def _listed(products: tuple[Product, ...]) -> list[tuple[tuple[int, int], ...]]:
 @pytest.mark.parametrize("product", [(), (ROWS,), (COLUMNS,), (ROWS, PLANES), (ROWS, COLUMNS, PLANES)], ids=len)
 def test_a_cut_has_the_elements_between_two_numbers_in_order(product: Product):
     every = _listed((product,))
-    assert count_elements(product) == len(every)
+    assert count_product(product) == len(every)
     ends = range(0, len(every) + 1, max(1, len(every) // 25))
     for low, high in itertools.combinations_with_replacement(ends, 2):
         message = Message(0, 1, cut_product(product, low, high))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reshard import hlo
 from reshard.errors import NotationError
 from reshard.hlo import Total, parse_groups
-from reshard.hlo.executed_collectives import permute_pairs
+from reshard.hlo.executed_collectives import read_permute_pairs
 from tests.hlo import record
 from tests.hlo.fragments import GROUPS, PARAMETERS, computation, module, only
 
@@ -337,7 +337,7 @@ def test_a_chain_of_fusions_without_its_start_is_not_counted():
     ],
 )
 def test_the_pairs_of_a_permute(line):
-    assert permute_pairs(module(line).entry.instructions[0]) == ((0, 1), (12, 3))
+    assert read_permute_pairs(module(line).entry.instructions[0]) == ((0, 1), (12, 3))
 
 
 def rows(array):

@@ -57,7 +57,7 @@ def lowered_twice(f: Any, *args: Any, network: Any = None, budget: Any = None, *
 
     ours = jax.jit(anew, **options).lower(*args)
     planner = functools.partial(rs.plan, budget=budget, network=network)
-    return Lowerings(plain, ours, module_pass.run_pass(ours.compiler_ir("stablehlo"), planner))
+    return Lowerings(plain, ours, module_pass.transform_module(ours.compiler_ir("stablehlo"), planner))
 
 
 def kept(f: Jitted) -> list[str]:

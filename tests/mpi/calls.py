@@ -15,7 +15,7 @@ from reshard.mpi import redistribute
 from reshard.mpi.measurements import measure_link
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.global_array import gather_tiles, scatter_tiles
+from reshard.runtime.on_mpi.global_array import gather_to_root, scatter_tiles
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile
@@ -85,7 +85,7 @@ def _there_and_back(comm: MPI.Intracomm, layout: Layout, root: int | None) -> No
     check_tile(layout, comm.rank, tile, comm)
     to = root or 0
     into = np.full(layout.shape, -5) if comm.rank == to else nothing
-    gather_tiles(call, layout, tile, to, into)
+    gather_to_root(call, layout, tile, to, into)
     assert comm.rank != to or np.array_equal(into, array)
 
 

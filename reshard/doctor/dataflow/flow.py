@@ -154,7 +154,7 @@ class Flow:
         return HloValue(regions[0], regions[0].computation.root.name)
 
     def branch_operand(self, parameter: HloValue) -> HloValue | None:
-        """What a conditional gives to a parameter of its branch; None if it is no such parameter, or has two values."""
+        """What a conditional gives to a parameter of its branch; None if it is not one, or has two values."""
         caller, name = parameter.scope.caller, parameter.scope.computation.name
         if caller is None or caller.instruction.opcode != "conditional" or name in self._shared:
             return None  # a computation that is both branches is shared: it has the operands of either

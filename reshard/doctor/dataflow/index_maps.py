@@ -31,7 +31,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
-from reshard.hlo.executed_collectives import permute_pairs
+from reshard.hlo.executed_collectives import read_permute_pairs
 
 COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _REORDERED = ("copy", "convert", "transpose", "reshape", "bitcast", "slice", "reverse")
@@ -298,7 +298,7 @@ def senders_of(maps: IndexMaps, value: HloValue) -> Numbers:
     """The device whose tile each device gets from a permute or a broadcast; -1 for none, which gets zeros."""
     sources = np.full(maps.scalars.devices, -1, np.int64)
     if value.opcode == "collective-permute":
-        for source, target in permute_pairs(value.instruction):
+        for source, target in read_permute_pairs(value.instruction):
             sources[target] = source
     else:  # the first device of a group sends to all of it
         for group in _group_lists(maps, value):

@@ -90,7 +90,7 @@ class Tracer:
         """
         arrivals: list[tuple[Numbers, ...]] = []  # the device that gets each element, and where it was
         for value in values:
-            if count_elements(value, 1) * self.devices > _MOST:
+            if count_value_elements(value, 1) * self.devices > _MOST:
                 return None
             points = points_at(value, self.devices)
             origins = self(value, points)
@@ -109,11 +109,11 @@ class Tracer:
 def points_at(value: HloValue, devices: int, places: Numbers | None = None) -> Points:
     """The elements of a value on every device, device by device: all of them, or those at some places of its tile."""
     dims = () if value.array is None else value.array.dims
-    each = np.arange(count_elements(value, 1)) if places is None else places
+    each = np.arange(count_value_elements(value, 1)) if places is None else places
     return Points(np.repeat(np.arange(devices), each.size), unravel_places(np.tile(each, devices), dims))
 
 
-def count_elements(value: HloValue, unknown: int = 0) -> int:
+def count_value_elements(value: HloValue, unknown: int = 0) -> int:
     """The elements of a value; `unknown` if it is no array."""
     return unknown if value.array is None else value.array.elements
 

@@ -128,7 +128,7 @@ def reshard_ops(module: Module) -> list[ReshardOp]:
         try:
             if "" in symbols:
                 raise ProgramError(f"its mesh has no name in the module: {before} -> {after}")
-            source, target = (shardy.read_layout(value, one, meshes, mesh) for one in (before, after))
+            source, target = (shardy.read_value_layout(value, one, meshes, mesh) for one in (before, after))
             listed.append(ReshardOp(op, by_user, source, target))
         except ReshardError as error:
             listed.append(ReshardOp(op, by_user, None, None, str(error)))

@@ -98,13 +98,13 @@ def transform(
     planner = partial(best_plan, budget=read_budget(budget), network=read_network(network))
     exported = program if isinstance(program, jax.export.Exported) else None
     module = _parse_module(program if exported is None else exported.mlir_module_serialized)
-    report = run_pass(module, planner)
+    report = transform_module(module, planner)
     if exported is not None:
         exported = dataclasses.replace(exported, mlir_module_serialized=_write_artifact(module))
     return Transformed(module, report, exported)
 
 
-def run_pass(module: Module, planner: Planner = best_plan) -> PassReport:
+def transform_module(module: Module, planner: Planner = best_plan) -> PassReport:
     """Applies the pass to a module, in place.
 
     Raises `ProgramError` for a module that it cannot handle; the module is then left in an unusable state.

@@ -72,7 +72,7 @@ def mesh_symbol(sharding: Attribute | None) -> str:
     return named.value if isinstance(named, ir.FlatSymbolRefAttr) else ""
 
 
-def read_layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
+def read_value_layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
     """The layout of a value with this sharding; without one, or on a mesh that splits nothing, replicated on `mesh`.
 
     Raises `ReshardError` if our notation cannot express the layout, for example of a quantized dtype.

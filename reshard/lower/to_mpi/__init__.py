@@ -45,7 +45,7 @@ from reshard.lower.to_mpi.rank_schedule import Schedule as Schedule
 from reshard.lower.to_mpi.rank_schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.rank_schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.rank_schedule import StepMessages as StepMessages
-from reshard.lower.to_mpi.rank_schedule import number_devices
+from reshard.lower.to_mpi.rank_schedule import number_both_ends
 from reshard.lower.to_mpi.rank_schedule import schedule_device as schedule_device
 from reshard.lower.to_mpi.seats import device_of as device_of
 from reshard.lower.to_mpi.seats import devices_by_id as devices_by_id
@@ -67,7 +67,7 @@ CACHES = (
     devices_by_id,
     ranks_of_seats,
     seats_by_position,
-    number_devices,
+    number_both_ends,
     *fetches.CACHES,
     holders,
     shares_from,

@@ -18,7 +18,7 @@ from functools import lru_cache
 from reshard.geometry.blocks import Block, scale_blocks
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
-from reshard.geometry.messages import Message, Product, count_elements, cut_product, exchange_messages
+from reshard.geometry.messages import Message, Product, count_product, cut_product, exchange_messages
 from reshard.geometry.overlap import Shares, shares_from, shares_of
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
@@ -300,7 +300,7 @@ def _list_given(
         if taker not in held_by:
             asking.setdefault(_close_holders(held_by, taker, nodes), []).append((taker, product))
     for close, queue in asking.items():
-        sizes = [count_elements(product) for _, product in queue]
+        sizes = [count_product(product) for _, product in queue]
         limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
         for share in assign_requests(sizes, len(close), limit):
             taker, product = queue[share.request]

@@ -420,7 +420,7 @@ def own_boxes(step: Step, device: int) -> StepMessages:
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
     largest = exchange_figures(before, after, relayed=step.mode.relay).message
     cap = None if chunk is None or chunk >= largest else chunk
-    place = number_devices(before, after)
+    place = number_both_ends(before, after)
 
     def turns(messages: Iterable[Message]) -> Turns:
         sides: tuple[list[tuple[int, int, PeerBlocks]], ...] = ([], [])  # Sent and received: turn, chunk, message.
@@ -449,12 +449,12 @@ def _cut_message(message: Message, cap: int | None) -> Iterator[Blocks]:
 
 
 @lru_cache(maxsize=64)
-def number_devices(before: Layout, after: Layout) -> Mapping[int, int]:
+def number_both_ends(before: Layout, after: Layout) -> Mapping[int, int]:
     """The number of each device among those of both layouts, by which turns are counted.
 
     >>> from reshard.types import Mesh
     >>> here, there = Mesh(x=2), Mesh({"y": 2}, device_ids=[7, 1])
-    >>> dict(number_devices(Layout.parse("f32[4]", here), Layout.parse("f32[4]", there)))
+    >>> dict(number_both_ends(Layout.parse("f32[4]", here), Layout.parse("f32[4]", there)))
     {0: 0, 1: 1, 7: 2}
     """
     devices = before.mesh.devices

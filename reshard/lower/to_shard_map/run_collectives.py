@@ -40,7 +40,7 @@ def _read_block(view: TileView, number: Array, tile: Array) -> Array:
     return cut_box(resize_tile(tile, view.padded).reshape(runs.shape), runs.starts(number), runs.block)
 
 
-def gather_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def gather_group_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The tiles of all members of the device's group, in group order."""
     dim = find_gathered_dim(step.receive)
     levels = _list_levels(step.groups, place)
@@ -109,7 +109,7 @@ def scatter_sum(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Seque
     if step.reduction in ("sum", "mean"):
         total = lax.platform_dependent(tile, tpu=by_levels, default=at_once)
     else:  # jax.lax has a reduce-scatter for sums only; an all-to-all moves the same bytes.
-        total = _combine_parts(step.reduction, send_blocks(step.groups, place, number_blocks(step.send, tile)))
+        total = _reduce_gathered(step.reduction, send_blocks(step.groups, place, number_blocks(step.send, tile)))
     return finish_scattered(step, total, shape)
 
 
@@ -138,7 +138,7 @@ def _split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[i
     return resize_tile(block.reshape(step.receive.padded), shape)
 
 
-def _combine_parts(reduction: str, parts: Array) -> Array:
+def _reduce_gathered(reduction: str, parts: Array) -> Array:
     if reduction == "product":
         return parts.prod(axis=0, dtype=parts.dtype)
     return parts.max(axis=0) if reduction == "max" else parts.min(axis=0)
@@ -160,14 +160,14 @@ def run_collective(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[i
         case Permute():
             return place.permute(tile, step.pairs)
         case AllGather():
-            return gather_tiles(step, place, tile, shape)
+            return gather_group_tiles(step, place, tile, shape)
         case ReduceScatter():
             return scatter_sum(step, place, tile, shape)
         case AllReduce():
             group = place.group(step.groups)
             reduce = {"sum": lax.psum, "mean": lax.psum, "max": lax.pmax, "min": lax.pmin}.get(step.reduction)
             if reduce is None:  # jax.lax has no product over devices, so all tiles are gathered.
-                return _combine_parts(step.reduction, lax.all_gather(tile, **group))
+                return _reduce_gathered(step.reduction, lax.all_gather(tile, **group))
             return _average_total(step.reduction, reduce(tile, **group), len(step.groups[0]))
         case SplitSum():
             return _split_tile(step, place, tile, shape)

@@ -88,7 +88,7 @@ def run_exchange(
                 messages if local else _send_together(messages, partial(here.permute, pairs=_list_pairs(rounds[0])))
             )
         each = zip(steps, orders, zip(*arrived, strict=True), shapes, strict=True)
-        return [join_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
+        return [write_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
 
     # CPUs hold all messages at once anyway, so they join them at the end.
     by_rounds = partial(_run_by_rounds, steps, place.anew(), shapes, into, in_part)
@@ -445,7 +445,9 @@ def count_boxes(step: Exchange) -> tuple[int, ...]:
     return tuple(radix // extent for radix, (_, extent) in zip(step.receive.digits, box.dst, strict=True))
 
 
-def join_messages(step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]) -> Array:
+def write_messages(
+    step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]
+) -> Array:
     """The result, from this device's messages round by round."""
     boxes, distinct = count_boxes(step), list(dict.fromkeys(by_device.values()))
     extents = [radix // count for radix, count in zip(step.receive.digits, boxes, strict=True)]

@@ -116,7 +116,7 @@ def batch_function(programs: Sequence[Program], axes: Mapping[str, int]) -> Call
                 each = zip(steps, tiles, shapes, strict=True)
                 tiles = tuple(_run_alone(together, place, tile, after, beside) for together, tile, after in each)
             elif isinstance(joint, PackedCollective):
-                tiles = _run_packed(joint, place, tiles, [after for (after,) in shapes])
+                tiles = _run_packed_collective(joint, place, tiles, [after for (after,) in shapes])
             else:
                 tiles = tuple(run_exchange(joint, place, tiles, [after for (after,) in shapes]))
         return tiles
@@ -167,7 +167,9 @@ def run_plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int], 
     return run_collective(step, place, tile, shape)
 
 
-def _run_packed(joint: PackedCollective, place: MeshPlace, tiles: Sequence[Array], shapes: Shapes) -> tuple[Array, ...]:
+def _run_packed_collective(
+    joint: PackedCollective, place: MeshPlace, tiles: Sequence[Array], shapes: Shapes
+) -> tuple[Array, ...]:
     """The tiles after one collective: blocks of the same number lie side by side, number after number.
 
     Where a collective has no views, whole tiles do.

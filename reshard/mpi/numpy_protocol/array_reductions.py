@@ -92,7 +92,7 @@ def reduce_to_array(
         if not (same and kind.function(np.empty(0, element), dtype=dtype).dtype == element):
             array = finish_sum(array)
     local = compute_together(array, is_split(array.layout, dims), lambda: _reduce_part(kind, array, dims, dtype))
-    combined = _combine_parts(kind, array, dims, local)
+    combined = _reduce_across_ranks(kind, array, dims, local)
     return combined if keepdims else _drop_dims(combined, dims)
 
 
@@ -181,7 +181,7 @@ def _find_identity(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
             raise TypeError(f"{kind.name} of a DistArray of dtype {dtype} is not implemented; {INSTEAD}")
 
 
-def _combine_parts(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
+def _reduce_across_ranks(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
     """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
     layout = array.layout
     axes = {at: list_axes(layout.dims[at]) for at in dims}

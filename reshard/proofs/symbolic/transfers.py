@@ -142,7 +142,7 @@ def _read_blocks(
         ]
         # Boxes have one order at both ends, so loops must not come in another one: they would be read as transposed.
         ordered = all(n < len(own) and n <= last for n, own, last in zip(at, units, inner, strict=True))
-        require(extent > 0 and ordered, f"a loop of steps {steps} that is no slice of {[v.digits for v in views]}")
+        require(extent > 0 and ordered, f"a loop of steps {steps} that is not a slice of {[v.digits for v in views]}")
         if all(own[n] * size[n] == step for own, size, n, step in zip(units, extents, at, steps, strict=True)):
             for size, n in zip(extents, at, strict=True):
                 size[n] *= extent

@@ -104,7 +104,7 @@ def scatter_tiles(call: Call, layout: Layout, array: Array, root: int | None, ti
     MessageExchange(call, mine, view_as_words(array), view_as_words(tile)).run()
 
 
-def gather_tiles(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
+def gather_to_root(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
     """Fills the array of `root` from the tiles, each part from one of the ranks that hold it."""
     mine = _messages_of_gather(layout, call.team.rank, call.team.size, root, tile.itemsize)
     MessageExchange(call, mine, view_as_words(tile), view_as_words(array)).run()

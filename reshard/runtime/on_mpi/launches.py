@@ -60,7 +60,7 @@ from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Facts, Team, Watch
 from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile, members_with_tile, new_place, new_tile
-from reshard.runtime.on_mpi.wire.chunks import Messages, join_messages
+from reshard.runtime.on_mpi.wire.chunks import Messages, merge_messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.synth import find_tree_plan, plan
 from reshard.types import Digit, Dim, Layout
@@ -159,7 +159,7 @@ class Bundle:
                 None if alone else list_pushes(*ends, hop.form)
                 for ends, hop, alone in zip(each, hops, apart, strict=True)
             )
-            messages = join_messages([move.messages for move in moves], self.staging // size, size, rank, len(nodes))
+            messages = merge_messages([move.messages for move in moves], self.staging // size, size, rank, len(nodes))
             self._parts[key] = BundledHop(hops, moves, pushed, messages)
         return self._parts[key]
 

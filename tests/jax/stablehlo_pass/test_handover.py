@@ -149,7 +149,7 @@ def test_tokens_and_scalars_are_not_constrained() -> None:
 
     given = jax.ShapeDtypeStruct((16, 16), np.float32, sharding=NamedSharding(mesh, P("x", "y")))
     module_ = jax.jit(f).lower(given).compiler_ir("stablehlo")
-    module_pass.run_pass(module_)
+    module_pass.transform_module(module_)
     module_.operation.verify()
     ranks = [ir.RankedTensorType(op.results[0].type).rank for op in named(module_, "sdy.sharding_constraint")]
     assert ranks and min(ranks) > 0

@@ -56,7 +56,7 @@ def test_layouts_of_values(module: Module, name: str, layout: str) -> None:
     value = values(module)[name]
     sharding = shardy.value_sharding(value)
     assert (sharding is None) == (name in ("b", "stablehlo.cosine"))
-    assert str(shardy.read_layout(value, sharding, shardy.read_meshes(module), Mesh(x=4, y=2))) == layout
+    assert str(shardy.read_value_layout(value, sharding, shardy.read_meshes(module), Mesh(x=4, y=2))) == layout
 
 
 def test_loop_carried_values_have_the_loops_sharding() -> None:
@@ -72,5 +72,5 @@ def test_loop_carried_values_have_the_loops_sharding() -> None:
     module = ir.Module.parse(text, make_ir_context())
     (loop,) = (op for op in list_operations(module.operation) if op.name == "stablehlo.while")
     carried = loop.regions[1].blocks[0].arguments[0]
-    layout = shardy.read_layout(carried, shardy.value_sharding(carried), shardy.read_meshes(module), Mesh(x=4))
+    layout = shardy.read_value_layout(carried, shardy.value_sharding(carried), shardy.read_meshes(module), Mesh(x=4))
     assert str(layout) == "f32[{x}2]"

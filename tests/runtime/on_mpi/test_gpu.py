@@ -26,7 +26,7 @@ from reshard.runtime.on_mpi.gpu.cuda_arrays import (
     check_makes,
     describe_array,
     describe_by_dlpack,
-    device_at,
+    gpu_at,
     is_on_gpu,
     is_writable,
     make_empty,
@@ -131,9 +131,9 @@ def test_a_failed_call_names_the_function_and_the_status():
 
 def test_an_address_belongs_to_a_gpu_or_to_none():
     with gpus() as driver:
-        assert device_at(TorchLike.of(driver, np.zeros(4), 1).address) == 1
+        assert gpu_at(TorchLike.of(driver, np.zeros(4), 1).address) == 1
         with pytest.raises(TileError, match="0x1000 does not belong to any GPU"):
-            device_at(0x1000)
+            gpu_at(0x1000)
 
 
 def test_without_a_driver_the_advice_is_to_copy(monkeypatch: pytest.MonkeyPatch):

@@ -32,9 +32,9 @@ from reshard.runtime.on_mpi.run_plan import (
 from reshard.runtime.on_mpi.wire import chunks
 from reshard.runtime.on_mpi.wire.chunks import (
     Side,
-    join_messages,
     mean_run,
     memory_of,
+    merge_messages,
     message_cap,
     messages_between,
     messages_of_step,
@@ -193,7 +193,7 @@ NODES = (0, 1, 2)
 def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
     each = [[plan_direct(*pair, rank, NODES, 8, 8 * staging) for pair in PAIRS] for rank in NODES]
     together = [
-        join_messages([move.messages for move in moves], staging, 8, rank, 3) for rank, moves in enumerate(each)
+        merge_messages([move.messages for move in moves], staging, 8, rank, 3) for rank, moves in enumerate(each)
     ]
     before, after = ([tiles_of(pair[end]) for pair in PAIRS] for end in (0, 1))
     results = [[np.full_like(of[rank], PADDING) for of in after] for rank in NODES]
@@ -221,7 +221,7 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
 
 def test_without_room_nothing_is_joined() -> None:
     moves = [plan_direct(*PAIRS[0], 0, NODES, 8, 0).messages] * 2
-    assert all(len(chunk.parts) == 1 for chunk in join_messages(moves, 0, 8, 0, 3).sends.chunks)
+    assert all(len(chunk.parts) == 1 for chunk in merge_messages(moves, 0, 8, 0, 3).sends.chunks)
 
 
 # ---- Datatypes of messages: what MPI packs with them is what `Chunk.pack` packs, for tiles of any order

@@ -196,7 +196,7 @@ def find_gpu(device: int) -> Cuda:
     return Cuda(load_driver(), device)
 
 
-def device_at(address: int) -> int:
+def gpu_at(address: int) -> int:
     """The number of the GPU to whose memory an address belongs; raises `TileError` if there is none."""
     ordinal = ctypes.c_int()
     load_driver().cuInit(0)
@@ -305,7 +305,7 @@ def describe_array(array: Any, what: str) -> GpuArray:
         dtype = np.dtype(interface["typestr"])
         strides = interface.get("strides") or list_byte_strides(shape, dtype.itemsize)
         memory = Strided(address, tuple(strides))
-        return GpuArray(array, device_at(address) if address else 0, memory, shape, dtype)
+        return GpuArray(array, gpu_at(address) if address else 0, memory, shape, dtype)
     except TileError:
         raise
     except Exception as error:

@@ -353,7 +353,7 @@ def message_cap(staging: int, itemsize: int) -> int:
     return max(1, min(staging, STAGED // itemsize, max(staging // 4, SMALL // itemsize)))
 
 
-def join_messages(each: Sequence[Messages], staging: int, itemsize: int, rank: int, size: int) -> Messages:
+def merge_messages(each: Sequence[Messages], staging: int, itemsize: int, rank: int, size: int) -> Messages:
     """The messages of several arrays as those of one; each direction may stage `staging` elements in all.
 
     Peers come in the order in which `plan_direct` lists them: the next rank first for what is sent, the previous one
