@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 import time
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import AgreementError, shortened
+from reshard.errors import AgreementError, PlanError, quoted, shortened
 from reshard.jax.request import ReshardRequest
 
 LIMIT = 300.0
@@ -233,6 +234,18 @@ def agree_on_moves(moves: Sequence[tuple[ReshardRequest, tuple[int, ...], str]],
     agree_between(processes, "; ".join([*(request.describe(shape, dtype) for request, shape, dtype in moves), more]))
 
 
+def read_time_limit() -> float:
+    """The seconds that RESHARD_JAX_LIMIT gives, else `LIMIT`; raises `PlanError` for what is no time."""
+    text = os.environ.get("RESHARD_JAX_LIMIT", "").strip()
+    try:
+        seconds = float(text) if text else LIMIT
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:  # A wait for nan seconds would never end.
+        raise PlanError(f"RESHARD_JAX_LIMIT is {quoted(text)}: give a positive number of seconds, or leave it out")
+    return seconds
+
+
 _agreements: list[Agreement] = []
 """That of the present client: there is a new one after a shutdown of `jax.distributed`."""
 
@@ -246,6 +259,5 @@ def agree_between(processes: set[int], ask: str, *, once: bool = True, explain: 
     if client is None:
         return
     if not _agreements or _agreements[0].store is not client:
-        limit = os.environ.get("RESHARD_JAX_LIMIT", "")
-        _agreements[:] = [Agreement(client, jax.process_index(), float(limit) if limit else LIMIT)]
+        _agreements[:] = [Agreement(client, jax.process_index(), read_time_limit())]
     _agreements[0].agree(processes, ask, once=once, explain=explain)

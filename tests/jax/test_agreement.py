@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from jax.errors import JaxRuntimeError  # pyright: ignore[reportUnknownVariableType]
 
-from reshard.errors import AgreementError
-from reshard.jax.agreement import Agreement
+from reshard.errors import AgreementError, PlanError
+from reshard.jax.agreement import LIMIT, Agreement, read_time_limit
 
 
 class Shelf:
@@ -149,6 +149,20 @@ def test_a_store_that_fails_is_an_error_of_ours():
     store.key_value_set = refuse  # type: ignore[method-assign]
     with pytest.raises(AgreementError, match="does not answer: UNAVAILABLE"):
         Agreement(store, 0).agree({0, 1}, "rows")
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "inf", "0", "-1"])
+def test_a_time_limit_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESHARD_JAX_LIMIT", text)
+    with pytest.raises(PlanError, match="positive number of seconds"):
+        read_time_limit()
+
+
+def test_the_time_limit_is_what_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESHARD_JAX_LIMIT", "")
+    assert read_time_limit() == LIMIT
+    monkeypatch.setenv("RESHARD_JAX_LIMIT", "2.5")
+    assert read_time_limit() == 2.5
 
 
 @pytest.mark.parametrize("seed", range(40))
