@@ -2,8 +2,11 @@
 
     python benchmarks/fuzz.py --seed 1 --moves 10000
     python benchmarks/fuzz.py --seed 1 --start 10000 --seconds 3600
+    python benchmarks/fuzz.py --seed 1 --kinds moves,trees
 
-A move is two random layouts of one array, taken in by any entry, and random options. Checked are
+Of four moves, two are between random layouts of one array, taken in by any entry, on one set of devices (`layouts`),
+one has a view and a cast between any two sets of devices (`moves`), and one is a tree of these (`trees`); all with
+random options. Checked are
 
     layouts     shape, tiles and meaning, by the definition of each notation (`fuzz_layouts`)
     elements    the plan runs on numpy, and every device has the elements that the target means (`fuzz_oracle`)
@@ -11,6 +14,7 @@ A move is two random layouts of one array, taken in by any entry, and random opt
     memory      within the plan's promise, by the runtime's account and, sampled, by Python's allocator
     budgets     kept; a refused one is refused for a reason: the smallest works
     proofs      sampled: the plan is proved, and a program with a planted fault that shows is not
+    sources     no tile that was given is written to
     bad input   sampled: text and JSON with small changes: a `ReshardError`, or something that is right by itself
 
 Move number n of a seed is the same in every run, whatever comes before it. `RATES` says which share of the moves the
@@ -27,7 +31,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import reshard as rs
+from benchmarks import fuzz_moves
 from benchmarks.fuzz_faults import mutated_json, mutated_program, mutated_text
 from benchmarks.fuzz_layouts import COUNTS as DEVICES
 from benchmarks.fuzz_layouts import SIZES, Given, any_given, finished
@@ -129,7 +134,7 @@ def _now(choose: random.Random, check: str) -> bool:
 
 
 def check(choose: random.Random) -> str:
-    """Makes a move and checks it; returns what kind it was. Raises `WrongError`, or whatever the package raised."""
+    """Makes a move of one array on one set of devices and checks it; returns its kind, or raises `WrongError`."""
     try:
         made = case(choose)
     except Exception as error:
@@ -349,16 +354,40 @@ def _right(choose: random.Random, made: Case, plan: rs.Plan, program: Any) -> bo
     return True
 
 
+def _check_with_view(choose: random.Random) -> str:
+    """Makes a move with a view between any two sets of devices, checks it, and sometimes proves it."""
+    kind, plan = fuzz_moves.check_move(choose)
+    if plan is not None and _now(choose, "proof"):
+        rs.prove(plan)
+    return kind
+
+
+KINDS: dict[str, Callable[[random.Random], str]] = {
+    "layouts": check,
+    "moves": _check_with_view,
+    "trees": fuzz_moves.check_tree,
+}
+"""What is fuzzed, by name; `MIX` says in which turn."""
+
+MIX = ("layouts", "moves", "layouts", "trees")
+
+
 def fuzz(
-    seed: int, start: int = 0, moves: int | None = None, seconds: float | None = None
+    seed: int,
+    start: int = 0,
+    moves: int | None = None,
+    seconds: float | None = None,
+    kinds: Sequence[str] = MIX,
 ) -> Iterator[tuple[int, str]]:
     """The number of each move and the kind that it was; text that starts with "wrong" says what is wrong."""
     begun, number = time.monotonic(), start
     while (moves is None or number < start + moves) and (seconds is None or time.monotonic() - begun < seconds):
         try:
-            yield number, check(random.Random(f"{seed}/{number}"))
-        except WrongError as error:
-            yield number, f"wrong: {error}"
+            yield number, KINDS[kinds[number % len(kinds)]](random.Random(f"{seed}/{number}"))
+        except Exception as error:
+            notes = "\n".join(getattr(error, "__notes__", ()))
+            text = str(error) if isinstance(error, WrongError) else traceback.format_exc(limit=-5)
+            yield number, f"wrong: {text}\n  {notes}"
         number += 1
 
 
@@ -372,14 +401,16 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first move, to go on where an earlier run ended")
     parser.add_argument("--moves", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
+    parser.add_argument("--kinds", default=",".join(MIX), help="of layouts, moves, trees, in turn")
     options = parser.parse_args()
     moves = 10_000 if options.moves is None and options.seconds is None else options.moves
     kinds: Counter[str] = Counter()
     begun, number, wrong = time.monotonic(), options.start - 1, 0
-    for number, kind in fuzz(options.seed, options.start, moves, options.seconds):
+    for number, kind in fuzz(options.seed, options.start, moves, options.seconds, options.kinds.split(",")):
         if kind.startswith("wrong"):
             wrong += 1
             again = f"python benchmarks/fuzz.py --seed {options.seed} --start {number} --moves 1"
+            again += f" --kinds {options.kinds}" if options.kinds != parser.get_default("kinds") else ""
             print(f"{kind}\n  again: {again}\n", flush=True)
         else:
             kinds[kind] += 1

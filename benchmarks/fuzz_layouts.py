@@ -26,7 +26,10 @@ import reshard as rs
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 24, 30, 31)
 COUNTS = (1, 2, 3, 4, 4, 5, 6, 6, 8, 8, 8, 9, 12, 12, 16)
 REDUCTIONS = ("sum", "max", "min", "product")
-SHORT = {"int32": "s32", "int64": "s64", "float32": "f32", "bfloat16": "bf16", "uint8": "u8", "int4": "s4"}
+SHORT = {
+    "int4": "s4", "int8": "s8", "uint8": "u8", "int16": "s16", "int32": "s32", "int64": "s64", "bool": "bool",
+    "bfloat16": "bf16", "float32": "f32", "float64": "f64", "complex64": "c64",
+}  # fmt: skip
 
 Indices = tuple[np.ndarray, ...]
 """For each dim, the global index of every local index of a tile; -1 is padding."""

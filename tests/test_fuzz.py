@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from benchmarks import fuzz, fuzz_layouts
+from benchmarks import fuzz, fuzz_layouts, fuzz_moves
 from reshard.errors import PlanError, UndecidedError
 from reshard.types import Layout
 
@@ -44,12 +44,56 @@ def test_every_entry_and_option_comes_up() -> None:
     assert {option for each in cases for option in each.options} == {"network", "donate", "slack", "budget"}
 
 
+def _launch_again(plan: Any, tiles: Any, account: Any, **options: Any) -> Any:
+    """A runtime that needs one more launch than the plan has."""
+    moved = _simulate(plan, tiles, account, **options)
+    account.launches += 1
+    return moved
+
+
+def _forget_view(view: Any, source: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """A meaning of views that leaves out the part and the order."""
+    return np.resize(source, held.shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "broken", "message"),
+    [
+        ("moves", (fuzz_moves.RandomView, "apply"), _forget_view, "has"),
+        ("trees", (fuzz_moves.RandomView, "apply"), _forget_view, "has"),
+        ("moves", (rs, "simulate"), _launch_again, "promised"),
+        ("trees", (rs, "simulate"), _launch_again, "promised"),
+    ],
+)
+def test_a_broken_move_or_tree_is_reported(kind: str, place: Any, broken: Any, message: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(*place, broken)
+    wrong = [text for _, text in fuzz.fuzz(4, moves=20, kinds=[kind]) if text.startswith("wrong")]
+    assert wrong and any(message in text for text in wrong), wrong
+
+
+def test_moves_are_of_all_kinds() -> None:
+    kinds = {kind for _, kind in fuzz.fuzz(6, moves=150, kinds=["moves"])}
+    text = "\n".join(kinds)
+    for part in (
+        "same devices",
+        "overlapping",
+        "other devices",
+        "plain",
+        "view",
+        "take",
+        "into",
+        "cast",
+        "refused budget",
+    ):
+        assert part in text, part
+
+
 def test_a_line_that_repeats_it_stands_below_what_is_wrong(capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(rs, "plan", _raises)
-    monkeypatch.setattr("sys.argv", ["fuzz.py", "--seed", "3", "--start", "7", "--moves", "2"])
+    monkeypatch.setattr("sys.argv", ["fuzz.py", "--seed", "3", "--start", "7", "--moves", "2", "--kinds", "layouts"])
     assert fuzz.main() == 1
     printed = capsys.readouterr().out
-    assert "again: python benchmarks/fuzz.py --seed 3 --start 8 --moves 1" in printed
+    assert "again: python benchmarks/fuzz.py --seed 3 --start 8 --moves 1 --kinds layouts" in printed
     assert "2 moves in 0 s, 2 wrong; go on with --start 9" in printed
 
 
@@ -101,6 +145,7 @@ def _read(text: str, mesh: Any) -> Layout:
 
 
 _run, _plan, _meaning, _parse = fuzz.run, rs.plan, fuzz.meaning, Layout.parse
+_simulate = rs.simulate
 
 
 @pytest.mark.fast(2)
@@ -121,7 +166,7 @@ _run, _plan, _meaning, _parse = fuzz.run, rs.plan, fuzz.meaning, Layout.parse
 def test_what_is_broken_is_reported(place: tuple[Any, str], broken: Callable[..., Any], message: str, monkeypatch: Any):
     monkeypatch.setitem(fuzz.RATES, "proof", 0.5 if place[1] == "prove" else 0.0)
     monkeypatch.setattr(*place, broken)
-    wrong = [kind for _, kind in fuzz.fuzz(2, moves=60) if kind.startswith("wrong")]
+    wrong = [kind for _, kind in fuzz.fuzz(2, moves=60, kinds=["layouts"]) if kind.startswith("wrong")]
     assert wrong
     assert any(message in kind for kind in wrong), wrong[0]
 

@@ -8,7 +8,7 @@ It shares no code with views: a case brings its reference, or it is built of ato
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import reshard as rs
+from benchmarks.fuzz_moves import RandomView, random_view
 from reshard.runtime import Account
 from reshard.types import Layout
 from reshard.types.meaning import meaning
@@ -79,59 +80,20 @@ def run_plan(plan: rs.Plan, move: rs.Move, reference: Callable[[np.ndarray], np.
 
 @dataclass(frozen=True)
 class Case:
-    """A random move: atoms with windows, grouped into the dims of both sides, and its reference in numpy."""
+    """A random move, and its view as numpy understands it."""
 
     move: rs.Move
-    windows: tuple[tuple[int, int, int, int, int], ...]
-    """Of each atom: its size in the source, the first value taken, how many, its size in the target, the first filled.
-    """
-    order: tuple[int, ...]
-    text: str
+    view: RandomView
 
     def reference(self, array: np.ndarray) -> np.ndarray:
         """The target's array of a source's array."""
-        atoms = array.reshape([source for source, *_ in self.windows])
-        part = atoms[tuple(slice(start, start + count) for _, start, count, _, _ in self.windows)]
-        target = [self.windows[at] for at in self.order]
-        full = np.arange(KEPT, KEPT + prod(self.move.target.shape)).reshape([size for *_, size, _ in target])
-        full[tuple(slice(first, first + count) for _, _, count, _, first in target)] = part.transpose(self.order)
-        return full.reshape(self.move.target.shape)
+        shape = self.move.target.shape
+        return self.view.apply(array, np.arange(KEPT, KEPT + prod(shape)).reshape(shape))
 
 
 def random_case(choose: random.Random, dtype: str = "int64", parts: bool = True, most: int = 240) -> Case:
     """A random view of up to four atoms between random layouts, with parts taken or filled in a third of the cases."""
     mesh = choose.choice([mesh for mesh in MESHES if mesh.size <= 12])
-    sizes: list[int] = []
-    for _ in range(choose.randint(1, 4)):
-        sizes.append(choose.choice([size for size in (1, 2, 3, 4, 5, 6, 8, 12) if size * prod(sizes) <= most]))
-    windows = [(size, 0, size, size, 0) for size in sizes]
-    take, into = {}, {}
-    if parts and choose.randint(0, 2) == 0:
-        at = choose.randrange(len(sizes))
-        start = choose.randrange(sizes[at])
-        stop = choose.randint(start + 1, sizes[at])
-        if choose.random() < 0.5:
-            take[f"a{at}"] = slice(start, stop)
-            windows[at] = (sizes[at], start, stop - start, stop - start, 0)
-        else:
-            into[f"a{at}"] = slice(start, stop)
-            windows[at] = (stop - start, 0, stop - start, sizes[at], start)
-    order = list(range(len(sizes)))
-    if choose.random() < 0.8:
-        choose.shuffle(order)
-    source, target = _grouped(choose, range(len(sizes))), _grouped(choose, order)
-    shapes = [[prod(windows[at][side] for at in dim) for dim in dims] for dims, side in ((source, 0), (target, 3))]
-    text = " -> ".join(" ".join(f"({' '.join(f'a{at}' for at in dim)})" for dim in dims) for dims in (source, target))
-    both = [random_layout(choose, mesh, shape, dtype) for shape in shapes]
-    move = rs.Move(*both, view=text, take=take, into=into, **{f"a{at}": size for at, size in enumerate(sizes)})
-    return Case(move, tuple(windows), tuple(order), text)
-
-
-def _grouped(choose: random.Random, atoms: Sequence[int]) -> list[list[int]]:
-    groups: list[list[int]] = []
-    for at in atoms:
-        if groups and choose.random() < 0.5:
-            groups[-1].append(at)
-        else:
-            groups.append([at])
-    return groups
+    view = random_view(choose, most, 1 / 3 if parts else 0)
+    source, target = (random_layout(choose, mesh, shape, dtype) for shape in view.shapes)
+    return Case(rs.Move(source, target, **view.options), view)

@@ -35,6 +35,7 @@ from reshard.geometry.view_layouts import view_stages
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, merged_spans
+from reshard.types.reductions import has_reduction
 from reshard.types.view import View
 
 
@@ -290,7 +291,9 @@ def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tupl
     """Two layouts between which a move without view or cast has the same bounds; None without common units."""
     if source.dtype != target.dtype:
         dtype = _narrower_layout(source, target).dtype
-        source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)
+        # Only the width counts, and not every dtype has every reduction: bool has no sum, an integer no mean.
+        kept = source.reduction if source.reduction is None or has_reduction(dtype, source.reduction) else "max"
+        source, target = replace(source, dtype=dtype, reduction=kept), replace(target, dtype=dtype)
     if view is None:
         return source, target
     parts = view_stages(source, target, view)

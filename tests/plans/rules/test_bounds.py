@@ -197,6 +197,12 @@ def test_a_cast_is_bound_by_the_narrower_dtype(source, target, bound):
     assert lower_bound(*layouts) == bound
 
 
+@pytest.mark.parametrize(("reduced", "target"), [("s32[4] + sum{x}", "bool[{y}2]"), ("f32[4] + mean{x}", "u8[{y}2]")])
+def test_a_reduction_that_the_narrower_dtype_has_not_is_bounded_too(reduced: str, target: str):
+    ends = Layout.parse(reduced, Mesh(x=2)), Layout.parse(target, Mesh({"y": 2}, device_ids=[5, 6]))
+    assert rs.plan(rs.Move(*ends, cast=True)).lower_bound_bytes == 2
+
+
 # ---- of several arrays: below what runs, and above what one array alone makes necessary ----
 
 

@@ -1,0 +1,298 @@
+"""Random moves between any two sets of devices, with views and casts, alone and in trees, for `benchmarks/fuzz.py`.
+
+A view is made of *atoms*: both arrays have the same atoms, grouped into dims and ordered on each side by itself, and
+one of them may be taken or filled in part. Its meaning is numpy's reshape, slice and transpose of the whole array.
+
+    atoms (2, 3, 4), order (2, 0, 1)    (a0 a1) a2 -> a2 (a0 a1)    f32[6, 4] -> f32[4, 6]
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import reshard as rs
+from benchmarks.fuzz_layouts import COUNTS, Given, any_given
+from benchmarks.fuzz_oracle import check_tiles, cut, fitted, marks, must, source_tiles
+from reshard.errors import BudgetError, PlanError
+from reshard.runtime import Account
+from reshard.runtime.numpy_tiles import numpy_dtype
+
+KEPT = 100
+"""What the target holds before a move that fills part of it: the place of an element, from here on."""
+
+CASTS = ("int8", "uint8", "int16", "int32", "int64", "bfloat16", "float32", "float64", "complex64", "bool")
+
+SUMMED = ("int32", "int64", "float32")
+"""Dtypes of partial arrays: the sums of small marks are exact in them."""
+
+
+class Window(NamedTuple):
+    """An atom on both sides: `count` values, from `taken` on in its `source`, from `filled` on in its `target`."""
+
+    source: int
+    taken: int
+    count: int
+    target: int
+    filled: int
+
+
+@dataclass(frozen=True)
+class RandomView:
+    """A view with its meaning in numpy: atoms in the source's order, and their order in the target."""
+
+    windows: tuple[Window, ...]
+    order: tuple[int, ...]
+    groups: tuple[tuple[int, ...], tuple[int, ...]]
+    """How many atoms each dim has, of the source and of the target."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The global shapes of source and target."""
+        there = [self.windows[at] for at in self.order]
+        return (
+            _merge_sizes([atom.source for atom in self.windows], self.groups[0]),
+            _merge_sizes([atom.target for atom in there], self.groups[1]),
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `rs.Move` takes for it: the text, the atoms' sizes, and the parts."""
+        here, there = self.groups
+        sides = _spell_dims(range(len(self.order)), here), _spell_dims(self.order, there)
+        given: dict[str, Any] = {"view": " -> ".join(sides)}
+        for at, (source, taken, count, target, filled) in enumerate(self.windows):
+            given[f"a{at}"] = max(source, target)
+            if count < source:
+                given["take"] = {f"a{at}": slice(taken, taken + count)}
+            if count < target:
+                given["into"] = {f"a{at}": slice(filled, filled + count)}
+        return given
+
+    def apply(self, source: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """The target's array, of the source's and of what the target holds before."""
+        atoms = source.reshape([atom.source for atom in self.windows])
+        part = atoms[tuple(slice(atom.taken, atom.taken + atom.count) for atom in self.windows)]
+        there = [self.windows[at] for at in self.order]
+        whole = held.reshape([atom.target for atom in there]).copy()
+        whole[tuple(slice(atom.filled, atom.filled + atom.count) for atom in there)] = part.transpose(self.order)
+        return whole.reshape(held.shape)
+
+
+def _merge_sizes(sizes: Sequence[int], groups: Sequence[int]) -> tuple[int, ...]:
+    ends = np.cumsum([0, *groups])
+    return tuple(math.prod(sizes[start:end]) for start, end in pairwise(ends))
+
+
+def _spell_dims(order: Sequence[int], groups: Sequence[int]) -> str:
+    ends = np.cumsum([0, *groups])
+    dims = [[f"a{at}" for at in order[start:end]] for start, end in pairwise(ends)]
+    return " ".join(f"({' '.join(dim)})" for dim in dims)
+
+
+def random_view(choose: random.Random, most: int = 500, parts: float = 0.33) -> RandomView:
+    """A view of one to four atoms of at most `most` elements, with a part taken or filled in a share of the cases."""
+    sizes: list[int] = []
+    for _ in range(choose.randint(1, 4)):
+        sizes.append(choose.choice([size for size in (1, 2, 3, 4, 5, 6, 7, 8, 12) if size * math.prod(sizes) <= most]))
+    windows = [Window(size, 0, size, size, 0) for size in sizes]
+    if choose.random() < parts:
+        at = choose.randrange(len(sizes))
+        start = choose.randrange(sizes[at])
+        count = choose.randint(start + 1, sizes[at]) - start
+        taken = choose.random() < 0.5
+        windows[at] = Window(sizes[at], start, count, count, 0) if taken else Window(count, 0, count, sizes[at], start)
+    order = list(range(len(sizes)))
+    if choose.random() < 0.7:
+        choose.shuffle(order)
+    groups = _random_groups(choose, len(sizes)), _random_groups(choose, len(sizes))
+    return RandomView(tuple(windows), tuple(order), groups)
+
+
+def _random_groups(choose: random.Random, count: int) -> tuple[int, ...]:
+    groups = [1]
+    for _ in range(count - 1):
+        if choose.random() < 0.5:
+            groups[-1] += 1
+        else:
+            groups.append(1)
+    return tuple(groups)
+
+
+@dataclass(frozen=True)
+class MoveCase:
+    """One move: both layouts as given, the view between them, and the dtypes."""
+
+    source: Given
+    target: Given
+    view: RandomView
+    dtypes: tuple[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.source.text}\n  -> {self.target.text}\n  {self.dtypes} {self.view.options}"
+
+    def make(self) -> rs.Move:
+        """The move as the package takes it."""
+        return rs.Move(self.source.make(), self.target.make(), cast=True, **self.view.options)
+
+    @property
+    def parts(self) -> bool:
+        """Whether the move fills only part of its target."""
+        return any(atom.count < atom.target for atom in self.view.windows)
+
+    def tiles(
+        self, choose: random.Random, plan: rs.Plan
+    ) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray], np.ndarray]:
+        """The source's tiles, those that the target holds before, and the whole array that the target means."""
+        before, after = map(numpy_dtype, self.dtypes)
+        whole = marks(self.source.shape, before)
+        held = ((np.arange(math.prod(self.target.shape)) + KEPT) % 127).reshape(self.target.shape).astype(after)
+        given = source_tiles(choose, self.source, plan.source.tile_shape, whole)
+        into = {d: cut(held, fitted(at, plan.target.tile_shape)) for d, at in self.target.indices.items()}
+        return given, into, self.view.apply(whole.astype(after), held)
+
+
+def random_move(choose: random.Random, dtype: str, most: int = 500, parts: float = 0.33) -> MoveCase:
+    """A move between random sets of devices: the same one, a part of it, an overlapping or another one."""
+    pool = choose.sample(range(40), 24) if choose.random() < 0.25 else list(range(24))
+    counts = choose.choice(COUNTS), choose.choice(COUNTS)
+    start = choose.choice((0, 0, counts[0] // 2, min(counts[0], 24 - counts[1])))
+    devices = sorted(pool[: counts[0]]), sorted(pool[start : start + counts[1]])
+    if choose.random() < 0.2:
+        devices = devices[0], devices[0]
+    view = random_view(choose, most, parts)
+    if choose.random() < 0.3:  # The same dims on both sides, which has closed forms of its own.
+        view = RandomView(view.windows, tuple(range(len(view.windows))), (view.groups[0],) * 2)
+    dtypes = dtype, choose.choice(CASTS) if choose.random() < 0.3 else dtype
+    if dtypes[0].startswith("complex") and not dtypes[1].startswith("complex"):
+        dtypes = dtype, dtype
+    filled = any(atom.count < atom.target for atom in view.windows)  # A part is not of sums: no summand has the rest.
+    partial = 0.9 if dtype in SUMMED and not filled and choose.random() < 0.25 else 0.0
+    source = any_given(choose, devices[0], view.shapes[0], dtypes[0], partial)
+    return MoveCase(source, any_given(choose, devices[1], view.shapes[1], dtypes[1]), view, dtypes)
+
+
+def check_move(choose: random.Random) -> tuple[str, rs.Plan | None]:
+    """Plans a random move and runs it; returns its kind, and the plan unless its budget was refused rightly."""
+    case = random_move(choose, choose.choice(CASTS))
+    try:
+        return _check_case(choose, case)
+    except Exception as error:
+        error.add_note(str(case))
+        raise
+
+
+def _check_case(choose: random.Random, case: MoveCase) -> tuple[str, rs.Plan | None]:
+    move = case.make()
+    must(rs.Move.from_json(move.to_json()) == move, "{} is another move after JSON", move)
+    options: dict[str, Any] = {}
+    if choose.random() < 0.3:
+        options["network"] = choose.choice(("tpu-v5p", "h100", "ethernet-100g"))
+    if choose.random() < 0.3:
+        options["donate"] = True
+    kind = _kind_of(case, move)
+    if choose.random() < 0.3:
+        share = choose.choice((0.5, 1, 1, 1.2, 2))
+        options["budget"] = int(share * (move.source.tile_bytes + move.target.tile_bytes))
+    try:
+        plan = plan_within(move, options)
+    except PlanError as error:  # Documented: the digits of a sum must end where the view's atoms end.
+        must(move.source.partial and not move.view.plain and "finish the sum" in str(error), "{}", error)
+        return f"{kind}, refused sum", None
+    if plan is None:
+        return f"{kind}, refused budget", None
+    must(rs.Plan.from_json(plan.to_json()) == plan, "{} is another plan after JSON", plan)
+    _check_bound(plan, options)
+    ends = max(plan.received_bytes, plan.sent_bytes)
+    must(ends >= plan.endpoint_bound_bytes, "{} B at the busiest device are below its bound: {}", ends, plan)
+    given, into, wanted = case.tiles(choose, plan)
+    kept = {device: tile.copy() for device, tile in given.items()}
+    account = Account(plan.source.dtype)
+    moved = rs.simulate(plan, given, account, into=into if case.parts else None)
+    check_tiles(case.target, plan.target.tile_shape, wanted, moved)
+    must(all(np.array_equal(given[d], kept[d]) for d in kept), "a source's tile was written to")
+    _check_account(account, plan)
+    return kind, plan
+
+
+def _check_bound(plan: rs.Plan, options: dict[str, Any]) -> None:
+    """Compares the bytes with the lower bound, which plans on one set of devices reach where nothing else is asked."""
+    bound, received = plan.lower_bound_bytes, plan.received_bytes
+    must(received >= bound or plan.source.partial, "{} B are below the bound: {}", received, plan)
+    one_set = set(plan.source.mesh.devices) == set(plan.target.mesh.devices)
+    if one_set and not plan.source.partial and not {"network", "budget"} & set(options):
+        must(received <= bound * 1.05, "{} B are received, {} would do: {}", received, bound, plan)
+
+
+def _kind_of(case: MoveCase, move: rs.Move) -> str:
+    before, after = set(case.source.indices), set(case.target.indices)
+    where = "same devices" if before == after else "overlapping" if before & after else "other devices"
+    what = "plain" if move.view.plain else "into" if case.parts else "take" if move.view.taken else "view"
+    return f"{where}, {what}{', cast' if move.casts else ''}"
+
+
+def plan_within(move: rs.Move, options: dict[str, Any]) -> rs.Plan | None:
+    """The plan, or None where its budget is refused with the smallest that works."""
+    budget = options.get("budget")
+    try:
+        plan = rs.plan(move, **options)
+    except BudgetError as error:
+        must(budget is not None and error.smallest > budget, "{} is refused, but {} would do", budget, error.smallest)
+        least = rs.plan(move, **{**options, "budget": error.smallest})
+        must(least.peak_bytes <= error.smallest, "a budget of {}, a peak of {}", error.smallest, least.peak_bytes)
+        return None
+    must(budget is None or plan.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, plan.peak_bytes)
+    return plan
+
+
+def _check_account(account: Account, plan: rs.Plan | rs.TreePlan) -> None:
+    """Compares what a run took with what the plan promised."""
+    received, launches, peak = account.received_bytes, account.launches, account.peak_bytes
+    must(received <= plan.received_bytes, "{} B are received, {} promised", received, plan.received_bytes)
+    must(launches == plan.launches, "{} launches, {} promised", launches, plan.launches)
+    must(peak <= plan.peak_bytes, "{} B are live, {} promised", peak, plan.peak_bytes)
+
+
+def check_tree(choose: random.Random) -> str:
+    """Plans a tree of random moves, some of them equal, and runs it; returns its kind."""
+    few = [random_move(choose, choose.choice(CASTS), 120, 0.0) for _ in range(choose.randint(1, 4))]
+    cases = {f"w{at}": choose.choice(few) for at in range(choose.randint(1, 8))}
+    try:
+        return _check_cases(choose, cases)
+    except Exception as error:
+        error.add_note("\n".join(f"{name}: {case}" for name, case in cases.items()))
+        raise
+
+
+def _check_cases(choose: random.Random, cases: Mapping[str, MoveCase]) -> str:
+    moves = {name: case.make() for name, case in cases.items()}
+    options: dict[str, Any] = {"donate": True} if choose.random() < 0.3 else {}
+    if choose.random() < 0.3:
+        options["network"] = choose.choice(("tpu-v5p", "h100", "ethernet-100g"))
+    try:
+        tree = rs.plan_tree(moves, **options)
+    except PlanError as error:
+        must(any(move.source.partial for move in moves.values()) and "finish the sum" in str(error), "{}", error)
+        return "tree, refused sum"
+    if choose.random() < 0.3:
+        budget = int(tree.peak_bytes * choose.choice((0.6, 0.8, 0.9, 1)))
+        try:
+            tree = rs.plan_tree(moves, budget=budget, **options)
+        except BudgetError as error:
+            must(error.smallest > budget, "budget {} is refused, but {} would do", budget, error.smallest)
+            tree = rs.plan_tree(moves, budget=(budget := error.smallest), **options)
+        must(tree.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, tree.peak_bytes)
+    must(rs.TreePlan.from_json(tree.to_json()) == tree, "{} is another tree after JSON", tree)
+    all_tiles = {name: case.tiles(choose, tree.plans[name]) for name, case in cases.items()}
+    account = Account("uint8")
+    moved = rs.simulate(tree, {name: given for name, (given, _, _) in all_tiles.items()}, account)
+    for name, case in cases.items():
+        check_tiles(case.target, tree.plans[name].target.tile_shape, all_tiles[name][2], moved[name])
+    _check_account(account, tree)
+    return "tree of one array" if len(cases) == 1 else "tree"
