@@ -172,7 +172,7 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         # By other steps, where nobody named the network and these need far less of a TPU's memory.
         parted, network = on_jax.in_parts_on_tpu(whole), options_on(placement.devices_of(target.mesh), options).network
         same = [step.kind for step in parted.steps] == [step.kind for step in whole.steps]
-        return parted if same or network is None else cost.time_plan(parted, network.links(parted.source.mesh))
+        return parted if same else cost.time_on_network(parted, network)
 
     def fit(plan: Plan) -> Plan | None:
         # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do.

@@ -116,7 +116,7 @@ def is_as_fast(time: float, least: float) -> bool:
 
 
 def time_plan(plan: Plan, links: Links | None) -> Plan:
-    """The plan with its predicted seconds, step by step; the plan itself without links."""
+    """A plan on one mesh with its predicted seconds, step by step; the plan itself without links."""
     if links is None:
         return plan
     times = [predict_seconds(step.spec, step.operand, links) for step in plan.steps]
@@ -124,8 +124,8 @@ def time_plan(plan: Plan, links: Links | None) -> Plan:
     return replace(plan, steps=steps, seconds=sum(times, 0.0))
 
 
-def time_crossing(plan: Plan, network: Network | None) -> Plan:
-    """A plan to other devices with its predicted seconds: each step on the links of its mesh, or between the two."""
+def time_on_network(plan: Plan, network: Network | None) -> Plan:
+    """The plan with its predicted seconds: each step on the links of its own mesh, or of those between two sets."""
     if network is None:
         return plan
     times: list[float] = []

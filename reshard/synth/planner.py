@@ -93,12 +93,8 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
 def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
     """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
     made, network = moves.plan_candidates(move, _plan_layouts, options), options.network
-    if not one_set(move.source.mesh, move.target.mesh):
-        made = [cost.time_crossing(plan, network) for plan in made]
-    elif network is not None:
-        links = network.links(move.source.mesh)
-        made = [cost.time_plan(plan, links) for plan in made]
-    return _choose_plan(made, options.slack)
+    # Steps in the middle may be spelled on another mesh of the same devices, whose axes have links of their own.
+    return _choose_plan([cost.time_on_network(plan, network) for plan in made], options.slack)
 
 
 @lru_cache(maxsize=4096)
@@ -149,7 +145,7 @@ def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
         plans += [chain(pair.source, pair.target, route, donate) for route in crossing.list_relays(pair)]
     plans = plans if budget is None else fit_plans(plans, budget, None)
     if network is not None:
-        return _choose_plan([cost.time_crossing(plan, network) for plan in plans], slack)
+        return _choose_plan([cost.time_on_network(plan, network) for plan in plans], slack)
     # The slack is counted from the bound, since relays that are nearer to it than all of these were not tried.
     bound = plans[0].endpoint_bound_bytes
     plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), bound, slack)] or plans
@@ -369,7 +365,7 @@ def overlapped(source: Layout, target: Layout, network: Network) -> Pipeline | N
 
 def predict_pipeline(each: Plan, parts: int, network: Network) -> float:
     """Predicted seconds of a plan in parts, of which `each` is that of one."""
-    first, *later = cost.time_crossing(each, network).steps
+    first, *later = cost.time_on_network(each, network).steps
     crosses, gathers = first.seconds or 0.0, sum(step.seconds or 0.0 for step in later)
     taken = first.received_bytes / network.crossing.bandwidth
     return crosses + (parts - 1) * max(crosses, taken + gathers) + gathers

@@ -325,3 +325,13 @@ def test_a_sum_across_atoms_is_refused():
         rs.plan(made)
     except PlanError as error:
         assert "finish the sum" in str(error)
+
+
+@pytest.mark.parametrize("network", ["tpu-v5p", "h100", "ethernet-100g"])
+def test_steps_on_another_mesh_are_priced_by_its_own_links(network: str) -> None:
+    mesh = rs.Mesh(data=2, x=3)
+    source = rs.Layout.from_spec(mesh, (12,), "f32", [["x"]], unreduced=["data"])
+    target = rs.Layout.from_hlo("{devices=[3,2]<=[6]T(0) last_tile_dim_replicate}", (12,), "f32")
+    plan = rs.plan(rs.Move(source, target, view="(a b) -> (b a)", a=6), network=network)
+    assert len({step.operand.mesh for step in plan.steps}) > 1
+    assert plan.seconds == sum(step.seconds or 0.0 for step in plan.steps) > 0
