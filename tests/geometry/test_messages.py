@@ -120,7 +120,12 @@ def test_the_messages_of_one_device_where_meshes_differ():
 
 # ---- products, cut at any element -------------------------------------------------------------------
 
-ROWS = (Block(0, 7, (Axis(2, 1, 1),)), Block(4, 9, (Axis(2, 9, 5), Axis(3, 1, 1))))
+ROWS = (
+    Block(0, 7, (Axis(2, 1, 1),)),
+    Block(4, 9, (Axis(2, 9, 5), Axis(3, 1, 1))),
+    Block(30, 40, (Axis(2, 2, 1),)),
+    Block(50, 1, (Axis(3, 1, 1),)),
+)
 COLUMNS = (Block(1, 0, (Axis(2, 10, 20), Axis(2, 4, 4), Axis(2, 1, 1))),)
 PLANES = (Block(5, 5, (Axis(3, 1, 1),)),)
 

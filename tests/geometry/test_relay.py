@@ -4,35 +4,90 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain as join
+from itertools import product
 from math import ceil
 
 import pytest
 
 from reshard.geometry.holders import count_lacked, fewest_through
-from reshard.geometry.relay import Demand, balance_shares, relay_figures, relay_messages
+from reshard.geometry.relay import Demand, RelayTurn, balance_shares, level_sums, relay_figures, relay_messages
+from reshard.geometry.remesh import one_set
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests import oracle
 from tests.endpoint_lp import forwarded
+from tests.geometry import brute
 from tests.layouts import random_crossing, random_layout
+from tests.oracle import PADDING, tiles_of
 
 
-@pytest.mark.fast(20)
-@pytest.mark.parametrize("seed", range(80))
-def test_every_device_receives_what_it_lacks_once(seed: int):
-    source, target = random_crossing(random.Random(seed))
-    turns = [[m for m in turn if m.sender != m.receiver] for turn in relay_messages(source, target)]
-    received, sent, after_first = Counter(), Counter(), Counter()
-    for number, turn in enumerate(turns):
+def check_elements(source: Layout, target: Layout) -> None:
+    """Follows every element: devices send what they hold, in the second turn what has arrived in the first, and each
+    tile of the target is filled once with what it means. The figures are those of what was sent."""
+    held, wanted = ({d: tile.ravel().tolist() for d, tile in tiles_of(end).items()} for end in (source, target))
+    made = {device: [PADDING] * len(tile) for device, tile in wanted.items()}
+    in_all, turns, largest = Counter[int](), list[RelayTurn](), 0
+    for tiles, turn in zip((held, made), relay_messages(source, target), strict=True):
+        sent, received, ends = Counter[int](), Counter[int](), Counter[tuple[str, int]]()
+        arriving: list[tuple[int, int, int]] = []
         for message in turn:
-            received[message.receiver] += message.elements
-            sent[message.sender] += message.elements
-            after_first[message.receiver] += message.elements * (number == 0)
+            pairs = [pair for block in message.blocks for pair in brute.offsets(block)]
+            moved = [(message.receiver, there, tiles[message.sender][here]) for here, there in pairs]
+            assert len(moved) == message.elements > 0
+            arriving += moved
+            if message.sender != message.receiver:
+                assert not {element for *_, element in moved} & set(held.get(message.receiver, ()))
+                sent[message.sender] += len(moved)
+                received[message.receiver] += len(moved)
+                ends.update([("sends", message.sender), ("receives", message.receiver)])
+                largest = max(largest, len(moved))
         assert len({(m.sender, m.receiver) for m in turn}) == len(turn)
-    assert {d: n for d, n in count_lacked(source, target).items() if n} == dict(received)
-    assert all(after_first[message.sender] for message in turns[1])
-    assert relay_figures(source, target).sent == max(sent.values(), default=0)
+        for device, at, element in arriving:  # All are read before any is written.
+            assert made[device][at] == PADDING != element
+            made[device][at] = element
+        turns.append(RelayTurn(*(max(each.values(), default=0) for each in (received, sent, ends))))
+        in_all += sent
+    assert made == wanted
+    assert relay_figures(source, target) == (tuple(turns), max(in_all.values(), default=0), largest)
+
+
+def small_relays() -> Iterator[tuple[Layout, Layout]]:
+    """Up to 7 elements in blocks, dealt out and replicated, from up to 4 devices to up to 6, however they overlap."""
+    for size, (held, copies), first in product((2, 3, 7), ((1, 1), (3, 1), (2, 2), (1, 2)), (0, 1, 3, 6)):
+        for count, again in ((1, 1), (3, 1), (2, 2), (5, 1), (3, 2)):
+            meshes = (
+                Mesh(x=held, r=copies),
+                Mesh({"x": count, "r": again}, device_ids=range(first, first + count * again)),
+            )
+            if not one_set(*meshes):
+                yield from product(*(spellings(size, mesh) for mesh in meshes))
+
+
+def spellings(size: int, mesh: Mesh) -> list[Layout]:
+    """Replicated, and along `x` and both axes in blocks or dealt out one by one."""
+    ways = [""] + ["{x}"] * (mesh.axes["x"] > 1) + ["{x}{r}"] * (mesh.axes["x"] > 1 < mesh.axes["r"])
+    texts = {f"s32[{size}]": None}
+    for way in ways[1:]:
+        each = -(-size // (mesh.size if "r" in way else mesh.axes["x"]))
+        texts |= {f"s32[{way}{each}/{size}]": None, f"s32[{each}{way}/{size}]": None}
+    return [Layout.parse(text, mesh) for text in texts]
+
+
+def test_small_relays_move_every_element_once():
+    relays = list(small_relays())
+    assert len(relays) > 1000
+    for source, target in relays:
+        check_elements(source, target)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_relays_move_every_element_once(seed: int):
+    choose = random.Random(seed)
+    for _ in range(30):
+        check_elements(*random_crossing(choose))
 
 
 @pytest.mark.fast(20)
@@ -52,6 +107,17 @@ def test_the_busiest_device_is_near_the_linear_program(seed: int):
     source, target = (random_layout(choose, mesh, shape) for mesh in meshes)
     busiest = max(relay_figures(source, target).sent, *count_lacked(source, target).values())
     assert busiest <= 1.01 * ceil(forwarded(source, target) - 1e-6)
+
+
+@pytest.mark.parametrize("copies", [2, 3, 6])
+def test_holders_that_pass_on_much_send_less_of_their_own(copies: int):
+    """Several devices hold each half, and most of them receive the other half and pass it on."""
+    source = Layout.parse("s32[{x}30]", Mesh(x=2, r=copies))
+    for first, (count, again) in product(range(4), ((4, 1), (2, 2), (6, 1), (8, 1))):
+        mesh = Mesh({"y": count, "q": again}, device_ids=range(first, first + count * again))
+        for target in (Layout.parse(text, mesh) for text in ("s32[60]", "s32[{q}30]")[:again]):
+            if not one_set(source.mesh, mesh):
+                assert relay_figures(source, target).sent <= ceil(forwarded(source, target) - 1e-6)
 
 
 def test_a_broadcast_loads_nobody_more_than_once():
@@ -77,6 +143,15 @@ def test_whole_elements_are_spread_over_all_classes():
     target = Layout.parse("s32[32, 24]", Mesh(v=15, w=3))
     figures = relay_figures(source, target)
     assert figures.sent <= fewest_through(source, target)
+
+
+def test_sums_are_levelled_as_low_as_they_can_be():
+    for bases in join.from_iterable(product(range(5), repeat=count) for count in (1, 2, 3)):
+        for amount in range(9):
+            added = level_sums(bases, amount)
+            highest = next(h for h in range(99) if sum(max(0, h - base) for base in bases) >= amount)
+            assert sum(added) == amount and min(added) >= 0
+            assert all(base + more <= highest for base, more in zip(bases, added, strict=True) if more)
 
 
 # Who passes on how much: near a linear program that shares no code, in whole elements.

@@ -63,12 +63,14 @@ def covers(step: Step, exchange: Exchange) -> None:
     written: Counter[tuple[int, int]] = Counter()
     for transfer in (*exchange.local, *(t for turn in exchange.rounds for t in turn)):
         sliced = exchange.slice_transfer(transfer).blocks
-        ends = [(elements(exchange.send.digits, b.src), elements(exchange.receive.digits, b.dst)) for b in sliced]
+        # What a relay passes on is read from a tile of the result.
+        sent, held = (exchange.receive, step.result) if transfer.relayed else (exchange.send, step.operand)
+        ends = [(elements(sent.digits, b.src), elements(exchange.receive.digits, b.dst)) for b in sliced]
         pairs = [pair for block in transfer.blocks for pair in offsets(block)]
         assert sorted(pair for each in ends for pair in zip(*each, strict=True)) == sorted(pairs)
         for src, dst in pairs:
             written[transfer.receiver, dst] += 1
-            source = global_index(step.operand, transfer.sender, src)
+            source = global_index(held, transfer.sender, src)
             assert source == global_index(step.result, transfer.receiver, dst)
             assert all(i < n for i, n in zip(source, step.operand.shape, strict=True)), "padding is not data"
     for device in step.result.mesh.devices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, lower_excha
 from reshard.plans.plan import Step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
-from tests.layouts import pairs, random_pair
+from tests.layouts import pairs, random_crossing, random_pair
 from tests.lower.covering import busiest, covers, matchings
 from tests.oracle import tiles_of
 
@@ -73,6 +74,21 @@ def test_every_element_arrives_once(mesh: Mesh, source: str, target: str, chunk:
     covers(step, lowered)
     assert len(turns) == step.launches == busiest(turns)
     assert all(t.elements <= (chunk or t.elements) for turn in turns for t in turn)
+
+
+@settings(max_examples=50)
+@given(st.randoms(), st.sampled_from([-1, 0, 1]), st.booleans())
+def test_chunks_about_as_long_as_the_longest_message(choose: random.Random, more: int, relay: bool):
+    """Of several blocks in one message, the rounds are those of the promise, on other devices and relayed too."""
+    before, after = random_crossing(choose, counts=(1, 2, 3, 4)) if relay else random_pair(choose, most_rank=2)
+    whole = lower_exchange(Step("exchange", before, after, StepMode(relay=relay)))
+    longest = max([t.elements for turn in whole.rounds for t in turn if t.sender != t.receiver], default=0)
+    step = Step("exchange", before, after, StepMode(max(1, longest + more), relay=relay))
+    lowered = lower_exchange(step)
+    matchings(lowered.rounds)
+    covers(step, lowered)
+    assert len(lowered.rounds) == step.launches
+    assert more < 0 or not longest or lowered == replace(whole, staged=lowered.staged)
 
 
 @settings(max_examples=60)

@@ -5,8 +5,9 @@ Lists with elements lost, moved or sent elsewhere are planted in whole programs 
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from reshard.geometry.blocks import Axis, Block, block_part
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, Transfer
 from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic import transfers
 from reshard.proofs.symbolic.contract import StepContract
@@ -31,6 +33,7 @@ from reshard.proofs.symbolic.transfers import (
     replay_slots,
 )
 from reshard.types import Layout, Mesh
+from tests.geometry.brute import offsets
 from tests.layouts import random_pair
 from tests.proofs.contracts import contract_of, one_step
 
@@ -76,6 +79,7 @@ def test_boxes_by_hand():
     assert (src, dst) == ([[0, 5], [4, 2]], [[5, 5], [0, 2]])
 
 
+THREE = Mesh(x=3)
 EVEN = ("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
 UNEVEN = ("f32[{x}3/10]", "f32[{y}5]", Mesh(x=4, y=2))
 
@@ -201,10 +205,61 @@ def test_another_layout_of_the_same_tiles_is_refused():
         check_exchange(step, contract_of(*other))
 
 
+def elements_turned(step: Exchange) -> Iterator[Exchange]:
+    """All elements of one message arrive, but each in the next one's place."""
+    for transfer in itertools.chain(step.local, *step.rounds):
+        pairs = [pair for block in transfer.blocks for pair in offsets(block)]
+        turned = [Block(src, dst, ()) for (src, _), (_, dst) in zip(pairs, pairs[1:] + pairs[:1], strict=True)]
+        if len(pairs) > 1:
+            yield with_transfer(step, transfer, transfer._replace(blocks=tuple(turned)))
+
+
+def sent_instead(step: Exchange) -> Iterator[Exchange]:
+    """One message between two devices is sent a second time, in place of another."""
+    for one, other in itertools.permutations(itertools.chain.from_iterable(step.rounds), 2):
+        if one[:2] == other[:2]:
+            yield with_transfer(step, one, other._replace(relayed=one.relayed))
+
+
+def with_transfer(step: Exchange, old: Transfer, new: Transfer) -> Exchange:
+    local, *rounds = (tuple(new if t is old else t for t in turn) for turn in (step.local, *step.rounds))
+    return replace(step, local=local, rounds=tuple(rounds))
+
+
+@pytest.mark.parametrize("plant", [elements_turned, sent_instead])
+@pytest.mark.parametrize(
+    ("source", "target", "meshes", "mode"),
+    [
+        ("f32[{x}5, 6]", "f32[15, {x}2]", [THREE] * 2, StepMode(4)),
+        ("f32[{x}3/10, 2]", "f32[{y}5, 2]", [Mesh(x=4, y=2)] * 2, StepMode(3)),
+        ("f32[{x}6]", "f32[12]", [Mesh(x=2), Mesh({"a": 4}, device_ids=[1, 4, 5, 6])], StepMode(2, relay=True)),
+        ("f32[8, 3]", "f32[8, {b}2/3]", [Mesh(x=1), Mesh(a=2, b=2)], StepMode(relay=True)),
+    ],
+)
+def test_every_element_has_its_place(source: str, target: str, meshes: list[Mesh], mode: StepMode, plant: Any):
+    ends = [Layout.parse(text, mesh) for text, mesh in zip((source, target), meshes, strict=True)]
+    contract = contract_of(*ends)
+    step = lower_plan(chain(*ends, [StepSpec("exchange", ends[1], mode)])).instructions[0]
+    check_with_sizes_tied(step, contract)
+    wrong = list(plant(step))
+    for each in wrong:
+        with pytest.raises(UndecidedError):
+            check_with_sizes_tied(each, contract)
+    assert wrong or (plant is sent_instead and mode.chunk is None)
+
+
+def test_equal_boxes_need_not_fill_another_tile():
+    """Device 1 has two rows of one column, device 2 one row of two columns; both are given two rows of one."""
+    ends = [Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2/3, 3]", "f32[{x}2/3, {y}2/3]")]
+    step, contract = lower_plan(chain(*ends, [StepSpec("exchange", ends[1])])).instructions[0], contract_of(*ends)
+    check_with_sizes_tied(step, contract)
+    (first,), (second,) = ([t for t in step.local if t.receiver == device] for device in (1, 2))
+    (block,) = first.blocks
+    with pytest.raises(UndecidedError, match="elements that no box brings"):
+        check_with_sizes_tied(with_transfer(step, second, second._replace(blocks=(block._replace(src=0),))), contract)
+
+
 # ---- in place
-
-
-THREE = Mesh(x=3)
 
 
 def lowered_in_place(
