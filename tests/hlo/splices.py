@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from reshard.hlo.integrity import Change
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import Linked, Splice, Splicer, Use
 
@@ -39,9 +40,14 @@ def recorded(name: str) -> Recorded:
     return Recorded((DATA / f"{name}.pb").read_bytes(), (DATA / f"{name}.hlo").read_text(), splices)
 
 
-def splice(module: ModuleProto, change: Splice) -> Linked:
-    """Splices one fragment into a module, in place."""
+def splice(module: ModuleProto, *changes: Splice) -> list[Linked]:
+    """Splices fragments into one module, in place, one after another."""
     splicer = Splicer(module)
-    linked = splicer.splice(change)
+    linked = [splicer.splice(change) for change in changes]
     splicer.finish()
     return linked
+
+
+def spliced_changes(module: ModuleProto, *changes: Splice) -> list[Change]:
+    """Splices fragments into one module, in place: what to check it by."""
+    return [Change(*each) for each in zip(changes, splice(module, *changes), strict=True)]

@@ -15,7 +15,7 @@ from reshard.hlo.wire import Field, ProtoMessage, decode_message, encode_message
 from tests.doctor.fragments import HLO_DATA
 from tests.hlo.fragments import GATHER, TABLES, computation, gather_source, metadata, module, only
 from tests.hlo.record import DATA
-from tests.hlo.splices import NAMES, recorded, splice
+from tests.hlo.splices import NAMES, recorded, spliced_changes
 
 TEXTS = sorted(DATA.glob("*.hlo"))
 
@@ -374,7 +374,7 @@ def test_damaged_modules_are_read_or_refused(number):
 
 def check_spliced(data, splices):
     proto = ModuleProto.decode(data)
-    changes = [integrity.Change(one, splice(proto, one)) for one in splices]
+    changes = spliced_changes(proto, *splices)
     old = ModuleProto.decode(data)
     integrity.check_splices(old, ModuleProto.decode(proto.encode(), like=old), changes)
 

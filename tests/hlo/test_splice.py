@@ -1,6 +1,7 @@
 """Fragments in the place of chains: what comes and goes, what nobody uses then, and faults that the check refuses."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -8,15 +9,14 @@ from reshard.errors import NotationError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import Use, remove_uncalled, remove_unused
-from tests.hlo.splices import NAMES, recorded, splice
+from tests.hlo.splices import NAMES, recorded, splice, spliced_changes
 
 
 def spliced(name):
     """The recorded module with all of its splices."""
     module = recorded(name)
     proto = module.decoded()
-    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
-    return module, proto, changes
+    return module, proto, spliced_changes(proto, *module.splices)
 
 
 def kinds(proto):
@@ -63,6 +63,27 @@ def test_the_schedule_has_the_fragment_before_its_use():
         ids = proto.schedule[region.id]
         assert sorted(ids) == sorted(one.id for one in region.instructions)
     assert set(proto.schedule) <= {one.id for one in proto.computations}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_fragment_stands_before_all_its_uses(order):
+    """Two values of the region are replaced, in whatever order they are listed."""
+    module = recorded("train_cpu")
+    old = module.decoded()
+    shape = ModuleProto.decode(module.splices[0].fragment).entry.root.shape
+    uses = []
+    for number in range(2):  # The second pair stands before the first.
+        value = with_copy(old, old.entry.named(module.splices[0].source))
+        value.name, value.shape = f"value{number}", shape
+        user = with_copy(old, value, "custom-call")
+        user.name, user.shape = f"user{number}", shape
+        user.message.set_number(65, 1)
+        uses.append(Use((), value.name))
+    data = old.encode()
+    proto = ModuleProto.decode(data)
+    changes = spliced_changes(proto, replace(module.splices[0], uses=tuple(uses[::order])))
+    check(ModuleProto.decode(data), proto.encode(), changes)
+    assert proto.entry.named("user0").operands == proto.entry.named("user1").operands
 
 
 def test_a_value_of_the_region_itself_is_replaced():
@@ -236,6 +257,41 @@ def test_another_instruction_than_was_compiled(case, fault):
     assert "differs from the instruction" in refused(case)
 
 
+def test_a_lost_operand(case):
+    several = (one for one in kept(case) if len(one.operands) > 1)
+    one = next((one for one in several if one.opcode not in ("fusion", "call")), None)
+    if one is None:
+        assert case[0] in (recorded("train_cpu"), recorded("train_v5p"))
+        return
+    one.operands = one.operands[:-1]
+    assert "other operands" in refused(case)
+
+
+@pytest.mark.parametrize("name", ["scan_cpu", "scan_v5p"])
+def test_a_result_of_another_fragment(name):
+    """Of two fragments in one loop, each stands for its own value only."""
+    _, _, changes = case = spliced(name)
+    first, second = changes[1:]
+    results = [
+        each.linked.instructions[ModuleProto.decode(each.splice.fragment).entry.root_id] for each in (first, second)
+    ]
+    (user,) = (one for one in kept(case) if results[1] in one.operands)
+    user.operands = [results[0] if one == results[1] else one for one in user.operands]
+    assert "other operands" in refused(case)
+
+
+@pytest.mark.parametrize("name", ["scan_cpu", "scan_v5p"])
+def test_a_channel_of_another_fragment(name):
+    _, _, changes = case = spliced(name)
+    first, second = (each.linked.channels for each in changes[1:])
+    ours = set(second.values())
+    second.update(zip(second, first.values(), strict=True))
+    for one in collectives(case):
+        if one.channel in ours:
+            one.channel = next(iter(first.values()))
+    assert "channel" in refused(case)
+
+
 def test_swapped_operands(case):
     several = [one for one in kept(case) if len(set(one.operands)) > 1]
     one = next((one for one in several if one.opcode != "fusion"), several[0])
@@ -265,7 +321,7 @@ def test_a_dropped_control_edge(case):
     last.control = [first.id]
     data = old.encode()
     proto = ModuleProto.decode(data)
-    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
+    changes = spliced_changes(proto, *module.splices)
     check(ModuleProto.decode(data), proto.encode(), changes)
     proto.computation_named(module.splices[0].region).by_id(last.id).control = []
     with pytest.raises(SpliceError, match="control predecessor"):
@@ -284,9 +340,13 @@ def test_a_control_edge_through_what_is_gone(case):
     gone.control, last.control = [first.id], [gone.id]
     data = old.encode()
     proto = ModuleProto.decode(data)
-    changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
-    assert first.id in proto.computation_named(region).by_id(last.id).control
+    changes = spliced_changes(proto, *module.splices)
+    left = proto.computation_named(region).by_id(last.id)
+    assert first.id in left.control
     check(ModuleProto.decode(data), proto.encode(), changes)
+    left.control = []
+    with pytest.raises(SpliceError, match="control predecessor"):
+        check(ModuleProto.decode(data), proto.encode(), changes)
 
 
 def test_a_dead_parameter(case):
@@ -319,6 +379,28 @@ def test_computations_out_of_order(case):
     _, proto, _ = case
     proto.computations.reverse()
     assert "does not stand before" in refused(case)
+
+
+@pytest.mark.parametrize("name", ["train_v5p", "scan_v5p"])
+def test_a_schedule_against_a_control_edge(name):
+    """Two neighbours of the schedule that no operand puts in order."""
+    module = recorded(name)
+    old = module.decoded()
+    assert old.schedule is not None
+    added = {number for each in spliced(name)[2] for number in each.linked.instructions.values()}
+    ids, by_id = old.schedule[old.entry.id], {one.id: one for one in old.entry.instructions}
+    left = {one.id for one in spliced(name)[1].entry.instructions} - added
+    at = next(n for n, (a, b) in enumerate(pairwise(ids)) if {a, b} <= left and a not in by_id[b].operands)
+    by_id[ids[at + 1]].control = [ids[at]]
+    data = old.encode()
+    proto = ModuleProto.decode(data)
+    changes = spliced_changes(proto, *module.splices)
+    check(ModuleProto.decode(data), proto.encode(), changes)
+    now = proto.schedule[proto.entry.id]
+    one, other = now.index(ids[at]), now.index(ids[at + 1])
+    now[one], now[other] = now[other], now[one]
+    with pytest.raises(SpliceError, match="scheduled before what it needs"):
+        check(ModuleProto.decode(data), proto.encode(), changes)
 
 
 @pytest.mark.parametrize("name", ["train_v5p", "scan_v5p"])
