@@ -1,5 +1,9 @@
 """Plans, shifts and operations compiled to fragments, and what a proposal asks for."""
 
+import random
+from dataclasses import fields
+from itertools import pairwise, permutations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +15,20 @@ import reshard as rs
 import reshard.jax
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
+from reshard.doctor.infer_layouts import Shift
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import fragments, program_peaks, xla_hook
-from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, print_module, rows_function
+from reshard.jax.xla_pass.fragments import (
+    FragmentKey,
+    Fragments,
+    OpFragmentKey,
+    ShiftKey,
+    in_places,
+    print_module,
+    rows_function,
+)
 
 MESH = rs.Mesh(y=2, x=4)
 
@@ -80,6 +93,46 @@ def test_the_tile_function_rearranges_the_tile():
     tile = np.arange(24, dtype="float32").reshape(6, 4)
     (moved,) = run(jax.numpy.asarray(tile))
     np.testing.assert_array_equal(np.asarray(moved), tile.T)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_digits_come_in_the_order_that_is_given(order):
+    tile = np.arange(24).reshape(4, 6)
+    places = [((2, 12), (3, 4), (4, 1))[at] for at in order]
+    np.testing.assert_array_equal(
+        np.asarray(in_places(jnp.array(tile), places)), tile.reshape(2, 3, 4).transpose(order)
+    )
+
+
+@pytest.mark.parametrize("of", [FragmentKey, OpFragmentKey, ShiftKey])
+def test_a_fragment_serves_only_what_it_was_compiled_for(of):
+    """Keys that differ in any field are different."""
+    assert all(field.compare and field.hash in (None, True) for field in fields(of)) and of.__eq__ is not object.__eq__
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shifts_bring_each_device_its_cells(seed):
+    """Each cell of a tile of 3 x 4 comes from two boxes, some devices having the one and some the other."""
+    choose, devices = random.Random(seed), range(4)
+    cuts = (0, choose.choice((1, 2)), 3), (0, choose.choice((1, 2, 3)), 4)
+    cells, sizes = [], [(b - a, d - c) for a, b in pairwise(cuts[0]) for c, d in pairwise(cuts[1])]
+    for size in sizes:
+        froms, firsts = choose.sample(devices, 4), choose.sample(devices, choose.choice((1, 2, 3)))
+        starts = [tuple(choose.randint(0, 5 - extent) for extent in size) for _ in range(2)]
+        sides = ([one if (d in firsts) == side else -1 for d, one in enumerate(froms)] for side in (True, False))
+        cells.append(tuple(fragments.ShiftSource(at, tuple(of)) for at, of in zip(starts, sides, strict=True)))
+    one = ShiftKey((Shift(cuts, tuple(cells)),), Array("f32", (5, 5)), (Array("f32", (3, 4)),), "float32")
+    tiles = np.arange(100, dtype="float32").reshape(4, 5, 5)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
+    run = jax.shard_map(one.function({"d": 4}), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+    (moved,) = jax.jit(run)(tiles.reshape(20, 5))
+    for device, tile in enumerate(np.asarray(moved).reshape(4, 3, 4)):
+        boxes = []
+        for size, sources in zip(sizes, cells, strict=True):
+            (source,) = (each for each in sources if each.devices[device] >= 0)
+            spans = tuple(slice(at, at + extent) for at, extent in zip(source.start, size, strict=True))
+            boxes.append(tiles[source.devices[device]][spans])
+        np.testing.assert_array_equal(tile, np.block([boxes[:2], boxes[2:]]))
 
 
 def test_compiling_it_quickly_changes_nothing_that_is_kept(hook, monkeypatch):
