@@ -133,6 +133,21 @@ def test_the_smallest_budget_of_a_reduction_works_and_no_smaller_one(pair: tuple
     keep(source, target, smallest + 8)
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[4, 16] + sum{x}", "f32[4, {x}4]"),
+        ("f32[8, 12] + max{x}", "f32[8, {x}3]"),
+        ("f32[6, 8] + sum{y}", "f32[6, {y}4]"),
+    ],
+)
+def test_parts_of_a_reduction_may_fill_the_budget(source: str, target: str):
+    ends = Layout.parse(source, MESH), Layout.parse(target, MESH)
+    smallest = refuse(*ends, 0)
+    assert smallest < rs.plan(*ends).peak_bytes and refuse(*ends, smallest - 1) == smallest
+    assert keep(*ends, smallest).peak_bytes == smallest
+
+
 # ---- donated sources -----------------------------------------------------------------------------
 
 

@@ -283,8 +283,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     figures = exchange_figures(operand, result, view, relayed=mode.relay)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
-    # A chunk that is one run of memory in both tiles is sent and received where it lies.
-    scratch = 0 if cap <= figures.run else count_buffers(operand, result, mode) * operand.nbytes(chunk)
+    # A chunk that is one run of memory in both tiles is sent and received where it lies; what stays needs no buffer.
+    scratch = 0 if cap <= figures.run or not rounds else count_buffers(operand, result, mode) * operand.nbytes(chunk)
     if view is None:
         return Cost(lower_bound(operand, result), rounds, scratch)
     return Cost(operand.nbytes(received_by_device(operand, result, view).most), rounds, scratch)

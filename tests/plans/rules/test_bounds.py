@@ -97,6 +97,8 @@ def test_random_digit_layouts_of_larger_meshes(mesh: Mesh, shape: tuple[int, ...
         # The devices y=1 hold nothing of their target's column. Those at x=0 need the rows 0, 1, 4, 5 and 8.
         ("f32[9, {y}/2]", "f32[3{x}2/9, 2]", Mesh(x=2, y=3), 5 * 2 * 4),
         ("f32[1{x}9/8, 17]", "f32[8, 5{y}2/17]", Mesh(x=2, y=2), 8 * 9 * 4),
+        # The devices x=0 have no finished element, and the two of them share the seven: one receives four.
+        ("f32[1, 7] + max{x}", "f32[{x}/1, 7] + min{y}", Mesh(x=2, y=2), 4 * 4),
     ],
 )
 def test_hand_figures(source: str, target: str, mesh: Mesh, expected: int):
