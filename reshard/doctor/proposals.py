@@ -54,10 +54,13 @@ _GAIN = 0.01
 
 
 class ProposalOptions(NamedTuple):
-    """What the plans are made for, and the platform of the devices; `plan.prefer` is the figure to reduce."""
+    """What the plans are made for, the platform of the devices, and how many processes share it; `plan.prefer` is the
+    figure to reduce.
+    """
 
     plan: PlanOptions = PlanOptions()
     platform: str = "cpu"
+    processes: int = 1
 
     @property
     def prefer(self) -> str:
@@ -314,17 +317,8 @@ class Proposals:
         if one.outcome.permutes > launches:
             raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
-        if self.options.platform == "tpu":
-            for plan in one.outcome.plans:
-                # A TPU's reduce-scatter among all devices has two levels, so a sum may be rounded in another way.
-                source = plan.source
-                among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
-                if (
-                    among_all
-                    and source.dtype[0] not in "su"
-                    and any(step.kind == "reduce_scatter" for step in plan.steps)
-                ):
-                    raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
+        if why := explain_other_bits(one, self.options):
+            raise Unfit(why)
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
         self._check_bytes(one, cost.received_bytes, received)
@@ -351,6 +345,27 @@ class Proposals:
         launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
+
+
+# What would change bits. Data that is moved keeps its own; what is computed from it, and sums of it, may not.
+
+
+_PRODUCTS = ("multiply", "divide", "dot", "convolution")
+_SUMS = ("add", "subtract", "reduce", "reduce-window", "dot", "convolution")
+
+
+def explain_other_bits(one: Proposal, options: ProposalOptions) -> str:
+    """Why a proposal might give other bits than its chain on these devices; empty if it gives the same."""
+    for plan in one.outcome.plans:
+        source, summands = plan.source, math.prod(axis.size for axis in plan.source.partial)
+        # Two summands have one order, and integers give the same in any.
+        if summands <= 2 or source.dtype[0] in "su" or not any(step.kind == "reduce_scatter" for step in plan.steps):
+            continue
+        if options.platform == "tpu" and summands == source.mesh.size:
+            return "a TPU would add up the plan's sum among all devices in two levels, in another order"
+        if options.platform == "cpu" and options.processes > 1:
+            return "another algorithm runs between processes, so a reduce-scatter would add up in another order"
+    return ""
 
 
 def explain_unmeasured(

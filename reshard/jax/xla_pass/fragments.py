@@ -117,6 +117,12 @@ class Fragments:
         """The platform of the devices: `cpu`, `tpu`, `gpu` ..."""
         return self.devices[0].platform
 
+    @property
+    def processes(self) -> int:
+        """The processes that share the platform: what adds up sums differs there, even of the devices of one."""
+        everywhere = getattr(self.devices[0], "client", None)
+        return len({device.process_index for device in (everywhere.devices() if everywhere else self.devices)})
+
     def get(self, key: Key) -> Fragment:
         """The fragment of a plan; raises `SpliceError` where the compiler makes none."""
         if key in self._known:

@@ -91,7 +91,7 @@ def improve_module(
     `peaks` says whether it is better; without it, plans that need more memory than their chains are left out. On CPU
     the estimate is enough: a module that is handed back unchanged already moves the peak there.
     """
-    options = options._replace(platform=fragments.platform)
+    options = options._replace(platform=fragments.platform, processes=fragments.processes)
     improved = _improve_in_rounds(module, fragments, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
