@@ -6,6 +6,8 @@
     python benchmarks/programs.py --target h100                     # 8 H100s: the programs with that tag
     python benchmarks/programs.py --only zero_adamw,moe_layer --json rows.jsonl
     python benchmarks/programs.py --table rows.jsonl                # the tables of docs/programs.md
+    python benchmarks/programs.py --random 300                      # random programs, in one process
+    python benchmarks/programs.py --random 300 --processes 2        # in two, with gloo between them
 
 The libraries are those of the extra `bench`. The models for Flax of transformers ended with 4.49, which wants older
 tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0.
@@ -15,7 +17,8 @@ Each row has, plain and with the pass: the bytes that a device receives (by `res
 `real_programs/counting.py` that shares no code with it), the peak (arguments, outputs and temporaries, less what is
 aliased), CPU seconds to compile, the first time and once fragments are there; and what the pass replaced and left, with
 the reasons. On CPU both programs run on the same data. The exit code is 1 if a program receives more, needs more
-memory, has other results or is refused.
+memory, has other results or is refused. A random program whose bits differ is compiled again with `same_bits=True`, and
+must have the same ones then.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--times", type=int, default=1, help="compile so often, and report the fewest seconds")
     parser.add_argument("--dump", type=Path, help="a folder for the programs' HLO, plain and with the pass")
+    parser.add_argument("--random", type=int, help="compare so many random programs instead")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first of them")
+    parser.add_argument("--processes", type=int, default=1, help="processes that share the 8 CPU devices")
+    parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.table:
         from benchmarks.real_programs.tables import tables
@@ -54,7 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [json.loads(line) for path in options.table for line in path.read_text().splitlines()]
         print(tables(rows))
         return 0
-    _environment(options.target)
+    _environment(options.target, options.processes)
+    if options.random and options.number is None:
+        return _compare_random(options)
+    if options.random:
+        from benchmarks.real_programs.random_programs import measure_programs
+
+        seeds = range(options.first, options.first + options.random)
+        for row in measure_programs(seeds, options.number, options.processes, options.port):
+            print(json.dumps(row), flush=True)
+        return 0
     if options.child:
         from benchmarks.real_programs.measuring import measured
 
@@ -73,14 +92,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if broken else 0
 
 
-def _environment(target: str) -> None:
+def _environment(target: str, processes: int) -> None:
     """What jax reads when it is imported."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask a server that only a TPU machine has
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if target == "cpu":
-        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={TARGETS[target]}"
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={TARGETS[target] // processes}"
 
 
 def _names(target: str, only: str) -> list[str]:
@@ -111,6 +130,42 @@ def _in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
         return {"program": name, "target": target, "error": why}
     row = json.loads(done.stdout.strip().splitlines()[-1])
     return {**row, "child_seconds": round(time.perf_counter() - started, 1)}
+
+
+def _compare_random(options: argparse.Namespace) -> int:
+    """Random programs in processes of their own, which must agree; prints what is violated, and a summary."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(HERE / "programs.py"), "--random", str(options.random), "--first"]
+    command += [str(options.first), "--processes", str(options.processes), "--port", str(port), "--number"]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / str(number) for number in range(options.processes)]
+        children: list[subprocess.Popen[bytes]] = []
+        for number, path in enumerate(paths):
+            with path.open("wb") as out:
+                children.append(subprocess.Popen([*command, str(number)], stdout=out))
+        try:
+            broken = sum(child.wait() != 0 for child in children)
+        finally:
+            for child in children:
+                child.kill()
+        rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+    for same_seed in zip(*rows, strict=True):
+        wrong = {text for row in same_seed for text in row["violations"]}
+        print("".join(f"{same_seed[0]['program']}: {text}\n" for text in sorted(wrong)), end="", flush=True)
+        broken += bool(wrong)
+    received, peaks = ([sum(row[key][at] for row in rows[0]) for at in (0, 1)] for key in ("received", "peaks"))
+    rounded = sum(any(row["rounded"] for row in same_seed) for same_seed in zip(*rows, strict=True))
+    replaced = [row["replaced"] for row in rows[0]]
+    print(
+        f"{len(replaced)} random programs in {options.processes} processes: {broken} violate what must hold, "
+        f"{sum(replaced)} chains replaced in {sum(map(bool, replaced))}, {received[0]} -> {received[1]} B received, "
+        f"{peaks[0]} -> {peaks[1]} B at their peaks; {rounded} have other bits without same_bits"
+    )
+    if options.json:
+        options.json.write_text("".join(json.dumps(row) + "\n" for row in rows[0]))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

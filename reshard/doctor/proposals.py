@@ -28,8 +28,8 @@ from reshard.doctor.chain_reader import (
     list_chains,
     place_chain,
 )
-from reshard.doctor.dataflow.flow import Flow, Numbering
-from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
+from reshard.doctor.dataflow.index_maps import FRAGMENT_MOVES, IndexMaps, device_groups
 from reshard.doctor.dataflow.trace import is_exact
 from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
 from reshard.doctor.places import ArrayMove, PassOutcome, Place
@@ -54,13 +54,15 @@ _GAIN = 0.01
 
 
 class ProposalOptions(NamedTuple):
-    """What the plans are made for, the platform of the devices, and how many processes share it; `plan.prefer` is the
-    figure to reduce.
+    """What the plans are made for, the platform of the devices, and how many processes share it.
+
+    `plan.prefer` is the figure to reduce. With `same_bits`, only what surely leaves all bits of a program is proposed.
     """
 
     plan: PlanOptions = PlanOptions()
     platform: str = "cpu"
     processes: int = 1
+    same_bits: bool = False
 
     @property
     def prefer(self) -> str:
@@ -110,8 +112,13 @@ class Proposal:
     @property
     def planned_chain(self) -> PlannedChain:
         """What the plans change in the memory of the program."""
-        first, values = self.replacements[0], tuple(value for output in self._outputs for value in output.values)
-        return PlannedChain(self.chain.region, values, first.source, first.before.nbytes, self.temp_bytes)
+        first = self.replacements[0]
+        return PlannedChain(self.chain.region, self.values, first.source, first.before.nbytes, self.temp_bytes)
+
+    @property
+    def values(self) -> tuple[HloValue, ...]:
+        """The values of the program that are made anew."""
+        return tuple(value for output in self._outputs for value in output.values)
 
     @property
     def temp_bytes(self) -> int:
@@ -317,7 +324,7 @@ class Proposals:
         if one.outcome.permutes > launches:
             raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
-        if why := explain_other_bits(one, self.options):
+        if why := explain_other_bits(self.flow, one, self.options):
             raise Unfit(why)
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
@@ -350,21 +357,65 @@ class Proposals:
 # What would change bits. Data that is moved keeps its own; what is computed from it, and sums of it, may not.
 
 
-_PRODUCTS = ("multiply", "divide", "dot", "convolution")
-_SUMS = ("add", "subtract", "reduce", "reduce-window", "dot", "convolution")
+_EXACT_ALONE = frozenset((
+    "abs", "add", "ceil", "clamp", "compare", "divide", "floor", "is-finite", "maximum", "minimum", "multiply",
+    "negate", "remainder", "round-nearest-afz", "round-nearest-even", "sign", "sqrt", "subtract", "and", "or", "xor",
+    "not", "real", "imag", "complex", "bitcast-convert", "convert", "constant", "iota", "map", "parameter", "tuple",
+    "get-tuple-element", "fusion", "call", "partition-id", "replica-id", "concatenate", "gather",
+)) | (FRAGMENT_MOVES - {"reduce"})  # fmt: skip
+"""Operations on floats that every machine code rounds alike: once, as IEEE 754 says, or not at all."""
 
 
-def explain_other_bits(one: Proposal, options: ProposalOptions) -> str:
+def find_free_rounding(flow: Flow, scope: Scope) -> str:
+    """The instruction of a fusion whose result may be rounded in another way in other machine code; empty if none.
+
+    A product that is added to something is rounded or not, as the vectorizer likes: LLVM contracts both to one
+    operation in one loop and not in the next. So do the polynomials of `tanh`, and sums of many take any order.
+    """
+    products: set[str] = set()
+    for one in scope.computation.instructions:
+        kinds = {array.dtype[0] for array in one.arrays} & {"f", "b", "c"}
+        inner = flow.inner(scope, one)
+        if inner is not None and (inside := find_free_rounding(flow, inner)):
+            return inside
+        if not kinds:
+            continue
+        if one.opcode not in _EXACT_ALONE or ("c" in kinds and one.opcode in ("multiply", "divide", "abs", "sign")):
+            return one.name
+        if one.opcode == "multiply" or not products.isdisjoint(one.operands):
+            if one.opcode in ("add", "subtract"):
+                return one.name
+            products.add(one.name)
+    return ""
+
+
+def explain_other_bits(flow: Flow, one: Proposal, options: ProposalOptions) -> str:
     """Why a proposal might give other bits than its chain on these devices; empty if it gives the same."""
-    for plan in one.outcome.plans:
+    for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
         source, summands = plan.source, math.prod(axis.size for axis in plan.source.partial)
         # Two summands have one order, and integers give the same in any.
-        if summands <= 2 or source.dtype[0] in "su" or not any(step.kind == "reduce_scatter" for step in plan.steps):
+        if summands <= 2 or not isinstance(each, Replacement) or is_exact(each.before.dtype):
             continue
-        if options.platform == "tpu" and summands == source.mesh.size:
+        scatters = any(step.kind == "reduce_scatter" for step in plan.steps)
+        if options.platform == "tpu" and summands == source.mesh.size and scatters:
             return "a TPU would add up the plan's sum among all devices in two levels, in another order"
         if options.platform == "cpu" and options.processes > 1:
-            return "another algorithm runs between processes, so a reduce-scatter would add up in another order"
+            return "another algorithm runs between processes, so the plan's sum would be added up in another order"
+    if options.same_bits and options.platform != "cpu":
+        return "it is not known what keeps bits here: what is around a move may be fused anew"
+    if options.same_bits and any(
+        isinstance(each, OpReplacement) and each.op.kind == "fft" for each in one.replacements
+    ):
+        return "an FFT of fewer rows at once may be rounded in another way"
+    # XLA:CPU has fused by now: what a fusion computes of its slice is other machine code where it takes a tile.
+    for value in one.values if options.same_bits else ():
+        scope = value.scope
+        while scope.opened and scope.caller is not None:  # ends: scopes are nested in their callers
+            is_all = scope.computation.root is not None and scope.computation.root.name == value.name
+            if not is_all and (free := find_free_rounding(flow, scope)):
+                return f"{free} is computed in the fusion that slices, and may be rounded in another way"
+            value = HloValue(scope.caller.scope, scope.caller.instruction.name)
+            scope = value.scope
     return ""
 
 
@@ -376,8 +427,6 @@ def explain_unmeasured(
     The `estimates` are the peaks before and after, by the order of the module's text, in bytes. The reason is empty if
     the program is surely better. Otherwise it is left as it was.
     """
-    if options.platform == "cpu":
-        return ""
     before, after = estimates()
     if after < _SURELY * before:
         return ""

@@ -11,7 +11,9 @@ Whatever fails, that chain stays as it was, and its outcome says why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard import hlo
@@ -52,19 +54,26 @@ from reshard.jax.xla_pass.fragments import (
 from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 
 _ROUNDS = 4
+_TRIES = 6
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
 
 
 class Improved(NamedTuple):
     """The name of a module, the rewritten one, None if nothing changed, and the place of each chain.
 
-    `flows` are the data flows of both, if it was rewritten.
+    `flows` are the data flows of both, if it was rewritten. `has_excess` is whether a plan needs more memory than its
+    chain.
     """
 
     name: str
     module: bytes | None
     places: tuple[Place, ...]
     flows: tuple[Flow, Flow] | None = None
+    has_excess: bool = False
+
+    def leave(self, why: str) -> Improved:
+        """The same with the module as it was, because of `why`."""
+        return Improved(self.name, None, tuple(one if one.why_left else one.left(why) for one in self.places))
 
     def estimate_peaks(self) -> tuple[int, int]:
         """The peaks of both programs, by the order of the modules' text."""
@@ -87,42 +96,75 @@ def improve_module(
 ) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
-    Where an estimate does not show that the program's peak is lower than before,
-    `peaks` says whether it is better; without it, plans that need more memory than their chains are left out. On CPU
-    the estimate is enough: a module that is handed back unchanged already moves the peak there.
+    Where an estimate does not show that the program's peak is lower than before, `peaks` says whether it is better, and
+    chains are left out until it is no higher. Without `peaks`, plans that need more memory than their chains are left
+    out, but on CPU, where the estimate decides.
     """
     options = options._replace(platform=fragments.platform, processes=fragments.processes)
-    improved = _improve_in_rounds(module, fragments, options, options.platform == "cpu" or peaks is not None)
+    may_exceed = options.platform == "cpu" or peaks is not None
+    improved = _improve_in_rounds(module, fragments, options, may_exceed)
     if improved.module is None or peaks is None:
         return improved
     why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
     if why is None:
         try:
-            before, after = peaks.of(None), peaks.of(improved.module)
-            if after.peak_bytes > before.peak_bytes:
+            before = peaks.of(None)
+            if improved.has_excess and peaks.of(improved.module).peak_bytes > before.peak_bytes:
                 # Plans that need more than their chains may be what raises it: once more, without those.
                 improved = _improve_in_rounds(module, fragments, options, False)
-                after = peaks.of(improved.module)
-            why = explain_no_better(before, after, options)
+            why = explain_no_better(before, peaks.of(improved.module), options)
+            if peaks.of(improved.module).peak_bytes > before.peak_bytes:
+                return _leave_out_chains(module, fragments, options, peaks, improved, why)
         except SpliceError as error:
             why = str(error)
-    if not why:
-        return improved
-    left = (place if place.why_left else place.left(why) for place in improved.places)
-    return Improved(improved.name, None, tuple(left))
+    return improved.leave(why) if why else improved
 
 
-def _improve_in_rounds(module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> Improved:
-    """Replaces chains in several rounds, since some depend on others.
+def _leave_out_chains(
+    module: bytes, fragments: Fragments, options: ProposalOptions, peaks: ProgramPeaks, whole: Improved, why: str
+) -> Improved:
+    """As many of the replaced chains as leave the program's peak where it is, by halves; the others are left: `why`.
+
+    Each try is a compilation, so there are few of them: what has not been tried by then is left as well.
+    """
+    replaced = [place for place in whole.places if place.replaced]
+    replaced.sort(key=lambda place: (place.planned_bytes or 0) - place.received_bytes)
+    names = [place.collectives[0].name for place in replaced]
+    best, kept = whole.leave(why), set[str]()
+    untried, tries = _halve(names), 0
+    while untried and tries < _TRIES:
+        group, tries = untried.pop(0), tries + 1
+        left = {name: why for name in names if name not in kept and name not in group}
+        one = _improve_in_rounds(module, fragments, options, False, left)
+        if one.module is not None and not explain_no_better(peaks.of(None), peaks.of(one.module), options):
+            best, kept = one, kept.union(group)
+        else:
+            untried[:0] = _halve(group)
+    return best
+
+
+def _halve(names: list[str]) -> list[list[str]]:
+    half = (len(names) + 1) // 2
+    return [names[:half], names[half:]] if len(names) > 1 else []
+
+
+def _improve_in_rounds(
+    module: bytes,
+    fragments: Fragments,
+    options: ProposalOptions,
+    may_exceed: bool,
+    left: Mapping[str, str] = MappingProxyType({}),
+) -> Improved:
+    """Replaces chains in several rounds, since some depend on others; not those `left`, by their first collectives.
 
     One that could not be spliced in beside others is tried once more where those have been. Where it `may_exceed`, a
     plan may need more memory than its chain if the program's own peak is elsewhere.
     """
     places: list[Place] = []
-    changed, name = False, ""
+    changed, has_excess, name = False, False, ""
     flows: list[Flow] = []
     for _ in range(_ROUNDS):
-        one = _Round(module, fragments, options, may_exceed)
+        one = _Round(module, fragments, options, may_exceed, left)
         better, name = one.run(), one.module.name
         if changed:  # What this round replaced is not left any more.
             replaced = [place for place in one.places if place.replaced]
@@ -133,11 +175,12 @@ def _improve_in_rounds(module: bytes, fragments: Fragments, options: ProposalOpt
         else:
             places = one.places
         if better is not None:
-            module, changed = better, True
+            module, changed, has_excess = better, True, has_excess or one.has_excess
             flows += [one.traced.flow, *one.rewritten]
         if better is None or not one.has_failed:
             break
-    return Improved(name, module if changed else None, tuple(places), (flows[0], flows[-1]) if flows else None)
+    both = (flows[0], flows[-1]) if flows else None
+    return Improved(name, module if changed else None, tuple(places), both, has_excess)
 
 
 class _Failure(NamedTuple):
@@ -150,8 +193,15 @@ class _Failure(NamedTuple):
 class _Round:
     """One search through a module."""
 
-    def __init__(self, module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> None:
-        self.data = module
+    def __init__(
+        self,
+        module: bytes,
+        fragments: Fragments,
+        options: ProposalOptions,
+        may_exceed: bool,
+        left: Mapping[str, str],
+    ) -> None:
+        self.data, self.left = module, left
         self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
         self.fragments = fragments
         self.devices = len(fragments.devices)
@@ -163,12 +213,15 @@ class _Round:
             find_mesh(self.collectives, self.devices), options, self._measure, may_exceed,
         )  # fmt: skip
         self.places: list[Place] = []
-        self.has_failed = False
+        self.has_failed = self.has_excess = False
         self.rewritten: list[Flow] = []
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the places."""
         proposed = list(self.proposals)
+        for at, one in enumerate(proposed):
+            if one.replacements and (why := self.left.get(one.chain.collectives[0].name)):
+                proposed[at] = one.left(why)
         self.places = [one.place for one in proposed if not one.replacements]
         # In the order of the program: what is replaced first may be what another chain takes.
         candidates = [one for one in proposed if one.replacements]
@@ -176,6 +229,7 @@ class _Round:
         while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
             failures, data = self._splice_all(candidates)
             if not failures:
+                self.has_excess = any(candidate.excess_bytes for candidate in candidates)
                 self.places += [candidate.place for candidate in candidates]
                 return data
             self.has_failed = True

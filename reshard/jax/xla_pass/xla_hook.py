@@ -15,6 +15,7 @@ pass; and what is compiled only for the pass to see does not come from the cache
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import importlib.metadata
@@ -123,19 +124,30 @@ _state = _State()
 _watching = threading.local()
 
 
-def enable(*, network: Network | str | None = None, budget: int | str | None = None, prefer: str = "bytes") -> Enabled:
+def enable(
+    *,
+    network: Network | str | None = None,
+    budget: int | str | None = None,
+    prefer: str = "bytes",
+    same_bits: bool = False,
+) -> Enabled:
     """Switches the pass on for the process: every program compiled from now on is improved.
 
     `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; without a `network` plans are
     made for that of the devices, if it is known, and "none" is for none. `prefer` says what a plan
     must make better, and never makes another worse: fewer "bytes", less "memory" or less "time", with no more bytes.
-    Returns the reports of what is compiled.
+    No program receives more bytes or has a higher peak, as the compiler says.
+
+    Data that is moved keeps its bits everywhere. Sums of floats are added up in the same order on CPU, and stay as they
+    are where several processes share it; TPUs and GPUs promise no order. What is computed by the fusion that took a
+    slice, and an FFT on other rows, may be rounded in another way, unless `same_bits`: then such chains are left, and
+    on TPU and GPU all of them. Returns the reports of what is compiled.
     Raises `PlanError` or `NetworkError` for invalid options.
 
     >>> log = enable()
     >>> disable()
     """
-    switched = prepare_pass(network, budget, prefer)
+    switched = prepare_pass(network, budget, prefer, same_bits)
     _state.context.set_global(switched)
     return switched
 
@@ -154,7 +166,11 @@ def disable() -> None:
 
 @contextmanager
 def enabled(
-    *, network: Network | str | None = None, budget: int | str | None = None, prefer: str = "bytes"
+    *,
+    network: Network | str | None = None,
+    budget: int | str | None = None,
+    prefer: str = "bytes",
+    same_bits: bool = False,
 ) -> Generator[Enabled]:
     """A context in which this thread compiles with the pass; see `enable`.
 
@@ -164,7 +180,7 @@ def enabled(
     >>> print(log)
     no module with collectives has been compiled yet
     """
-    switched = prepare_pass(network, budget, prefer)
+    switched = prepare_pass(network, budget, prefer, same_bits)
     with _state.context(switched):
         yield switched
 
@@ -201,14 +217,16 @@ def watch_modules() -> Generator[list[Watched]]:
         _watching.into = before
 
 
-def prepare_pass(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
+def prepare_pass(
+    network: Network | str | None, budget: int | str | None, prefer: str = "bytes", same_bits: bool = False
+) -> Enabled:
     """The pass with these options, registered with XLA, but on only inside `switched_on` and `switch_functions`.
 
     Where a platform's plugin is not loaded yet, it is registered there when a program has been lowered.
     """
     if prefer is None:  # pyright: ignore[reportUnnecessaryComparison]  # A plan has no preference; the pass has one.
         raise PlanError(f"prefer=None is none of {', '.join(map(repr, PREFERENCES))}")
-    options = ProposalOptions(PlanOptions.read(budget, network, prefer=prefer))
+    options = ProposalOptions(PlanOptions.read(budget, network, prefer=prefer), same_bits=same_bits)
     with _state.lock:
         if _state.context is None:
             _state.context = _jax.make_user_context(None)
@@ -359,6 +377,10 @@ def _find_compilation() -> _Compilation | None:
             again: Again | None = None
             if repeat is not None and all(each in given for each in names) and not given["host_callbacks"]:
                 again = partial(repeat, **{each: given[each] for each in names})
+                if quicker := fragments.QUICKER.get(given["backend"].platform):
+                    options = copy.copy(given["options"])
+                    options.env_option_overrides = [*options.env_option_overrides, *quicker.items()]
+                    again = partial(again, options=options)
             return _Compilation(list(given["executable_devices"]), again)
         frame = frame.f_back
     return None

@@ -39,6 +39,7 @@ class Recordings:
         self.received_bytes = received_bytes
         self.launches = launches
         self.platform = platform
+        self.processes = 1
         self.broken = broken
         self.asked = []
 
@@ -90,12 +91,12 @@ class Measured:
     """
 
     def __init__(self, before, *after, receives=50):
-        self.before = before
+        self.known = {None: before}
         self.after = list(after)
         self.receives = receives
 
     def of(self, module):
-        peak = self.before if module is None else self.after.pop(0)
+        peak = self.known[module] if module in self.known else self.known.setdefault(module, self.after.pop(0))
         if peak is None:
             raise SpliceError("the program cannot be compiled for its peak")
         return ProgramCost(peak, 100 if module is None else self.receives)
@@ -108,7 +109,7 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
     def found(module, fragments, options, may_exceed):
         asked.append(may_exceed)
         one = replace(place(received=4 + saves), outcome=PassOutcome(4))
-        return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (one,))
+        return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (one,), has_excess=may_exceed)
 
     monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
     monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 4 if lower else 10))
@@ -142,6 +143,35 @@ def test_a_peak_that_is_surely_lower_is_not_measured(monkeypatch):
 def test_a_few_bytes_are_not_worth_measuring(monkeypatch):
     improved = measured(monkeypatch, Measured(None), saves=100)[0]
     assert improved.module is None and improved.places[0].why_left.startswith("100 B saved in all are not worth")
+
+
+@pytest.mark.parametrize(
+    ("chains", "culprits", "kept", "tries"),
+    [(2, "1", "0", 3), (8, "5", "0123467", 7), (8, "05", "123", 7), (8, "01234567", "", 7)],
+)
+def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culprits, kept, tries):
+    """By halves, and with a bound: a try is a compilation."""
+    searched = []
+    one = place(received=100)
+    alike = [replace(one, collectives=(replace(one.collectives[0], name=str(number)),)) for number in range(chains)]
+
+    def found(module, fragments, options, may_exceed, left=()):
+        searched.append(left)
+        places = [replace(each, outcome=PassOutcome(number)) for number, each in enumerate(alike)]
+        places = [each.left("it rises") if each.collectives[0].name in left else each for each in places]
+        module = "".join(each.collectives[0].name for each in places if each.replaced)
+        return hlo_pass.Improved("jit_step", module.encode() or None, tuple(places))
+
+    class Xla:
+        def of(self, module):
+            return ProgramCost(10 + sum(each in (module or b"").decode() for each in culprits), 9 if module else 10)
+
+    monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
+    monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 10))
+    improved = improve_module(b"", Recordings("train_cpu"), ProposalOptions(), Xla())
+    assert (improved.module or b"").decode() == kept and len(searched) <= tries
+    assert kept == "".join(each.collectives[0].name for each in improved.places if each.replaced)
+    assert all("and XLA's needs 10 B" in each.why_left for each in improved.places if not each.replaced) or kept
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():
