@@ -512,8 +512,9 @@ class _Walk:
 
     def _collective(self, form: CollectiveForm, outer: tuple[CallSite, ...], times: int | None) -> Collective:
         computation, instruction = outer[0]
-        operands = (computation.by_name.get(name) for name in instruction.operands)
-        groups = self._groups(instruction, form.opcode) if form.group_size is None else None
+        made = (computation.by_name.get(name) for name in instruction.operands)
+        operands = tuple(array for operand in made if operand for array in operand.arrays if array.dtype != "token")
+        groups = self._groups(instruction, form, operands) if form.group_size is None else None
         size = groups.size if groups else form.group_size or 1
         result = sum(array.nbytes for array in form.results)
         match form.kind:
@@ -530,7 +531,7 @@ class _Walk:
             instruction.opcode,
             instruction.name,
             computation.name,
-            tuple(array for operand in operands if operand for array in operand.arrays if array.dtype != "token"),
+            operands,
             form.results,
             size,
             groups,
@@ -540,20 +541,23 @@ class _Walk:
             instruction,
         )
 
-    def _groups(self, instruction: Instruction, opcode: str) -> Groups:
+    def _groups(self, instruction: Instruction, form: CollectiveForm, operands: tuple[Array, ...]) -> Groups:
         attributes, module = instruction.attributes, self.module
-        if "replica_groups" not in attributes:
-            raise NotationError(
-                f"HLO module {module.name}: {instruction.opcode} {instruction.name} has no replica_groups; "
-                "give the text of a whole, optimized module"
-            )
-        text = attributes["replica_groups"]
+        text = attributes.get("replica_groups", "{}")
         if "device_ids" in attributes:  # part of a mesh's groups, but after a comma
             text = f"{text}, device_ids={attributes['device_ids']}"
-        replicas = module.replica_count or (None if module.devices is None else 1)
+        count = module.devices
+        if count is None:
+            # XLA leaves the counts out of a header where they are 1. People leave out any, and the groups as well: then
+            # the shapes of a gather or a scatter say how many devices there are.
+            sides = sorted(sum(array.elements for array in side) for side in (operands, form.results))
+            count = 1
+            if form.kind in ("all_gather", "reduce_scatter") and sides[0] and sides[1] % sides[0] == 0:
+                count = sides[1] // sides[0]
+        replicas = module.replica_count or (count if module.devices is None else 1)
         if "channel_id" not in attributes:
             return parse_groups(text, replicas)
-        if opcode in _JOINS_PARTITIONS and attributes.get("use_global_device_ids") != "true":
+        if form.opcode in _JOINS_PARTITIONS and attributes.get("use_global_device_ids") != "true":
             groups, partitions = parse_groups(text, replicas), module.num_partitions or 1
             if groups.count * groups.size <= (replicas or 1):  # if there are more ids than replicas, they are devices'
                 if groups.count * groups.size * partitions > _MOST_LISTED:
@@ -567,7 +571,7 @@ class _Walk:
                         for group in groups.lists
                     ),
                 )
-        return parse_groups(text, module.devices)
+        return parse_groups(text, count)
 
 
 # The trip counts of while loops.

@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from reshard.errors import NotationError
 from reshard.hlo import wire
 from reshard.hlo.module import Array, Computation, Frame, FramesById, Instruction, Module, Shape, Tables
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
@@ -36,7 +37,8 @@ _DTYPES = (
     "c64", "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz",
     "s2", "u2", "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu",
 )  # fmt: skip
-_TUPLE = _DTYPES.index("tuple")
+_TUPLE, _BUFFER = _DTYPES.index("tuple"), len(_DTYPES)
+_COMBINED = -(1 << 63)  # a dim of a tile that is combined with the next, printed as *
 _NUMBERS = {"pred": 2, "s32": 4, "s64": 5, "u32": 6, "u64": 7}
 _AS_BYTES = {"s8": (15, "<i1"), "u8": (3, "<u1"), "s16": (17, "<i2"), "u16": (16, "<u2")}
 _FFT_TYPES = ("FFT", "IFFT", "RFFT", "IRFFT")
@@ -198,15 +200,33 @@ def _read_shape(data: bytes) -> Shape:
     dtype = shape.number(2)
     if dtype == _TUPLE:
         return tuple(map(_read_shape, shape.all_data(4)))
-    text, memory_layout = "", shape.data(5)
-    if memory_layout is not None:  # The memory layout, as XLA prints it: `1,0:T(8,128)(2,1)S(1)`.
-        layout = wire.decode_message(memory_layout)
-        tiles = ["({})".format(",".join(map(str, wire.decode_message(one).numbers(1)))) for one in layout.all_data(6)]
-        bits, space = layout.number(7), layout.number(8)
-        rest = "T" + "".join(tiles) if tiles else ""
-        rest += (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
-        text = ",".join(map(str, layout.numbers(1))) + (f":{rest}" if rest else "")
-    return Array(_DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else f"dtype{dtype}", tuple(shape.numbers(3)), text)
+    if dtype == _BUFFER:  # An array in memory that may be changed.
+        return _read_shape(shape.data(4) or b"")
+    dims = tuple(shape.numbers(3))
+    if any(size < 0 for size in dims):
+        raise NotationError("HLO shape: a size is not bounded (f32[?,8]); give a module that is compiled for its sizes")
+    memory_layout = shape.data(5)
+    text = "" if memory_layout is None else _spell_layout(wire.decode_message(memory_layout))
+    return Array(_DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else f"dtype{dtype}", dims, text)
+
+
+def _spell_layout(layout: ProtoMessage) -> str:
+    """A memory layout as XLA prints it: `1,0:T(8,128)(2,1)S(1)`."""
+
+    def lists(numbers: Iterable[int]) -> str:
+        return ",".join("*" if one == _COMBINED else str(one) for one in numbers)
+
+    tiles = "".join(f"({lists(wire.decode_message(one).numbers(1))})" for one in layout.all_data(6))
+    cuts = [wire.decode_message(one) for one in layout.all_data(17)]
+    padded, index, pointer, bits, space, prefix = map(layout.number, (16, 11, 12, 7, 8, 15))
+    rest = (f"T{tiles}" if tiles else "") + (f"L({padded})" if padded > 1 else "")
+    rest += "".join(
+        f"{mark}({_DTYPES[one]})" for mark, one in (("#", index), ("*", pointer)) if one in range(1, _BUFFER)
+    )
+    rest += (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
+    rest += "SC" * bool(cuts) + "".join(f"({one.number(1)}:{lists(one.numbers(2))})" for one in cuts)
+    rest += f"M({prefix})" if prefix else ""
+    return lists(layout.numbers(1)) + (f":{rest}" if rest else "")
 
 
 def _read_literal(data: bytes, shape: Shape) -> str:
@@ -215,6 +235,8 @@ def _read_literal(data: bytes, shape: Shape) -> str:
         literal = wire.decode_message(data)
         if shape.dtype in _NUMBERS:
             numbers = literal.numbers(_NUMBERS[shape.dtype])
+            if shape.dtype == "u64":  # The wire has them as signed ones.
+                numbers = [number % (1 << 64) for number in numbers]
         else:
             field, packed = _AS_BYTES[shape.dtype]
             numbers = np.frombuffer(literal.data(field) or b"", packed).tolist()
@@ -231,6 +253,10 @@ def _read_literal(data: bytes, shape: Shape) -> str:
     return f"... {hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
 
+def _escape(text: str) -> str:
+    return _ESCAPED.sub(lambda match: _ESCAPES.get(match[0], f"\\{match[0]}"), text)
+
+
 def _read_metadata(data: bytes) -> str:
     """An OpMetadata as XLA prints it, as far as it names the operation and its line; empty if it does not."""
     if not data:
@@ -238,8 +264,7 @@ def _read_metadata(data: bytes) -> str:
     message, parts = wire.decode_message(data), list[str]()
     for key, number in (("op_name", 2), ("source_file", 3)):
         if text := message.text(number):
-            escaped = _ESCAPED.sub(lambda match: _ESCAPES.get(match[0], f"\\{match[0]}"), text)
-            parts.append(f'{key}="{escaped}"')
+            parts.append(f'{key}="{_escape(text)}"')
     for key, number in (("source_line", 4), ("stack_frame_id", 15)):
         if value := message.number(number):
             parts.append(f"{key}={value}")
@@ -304,7 +329,7 @@ def _spell_pairs(values: Sequence[Value]) -> str:
 
 def _spell_frontend_attributes(values: Sequence[Value]) -> str:
     entries = [one for each in _decode_messages(values) for one in _decode_messages(each.all_data(1))]
-    return "{" + ",".join(sorted(f'{one.text(1)}="{one.text(2)}"' for one in entries)) + "}"
+    return "{" + ",".join(sorted(f'{one.text(1)}="{_escape(one.text(2))}"' for one in entries)) + "}"
 
 
 def _spell_listed_groups(values: Sequence[Value]) -> dict[str, str]:
@@ -355,7 +380,7 @@ _SPELLED: Mapping[int, tuple[str, Callable[[Sequence[Value]], str]]] = MappingPr
     20: ("dynamic_slice_sizes", _spell_ints),
     21: ("padding", _spell_padding),
     26: ("channel_id", _spell_last),
-    28: ("custom_call_target", lambda values: f'"{_spell_last(values)}"'),
+    28: ("custom_call_target", lambda values: f'"{_escape(_spell_last(values))}"'),
     31: ("fft_type", lambda values: _FFT_TYPES[wire.unpack_numbers(values)[-1]]),
     32: ("fft_length", _spell_ints),
     43: ("backend_config", _spell_last),

@@ -1,48 +1,104 @@
 """Reads XLA's text of an HLO module, as far as communication needs it, and lazily.
 
-    module      = "HloModule" name {"," attribute} [tables] {computation}
+    module      = ["HloModule" name {"," attribute}] [tables] computation {computation}
     tables      = "FileNames" ... "FunctionNames" ... "FileLocations" ... "StackFrames" ...    see `module`
     computation = ["ENTRY"] name ["(" parameters ")" "->" shape] "{" {instruction} "}" {"," attribute}
-    instruction = ["ROOT"] name "=" shape opcode "(" operands ")" {"," attribute}              one line each
-    operands    = [[shape] name {"," [shape] name}] | the literal of a constant, the number of a parameter
+    instruction = ["ROOT"] name "=" [shape] opcode "(" operands ")" {"," attribute}
+    operands    = [operand {"," operand}] | the literal of a constant, the number of a parameter
+    operand     = [shape] name {"#" element} | [shape] opcode "(" operands ")"
     attribute   = key "=" value                                            brackets and quotes in it balance
-    shape       = array | "(" [shape {"," shape}] ")"
+    shape       = array | "(" [shape {"," shape}] ")" | "b(" shape ")"
     array       = dtype "[" [size {"," size}] "]" ["{" layout "}"]         f32[8,4]{1,0:T(8,128)(2,1)S(1)}
     size        = number | "<=" number                                     a bound counts as the size
 
-A name may be printed with or without its `%`; comments `/*index=5*/` are dropped. XLA prints one grammar for CPU, GPU
-and TPU; layouts, opcodes and the contents of `backend_config` differ.
+A name may be printed with or without its `%`; without an `ENTRY` the last computation is the entry, without a `ROOT`
+the last instruction is the root. XLA prints one grammar for CPU, GPU and TPU; layouts, opcodes and the contents of
+`backend_config` differ.
 
-`parse` only splits each line at its opcode; a `_Line` parses its operands and attributes on first use.
+XLA's parser, which is the judge of what is HLO, does not care for lines: an instruction may be wrapped, several may
+stand on one line, comments anywhere. What XLA *prints* has one instruction on each line, and dumps are large. So
+`_read_printed` takes text in exactly that form, one regular expression a line; the first line of any other form makes
+`_Reader` read the text from its start, which spells what it reads as XLA prints it:
+
+    add(max(a, b), t#0)         max.anon and t_0 become instructions of their own
+    to_apply={ROOT r = ...}     a computation _, which is called by its name
+    s = add(a, b)               the shape is inferred, see `_infer_shape`
+
+Neither parses operands and attributes: a `_Line` does so on first use.
+
+Where XLA guesses, we do not. Refused are a text that ends before the `ENTRY` whose layout its header gives, a single
+instruction without a computation, and, when it is asked for, a shape that cannot be known: `f32[?,8]`, or one that is
+left out of a convolution, a reduce-window and the like (`_UNKNOWN`). Numbers left out of a constant, also those printed
+as `...`, are unknown here, and zeros or garbage to XLA, which also corrects what a text says of the shapes of send, recv
+and outfeed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from reshard.errors import NotationError
 from reshard.hlo.module import Array, Computation, Instruction, Module, Shape, Tables, read_tables
 
+_LONGEST_SHAPE = 1 << 20  # characters of one that is inferred
 _MOST_DIGITS = 4300  # Python reads no longer numbers.
-_MODULE = re.compile(r"^HloModule +([^\s,]+)(.*)$", re.MULTILINE)
-_COMPUTATION = re.compile(r"(ENTRY +)?%?([\w.\-]+).*\{\s*$")
-_NAMED = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ")
-_ONE_ARRAY = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ([^\s(]\S*) ([a-z][\w\-]*)\(")  # most lines
-_OPCODE = re.compile(r"(.*?)\s([a-z][\w\-]*)\(")
-_COMMENT = re.compile(r"/\*.*?\*/")
-_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[{(\[]|[})\]]|,')
-_NAME = re.compile(r"%([\w.\-]+)")
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)="
-    r"(?:%?([\w.\-]+)|\{([^}]*)\})"
-)
 _NO_OPERANDS = ("constant", "parameter")
-ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\](?:\{([^}]*)\})?")
-_SHAPE_PART = re.compile(rf"{ARRAY.pattern}|([()])")
+_CALLS = (
+    "calls", "to_apply", "condition", "body", "true_computation", "false_computation", "branch_computations",
+    "called_computations", "select", "scatter",
+)  # fmt: skip
+
+# What XLA prints. The rest of a line has no `name =` outside of its strings, so it holds one instruction only, and the
+# next line starts another or ends the computation. Operands that are instructions themselves (`add(negate(a), b)`) or
+# elements (`t#0`) have a parenthesis after a lower-case word, or a `#`.
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=?\s]*)\](?:\{([^}]*)\})?")
+_TUPLE = r"\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)"
+_PRINTED = re.compile(
+    rf"  (ROOT )?%?([\w.\-]+) = ([a-z]\w*\[[\d,<=]*\](?:\{{[^}}]*\}})?|{_TUPLE}) ([a-z][\w\-]*)\("
+    rf"((?:[^\"'\n/=%(#{{]++|\{{[^\"'\n/%(#{{}}]*+\}}|\{{|{_STRING}|'[^'\"\n]*'|%[\w.\-]++(?!\s*=)|(?<!\s)=|(?<![a-z0-9_\-])\("
+    rf"|/\*[^*\n]*\*/)*+)"
+    r"\n(?=  \S|\})"
+)
+_PRINTED_HEADER = re.compile(rf"^HloModule ([^\s,%:]+)((?:[^\n\"'/]++|{_STRING}|'[^'\"\n]*'|/\*[^*\n]*\*/)*+)\n", re.M)
+_PRINTED_HEAD = re.compile(r"\s*^(ENTRY )?%?([\w.\-]+)(?: \((?:[^\"=\n/{]++|\{(?!\n)|/\*[^*\n]*\*/)*+| )\{\n", re.M)
+_PRINTED_TABLES = re.compile(r"(?:\s*^(?:[A-Z][A-Za-z]+|\d+ (?:\"(?:[^\"\\]|\\.)*\"|\{[\w =\-]*\}))$)*", re.M)
+_PRINTED_END = re.compile(r"\}(?:, execution_thread=\"[^\"]*\")?(?:\n|$)")
+
+# What XLA reads, without comments.
+_COMMENT = re.compile(rf"({_STRING}|'(?:[^'\\]|\\.)*+')|/\*.*?(?:\*/|\Z)|//[^\n\r]*", re.S)
+_HEADER = re.compile(r"\s*HloModule\s+%?([^\s,{:]+):?")
+_TABLE = re.compile(rf"\s*(?:(File(?:Names|Locations)|FunctionNames|StackFrames)\b|\d+\s*(?:{_STRING}|\{{[^}}]*\}}))")
+_HEAD = re.compile(r"\s*(ENTRY\s+)?%?([\w.\-]+):?\s*(?=[({])")
+_FIRST = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+):?\s*=")
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\s*\(")
+_OPERAND = re.compile(r"\s*%?([\w.\-]+):?((?:\s*#\s*\d+)*)\s*(?=[,)])")
+_KEY = re.compile(r"\s*,\s*([\w.\-]+)=\s*")
+_ONE_NAME = re.compile(r"\s*%?([\w.\-]+):?")
+_ONE_ARRAY = re.compile(r"\s*[a-z]\w*\s*\[[^\]]*\](?:\s*\{(?=\s*[\d:])[^}]*\})?")
+_HEADER_LINE, _END = re.compile(r"^[ \t]*HloModule\b", re.M), re.compile(r"\s*\Z")
+_SEVERAL, _OPEN, _CLOSE, _CLOSE_OPERANDS, _COMMA = map(
+    re.compile, (r"\s*b?\s*\(", r"\s*\{", r"\s*\}", r"\s*\)", r"\s*,")
+)
+_NEXT_OPERAND = re.compile(r"\s*(?:,|(?=\)))")
+_INLINE = re.compile(r"\s*\{(?=\s*(?:ROOT\s+)?%?[\w.\-]+:?\s*=)")
+_MARK = re.compile(rf"{_STRING}|[{{(\[]|[}})\]]|,")
+_VALUE_END = re.compile(
+    rf"{_STRING}|'(?:[^'\\]|\\.)*+'|[{{(\[]|[}})\]]|,|%[\w.\-]+\s*=|(?<![\w.\-%])[\w.\-]+:?\s+=|\bROOT\s"
+)
+_WORD_END = re.compile(rf"{_STRING}|'(?:[^'\\]|\\.)*+'|[{{(\[]|[}})\]]|,|\s")
+_BLANK = re.compile(rf"({_STRING})|\s*(<=|->|[,:])\s*|([{{(\[])\s+|\s+(?=[}})\]]|T\()|(\s+)")
+
+_QUOTED = re.compile(_STRING)
+_CALLED = re.compile(rf"\b({'|'.join(_CALLS)})=(?:%?([\w.\-]+)|\{{([^}}]*)\}})")
+_NAME = re.compile(r"%([\w.\-]+)")
+_INDEX_COMMENT = re.compile(r"/\*.*?\*/")
+_SHAPE_PART = re.compile(rf"{ARRAY.pattern}|(b?\()|(\))")
 _MARKS = (
     ("tpu", re.compile(r"\{[\d,]*:T\(\d")),  # tiled memory layouts
     ("gpu", re.compile(r'"operation_queue_id"|"fusion_backend_config"|custom_call_target="__(?:cublas|cudnn|triton)')),
@@ -61,47 +117,63 @@ class _Line(NamedTuple):
         return not self.shape_text.startswith("(")
 
     def shape(self) -> Shape:
+        if not self.shape_text:
+            raise NotationError(f"HLO text: the shape of a {self.opcode} is left out; write it, as XLA does")
         return read_shape(self.shape_text)
 
     def operands(self) -> tuple[str, ...]:
         if self.opcode in _NO_OPERANDS:
             return ()
-        text = _COMMENT.sub("", self.rest[: _find_close(self.rest)])
-        if "%" in text:
+        text = _INDEX_COMMENT.sub("", self.rest[: _find_close(self.rest)])
+        if text.count("%") > text.count(","):
             return tuple(_NAME.findall(text))
-        return tuple(part.split()[-1] for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
+        # Shapes have commas as well, and only some of the names may have their %.
+        return tuple(part.split()[-1].lstrip("%") for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
 
     def attributes(self) -> Mapping[str, str]:
-        text = self.rest[_find_close(self.rest) + 1 :]
-        parts: list[str] = []
-        depth = start = 0
-        for mark in _MARK.finditer(text):  # The commas that are outside of all brackets and quotes end an attribute.
-            if mark[0] == "," and depth == 0:
-                parts.append(text[start : mark.start()])
-                start = mark.end()
-            elif mark[0] in "{([":
-                depth += 1
-            elif mark[0] in "})]":
-                depth -= 1
-        pairs = (part.partition("=") for part in (*parts, text[start:]))
-        return MappingProxyType({key.strip(): value.strip() for key, _, value in pairs if key.strip()})
+        return MappingProxyType(dict(_list_attributes(self.rest[_find_close(self.rest) + 1 :])))
 
     def called(self) -> tuple[str, ...]:
-        if "%" not in self.rest and "=" not in self.rest:
+        if "=" not in self.rest:
             return ()
-        attributes = _CALLED.findall(self.rest)
-        names = (name for one, several in attributes for name in ([one] if one else several.split(",")))
+        found = _CALLED.findall(_QUOTED.sub("", self.rest) if '"' in self.rest else self.rest)
+        listed = sorted(found, key=lambda one: _CALLS.index(one[0])) if len(found) > 1 else found
+        names = (name for _, one, several in listed for name in ([one] if one else several.split(",")))
         return tuple(name.strip().lstrip("%") for name in names if name.strip())
 
     def literal(self) -> str:
-        return self.rest.partition(")")[0].strip() if self.opcode in _NO_OPERANDS else ""
+        return self.rest[: _find_close(self.rest)].strip() if self.opcode in _NO_OPERANDS else ""
 
     def metadata(self) -> str | None:
         return self.attributes().get("metadata") if "metadata=" in self.rest else None
 
 
+def _list_attributes(text: str) -> Iterator[tuple[str, str]]:
+    """The keys and values in `, key=value, key=value`: commas that are outside of all brackets and quotes part them."""
+    depth = start = 0
+    ends: list[int] = []
+    for mark in _MARK.finditer(text):
+        if mark[0] == "," and depth == 0:
+            ends.append(mark.start())
+        elif mark[0] in "{([":
+            depth += 1
+        elif mark[0] in "})]":
+            depth -= 1
+    for end in (*ends, len(text)):
+        key, _, value = text[start:end].partition("=")
+        start, value = end + 1, value.strip()
+        if key.strip():
+            blank = " " in value or not value.isprintable()  # Lines end in a wrapped one.
+            yield key.strip(), _squeeze(value) if blank and '"' not in value and "backend_config" not in key else value
+
+
+def _squeeze(text: str) -> str:
+    """The text with the blanks that XLA prints: none at commas and inside of brackets, elsewhere one for several."""
+    return _BLANK.sub(lambda found: found[1] or found[2] or found[3] or (" " if found[4] else ""), text)
+
+
 def parse(text: str) -> Module:
-    """Reads an HLO module, as `compiled.as_text()` or a dump of XLA prints it.
+    """Reads an HLO module, as `compiled.as_text()` or a dump of XLA prints it, or as people write it for XLA.
 
     Raises `NotationError`, which says what to pass instead, for text that is not one whole HLO module.
 
@@ -114,70 +186,343 @@ def parse(text: str) -> Module:
     >>> module.entry.root.arrays, module.entry.root.operands, module.entry.root.attributes["dimensions"]
     ((Array(dtype='f32', dims=(8,), layout='0'),), ('p',), '{0}')
     """
-    headers = list(_MODULE.finditer(text)) if isinstance(text, str) else []  # pyright: ignore[reportUnnecessaryIsInstance]
-    if len(headers) != 1:
-        raise NotationError(f"HLO text: {_diagnose_text(text, len(headers))}")
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotationError(f"HLO text: {_diagnose_text(text)}")
     if re.search(rf"[0-9]{{{_MOST_DIGITS + 1}}}", text):
         raise NotationError(
             f"HLO text: it has a number of more than {_MOST_DIGITS} digits; give a module as XLA prints it"
         )
-    header = headers[0]
-    computations: dict[str, Computation] = {}
-    entry: str | None = None
-    name: str | None = None
-    preamble: list[str] = []
-    body: list[Instruction] = []
-    for line in text[header.end() :].split("\n"):
-        if line[:1] in (" ", "\t") and name is not None:
-            if (instruction := _read_instruction_line(header[1], name, line)) is not None:
-                body.append(instruction)
-        elif line[:1] == "}" and name is not None:
-            computations[name], name, body = Computation(name, tuple(body)), None, []
-        elif name is None and (head := _COMPUTATION.match(line)):
-            name = head[2]
-            entry = name if head[1] else entry
-        elif not computations:
-            preamble.append(line)
-    if name is not None or entry is None:
-        where = f"inside computation {name}" if name else "before its ENTRY computation"
-        raise NotationError(f"HLO module {header[1]}: the text ends {where}; give the whole module")
-    counts = [re.search(rf"\b{key}=(\d+)", header[2]) for key in ("num_partitions", "replica_count")]
-    partitions, replicas = (None if count is None else int(count[1]) for count in counts)
-    frames = Tables(lambda: read_tables("\n".join(preamble)))
-    return Module(header[1], MappingProxyType(computations), computations[entry], partitions, replicas, frames)
+    if (module := _read_printed(text)) is not None:
+        return module
+    try:
+        return _Reader(text).module()
+    except RecursionError:
+        raise NotationError("HLO text: its computations or instructions nest hundreds of levels deep") from None
 
 
-def _read_instruction_line(module: str, computation: str, line: str) -> Instruction | None:
-    """The instruction on a line; None if the line only continues a literal."""
-    if plain := _ONE_ARRAY.match(line):
-        return Instruction(plain[2], plain[4], bool(plain[1]), _Line(plain[4], plain[3], line[plain.end() :]))
-    named = _NAMED.match(line)
-    if named is None:
+def _read_printed(text: str) -> Module | None:
+    """The module of a text in exactly the form that XLA prints; None for any other text."""
+    if (header := _PRINTED_HEADER.search(text)) is None:
         return None
-    opcode = _OPCODE.match(line, named.end())
-    if opcode is None:
+    tables = _PRINTED_TABLES.match(text, header.end())
+    at = header.end() if tables is None else tables.end()
+    computations: dict[str, Computation] = {}
+    entry = ""
+    while head := _PRINTED_HEAD.match(text, at):
+        at, body = head.end(), list[Instruction]()
+        while line := _PRINTED.match(text, at):
+            at = line.end()
+            body.append(Instruction(line[2], line[4], bool(line[1]), _Line(line[4], line[3], line[5])))
+        end = _PRINTED_END.match(text, at)
+        if end is None or len({one.name for one in body}) < max(len(body), 1):
+            return None
+        at = end.end()
+        computations[head[2]] = _make_computation(head[2], body)
+        entry = head[2] if head[1] else entry
+    if text[at:].strip() or not entry:
+        return None
+    return _make_module(header[1], header[2], text[header.end() : tables.end()] if tables else "", computations, entry)
+
+
+def _make_computation(name: str, body: list[Instruction]) -> Computation:
+    if body and not any(one.root for one in body):
+        body[-1] = replace(body[-1], root=True)
+    return Computation(name, tuple(body))
+
+
+def _make_module(name: str, header: str, tables: str, computations: dict[str, Computation], entry: str) -> Module:
+    attributes = dict(_list_attributes(header))
+    counts = [re.fullmatch(r"\d+", attributes.get(key, "")) for key in ("num_partitions", "replica_count")]
+    partitions, replicas = (None if count is None else int(count[0]) for count in counts)
+    frames = Tables(lambda: read_tables(tables))
+    return Module(name, MappingProxyType(computations), computations[entry], partitions, replicas, frames)
+
+
+class _Reader:
+    """Reads a module from its start to its end, in any of the forms that XLA reads."""
+
+    def __init__(self, text: str) -> None:
+        self.given = text
+        start = _HEADER_LINE.search(text)  # What a program printed before its module is not of it.
+        self.text = _COMMENT.sub(lambda found: found[1] or " ", text[start.start() if start else 0 :])
+        self.at = self.began = 0
+        self.where = ""
+        self.computations: dict[str, Computation] = {}
+        self.given_names: set[str] = set()
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self.text, self.at)
+        self.at = self.at if found is None else found.end()
+        return found
+
+    def need(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        return self.match(pattern) or self.fail()
+
+    def fail(self) -> NoReturn:
+        headers = len(_HEADER_LINE.findall(self.text))
+        if headers > 1:
+            raise NotationError(f"HLO text: it has {headers} HloModule headers; give one module at a time")
+        if not headers and not self.computations:
+            raise NotationError(f"HLO text: {_diagnose_text(self.given)}")
+        left = self.text[self.at :].strip()
+        if not left:
+            raise NotationError(f"HLO module {self.where}: the text ends there; give the whole module")
+        shown = " ".join(self.text[self.began : self.at + 40].split())
         raise NotationError(
-            f"HLO module {module}, computation {computation}: cannot read the instruction {line.strip()[:120]!r}; "
+            f"HLO module {self.where}: cannot read the instruction {shown[:120]!r} from {left[:40]!r} on; "
             "an instruction is a name, =, a shape, an opcode and its operands in parentheses"
         )
-    return Instruction(named[2], opcode[2], bool(named[1]), _Line(opcode[2], opcode[1], line[opcode.end() :]))
+
+    def module(self) -> Module:
+        header = self.match(_HEADER)
+        name = "" if header is None else header[1]
+        attributes = self.attributes(_WORD_END) if header else ""
+        rows: list[str] = []
+        while row := self.match(_TABLE):
+            rows.append(row[0].strip())
+        entry = ""
+        while True:
+            self.where = f"{name}, before its next computation"
+            self.began = self.at
+            head = None if self.computations and self.match(_END) else self.need(_HEAD)
+            if head is None:
+                break
+            if self.match(_SEVERAL):  # Its parameters are instructions as well.
+                self.at = _find_close(self.text, self.at) + 1
+                self.need(re.compile(r"\s*->"))
+                self.take_shape()
+            self.where = f"{name}, inside computation {head[2]}"
+            self.need(_OPEN)
+            self.read_body(head[2])
+            self.attributes(_WORD_END)
+            entry = head[2] if head[1] else entry
+        if not entry and "entry_computation_layout=" in attributes:
+            raise NotationError(f"HLO module {name}: the text ends before its ENTRY computation; give the whole module")
+        entry = entry or next(reversed(self.computations))
+        return _make_module(name or f"module_{entry}", attributes, "\n".join(rows), self.computations, entry)
+
+    def read_body(self, name: str) -> None:
+        """Reads the instructions of a computation up to its closing brace."""
+        made: dict[str, Instruction] = {}
+        while not self.match(_CLOSE):
+            self.began = self.at
+            first = self.need(_FIRST)
+            self.read_instruction(first[2], bool(first[1]), made, is_operand=False)
+        if not made:
+            self.fail()
+        self.computations[name] = _make_computation(name, list(made.values()))
+
+    def read_instruction(self, name: str, root: bool, made: dict[str, Instruction], *, is_operand: bool) -> str:
+        """Reads what follows the name of an instruction, or an operand that is one; returns its name."""
+        shape, opcode = self.take_shape(), self.need(_OPCODE)[1]
+        if opcode in _NO_OPERANDS:
+            end = _find_close(self.text, self.at)
+            operands, inside, self.at = [], self.text[self.at : end].strip(), end + 1
+        else:
+            operands = self.operands(made)
+            inside = ", ".join(f"%{one}" for one in operands)
+        line = _Line(opcode, shape, f"{inside}){'' if is_operand else self.attributes()}")
+        if not shape:
+            line = self.with_shape(line, operands, made)
+        name = name or self.new_name(f"{opcode}.anon", made)
+        if name in made:
+            raise NotationError(f"HLO module {self.where}: {name} is made twice; give the whole module")
+        made[name] = Instruction(name, opcode, root, line)
+        return name
+
+    def operands(self, made: dict[str, Instruction]) -> list[str]:
+        """The names of operands; those that are instructions themselves, or elements of one, are made."""
+        names: list[str] = []
+        while not self.match(_CLOSE_OPERANDS):
+            start = self.at
+            self.take_shape()
+            if named := self.match(_OPERAND):
+                name = named[1]
+                for index in re.findall(r"\d+", named[2]):
+                    name = self.read_element(name, index, made)
+                names.append(name)
+            else:
+                self.at = start
+                names.append(self.read_instruction("", False, made, is_operand=True))
+            self.need(_NEXT_OPERAND)
+        return names
+
+    def read_element(self, name: str, index: str, made: dict[str, Instruction]) -> str:
+        """The name of an element of a tuple, which is made on its first use."""
+        line, new = _Line("get-tuple-element", "", f"%{name}), index={index}"), f"{name}_{index}"
+        if new in made and made[new].source == self.with_shape(line, [name], made):
+            return new
+        new = self.new_name(new, made)
+        made[new] = Instruction(new, line.opcode, False, self.with_shape(line, [name], made))
+        return new
+
+    def with_shape(self, line: _Line, operands: Sequence[str], made: Mapping[str, Instruction]) -> _Line:
+        """The line with a shape that the text leaves out, as far as it can be inferred."""
+        taken = [made[one] for one in operands if one in made]
+        length = sum(len(one.source.shape_text) for one in taken if isinstance(one.source, _Line))
+        if len(taken) < len(operands) or length > _LONGEST_SHAPE:  # Tuples of tuples grow with every line.
+            return line
+        try:
+            found = _infer_shape(line, taken, self.computations)
+        except (NotationError, ValueError, IndexError):  # Of an operand without one, or of attributes that are damaged.
+            return line
+        return line if found is None else line._replace(shape_text=_spell_shape(found))
+
+    def new_name(self, name: str, made: Mapping[str, Instruction]) -> str:
+        """A name that nothing has, made as XLA makes them."""
+        new, count = name, 0
+        while new in self.given_names or new in made or new in self.computations:
+            count += 1
+            new = f"{name}.{count}"
+        self.given_names.add(new)
+        return new
+
+    def take_shape(self) -> str:
+        """The text of a shape without its blanks; empty if none stands here."""
+        start = self.at
+        if self.match(_SEVERAL):
+            self.at = _find_close(self.text, self.at) + 1
+        else:
+            self.match(_ONE_ARRAY)
+        return "".join(self.text[start : self.at].split())
+
+    def attributes(self, end: re.Pattern[str] = _VALUE_END) -> str:
+        """The attributes that stand here, as `, key=value` each."""
+        parts: list[str] = []
+        while key := self.match(_KEY):
+            parts.append(f", {key[1]}={self.called() if key[1] in _CALLS else self.value(end)}")
+        return "".join(parts)
+
+    def value(self, end: re.Pattern[str]) -> str:
+        """The value of an attribute: up to the next attribute, the next instruction, or the end of the computation.
+
+        That of a module's or a computation's attribute is one word: a name may follow it.
+        """
+        depth, start = 0, self.at
+        for mark in end.finditer(self.text, start):
+            if mark[0] in "{([":
+                depth += 1
+            elif mark[0] in "})]" and depth:
+                depth -= 1
+            elif not depth and mark[0][0] not in "\"'":
+                self.at = mark.start()
+                break
+        else:
+            self.at = len(self.text)
+        return self.text[start : self.at].strip()
+
+    def called(self) -> str:
+        """The value of an attribute that names computations; those that it holds themselves are read."""
+        if self.match(_INLINE):
+            name = self.new_name("_", {})
+            self.read_body(name)
+            return f"%{name}"
+        if not self.match(_OPEN):
+            return f"%{self.need(_ONE_NAME)[1]}"
+        names: list[str] = []
+        while not self.match(_CLOSE):
+            names.append(self.called())
+            self.match(_COMMA)
+        return f"{{{', '.join(names)}}}"
 
 
-def _find_close(text: str) -> int:
-    """The index of the parenthesis that closes the one just before the text."""
+# The shapes that people leave out. XLA infers them; what is not listed has no shape here, and asking for it is refused.
+
+_PARTS = {"c64": "f32", "c128": "f64"}
+_AS_SECOND = ("select", "clamp")
+_UNKNOWN = (
+    "batch-norm-grad", "batch-norm-training", "broadcast", "convolution", "fft", "gather", "get-dimension-size", "map",
+    "ragged-dot", "reduce-window", "scaled-dot", "scan", "scatter", "select-and-scatter", "set-dimension-size",
+)  # fmt: skip
+
+
+def _infer_shape(line: _Line, operands: Sequence[Instruction], known: Mapping[str, Computation]) -> Shape | None:
+    """The shape of an instruction with these operands; None if it is of a kind that is not inferred."""
+    shapes, attributes = [one.shape for one in operands], line.attributes()
+    match line.opcode, shapes:
+        case "tuple", _:
+            return tuple(shapes)
+        case "get-tuple-element", [tuple() as parts]:
+            return parts[int(attributes.get("index", ""))]
+        case "after-all", _:
+            return Array("token", ())
+        case (("partition-id" | "replica-id"), _):
+            return Array("u32", ())
+        case (("call" | "conditional"), _):
+            root = next((known[one].root for one in line.called() if one in known), None)
+            return None if root is None else root.shape
+        case _, [Array() as first, *rest] if all(isinstance(one, Array) for one in rest):
+            return _infer_array(line.opcode, first, [one for one in rest if isinstance(one, Array)], attributes)
+        case _, [one] if line.opcode not in _UNKNOWN:
+            return one
+        case _:
+            return None
+
+
+def _infer_array(opcode: str, first: Array, rest: Sequence[Array], attributes: Mapping[str, str]) -> Shape | None:
+    """The shape of an instruction that takes arrays."""
+
+    def integers(key: str) -> list[int]:
+        return [int(one) for one in re.findall(r"\d+", attributes.get(key, ""))]
+
+    dims = list(first.dims)
+    match opcode:
+        case _ if opcode in _UNKNOWN:
+            return None
+        case "compare" | "is-finite":
+            return replace(first, dtype="pred")
+        case "real" | "imag":
+            return replace(first, dtype=_PARTS.get(first.dtype, first.dtype))
+        case "complex":
+            return replace(first, dtype=next((whole for whole, part in _PARTS.items() if part == first.dtype), "c64"))
+        case "select" | "clamp" if rest:
+            return rest[0]
+        case "transpose" if sorted(order := integers("dimensions")) == list(range(len(dims))):
+            return Array(first.dtype, tuple(dims[dim] for dim in order))
+        case "concatenate" if (at := integers("dimensions")) and at[0] < len(dims):
+            dims[at[0]] += sum(one.dims[at[0]] for one in rest)
+            return Array(first.dtype, tuple(dims))
+        case "pad":
+            for dim, edge in enumerate(attributes.get("padding", "").split("x")[: len(dims)]):
+                low, high, inside = ([int(one) for one in edge.split("_")] + [0])[:3]
+                dims[dim] += low + high + inside * max(dims[dim] - 1, 0)
+            return Array(first.dtype, tuple(dims))
+        case "dot" if len(rest) == 1:
+            batch = [dims[dim] for dim in integers("lhs_batch_dims")]
+            for side, one in (("lhs", first), ("rhs", rest[0])):
+                gone = {*integers(f"{side}_batch_dims"), *integers(f"{side}_contracting_dims")}
+                batch += [size for dim, size in enumerate(one.dims) if dim not in gone]
+            return Array(first.dtype, tuple(batch))
+        case "reduce":
+            left = tuple(size for dim, size in enumerate(dims) if dim not in integers("dimensions"))
+            # Half of what it takes are the values that it starts from.
+            several = (first, *rest[: (len(rest) - 1) // 2])
+            return tuple(Array(one.dtype, left) for one in several) if len(rest) > 1 else Array(first.dtype, left)
+        case "sort" if rest:
+            return (first, *rest)
+        case _:
+            return first
+
+
+def _spell_shape(shape: Shape) -> str:
+    if isinstance(shape, tuple):
+        return f"({','.join(map(_spell_shape, shape))})"
+    return f"{shape.dtype}[{','.join(map(str, shape.dims))}]" + (f"{{{shape.layout}}}" if shape.layout else "")
+
+
+def _find_close(text: str, start: int = 0) -> int:
+    """The index of the parenthesis that closes the one just before `start`."""
     depth = 0
-    for mark in _MARK.finditer(text):
+    for mark in _MARK.finditer(text, start):
         depth += {"(": 1, ")": -1}.get(mark[0], 0)
         if depth < 0:
             return mark.start()
     return len(text)
 
 
-def _diagnose_text(text: object, headers: int) -> str:
+def _diagnose_text(text: object) -> str:
     """What the text seems to be, and what to give instead."""
     advice = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
-    if headers:
-        return f"it has {headers} HloModule headers; give one module at a time"
     if not isinstance(text, str):
         return f"it is {type(text).__name__}, not text; {advice}"
     if not text.strip():
@@ -207,12 +552,15 @@ def read_shape(text: str) -> Shape:
     (Array(dtype='f32', dims=(8, 4), layout='1,0'), Array(dtype='s32', dims=(), layout=''))
     """
     stack: list[list[Shape]] = [[]]
+    buffers: list[bool] = []
     for part in _SHAPE_PART.finditer(text):
-        if part[4] == "(":
+        if part[4]:
             stack.append([])
-        elif part[4] == ")" and len(stack) > 1:
-            shape = tuple(stack.pop())
-            stack[-1].append(shape)
+            buffers.append(part[4] == "b(")
+        elif part[5] and len(stack) > 1:
+            inside = stack.pop()
+            # A buffer is an array in memory that may be changed.
+            stack[-1].append(inside[0] if buffers.pop() and len(inside) == 1 else tuple(inside))
         elif part[1]:
             stack[-1].append(_make_array(part[1], part[2], part[3] or ""))
     if len(stack) != 1 or len(stack[0]) != 1:
@@ -232,6 +580,10 @@ def read_arrays(text: str) -> tuple[Array, ...]:
 @lru_cache(maxsize=1 << 14)  # A module has few shapes, and names each of them often.
 def _make_array(dtype: str, dims: str, layout: str) -> Array:
     try:
-        return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)
+        return Array(
+            dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), "".join(layout.split())
+        )
     except ValueError:
-        raise NotationError(f"HLO shape {dtype}[{dims[:80]}]: its sizes are not numbers; write f32[8,4]") from None
+        raise NotationError(
+            f"HLO shape {dtype}[{dims[:80]}]: its sizes are not numbers, or not bounded; write f32[8,4]"
+        ) from None

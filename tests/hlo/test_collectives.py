@@ -196,15 +196,27 @@ def test_the_worst_branch_counts(branches):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("%r = f32[8] all-gather(%p), dimensions={0}", "all-gather r has no replica_groups"),
         ("%r = f32[8] all-gather(%p), replica_groups={{0,1}", "over each device once"),
-        ("%r = f32[8] all-gather(%p), replica_groups={}", "keep num_partitions=8"),
         ('%r = (f32[8]) recv(%p), frontend_attributes={_xla_megascale_transfer_type="NEW"}', "NEW is not known"),
     ],
 )
 def test_what_cannot_be_counted_is_refused(line, message):
     with pytest.raises(NotationError, match=message):
         hlo.collectives(module(line, header=""))
+
+
+@pytest.mark.parametrize(
+    ("call", "size", "received"),
+    [
+        ("f32[32] all-gather(%p), dimensions={0}, replica_groups={}", 4, 96),
+        ("f32[32] all-gather(%p), dimensions={0}", 4, 96),
+        ("f32[2] reduce-scatter(%p), dimensions={0}, to_apply=%f, replica_groups={}", 4, 24),
+        ("f32[8] all-reduce(%p), to_apply=%f, replica_groups={}", 1, 0),  # One replica of one partition, to XLA.
+    ],
+)
+def test_groups_of_all_devices_without_a_count(call, size, received):
+    one = only(hlo.collectives(module("%p = f32[8] parameter(0)", f"%r = {call}", header="")))
+    assert (one.group_size, one.received_bytes) == (size, received)
 
 
 @pytest.mark.parametrize(

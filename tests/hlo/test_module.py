@@ -95,9 +95,21 @@ def test_attributes_are_cut_at_the_outer_commas():
         ("\x0a\x05jit_f\x12\x00HloModul", "this is binary"),
         ("{ lambda ; a:f32[2]. let in (a,) }", "no line of it starts with HloModule"),
         ("HloModule a\n\nHloModule b\n", "2 HloModule headers; give one module at a time"),
-        ("HloModule a\n\n%f {\n  %x = f32[] constant(1)\n}\n", "ends before its ENTRY computation"),
-        ("HloModule a\n\nENTRY %f {\n  %x = f32[] constant(1)\n", "ends inside computation f"),
-        ("HloModule a\n\nENTRY %f {\n  %x = f32[] \n}\n", "cannot read the instruction '%x = f32[]'"),
+        (
+            "HloModule a, entry_computation_layout={()->f32[]}\n\n%f {\n  %x = f32[] constant(1)\n}\n",
+            "ends before its ENTRY computation",
+        ),
+        ("HloModule a\n\nENTRY %f {\n  %x = f32[] constant(1)\n", "inside computation f: the text ends there"),
+        ("HloModule a\n\nENTRY %f {\n  %x = f32[] \n}\n", "cannot read the instruction '%x = f32[] }' from '}' on"),
+        ("HloModule a\n\nENTRY %f {\n}\n", "inside computation f: the text ends there"),
+        (
+            "HloModule a\n\nENTRY f {\n  x = f32[] constant(1)\n  x = f32[] constant(2)\n}\n",
+            "x is made twice; give the whole module",
+        ),
+        (
+            "HloModule a\n\nENTRY f {\n  x = f32[] constant(1)\n}\n\nwarning: done\n",
+            "cannot read the instruction 'warning: done'",
+        ),
     ],
 )
 def test_other_text_is_refused_with_advice(text, message):
@@ -180,9 +192,11 @@ def test_bytes(text, nbytes):
     assert [array.nbytes for array in instruction(f"%a = {text} custom-call()").arrays] == [nbytes]
 
 
-@pytest.mark.parametrize("shape", ["(f32[2]", "[2]{0}", "f32[2] f32[2]"])
+@pytest.mark.parametrize("shape", ["(f32[2]", "[2]{0}", "f32[2] f32[2]", ""])
 def test_a_shape_that_cannot_be_read_is_refused(shape):
     with pytest.raises(NotationError, match="give one array"):
+        read_shape(shape)
+    with pytest.raises(NotationError, match=r"give|an instruction is|write it"):
         _ = instruction(f"%a = {shape} custom-call()").shape
 
 
