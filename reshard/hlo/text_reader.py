@@ -29,8 +29,8 @@ Neither parses operands and attributes: a `_Line` does so on first use.
 Where XLA guesses, we do not. Refused are a text that ends before the `ENTRY` whose layout its header gives, a single
 instruction without a computation, and, when it is asked for, a shape that cannot be known: `f32[?,8]`, or one that is
 left out of a convolution, a reduce-window and the like (`_UNKNOWN`). Numbers left out of a constant, also those printed
-as `...`, are unknown here, and zeros or garbage to XLA, which also corrects what a text says of the shapes of send, recv
-and outfeed.
+as `...`, are unknown here, and zeros or garbage to XLA, which also corrects what a text says of the shapes of a send, a
+recv and an outfeed.
 """
 
 from __future__ import annotations
