@@ -163,13 +163,10 @@ def _list_attributes(text: str) -> Iterator[tuple[str, str]]:
         key, _, value = text[start:end].partition("=")
         start, value = end + 1, value.strip()
         if key.strip():
-            blank = " " in value or not value.isprintable()  # Lines end in a wrapped one.
-            yield key.strip(), _squeeze(value) if blank and '"' not in value and "backend_config" not in key else value
-
-
-def _squeeze(text: str) -> str:
-    """The text with the blanks that XLA prints: none at commas and inside of brackets, elsewhere one for several."""
-    return _BLANK.sub(lambda found: found[1] or found[2] or found[3] or (" " if found[4] else ""), text)
+            if (" " in value or not value.isprintable()) and '"' not in value and "backend_config" not in key:
+                # As XLA prints it: no blanks at commas and inside of brackets, elsewhere one, also where a line ends.
+                value = _BLANK.sub(lambda found: found[1] or found[2] or found[3] or (" " if found[4] else ""), value)
+            yield key.strip(), value
 
 
 def parse(text: str) -> Module:
