@@ -18,6 +18,7 @@ from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import devices_by_id, seat_of
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import as_array, in_native_order, numpy_dtype, with_padding, without_padding
+from reshard.runtime.on_mpi.copies.strided_copy import overlaps_itself
 from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
 from reshard.runtime.on_mpi.run_plan import can_combine
 from reshard.runtime.on_mpi.window_tiles import absent_tile
@@ -205,6 +206,8 @@ def _check_memory(array: NDArray[Any], tile: NDArray[Any], dtype: np.dtype[Any] 
         raise TileError(f"out is {array.dtype}, the tile {dtype}; give one dtype")
     if not array.flags.writeable:
         raise TileError("out is read-only; give an array that can be written to")
+    if overlaps_itself(array):
+        raise TileError(f"out has strides {array.strides}, so its elements share memory; give an array of its own")
     if np.may_share_memory(array, tile):
         raise TileError("out overlaps the tile; give memory of its own, or donate=True and no out")
     return array

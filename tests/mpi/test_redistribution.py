@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from mpi4py import MPI
+from numpy.lib.stride_tricks import as_strided
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, TileError
@@ -66,6 +67,7 @@ def test_relabelling_returns_the_layout_too() -> None:
         (TILE, {"out": TILE[::-1]}, TileError, "out overlaps the tile"),
         (TILE, {"out": [[0.0]]}, TileError, "out is a list; give a numpy array"),
         (TILE, {"out": np.broadcast_to(0.0, (5, 7))}, TileError, "out is read-only"),
+        (TILE, {"out": as_strided(np.zeros(11), (5, 7), (8, 8))}, TileError, "its elements share memory"),
         (TILE, {"budget": 3}, BudgetError, "budget 3 B"),
         (TILE, {"budget": "3 B"}, BudgetError, "budget 3 B"),
         (TILE, {"budget": "3 apples"}, PlanError, "'3 apples'"),

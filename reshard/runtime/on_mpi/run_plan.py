@@ -238,6 +238,8 @@ def is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
     """Whether MPI can combine from tile to tile: shares consecutive in both, none above `cap` elements."""
     if step.packed or step.placed or not target.flags.c_contiguous:
         return False
+    if not (source.flags.aligned and target.flags.aligned):  # MPI's loops may be compiled for numbers in their places.
+        return False
     if step.scatter and not source.flags.c_contiguous:
         return False
     return all(block.elements <= cap for blocks in step.each for block in blocks)

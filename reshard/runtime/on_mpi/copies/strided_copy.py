@@ -42,6 +42,24 @@ def find_word_dtype(nbytes: int) -> np.dtype[Any]:
     return _RAW.get(nbytes) or np.dtype((np.void, nbytes))
 
 
+def overlaps_itself(array: Array) -> bool:
+    """Whether elements may share memory: some stride is shorter than what lies below it.
+
+    >>> tile = np.zeros((3, 4))
+    >>> [overlaps_itself(each) for each in (tile.T, tile[::-1, ::2], np.broadcast_to(tile[0], (3, 4)))]
+    [False, False, True]
+    """
+    if not array.size:
+        return False
+    reach = array.itemsize
+    for stride, extent in sorted((abs(each[0]), each[1]) for each in zip(array.strides, array.shape, strict=True)):
+        if extent > 1:
+            if stride < reach:
+                return True
+            reach += stride * (extent - 1)
+    return False
+
+
 def locate_block(tile: Array, block: Block, end: End) -> tuple[int, list[int]]:
     """Where one end of a block lies in a tile of any memory order: the byte at which it starts, counted from the tile's
     first element, and the bytes between the indices of each axis.

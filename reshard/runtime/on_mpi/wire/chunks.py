@@ -24,14 +24,19 @@ from reshard.geometry.blocks import Block, cut_block
 from reshard.lower.to_mpi import SendReceive, StepMessages
 from reshard.lower.to_mpi.tile_blocks import Blocks, End, Frames, Shape, clip_source, pack_block
 from reshard.runtime.on_mpi.copies.stream_copy import SHORT
-from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, pair_views, view_block
+from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, overlaps_itself, pair_views, view_block
 from reshard.types.whole import check_deadline
 
 DIRECT = 64 << 20
-"""The most bytes of a message that is not staged: far below the 2^31 that Open MPI can count."""
+"""The most bytes that MPI is given at once: far below the 2^31 that Open MPI can count."""
 
 STAGED = 4 << 20
 """The most bytes of a staged message, so that several can be packed, under way and unpacked at once."""
+
+UNBUFFERED = 1 << 20
+"""The most bytes of a message for which the plan has no buffer. A tile that MPI cannot take as it lies is packed,
+one message in each direction at a time, beside the plan's memory.
+"""
 
 SMALL = 64 << 10
 """Bytes below which messages are not cut further just to have several under way."""
@@ -109,6 +114,10 @@ def pack_chunks(
 #     short runs                                        4 to 11
 #
 # On Open MPI, datatypes are as fast as packing first if every rank has a core, and were slower when ranks shared cores.
+#
+# MPI sees no other strides than those of slices and transpositions: positive ones, each at least as long as what lies
+# below it. Open MPI takes a stride of -1 byte for one of 1, and would write far outside a reversed tile. Reversed,
+# broadcast and overlapping tiles are packed, beside the plan's memory where that has no buffers.
 
 TAKES_RUNS = "MPICH" in MPI.Get_library_version()
 """Whether this MPI sends long runs faster from a datatype than packed."""
@@ -117,28 +126,46 @@ LONG = 16 << 10
 """Bytes from which a run counts as long."""
 
 
+class OwnedDatatype(MPI.Datatype):
+    """A datatype that is freed with the last reference to it: a message that is posted has one."""
+
+    def __del__(self, is_finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
+        # A default argument, because at exit this module's globals may be gone before the caches that hold datatypes.
+        if self and not is_finalized():
+            self.Free()
+
+
+class _OfStrides(NamedTuple):
+    """What a side knows of tiles of some strides: whether MPI takes them, and by message its datatype, and whether it
+    has long runs."""
+
+    strides: tuple[int, ...]
+    is_taken: bool
+    types: dict[int, MPI.Datatype]
+    long: dict[int, bool]
+
+
 class Side:
     """One direction of a move: the messages that a rank sends, or those that it receives.
 
-    Their MPI datatypes are kept until a tile of other strides comes.
+    Their MPI datatypes are kept until a tile of other strides comes, in one record: moves of two communicators, which
+    threads may make at the same time, have the same sides.
     """
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self.chunks = tuple(chunks)
-        self._strides: tuple[int, ...] = ()
-        self._types: dict[int, MPI.Datatype] = {}
-        self._long: dict[int, bool] = {}
+        self._known = _OfStrides((), True, {}, {})
 
     def unstaged(self, number: int, tile: Array, staging: int) -> list[Any] | None:
         """The specification with which MPI sends message `number` from, or receives it into, the tile itself.
 
-        None if it must be staged, for which there is room for `staging` elements.
+        None if it must be staged, for which there is room for `staging` elements unless MPI cannot take the tile.
         """
         chunk = self.chunks[number]
         memory = chunk.direct(tile)
         if memory is not None:
             return [memory.view(_BYTE), MPI.BYTE]
-        if chunk.padded:
+        if chunk.padded or not self._of(tile).is_taken:
             return None
         # Plans assume C-ordered tiles and may leave no room to stage messages of other tiles: MPI packs those.
         if chunk.elements > staging or (TAKES_RUNS and self.has_long_runs(number, tile)):
@@ -147,18 +174,17 @@ class Side:
 
     def has_long_runs(self, number: int, tile: Array) -> bool:
         """Whether message `number` consists of long runs of the tile."""
-        self._begin(tile)
-        if number not in self._long:
+        long = self._of(tile).long
+        if number not in long:
             chunk = self.chunks[number]
             runs = sum(b.elements * tile.itemsize // _run_in_tile(b, tile)[1] for b in chunk.blocks)
-            self._long[number] = chunk.elements * tile.itemsize >= LONG * runs
-        return self._long[number]
+            long[number] = chunk.elements * tile.itemsize >= LONG * runs
+        return long[number]
 
     def datatype(self, number: int, tile: Array) -> MPI.Datatype:
-        """The datatype of message number `number`, relative to the tile's lowest address (see `memory_of`)."""
-        self._begin(tile)
-        if number not in self._types:
-            below = _bytes_below(tile)
+        """The datatype of message number `number`, relative to the first element of a tile that MPI takes."""
+        known = self._of(tile).types
+        if number not in known:
             offsets: list[int] = []
             types: list[MPI.Datatype] = []
             for block in self.chunks[number].blocks:
@@ -168,28 +194,19 @@ class Side:
                 for extent, stride in reversed(axes):
                     inner, made = made, made.Create_hvector(extent, 1, stride)
                     inner.Free()
-                offsets.append(below + offset)
+                offsets.append(offset)
                 types.append(made)
-            self._types[number] = MPI.Datatype.Create_struct([1] * len(types), offsets, types).Commit()
+            known[number] = OwnedDatatype(MPI.Datatype.Create_struct([1] * len(types), offsets, types).Commit())
             for made in types:
                 made.Free()
-        return self._types[number]
+        return known[number]
 
-    def _begin(self, tile: Array) -> None:
-        if tile.strides != self._strides:
-            self.free()
-            self._strides = tile.strides
-
-    def free(self) -> None:
-        """Frees all datatypes."""
-        for made in self._types.values():
-            made.Free()
-        self._types, self._long = {}, {}
-
-    def __del__(self, is_finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
-        # A default argument, because at exit this module's globals may be gone before the caches that hold this object.
-        if self._types and not is_finalized():
-            self.free()
+    def _of(self, tile: Array) -> _OfStrides:
+        known = self._known
+        if tile.strides != known.strides:
+            rises = all(stride > 0 for stride, extent in zip(tile.strides, tile.shape, strict=True) if extent > 1)
+            known = self._known = _OfStrides(tile.strides, rises and not overlaps_itself(tile), {}, {})
+        return known
 
     def is_short(self, number: int, tile: Array) -> bool:
         """Whether message `number` has short runs in the tile."""
@@ -205,16 +222,10 @@ class Side:
 
 
 def memory_of(tile: Array) -> MPI.memory:
-    """All memory of a tile as MPI takes it, from the lowest address, wherever its first element lies."""
-    reach = [(extent - 1) * abs(stride) for extent, stride in zip(tile.shape, tile.strides, strict=True)]
+    """All memory of a tile that MPI takes, from its first element on."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(tile.shape, tile.strides, strict=True))
     address: int = tile.__array_interface__["data"][0]
-    lowest = address - _bytes_below(tile)
-    return MPI.memory.fromaddress(lowest, sum(reach) + tile.itemsize, readonly=not tile.flags.writeable)
-
-
-def _bytes_below(tile: Array) -> int:
-    """Bytes from a tile's lowest address to its first element: 0 unless some strides are negative."""
-    return sum((n - 1) * -stride for n, stride in zip(tile.shape, tile.strides, strict=True) if stride < 0)
+    return MPI.memory.fromaddress(address, reach + tile.itemsize, readonly=not tile.flags.writeable)
 
 
 def _run_in_tile(block: Block, tile: Array) -> tuple[int, int, list[tuple[int, int]]]:
@@ -349,7 +360,7 @@ def message_cap(staging: int, itemsize: int) -> int:
     not less than `SMALL` bytes if there is room.
     """
     if not staging:
-        return max(1, DIRECT // itemsize)
+        return max(1, UNBUFFERED // itemsize)
     return max(1, min(staging, STAGED // itemsize, max(staging // 4, SMALL // itemsize)))
 
 
