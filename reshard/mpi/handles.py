@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -101,7 +102,7 @@ class MoveHandle:
         """
         prepared, limit = self._prepared, self._limit
         if prepared is None or not prepared.team.alive:
-            return self._make_anew(tile, out, memory)
+            return self._make_anew(tile, out, memory, self._freed)
         # As `MoveArguments.run_again`, but for the arguments, whose making takes a quarter of a call of 64 bytes.
         release, same = prepared.hold(limit)
         try:
@@ -119,6 +120,8 @@ class MoveHandle:
         call there finishes it first.
         """
         prepared, limit = self._prepared, self._limit
+        # What has begun goes on if the handle is freed meanwhile: some ranks may have made it by then.
+        make_anew = partial(self._make_anew, tile, out, freed=self._freed)
         if prepared is not None and prepared.team.alive:
             release, same = prepared.hold(limit)
             try:
@@ -130,7 +133,7 @@ class MoveHandle:
                 turn = prepared.team.turns.take(time.monotonic() + limit)
                 try:
                     result = prepared.finish(out, limit)
-                    return self._make_anew(tile, out) if result is DEFERRED else result
+                    return make_anew() if result is DEFERRED else result
                 finally:
                     turn.release()
 
@@ -140,7 +143,7 @@ class MoveHandle:
         # A move that cannot be staged needs the other ranks at once: a thread of its own makes it, where the process
         # has a core for that, so that it is not slower than one that begins with `wait`.
         team = None if self._freed else team_at_hand(self._call.comm)
-        move = StartedMove(lambda: self._make_anew(tile, out))
+        move = StartedMove(make_anew)
         if team is not None and team.alive:
             team.finish_started()
             free = len(team.members) < CORES and MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -159,9 +162,9 @@ class MoveHandle:
     def __exit__(self, *_: object) -> None:
         self.free()
 
-    def _make_anew(self, tile: Any, out: Any, memory: Account | None = None) -> Any:
+    def _make_anew(self, tile: Any, out: Any, memory: Account | None = None, freed: bool = False) -> Any:
         """Makes a call as if for the first time; after a failure, the ranks prepare a small move anew in it."""
-        if self._freed:
+        if freed:
             raise PlanError("this handle has been freed; prepare another one")
         comm = check_alive(cast("Comm", self._call.comm))
         result = self._call._replace(tiles=tile, out=out, memory=memory).run()
@@ -200,11 +203,17 @@ class StartedMove:
         return self._result
 
     def begin(self) -> int:
-        """Makes the move in a thread of its own; returns its number."""
+        """Makes the move in a thread of its own, if there can be one; returns its number, or 0."""
         context = copy_context()
-        self._thread = threading.Thread(target=lambda: context.run(self._make), daemon=True)
-        self._thread.start()
-        return self._thread.ident or 0
+        # Once threads have overlapped, requests have their names: ranks without a core to spare give the caller's.
+        name = threading.current_thread().name
+        thread = threading.Thread(target=lambda: context.run(self._make), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # The system has no more threads, or the interpreter ends.
+            return 0
+        self._thread = thread
+        return thread.ident or 0
 
     def finish(self) -> None:
         """Waits for the end, and leaves its error to `wait`."""

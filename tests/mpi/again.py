@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -19,8 +20,9 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_mpi import repeated
 from reshard.runtime.on_mpi.repeated import STAGED, AgreedCall, PreparedMove
-from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.on_mpi.team import team_of, turns_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, caught_by, check_refused, check_tile, given_tile, slabs
 from tests.mpi.worker import Case
@@ -280,6 +282,42 @@ def endings(comm: MPI.Intracomm) -> Iterator[Case]:
     yield "after a failure", failed
     yield "one skipped it", skipped
     yield "freed", freed
+
+
+def begun(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Moves that some ranks make in threads; random schedules are in `tests.mpi.schedules`."""
+    rows, columns = slabs(comm, "int64")
+    tile, odd = given_tile(rows, comm.rank, "int64"), comm.rank == ODD
+
+    def freed_while_begun(with_cores: bool, mixed: bool) -> None:
+        """The move goes on, whether a thread makes it or `wait`, and however the threads are called."""
+        cores = comm.size + 1 if with_cores else 1
+        patches = mock.patch.object(handles, "CORES", cores), mock.patch.object(turns_of(comm), "mixed", mixed)
+        with patches[0], patches[1], mock.patch.object(repeated, "STAGED", 8):
+            for _ in range(2):
+                with prepare(rows, columns, comm, limit=5) as gone:
+                    begun = gone.start(tile)
+                check_tile(columns, comm.rank, begun.wait(), comm)
+
+    def without_a_thread() -> None:
+        """A rank that can start none makes the move when it waits, and a thread that is there comes before the others'
+        reports are looked for: they must not be received twice.
+        """
+        full = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+        with mock.patch.object(handles, "CORES", comm.size + 1), mock.patch.object(repeated, "STAGED", 8):
+            slow = prepare(rows, columns, comm, limit=LIMIT)
+            with full if odd else nullcontext():
+                begun = slow.start(tile)
+            if odd:
+                time.sleep(0.02)
+            else:
+                assert team_of(comm).alive and not begun._thread.is_alive()
+            check_tile(columns, comm.rank, begun.wait(), comm)
+
+    for mixed in (False, True):
+        yield f"freed while begun, mixed {mixed}", partial(freed_while_begun, True, mixed)
+        yield f"freed while begun on some ranks, mixed {mixed}", partial(freed_while_begun, odd, mixed)
+    yield "without a thread", without_a_thread
 
 
 def _call(handle: Any, begins: bool, tile: Any, out: Any) -> Any:

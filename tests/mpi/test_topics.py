@@ -20,8 +20,9 @@ FAST = {
         *(f"modules.{name}" for name in ("cma", "exchange", "in_place", "node_sync", "reduction")),
         *("sharing.arenas", "sharing.segments", "calls.global_arrays", "crossing.groups"),
         *("trees.across_sampled", "trees.shared", "again.creations", "again.mistakes", "again.endings"),
+        *("again.begun", "schedules.sampled"),
     ],
-    4: ["calls.plans", "cases.moves_sampled", "cases.streamed", "by_node.joined", "again.moves"],
+    4: ["calls.plans", "cases.moves_sampled", "cases.streamed", "by_node.joined", "again.moves", "strides.sampled"],
 }
 
 

@@ -80,8 +80,6 @@ class AgreedCall:
         the same thread makes all calls: if not, the rank defers, so that all see whether threads overlap.
         """
         team, turns = self.team, self.team.turns
-        if team.started is not None:
-            team.join_started()
         # A rank on which another thread came last defers: the calls of two threads have no order, and only the first
         # way to make the call finds that out on all ranks.
         same = turns.take_again()

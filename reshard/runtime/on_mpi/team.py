@@ -46,7 +46,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _WORD = 8
 _HEAD = 7  # Words of each sync before the call's own.
 _GROUPS = 64  # Cached communicators of groups: MPICH has about 2,000 communicators in total.
-_LOOKS = 64  # Pauses between two checks for failures and the time limit, which cost several times a pause.
+_LOOK = 2e-3  # Seconds between two checks for failures and the time limit, which cost several times a pause.
 
 
 # The tags of all messages of this runtime, so that no two kinds of message share one.
@@ -198,7 +198,11 @@ class Team:
 
     @property
     def alive(self) -> bool:
-        """Whether the team can go on: its communicator has not been freed, and no rank has failed."""
+        """Whether the team can go on: its communicator has not been freed, and no rank has failed.
+
+        The thread of a move that has begun comes first: it must see the reports that are looked for here.
+        """
+        self.join_started()
         if self.broken or self.freed:
             return False
         if self.node_sync.reported or not self.one_node:
@@ -266,8 +270,8 @@ class Watch:
     def __init__(self, team: Team, limit: float, since: float | None = None) -> None:
         self._team = team
         self._limit = limit
-        self.deadline = (time.monotonic() if since is None else since) + limit
-        self._turns = 0
+        self._looked = time.monotonic()
+        self.deadline = (self._looked if since is None else since) + limit
 
     @property
     def margin(self) -> float:
@@ -285,17 +289,17 @@ class Watch:
     def pause(self) -> None:
         """Yields the core once; raises `RankError` if the wait should end."""
         pause()
-        self._turns += 1
-        if self._turns % _LOOKS == 0:
+        if time.monotonic() - self._looked > _LOOK:
             self.look()
 
     def look(self) -> None:
         """Raises `RankError` if a rank has failed or the time limit is reached."""
+        self._looked = time.monotonic()
         failed = self._team.failures()
         if failed:
             reports = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failed.items()))
             raise _OthersFailed(f"the call ended on all ranks, because one failed: {reports}")
-        if time.monotonic() > self.deadline:
+        if self._looked > self.deadline:
             late = [self._team.members[m] for m in self._team.node_sync.missing()]
             who = f"; ranks {late} of its node have not got this far" if late else ""
             raise RankError(

@@ -217,6 +217,15 @@ def test_a_wait_ends_at_its_limit():
     Watch(Team(MPI.COMM_SELF, None, 5), 5).until(lambda: next(tries))
 
 
+def test_a_failure_is_noticed_however_long_a_look_at_messages_takes(monkeypatch: pytest.MonkeyPatch):
+    team, looks = Team(MPI.COMM_SELF, None, 5), list[float]()
+    monkeypatch.setattr(team_module, "SPINS", 0)
+    monkeypatch.setattr(team, "failures", lambda: {0: "gone"})
+    with pytest.raises(RankError, match="gone"):
+        Watch(team, 5).until(lambda: looks.append(time.sleep(0.001)))  # type: ignore[func-returns-value]
+    assert len(looks) < 9
+
+
 def test_a_team_is_freed_with_its_communicator(monkeypatch: pytest.MonkeyPatch):
     comm = MPI.COMM_SELF.Dup()
     team = team_of(comm, 5)
