@@ -16,12 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import reshard as rs
+from reshard import hlo
 from reshard.doctor import examine
+from reshard.doctor.xla_log import LogReport
 from reshard.errors import ReshardError
 from reshard.geometry import detect
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
-from reshard.proofs import fewest
+from reshard.proofs import fewest, instance
 from reshard.types import Digit, Dim, SubAxis
 from reshard.types.units import parse_bytes, parse_shape
 
@@ -31,6 +33,11 @@ PLAN = rs.plan(HERE, THERE)
 TILES = {device: np.zeros((4, 8), np.float32) for device in MESH.devices}
 NETWORK = rs.Network.uniform(1e-6, 1e9)
 TREE = rs.plan_tree({"w": (HERE, THERE)})
+PROOF, TREE_PROOF = rs.prove(PLAN), rs.prove(TREE)
+ENDS = rs.Layout.parse("f32[{x}24, 5]", MESH), rs.Layout.parse("f32[3, {x}8, 5]", MESH)
+HALF = rs.Layout.parse("f32[8, 16]", MESH)
+TEXT = 'HloModule m\n\nENTRY %e {\n  ROOT %p = f32[2]{0} parameter(0), backend_config={"known_trip_count":{"n":"3"}}\n}'
+MODULE = hlo.parse(TEXT)
 SEARCHED = rs.plan(HERE, rs.Layout.parse("f32[{y}8, {x}2]", MESH))
 
 
@@ -155,6 +162,23 @@ ENTRIES = {
     "prove": Entry(lambda plan, program, launches: rs.prove(plan, program, launches=launches), (PLAN, None, False)),
     "fewest": Entry(fewest, (PLAN, 1.0)),
     "a search of fewest": Entry(lambda limit: fewest(SEARCHED, limit), (0.01,)),
+    "Proof.explain": Entry(lambda width: PROOF.explain(width), (80,)),
+    "TreeProof.explain": Entry(lambda width: TREE_PROOF.explain(width), (80,)),
+    "instance": Entry(instance, (PLAN, PROOF.form, PROOF.form.sizes)),
+    "join_tiles": Entry(PLAN.steps[0].join_tiles, (8, 16)),
+    "coordinates": Entry(MESH.coordinates, (1, [MESH.sub_axis("x")])),
+    "Move": Entry(
+        lambda view, take, into, cast, three: rs.Move(*ENDS, view, take=take, into=into, cast=cast, three=three),
+        ("(three h) d -> three h d", None, None, False, 3),
+    ),
+    "take": Entry(lambda take, part: rs.Move(HERE, HALF, take=take, into={1: part}), ({0: slice(0, 8)}, slice(0, 8))),
+    "collectives": Entry(hlo.collectives, (MODULE, False)),
+    "traffic": Entry(hlo.traffic, (MODULE,)),
+    "parse_groups": Entry(hlo.parse_groups, ("{{0,1},{2,3}}", 4)),
+    "trip_count": Entry(hlo.trip_count, (MODULE, MODULE.entry, MODULE.entry.instructions[0])),
+    "computation": Entry(MODULE.computation, ("e",)),
+    "known moves": Entry(lambda known: examine(TEXT, known=known), ([],)),
+    "LogReport": Entry(LogReport.of, ("a log", "h100")),
     "plan_tree": Entry(rs.plan_tree, ({"w": (HERE, THERE)}, None, None, False, 0.05)),
     "TreePlan.to_json": Entry(TREE.to_json, (None,)),
     "TreePlan.from_json": Entry(rs.TreePlan.from_json, (TREE.to_json(),)),

@@ -267,6 +267,12 @@ TABLE = [
     Bad("a tile too many", simulate({**TILES, 9: TILES[0]}), "unknown [9]", "one tile per device"),
     Bad("no tiles", simulate({}), "0 devices", "one tile per device"),
     Bad("a tile of another shape", simulate(changed(3, np.zeros((8, 4), np.float32))), "device 3", "(4, 8)"),
+    Bad(
+        "a tile with a mask",
+        simulate(changed(3, np.ma.masked_array(TILES[3], TILES[3] == 0))),
+        "device 3's tile",
+        "is not an array",
+    ),
     Bad("a tile of another dtype", simulate(changed(7, np.zeros((4, 8)))), "float64", "cast it"),
     Bad("tiles in a list", simulate(list(TILES.values())), "list", "one tile per device"),
     Bad("a network without links", lambda: rs.Network("none"), "'none'", "give inner, outer or axes"),

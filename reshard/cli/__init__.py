@@ -11,8 +11,8 @@
     programs          compiled programs in files, and files to write
 
 Exit codes: 0 done, 1 a simulation or a proof that failed (or a rebuilt array, with --fail-on-rebuild), 2 a request that
-cannot be met, with a message on stderr. Errors of the package are messages, never tracebacks; any other exception is a
-bug, and is shown.
+cannot be met, with a message on stderr, 141 an answer whose reader closed the pipe early. Errors of the package are
+messages, never tracebacks; any other exception is a bug, and is shown.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from reshard.cli.parser import parse_command
 from reshard.errors import ReshardError
 
 _UNWRITTEN = frozenset(getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO"))
 """What the system says if stdout takes no more bytes; Windows does not have all of them."""
+
+_SIGPIPE = 141
+"""What a shell says of a command that a closed pipe has ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,22 +55,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = parse_command(argv)()
         except ReshardError as error:
             sys.stdout.flush()
-            print(f"reshard: error: {error}", file=sys.stderr)
-            return 2
+            return _refuse(str(error))
         # Here, so that a full disk is an error of the call, and not of the process's end.
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # The reader (head, less) has closed the pipe.
+    except (
+        BrokenPipeError
+    ):  # The reader (head, less) has closed the pipe; what it did not read may have been a rebuild.
         _discard_output()
-        return 0
+        return _SIGPIPE
     except OSError as error:
         if error.errno not in _UNWRITTEN or error.filename is not None:
             raise
         _discard_output()
-        print(f"reshard: error: the answer cannot be written ({error.strerror}); free some space", file=sys.stderr)
-        return 2
+        return _refuse(f"the answer cannot be written ({error.strerror}); free some space")
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse(message: str) -> int:
+    """Prints an error and returns the exit code, which is all that is left where stderr takes nothing either."""
+    with suppress(OSError):
+        print(f"reshard: error: {message}", file=sys.stderr, flush=True)
+    return 2
 
 
 def _discard_output() -> None:

@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 from reshard import __version__
 from reshard.cli import move_commands, program_commands, rank_commands
 from reshard.cli.option_groups import NARROW, NOTATIONS, Command, argument
-from reshard.errors import ReshardError, did_you_mean, quoted
+from reshard.errors import ReshardError, did_you_mean, quoted, shortened
+
+_MOST_MESSAGE = 2000
 
 _EXAMPLES = """\
 examples:
@@ -33,7 +35,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors say where its help is, instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Prints the message and exits with code 2."""
+        """Prints the message in one line, whatever it quotes, and exits with code 2."""
+        message = shortened(" ".join(message.split()), _MOST_MESSAGE)
         self.exit(2, f"{self.prog.split()[0]}: error: {message} ({self.prog} --help says more)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:

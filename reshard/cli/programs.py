@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from reshard.errors import NotationError, ReshardError, quoted
 from reshard.hlo.proto import ModuleProto
+from reshard.types.input_files import open_input
 from reshard.types.units import bytes_text
 
 MOST_BYTES = 1 << 30
@@ -50,13 +51,14 @@ def read_program(path: str, log_mark: str | None = None, *, protos: bool = False
     """
     parts: list[bytes] = []
     try:
-        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+        with nullcontext(sys.stdin.buffer) if path == "-" else open_input(path) as file:
             while part := file.read(_PART):
                 parts.append(part)
-                if len(parts) > MOST_BYTES // _PART:  # /dev/zero has no end.
-                    raise NotationError(
-                        f"{path} has more than {bytes_text(MOST_BYTES)}, and no program does; {_WANTED}"
-                    )
+                if len(parts) > MOST_BYTES // _PART or not part.strip(
+                    b"\0"
+                ):  # /dev/zero has no end, a hole one far off.
+                    long = f"more than {bytes_text(MOST_BYTES)}" if part.strip(b"\0") else "a part of null bytes"
+                    raise NotationError(f"{path} has {long}, and no program does; {_WANTED}")
     except NotationError:
         raise
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ what a line leaves out, the options of the call give: `--mesh`, `--target-mesh`,
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import logging
@@ -20,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from reshard.cli.option_groups import ArrayOptions, MoveOptions
@@ -30,6 +30,7 @@ from reshard.plans.plan import Plan
 from reshard.synth import find_plan
 from reshard.synth.options import SLACK, PlanOptions
 from reshard.types import Layout, Mesh
+from reshard.types.input_files import open_input
 from reshard.types.move import Move
 from reshard.types.notation.einops import read_part
 from reshard.types.units import counted, parse_shape
@@ -199,7 +200,7 @@ def read_layouts(options: MoveOptions) -> tuple[Layout, Layout]:
 def read_batch(path: str, options: MoveOptions) -> Iterator[NamedPair]:
     """The layouts of each line, as soon as it is read; `-` reads standard input. Errors name the line."""
     try:
-        file = sys.stdin if path == "-" else Path(path).open(encoding="utf-8")  # noqa: SIM115
+        file = sys.stdin if path == "-" else io.TextIOWrapper(open_input(path), encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}; give a file of JSON lines, or -") from None
     with file:

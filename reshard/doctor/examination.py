@@ -41,6 +41,7 @@ from reshard.hlo.text_reader import compiled_platform
 from reshard.plans.plan import Plan
 from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.mesh import Mesh
+from reshard.types.whole import read_items
 
 _CALLS = "all_gather|all_to_all|ppermute|pshuffle|pbroadcast|psum|psum_scatter|pmax|pmin|pmean|reduce_scatter"
 _IN_SHARD_MAP = re.compile(rf"\bshard_map/(?:.*/)?(?:{_CALLS}|ragged_all_to_all)\w*$")
@@ -83,11 +84,14 @@ def examine(
     """
     if not (platform is None or isinstance(platform, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ReshardError(f"platform {quoted(platform)}: give cpu, gpu or tpu, or None to go by the text")
+    moves = tuple(known) if isinstance(known, list | tuple) else read_items(known)
+    if moves is None or not all(isinstance(move, Known) for move in moves):
+        raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
     _check_operands(module)
     options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text))
-    examination = _Examination(module, collectives, tuple(known), options)
+    examination = _Examination(module, collectives, moves, options)
     places = sort_by_waste(examination.places())
     devices = count_devices(module, collectives)
     return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())

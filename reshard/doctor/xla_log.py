@@ -26,7 +26,7 @@ from rich.text import Text
 from reshard.doctor.places import describe_source
 from reshard.doctor.report.findings import format_origin, format_short_line, format_steps
 from reshard.doctor.report.table import print_plain, print_rows
-from reshard.errors import ReshardError
+from reshard.errors import NotationError, ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
 from reshard.hlo.module import metadata_fields
@@ -37,6 +37,7 @@ from reshard.show import terminal
 from reshard.synth import Network, PlanOptions, find_plan
 from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted
+from reshard.types.whole import check_kind
 
 MARK = "Involuntary full rematerialization"
 _SHARDINGS = re.compile(r" from sharding (?P<source>\{.+?\}) to (?P<target>\{.+?\}) (?:efficiently|without) ")
@@ -125,6 +126,7 @@ def read_warnings(log: str, network: Network | str | None = None) -> tuple[Remat
     >>> print(move.where, move.source, "->", move.target, move.received_bytes, move.planned_bytes)
     jit(f)/add f32[{y}8, {x}4] -> f32[16, {x}{y}2] 896 64
     """
+    check_kind(log, str, "log", "its text", NotationError)
     options = PlanOptions.read(network=network)
     moves: list[Rematerialization] = []
     texts: Counter[WarningText] = Counter()

@@ -44,7 +44,7 @@ from typing import NamedTuple
 from reshard.errors import NotationError, quoted, shortened
 from reshard.hlo.module import Array, CallSite, Computation, Instruction, Module, Source, source_of
 from reshard.types.reductions import all_reduce_elements
-from reshard.types.whole import whole, written
+from reshard.types.whole import check_kind, read_items, whole, written
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
@@ -416,6 +416,7 @@ def collectives(module: Module, every_branch: bool = False) -> tuple[Collective,
     >>> gather.kind, gather.received_bytes, gather.group_size, gather.times
     ('all_gather', 24, 4, 1)
     """
+    check_kind(module, Module, "module", "what hlo.parse returns", NotationError)
     try:
         return tuple(_Walk(module, every_branch).run(module.entry, 1, ()))
     except RecursionError:
@@ -438,7 +439,10 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
     ... }''')).by_kind["all_reduce"]
     Total(launches=1, received_bytes=48)
     """
-    executed = collectives(of) if isinstance(of, Module) else tuple(one for one in of if one.counted)
+    given = collectives(of) if isinstance(of, Module) else tuple(of) if isinstance(of, list | tuple) else read_items(of)
+    if given is None or not all(isinstance(one, Collective) for one in given):
+        raise NotationError(f"{quoted(of)} is no module; give what hlo.parse returns, or a list of its collectives")
+    executed = tuple(one for one in given if one.counted)
     by_kind: dict[str, Total] = {}
     for one in executed:
         before, times = by_kind.get(one.kind, Total(0, 0)), (1 if one.times is None else one.times)
@@ -623,6 +627,8 @@ def trip_count(module: Module, inside: Computation, loop: Instruction) -> int | 
     >>> trip_count(module, module.entry, module.entry.by_name["loop"])
     3
     """
+    for each, kind in ((module, Module), (inside, Computation), (loop, Instruction)):
+        check_kind(each, kind, "loop", "a module of hlo.parse, one of its computations, and its loop", NotationError)
     if known := _KNOWN.search(loop.attributes.get("backend_config", "")):
         return int(known[1])
     return _Loop(module, inside, loop).count()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from reshard.errors import NotationError
+from reshard.errors import NotationError, quoted, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +220,10 @@ class Module:
         """Returns the computation of that name; raises `NotationError` if the text does not define it."""
         try:
             return self.computations[name]
-        except KeyError:
+        except (KeyError, TypeError):
+            called = shortened(name) if isinstance(name, str) else quoted(name)  # pyright: ignore
             raise NotationError(
-                f"HLO module {self.name}: an instruction calls {name}, which the text does not define; "
+                f"HLO module {self.name}: an instruction calls {called}, which the text does not define; "
                 "give the whole module"
             ) from None
 

@@ -117,7 +117,7 @@ def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
     check_tree(given, f"the tree of {what} shardings")
     try:
         each = jax.tree.broadcast(given, arrays, is_leaf=is_target)
-    except ValueError:
+    except Exception:  # JAX quotes what does not fit, by the caller's code.
         # The leaves that only one of the trees has, by the keys on the way to them.
         ours, theirs = (
             [tuple(jax.tree_util.keystr((key,), simple=True) for key in path) for path, _ in leaves]

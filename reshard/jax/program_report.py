@@ -15,8 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.extend import mlir
-from jax.interpreters.mlir import make_ir_context as _make_ir_context
 from jax.sharding import NamedSharding
 from jaxlib import xla_client as _xla_client
 
@@ -24,7 +22,7 @@ from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
-from reshard.jax.stablehlo_pass.module_pass import check_main
+from reshard.jax.stablehlo_pass.module_pass import check_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import make_compilable
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.lower.to_stablehlo import Module, ir
@@ -34,8 +32,6 @@ from reshard.types.layout import Layout
 from reshard.types.whole import whole
 
 _xla: Any = _xla_client
-_mlir: Any = mlir
-make_ir_context: Any = _make_ir_context
 _PARTITIONS = "mhlo.num_partitions"
 _ROWS = 32  # As many as `reshard show` prints.
 
@@ -83,14 +79,7 @@ def report_program(
     ...                      "{ return %a : tensor<4xf32> } }"))
     same on 1 device: no data moves between devices
     """
-    try:
-        context = make_ir_context()
-        if isinstance(program, bytes):
-            module = _mlir.deserialize_portable_artifact(program, context)
-        else:
-            module = ir.Module.parse(program, context)
-    except (ir.MLIRError, ValueError, RuntimeError) as error:
-        raise ProgramError(f"the program is not StableHLO: {error}") from None
+    module = read_stablehlo(program)
     check_main(module)
     attributes = module.operation.attributes
     partitions = int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1

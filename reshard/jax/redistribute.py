@@ -178,7 +178,8 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
             aval = jax.typeof(x)
         except Exception as error:  # jax quotes what is given, whose repr is the caller's code.
             raise LayoutError(
-                f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {error}; give arrays of numbers, "
+                f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: "
+                f"{shortened(str(error))}; give arrays of numbers, "
                 f"bools or random keys, or a tree of them"
             ) from None
     if not placement.has_layout(sharding):

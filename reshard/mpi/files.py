@@ -37,10 +37,13 @@ from reshard.runtime.on_mpi.copies.strided_copy import copy_view, pair_views, vi
 from reshard.runtime.on_mpi.global_array import scatter_tiles
 from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.types import Layout, Mesh
+from reshard.types.input_files import read_input
 from reshard.types.json_fields import Fields
 
 _FORMAT = 2
 _LONGEST_MARK = 200
+_MOST_TILES = 1 << 20
+_MOST_BYTES = 1 << 26  # Of layout.json, which may list the ids of millions of devices.
 _NAME = "[A-Za-z0-9]{1,64}"
 
 Folder = str | PathLike[str]
@@ -149,11 +152,14 @@ def _fetches_of_files(saved: Layout, layout: Layout, seat: int) -> Fetches:
 def _read_layout(path: Folder) -> tuple[Layout, str]:
     """What layout.json says: the layout of the array, and the name of its save, a part of the tiles' names."""
     try:
-        head = Fields.read((Path(path) / "layout.json").read_text(), "a layout", "save the array again")
+        text = read_input(Path(path) / "layout.json", _MOST_BYTES, regular=True).decode()
+        head = Fields.read(text, "a layout", "save the array again")
         if head.get("format", int) != _FORMAT:
             raise head.error(f"format is {quoted(head.get('format', int))}, and this version reads format {_FORMAT}")
         ids = None if head.get("device_ids", list, NoneType) is None else head.listed("device_ids", int)
         layout = Layout.parse(head.get("layout", str), Mesh(head.object("mesh"), device_ids=ids))
+        if layout.mesh.size > _MOST_TILES:
+            raise head.error(f"mesh has {layout.mesh.size} devices, and no folder holds more than {_MOST_TILES} tiles")
         name = head.get("save", str)
         if not re.fullmatch(_NAME, name):  # It becomes part of the names of files.
             raise head.error(f"save is {quoted(name)}, not letters and digits")
@@ -165,6 +171,8 @@ def _read_layout(path: Folder) -> tuple[Layout, str]:
 
 def _read_header(file: Path) -> _TileHeader:
     try:
+        if file.exists() and not file.is_file():
+            raise ValueError("it is no regular file")
         with file.open("rb") as opened:
             version = np.lib.format.read_magic(opened)
             of_version = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -172,7 +180,7 @@ def _read_header(file: Path) -> _TileHeader:
             end = opened.tell() + math.prod(shape) * dtype.itemsize
             opened.seek(end)
             return _TileHeader(shape, dtype, end, opened.read(_LONGEST_MARK))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, SyntaxError) as error:
+    except Exception as error:  # numpy reads a header as Python's own text, and whatever that raises leaves it.
         text = shortened(f"{type(error).__name__}: {error}")
         raise LayoutError(f"the file {quoted(str(file))} is not a tile ({text}); restore it, or save again") from None
 

@@ -53,7 +53,9 @@ def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = 
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # pyright: ignore
         raise RankError(f"timeout {quoted(timeout)}: give seconds, a number above 0, or None to wait for the end")
     line = command(ranks, words)
-    if not words[0].startswith("-") and not Path(words[0]).exists():
+    script = Path(words[0])
+    if not words[0].startswith("-") and not (script.is_file() or (script / "__main__.py").is_file()):
+        # A pipe could be read by one rank only, and a device such as /dev/zero has no end.
         raise RankError(f"there is no script {quoted(words[0])}; give the path of one, or -m and a module")
     with (
         tempfile.TemporaryDirectory(prefix="reshard-run-") as folder,

@@ -17,7 +17,14 @@ from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
 from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import devices_by_id, seat_of
 from reshard.runtime import Account
-from reshard.runtime.numpy_tiles import as_array, in_native_order, numpy_dtype, with_padding, without_padding
+from reshard.runtime.numpy_tiles import (
+    as_array,
+    in_native_order,
+    numpy_dtype,
+    with_padding,
+    without_mask,
+    without_padding,
+)
 from reshard.runtime.on_mpi.copies.strided_copy import overlaps_itself
 from reshard.runtime.on_mpi.gpu.cuda_arrays import is_on_gpu
 from reshard.runtime.on_mpi.run_plan import can_combine
@@ -59,7 +66,7 @@ def has_layout_name(dtype: np.dtype[Any]) -> bool:
 
 def _array_of(given: Any, what: str) -> NDArray[Any]:
     try:
-        return np.asarray(given)
+        return without_mask(given)
     except Exception as error:  # Such as ragged lists, tensors on other devices, and the caller's own `__array__`.
         raise TileError(
             f"the {what} is a {type(given).__name__} that numpy cannot take ({shortened(str(error))}); give an array"

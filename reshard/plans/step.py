@@ -7,6 +7,7 @@ What is live while steps run, on each kind of device (those that belong to the s
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,8 @@ class Step:
     def join_tiles(self, before: int, after: int) -> int:
         """The bytes of operand and result on a device that has so many of each: together, if one takes the place of
         the other."""
+        if type(before) is not int or type(after) is not int:
+            raise StepError(f"bytes {quoted(before)} and {quoted(after)}: give whole numbers")
         shared = self.mode.in_place or keeps_memory(*self.judgement)
         return max(before, after) if shared else before + after
 
@@ -183,9 +186,14 @@ class DeviceKinds:
         sets = dict.fromkeys(map(_device_set, meshes))
         # On one set of devices there is one kind, and no device is listed.
         several = sets if len(sets) > 1 else ()
-        members = [frozenset(range(each) if isinstance(each, int) else each) for each in several]
-        devices = sorted(frozenset[int]().union(*members))
-        kinds = dict.fromkeys(tuple(device in held for held in members) for device in devices)
+        members = [range(each) if isinstance(each, int) else frozenset(each) for each in several]
+        sizes = sorted(each for each in several if isinstance(each, int))
+        devices = set[int]().union(*(each for each in several if not isinstance(each, int)))
+        # A mesh without ids may be larger than any list: the first device that no list has stands for those up to the
+        # next size.
+        firsts = (next(at for at in itertools.count(low) if at not in devices) for low in (0, *sizes[:-1]))
+        devices |= {at for at in tuple(firsts) if sizes and at < sizes[-1]}
+        kinds = dict.fromkeys(tuple(device in held for held in members) for device in sorted(devices))
         self._in = {each: tuple(int(kind[at]) for kind in kinds) or (1,) for at, each in enumerate(sets)}
         self.count = max(1, len(kinds))
 

@@ -9,6 +9,7 @@ What is not proved is run on marked elements (`refute`): a counterexample makes 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import least_steps_bytes, plans_meant
-from reshard.proofs.proof import WIDTH, Proof, ProofPart
+from reshard.proofs.proof import WIDTH, Proof, ProofPart, checked_width
 from reshard.proofs.refute import fits_in_memory, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
 from reshard.runtime import oracle
@@ -33,7 +34,7 @@ from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.units import bytes_text, counted
 from reshard.types.view import View
-from reshard.types.whole import checked_flag
+from reshard.types.whole import check_kind, checked_flag, whole
 
 MANY_TRANSFERS = 1 << 14
 """Even exchanges and permutes that list more transfers are proved by the formulas that would list them."""
@@ -201,11 +202,16 @@ def instance(plan: Plan, form: Form, sizes: Mapping[str, int]) -> Plan:
     >>> print(instance(plan, rs.prove(plan).form, {"n0": 7}).target)
     f32[28, {x}4]
     """
-    wrong = {name: size for name, size in sizes.items() if name not in form.sizes or size < 1}
+    check_kind(plan, Plan, "plan", "what reshard.plan() returns")
+    check_kind(form, Form, "form", "the form of a proof")
+    check_kind(sizes, Mapping, "sizes", "a dict of the form's names")
+    # One more than the names is wrong already: a mapping may list without end.
+    given = {name: sizes[name] for name in itertools.islice(sizes, len(form.sizes) + 1)}
+    wrong = {name: size for name, size in given.items() if name not in form.sizes or whole(size, 1) is None}
     if wrong:
         names = ", ".join(form.sizes) or "none"
-        raise PlanError(f"{wrong} are not sizes of this form: its names are {names}, and sizes are 1 or more")
-    at = {**form.sizes, **sizes}
+        raise PlanError(f"{quoted(wrong)} are not sizes of this form: its names are {names}, and sizes are 1 or more")
+    at = {**form.sizes, **{name: int(size) for name, size in given.items()}}
     growth = math.prod(at.values()), form.unit
     specs: list[StepSpec] = []
     for step in plan.steps:
@@ -264,8 +270,8 @@ class TreeProof:
         return self.tree.received_bytes <= self.tree.lower_bound_bytes
 
     def explain(self, width: int = WIDTH) -> str:
-        """The proofs of the different plans, and what follows for the tree."""
-        tree = self.tree
+        """The proofs of the different plans, and what follows for the tree; `width` as for a proof."""
+        tree, width = self.tree, checked_width(width)
         bound = "as few as in any plans" if self.minimal else f"the bound is {bytes_text(tree.lower_bound_bytes)}"
         head = (
             f"{counted(len(tree.names), 'array')}, {counted(len(self.proofs), 'different plan')}, all proved; "

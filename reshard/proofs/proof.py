@@ -5,8 +5,10 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from reshard.errors import ReshardError, quoted
 from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import Form, Query, to_smt2
+from reshard.types.whole import whole
 
 WIDTH = 100
 """Columns of a proof's text, unless a caller asks for fewer."""
@@ -69,8 +71,8 @@ class Proof:
         return tuple(claim for _, part in self.parts for claim in part.claims)
 
     def explain(self, width: int = WIDTH) -> str:
-        """The argument as text, wrapped to `width` columns where its words allow."""
-        plan, form = self.plan, self.form
+        """The argument as text, wrapped to `width` columns where its words allow; `ReshardError` for no such number."""
+        plan, form, width = self.plan, self.form, checked_width(width)
         meshes = f"{plan.source.mesh} to {plan.target.mesh}" if plan.crosses else str(plan.source.mesh)
         head = [f"form {form.spell(plan.source)} -> {form.spell(plan.target)}", "for these sizes"]
         if form.names:
@@ -87,6 +89,18 @@ class Proof:
 
     def __str__(self) -> str:
         return self.explain()
+
+
+def checked_width(width: object) -> int:
+    """The width of a text as an int; raises `ReshardError` for what is no number from 1 up.
+
+    >>> checked_width(80)
+    80
+    """
+    columns = whole(width, 1)
+    if columns is None:  # Not nan either, which is neither more nor less than the length of any line.
+        raise ReshardError(f"width {quoted(width)}: give columns, a whole number from 1 up")
+    return columns
 
 
 def part_lines(name: str, part: ProofPart, width: int = WIDTH) -> list[str]:

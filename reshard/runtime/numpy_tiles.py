@@ -46,10 +46,23 @@ def as_array(device: int, tile: Any, *shapes: tuple[int, ...]) -> NDArray[Any]:
     listed = isinstance(tile, Sized) and not hasattr(tile, "shape")
     if not listed or any(shape and count_items(tile) == shape[0] for shape in shapes):
         with suppress(Exception):  # What converts itself to an array is the caller's code.
-            return np.asarray(tile)
+            return without_mask(tile)
     raise TileError(
         f"device {device}'s tile {quoted(tile)} is not an array of shape {shapes[0]}, as the source's tiles are"
     )
+
+
+def without_mask(given: Any) -> NDArray[Any]:
+    """What is given as a plain array; raises `TypeError` for a masked array that hides elements, which would move.
+
+    >>> without_mask(np.ma.masked_array([1, 2], [False, True]))
+    Traceback (most recent call last):
+    TypeError: it hides elements behind a mask: give tile.filled(...)
+    """
+    kind: Any = np.ma.MaskedArray
+    if isinstance(given, kind) and np.any(given.mask):
+        raise TypeError("it hides elements behind a mask: give tile.filled(...)")
+    return np.asarray(given)
 
 
 def ufunc(reduction: str) -> np.ufunc:

@@ -20,6 +20,7 @@ from typing import Any, cast
 from reshard.errors import NetworkError, did_you_mean, quoted, shortened
 from reshard.synth.wires import Link as Link
 from reshard.synth.wires import LinkLike, PhysicalAxis, Stretch, Torus, Wires, link_of
+from reshard.types.input_files import read_input
 from reshard.types.mesh import AXIS_NAME, Mesh
 from reshard.types.whole import read_items, whole
 
@@ -161,7 +162,7 @@ class Network:
         else:
             why = f"with the axes below it, it spans {span} devices, the inner domain {self.domain}, and no outer link"
         raise NetworkError(
-            f"network {self.name!r} has no link for axis {axis!r} of mesh {mesh}: {why}; "
+            f"network {quoted(self.name)} has no link for axis {axis!r} of mesh {mesh}: {why}; "
             f"add one: network.with_axes({{{axis!r}: Link(latency, bandwidth)}})"
         )
 
@@ -217,11 +218,7 @@ class Network:
         try:
             if not isinstance(path_or_name, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise TypeError("a path is text")
-            with Path(path_or_name).open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)  # Not all of it: `/dev/zero` has no end.
-            if len(content) > _MOST_BYTES:
-                raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-            text = content.decode()
+            text = read_input(path_or_name, _MOST_BYTES).decode()
         except (OSError, ValueError, TypeError) as error:  # ValueError: not UTF-8, or a path with a null byte
             raise NetworkError(
                 f"network {quoted(shown)} is not a preset and cannot be read as a file "
@@ -303,7 +300,9 @@ def _parse_network(text: str, where: str) -> Network:
         return Network(
             name=cast("str", fields["name"]),
             domain=cast("int", fields.get("domain", 1)),
-            axes={n: _json_link(v, f"axis {n!r}") for n, v in _check_object(fields.get("axes", {}), "axes").items()},
+            axes={
+                n: _json_link(v, f"axis {quoted(n)}") for n, v in _check_object(fields.get("axes", {}), "axes").items()
+            },
             source=cast("str", fields.get("source", "user-defined")),
             torus=None if torus is None else Torus(**torus),
             **links,
@@ -317,7 +316,7 @@ def _parse_network(text: str, where: str) -> Network:
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise NetworkError(f"a key occurs twice in {[key for key, _ in pairs]}; keep one of them")
+        raise NetworkError(f"a key occurs twice in {quoted([key for key, _ in pairs])}; keep one of them")
     return fields
 
 
@@ -328,9 +327,11 @@ def _check_object(
         raise NetworkError(f"{where}: {str(value)[:60]!r} is not a JSON object; write it with Network.to_json()")
     fields = cast("dict[str, object]", value)
     if missing := sorted(required - fields.keys()):
-        raise NetworkError(f"{where}: {', '.join(missing)} is missing; its keys are {sorted(fields)}")
+        raise NetworkError(f"{where}: {', '.join(missing)} is missing; its keys are {quoted(sorted(fields))}")
     if keys is not None and (extra := sorted(fields.keys() - keys)):
-        raise NetworkError(f"{where}: unknown key {', '.join(extra)}; the keys are {', '.join(sorted(keys))}")
+        raise NetworkError(
+            f"{where}: unknown key {shortened(', '.join(extra))}; the keys are {', '.join(sorted(keys))}"
+        )
     return fields
 
 

@@ -8,7 +8,7 @@
     move.py, view.py                a plan's request with a view; which index becomes which, and views one after another
     named_dims.py                   layouts of xarray's arrays and jaxtyping's annotations
     notation/                       shardings written as in JAX, Shardy, HLO, DTensor, ScaLAPACK
-    json_fields.py                  JSON read field by field; `true` is no number
+    json_fields.py, input_files.py  JSON read field by field; files that callers name, opened
     dtypes.py, reductions.py        names and sizes of element types; sum, max, min, product, mean
     units.py, whole.py              sizes, times and shapes as text; checks of whole numbers and flags, prime factors
 

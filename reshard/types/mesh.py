@@ -302,9 +302,10 @@ class Mesh:
 
     def coordinates(self, position: int, axes: Iterable[SubAxis]) -> tuple[int, ...]:
         """The coordinates of the device at a position along each of these sub-axes."""
-        if not isinstance(axes, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MeshError(f"axes {quoted(axes)}: give a list of sub-axes")
-        return tuple([self.coordinate(position, axis) for axis in axes])
+        try:
+            return tuple([self.coordinate(position, axis) for axis in axes])
+        except TypeError:  # Such as an array without dims, which is iterable by its type.
+            raise MeshError(f"axes {quoted(axes)}: give a list of sub-axes") from None
 
     def sub_axes(self, stride: int, size: int) -> list[SubAxis]:
         """The sub-axes, major first, whose product is the factor (stride, size) of the positions.

@@ -23,7 +23,7 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.notation import einops
 from reshard.types.view import View
-from reshard.types.whole import checked_flag
+from reshard.types.whole import MOST_LISTED, checked_flag
 
 
 @dataclass(frozen=True, init=False)
@@ -156,6 +156,8 @@ def _resolve_view(
         if part is not None and not isinstance(part, Mapping):
             raise PlanError(f'{what} {quoted(part)}: give a dict of atom to index or slice, such as {{"three": 0}}')
         given.append({} if part is None else cast("Mapping[Any, Any]", part))
+        if len(given[-1]) > MOST_LISTED:
+            raise PlanError(f"{what} names {len(given[-1])} atoms; at most {MOST_LISTED} are there to name")
     take, into = given
     if view is not None:
         if not isinstance(view, str):

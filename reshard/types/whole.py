@@ -19,7 +19,7 @@ from reshard.errors import PlanError, ReshardError, quoted
 MOST = (1 << 63) - 1
 """The largest size, radix or count: what an index of 64 bits can say."""
 
-MOST_DEVICES = 1 << 24
+MOST_DEVICES = 1 << 22
 """The most devices that are listed one by one. A mesh without `device_ids` may be larger: it is never listed."""
 
 MOST_LISTED = 1 << 12
@@ -144,6 +144,17 @@ def checked_flag(value: object, what: str, error: type[ReshardError] = PlanError
     if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
         return bool(value)
     raise error(f"{what} {quoted(value)}: give True or False")
+
+
+def check_kind(value: object, kind: type, what: str, cure: str, error: type[ReshardError] = PlanError) -> None:
+    """Raises `error` unless the value is of this kind.
+
+    >>> check_kind(3, str, "log", "the text of a log")
+    Traceback (most recent call last):
+    reshard.errors.PlanError: log 3: give the text of a log
+    """
+    if not isinstance(value, kind):
+        raise error(f"{what} {quoted(value)}: give {cure}")
 
 
 # Prime factors of sizes, in time that does not depend on how large the primes are.

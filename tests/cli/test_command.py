@@ -36,12 +36,12 @@ def test_an_ascii_terminal():
     assert "|  8:12 |  4   |  5   |" in ran.stdout
 
 
-def test_a_closed_pipe_is_not_an_error():
+def test_a_closed_pipe_ends_the_command_without_a_message():
     layouts = f"'{SOURCE}' '{TARGET}'"
     command = f"{sys.executable} -m reshard plan --mesh x=4,y=2 {layouts} --explain | head -0; echo ${{PIPESTATUS[0]}}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=600, check=False)
-    assert (ran.stdout.strip(), ran.stderr) == ("0", "")
+    assert (ran.stdout.strip(), ran.stderr) == ("141", "")
 
 
 STREAMS = {
@@ -49,6 +49,7 @@ STREAMS = {
     "--help > /dev/full": (2, "the answer cannot be written (No space left"),
     f"plan --mesh x=4,y=2 '{SOURCE}' '{TARGET}' >&-": (0, ""),
     "plan --batch - <&-": (0, ""),
+    "plan --mesh x=0 a b 2> /dev/full": (2, ""),
 }
 
 

@@ -3,12 +3,14 @@
 import io
 import os
 import sys
+import threading
 
 import pytest
 
 from reshard.cli import programs
 from reshard.cli.programs import read_program, set_up_jax, write_output
 from reshard.errors import NotationError, ReshardError
+from reshard.types import input_files
 from tests.cli.compiled import COMPILED, MODULE, NOTHING
 
 
@@ -40,6 +42,36 @@ def test_a_file_without_an_end_is_not_read_to_it(monkeypatch, tmp_path):
         read_program(str(tmp_path / "long"))
     (tmp_path / "long").write_text("HloModule ".ljust(64))
     assert read_program(str(tmp_path / "long")).is_hlo
+
+
+ENDLESS = {
+    ("doctor", "{pipe}"): "a pipe that no process writes to",
+    ("pass", "{pipe}"): "a pipe that no process writes to",
+    ("plan", "--batch", "{pipe}"): "a pipe that no process writes to",
+    ("plan", "--mesh", "x=2", "f32[{{x}}4]", "f32[8]", "--network", "{pipe}"): "a pipe that no process writes to",
+    ("run", "-n", "2", "{pipe}"): "there is no script",
+    ("doctor", "/dev/zero"): "a part of null bytes, and no program does",
+    ("doctor", "{hole}"): "a part of null bytes, and no program does",
+    ("plan", "--batch", "{hole}"): "a line above 1048576 characters",
+}
+
+
+@pytest.mark.parametrize("words", ENDLESS, ids=" ".join)
+def test_what_has_no_end_or_no_writer_is_refused(call, monkeypatch, tmp_path, words):
+    monkeypatch.setattr(input_files, "PATIENCE", 0.05)
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(20 << 30)
+    code, out, err = call(*(word.format(pipe=tmp_path / "pipe", hole=tmp_path / "hole") for word in words))
+    assert (code, out, err.count("\n")) == (2, "", 1) and ENDLESS[words] in err
+
+
+def test_a_pipe_is_read_once_someone_writes_to_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Timer(0.1, (tmp_path / "pipe").write_text, [NOTHING])
+    writer.start()
+    assert read_program(str(tmp_path / "pipe")).text == NOTHING
+    writer.join()
 
 
 def test_bytes_and_text_are_written_as_they_are(tmp_path):

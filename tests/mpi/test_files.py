@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,9 @@ def test_a_layout_that_was_edited_is_refused(folder: Path, field: str, value: ob
 
 def test_a_layout_that_is_not_json_is_refused(folder: Path) -> None:
     content = (folder / "layout.json").read_bytes()
-    for data in (b"", content[:-1], b"[]", b"\xff", b"[" * 100000, b'{"format": ' + b"9" * 5000 + b"}"):
+    given = json.loads(content)
+    huge = json.dumps({**given, "mesh": {**given["mesh"], "z": 1 << 31}, "device_ids": None}).encode()
+    for data in (b"", content[:-1], b"[]", b"\xff", b"[" * 100000, b'{"format": ' + b"9" * 5000 + b"}", huge):
         (folder / "layout.json").write_bytes(data)
         with pytest.raises(LayoutError, match="is not a saved array: "):
             files.check_saved(folder, SAVED, 0)
@@ -162,6 +165,35 @@ def test_a_tile_is_told_from_every_other_one(folder: Path) -> None:
             files.check_saved(folder, short, 0)
     tile.write_bytes(content)
     files.check_saved(folder, whole, 0)
+
+
+HEADERS = {
+    "'''": "TokenError",
+    "{'descr': '<i4', \\\n": "Error",
+    "[" * 9000: "Error",
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (9999999999999999999999, 2), }": "Error|shape",
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (-4, 2), }": "Error|shape",
+    "{'descr': '<i4', 'fortran_order': False, 'shape': (1 << 9, 2), }": "Error",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (4, 2), }": "elements of object, not of int32",
+    "{'descr': ('<i4', (99999, 99999)), 'fortran_order': False, 'shape': (4, 2), }": "Error|elements of",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=map(str, range(len(HEADERS))))
+def test_a_damaged_header_is_refused(folder: Path, header: str) -> None:
+    tile = folder / "tile-2-a1.npy"
+    start = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode()
+    tile.write_bytes(start + tile.read_bytes().partition(b"\n")[2])
+    with pytest.raises(LayoutError, match=HEADERS[header]):
+        files.check_saved(folder, Layout.parse("s32[7, 3]", Mesh()), 0)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
+    for name in ("tile-2-a1.npy", "layout.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(LayoutError, match="it is no regular file"):
+            files.check_saved(folder, Layout.parse("s32[7, 3]", Mesh()), 0)
 
 
 @pytest.mark.parametrize(

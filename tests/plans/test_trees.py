@@ -173,6 +173,12 @@ def test_devices_count_what_they_hold_themselves():
     assert max(find_peaks([first, second])) == plans[0].peak_bytes
 
 
+def test_meshes_that_no_memory_lists_have_kinds_too():
+    huge, other = rs.Mesh(x=1 << 50), rs.Mesh({"x": 3}, device_ids=[0, 7, 1 << 60])
+    kinds = DeviceKinds([huge, other, rs.Mesh(x=1 << 51), rs.Mesh(x=1)])
+    assert [kinds.of(mesh) for mesh in (huge, other)] == [(1, 1, 1, 0, 0), (1, 0, 1, 0, 1)]
+
+
 def test_the_last_batch_sees_all_targets():
     steps = [Footprint((1,), (12,), (3,)), Footprint((2,), (9,), (8,))]
     assert find_peaks(steps) == (14,)

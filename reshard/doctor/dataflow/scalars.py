@@ -126,8 +126,10 @@ class Scalars:
                 text = value.instruction.literal
                 if "..." in text:
                     return UNKNOWN
-                numbers = [_BOOLEANS[one] if one in _BOOLEANS else int(one) for one in _LITERAL.findall(text)]
-                if len(numbers) != math.prod(dims):
+                found = _LITERAL.findall(text)
+                # Longer ones do not fit into 64 bits, and are nobody's offset.
+                numbers = [_BOOLEANS[one] if one in _BOOLEANS else int(one) for one in found if len(one) < 20]
+                if len(numbers) != math.prod(dims) or not all(-(1 << 63) <= one < 1 << 63 for one in numbers):
                     return None
                 return np.broadcast_to(np.array(numbers, np.int64), (self.devices, len(numbers)))
             case "iota":

@@ -25,6 +25,7 @@ from reshard.jax.stablehlo_pass.shardy import RESHARD, SHARDING
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, list_operations, run_passes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.whole import MOST_DEVICES
 
 BEFORE = "reshard.before"
 BY_USER = "reshard.by_user"
@@ -79,6 +80,9 @@ class ReshardOp:
 
 def make_explicit(module: Module) -> None:
     """Propagates shardings through a module and makes every reshard an operation, in place."""
+    for name, mesh in shardy.read_meshes(module).items():
+        if mesh.size > MOST_DEVICES:  # Shardy ends the process where 32 bits do not count them.
+            raise ProgramError(f"mesh {name} has {mesh.size} devices; the pass takes at most {MOST_DEVICES}")
     shardy.spell_out(module)
     for op in list_operations(module.operation):
         # What has a sharding already, to which `rewrite.make_importable` goes back.

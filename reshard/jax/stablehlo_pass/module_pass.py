@@ -22,7 +22,7 @@ from jax.extend import mlir
 from jax.extend.mlir.dialects import stablehlo as _stablehlo_dialect
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
 
-from reshard.errors import NetworkError, ProgramError, ReshardError
+from reshard.errors import NetworkError, ProgramError, ReshardError, shortened
 from reshard.hlo import Frame
 from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
@@ -34,11 +34,14 @@ from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
 from reshard.synth.options import read_budget, read_network
+from reshard.types.input_files import check_depth
 from reshard.types.layout import Layout
 
 make_ir_context: Any = _make_ir_context
 _mlir: Any = mlir
 _stablehlo: Any = _stablehlo_dialect
+_MOST_LAUNCHES = 1 << 10
+_MOST_MESSAGE = 2000
 _EXPORTED = "xla.sdy.meshes"
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
@@ -155,6 +158,8 @@ def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
     kinds = {step.kind for step in plan.steps}
     if kinds == {"all_gather"} or kinds <= {"slice", "split_sum"}:
         return plan, "XLA does it as well"
+    if plan.launches > _MOST_LAUNCHES:  # Each is written out: a tight budget can ask for 100,000.
+        return plan, f"its plan has {plan.launches} launches; a larger budget needs fewer"
     return in_parts(plan), ""
 
 
@@ -167,14 +172,7 @@ def _parse_module(program: Any) -> Module:
         kind = type(program).__name__
         raise ProgramError(f"transform takes MLIR text, a StableHLO artifact, a module or an Exported, not {kind}")
     else:
-        context = make_ir_context()
-        try:
-            if isinstance(program, bytes) and program.startswith(b"ML\xefR"):
-                module = _mlir.deserialize_portable_artifact(program, context)
-            else:
-                module = ir.Module.parse(program, context)
-        except (ir.MLIRError, TypeError, ValueError, RuntimeError) as error:  # TypeError: text that is not UTF-8.
-            raise ProgramError(f"the program is not StableHLO: {error}") from None
+        module = read_stablehlo(program)
     check_main(module)
     if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
         raise ProgramError(
@@ -182,6 +180,19 @@ def _parse_module(program: Any) -> Module:
             "`lower(...).compiler_ir('stablehlo')` or `jax.export.export` returns"
         )
     return module
+
+
+def read_stablehlo(program: str | bytes) -> Module:
+    """The module of MLIR text or of a portable artifact; raises `ProgramError` for anything else."""
+    context = make_ir_context()
+    if isinstance(program, str):
+        check_depth(program, "([{<", ")]}>", ProgramError)
+    try:
+        if isinstance(program, bytes) and program.startswith(b"ML\xefR"):
+            return _mlir.deserialize_portable_artifact(program, context)
+        return ir.Module.parse(program, context)
+    except (ir.MLIRError, TypeError, ValueError, RuntimeError) as error:  # TypeError: text that is not UTF-8.
+        raise ProgramError(f"the program is not StableHLO: {shortened(str(error), _MOST_MESSAGE)}") from None
 
 
 def check_main(module: Module) -> None:

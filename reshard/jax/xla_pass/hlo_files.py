@@ -8,6 +8,7 @@ Fragments are compiled for devices of the platform that the module was compiled 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -22,9 +23,11 @@ from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.jax.xla_pass.hlo_pass import improve_module
 from reshard.synth import Network
+from reshard.types.input_files import check_depth
 from reshard.types.whole import whole
 
 _ELIDED = "({...})"
+_SCHEDULED = re.compile(r"\bis_scheduled=\s*true\b")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def improve_hlo(
     cannot be had, and `NotationError` for a program that is not HLO.
     """
     jaxlib: Any = import_module("jaxlib._hlo")
-    given, written = whole(devices, 1), None
+    given, written, scheduled = whole(devices, 1), None, False
     if not isinstance(program, str):
         module = program
     elif _ELIDED in program:
@@ -81,11 +84,15 @@ def improve_hlo(
             "serialized proto: compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()"
         )
     else:
+        read = hlo.parse(program)
+        _check_for_xla(program, read)
+        # So does a schedule that is out of order, which some of XLA's own texts have.
+        text, scheduled = _SCHEDULED.subn("is_scheduled=false", program)
         try:
-            module = jaxlib.hlo_module_from_text(program).as_serialized_hlo_module_proto()
+            module = jaxlib.hlo_module_from_text(text).as_serialized_hlo_module_proto()
         except Exception as error:  # XLA's errors have no class of their own.
             raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
-        written = hlo.parse(program).num_partitions
+        written = read.num_partitions
     # What the module's text says, else what the caller does.
     if devices is not None and given is None:
         raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
@@ -98,12 +105,24 @@ def improve_hlo(
     options = xla_hook.prepare_pass(network, budget, prefer).options
     options = options._replace(plan=options_on(chosen, options.plan))
     decoded = ModuleProto.decode(module)
-    dropped = decoded.schedule is not None and platform != "tpu"
+    dropped = bool(scheduled) or (decoded.schedule is not None and platform != "tpu")
     ready = module
-    if dropped:  # As it is before scheduling, where CPU and GPU hand it to the pass.
+    if dropped and decoded.schedule is not None:  # As it is before scheduling, where CPU and GPU hand it to the pass.
         decoded.remove_schedule()
         ready = decoded.encode()
     improved = improve_module(ready, xla_hook.fragments_of(chosen), options)
     if improved.module is None:
-        return ImprovedHlo(module, improved.places, partitions, False)
+        return ImprovedHlo(module, improved.places, partitions, bool(scheduled))
     return ImprovedHlo(improved.module, improved.places, partitions, dropped)
+
+
+def _check_for_xla(program: str, read: hlo.Module) -> None:
+    """Raises `NotationError` for a text at which XLA's own reader would end the process, by a CHECK or its stack."""
+    check_depth(program, "([{", ")]}")
+    for held in read.computations.values():
+        numbers = [one.literal for one in held.instructions if one.opcode == "parameter"]
+        if sorted(numbers) != sorted(map(str, range(len(numbers)))):
+            raise NotationError(
+                f"HLO module {read.name}: the parameters of {held.name} have the numbers {quoted(numbers)}, not each "
+                f"from 0 to {len(numbers) - 1} once; give the module as XLA prints it"
+            )

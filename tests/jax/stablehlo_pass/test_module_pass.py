@@ -90,10 +90,19 @@ def test_budget_and_network_reach_the_planner() -> None:
         transform(text, network=rs.Network("short", inner=(1e-6, 1e9), domain=2))
 
 
-@pytest.mark.parametrize("program", ["what", b"what", b"ML\xefRwhat", 3, None, "module {}"])
+@pytest.mark.parametrize("program", ["what", b"what", b"ML\xefRwhat", 3, None, "module {}", "module {" + "(" * 5000])
 def test_invalid_programs_are_refused(program: Any) -> None:
     with pytest.raises(ProgramError):
         transform(program)
+
+
+def test_what_would_end_or_hold_up_the_process_is_refused_or_left() -> None:
+    text = module(constraint(SPLIT))
+    with pytest.raises(ProgramError, match="4294967296 devices; the pass takes at most"):
+        transform(text.replace('"x"=4', '"x"=2147483648'))
+    large = text.replace("16x16", "16384x16384")
+    (reshard,) = transform(large, budget=402653184 + 4096).report.reshards
+    assert not reshard.taken and "launches; a larger budget needs fewer" in reshard.why
 
 
 def test_a_program_that_shardy_refuses_is_an_error() -> None:

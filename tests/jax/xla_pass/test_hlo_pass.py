@@ -14,7 +14,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import ProgramCost, ProposalOptions
-from reshard.errors import ProgramError, SpliceError
+from reshard.errors import NotationError, ProgramError, SpliceError
 from reshard.hlo import wire
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.program_report import optimized_text
@@ -224,6 +224,9 @@ def test_text_and_proto_become_the_same_better_module() -> None:
     for devices, message in [(-1, "1 or more"), (3, "has 8 partitions")]:
         with pytest.raises(ProgramError, match=message):
             improve_hlo(text, devices=devices)
+    for whole, damaged in [("parameter(0)", "parameter(7)"), ("parameter(0)", "parameter(0), x=" + "{" * 5000)]:
+        with pytest.raises(NotationError, match=r"not each from 0 to|more than 1000 deep"):  # XLA ends the process.
+            improve_hlo(text.replace(whole, damaged))
 
 
 def module(name: str, number: int) -> bytes:

@@ -1,0 +1,83 @@
+"""Inputs of others: files without an end or a writer, and texts too deep for a reader's stack, are refused."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import IO
+
+from reshard.errors import NotationError, ReshardError
+
+PATIENCE = 5.0
+"""Seconds that a named pipe may stay without a process that writes to it."""
+
+
+def open_input(path: str | Path) -> IO[bytes]:
+    """Opens a file to read; raises `OSError`, also for a named pipe that no process opens to write within `PATIENCE`.
+
+    A pipe whose writer is there but silent is waited for, as `cat` does: a program may run for hours before it prints.
+    """
+    if not Path(path).is_fifo():
+        return Path(path).open("rb")
+    opened: list[IO[bytes] | OSError] = []
+
+    def wait_for_writer() -> None:
+        try:
+            opened.append(Path(path).open("rb"))  # noqa: SIM115
+        except OSError as error:
+            opened.append(error)
+
+    # The system's own open waits for a writer, and no other call can tell a silent writer from none.
+    waiting = threading.Thread(target=wait_for_writer, daemon=True)
+    waiting.start()
+    waiting.join(PATIENCE)
+    if not opened:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # A writer for a moment: the thread's open returns.
+        waiting.join()
+        raise TimeoutError(errno.ETIMEDOUT, "it is a pipe that no process writes to", str(path))
+    if isinstance(opened[0], OSError):
+        raise opened[0]
+    return opened[0]
+
+
+def read_input(path: str | Path, most: int, *, regular: bool = False) -> bytes:
+    """What a file holds; raises `OSError` as `open_input` does, and `ValueError` if that is more than `most` bytes.
+
+    With `regular`, only a file on disk is read: no pipe, no device.
+
+    >>> read_input("/dev/zero", 1 << 20)
+    Traceback (most recent call last):
+    ValueError: it has more than 1048576 bytes
+    """
+    if regular and not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is no regular file")
+    with open_input(path) as file:
+        # A device's size is 0, whatever it gives.
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
+        raise ValueError(f"it has more than {most} bytes")
+    return content
+
+
+MOST_DEEP = 1000
+"""How deep brackets may stand in each other in a text that a recursive reader of others is given."""
+
+
+def check_depth(text: str, opened: str, closed: str, error: type[ReshardError] = NotationError) -> None:
+    """Raises `error` for brackets nested so deep that the stack of a compiler's own reader, and with it the process,
+    would end.
+
+    >>> check_depth("(" * 5000, "([{", ")]}")
+    Traceback (most recent call last):
+    reshard.errors.NotationError: the text has brackets nested more than 1000 deep; is it whole?
+    """
+    brackets = (opened + closed).encode()
+    kept = text.replace("->", "").encode(errors="replace").translate(None, bytes({*range(256)}.difference(brackets)))
+    signs = kept.translate(bytes.maketrans(brackets, b"\2" * len(opened) + b"\0" * len(closed)))
+    # Each bracket counts one too many.
+    if max((depth - at for at, depth in enumerate(itertools.accumulate(signs), 1)), default=0) > MOST_DEEP:
+        raise error(f"the text has brackets nested more than {MOST_DEEP} deep; is it whole?")
