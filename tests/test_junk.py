@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import reshard as rs
+from benchmarks.fuzz_inputs import KINDS, Kind, OverTimeError, make_input, try_input
+from benchmarks.fuzz_oracle import must
 from reshard import hlo
 from reshard.doctor import examine
 from reshard.doctor.xla_log import LogReport
@@ -26,6 +28,7 @@ from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs import fewest, instance
 from reshard.types import Digit, Dim, SubAxis
 from reshard.types.units import parse_bytes, parse_shape
+from reshard.types.whole import checked_flag
 
 MESH = rs.Mesh(x=4, y=2)
 HERE, THERE = (rs.Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, {x}2]"))
@@ -233,3 +236,33 @@ def test_nested_values_in_place_of_an_argument(data: st.DataObject):
     entry = ENTRIES[data.draw(st.sampled_from([name for name in ENTRIES if name != "prove"]))]
     at = data.draw(st.integers(0, len(entry.arguments) - 1))
     refused_or_taken(entry, at, data.draw(VALUES))
+
+
+# Damaged inputs, a sample of `benchmarks/fuzz_inputs.py`, where each kind has a process of its own.
+
+IN_PROCESS = [name for name in KINDS if name not in ("array files", "serialized", "StableHLO", "HLO for the pass")]
+
+
+@pytest.mark.parametrize("kind", IN_PROCESS)
+def test_damaged_inputs_are_refused_or_right(kind: str):
+    seeds = KINDS[kind].seeds()
+    for number in range(12 if "HLO" in kind else 40):
+        outcome = try_input(kind, make_input(kind, 26, number, seeds))
+        assert outcome in ("refused", "taken"), f"{kind} {number}: {outcome}"
+
+
+def test_what_else_leaves_a_door_is_reported(monkeypatch: pytest.MonkeyPatch):
+    doors: dict[str, Callable[[Any], Any]] = {
+        "KeyError": lambda given: {}[given],
+        "WrongError": lambda given: must(False, "{} is not right", given),
+        "a message of": lambda given: checked_flag(given, "x" * 9000),
+        "more than": lambda given: spin(),
+        "MemoryError": lambda given: np.ones(1 << 62, np.int8),
+    }
+    for what, take in doors.items():
+        monkeypatch.setitem(KINDS, "broken", Kind(lambda: ["whole"], lambda choose, seed, other: other, take))
+        assert try_input("broken", "whole").startswith(f"wrong: {what}")
+
+
+def spin() -> None:
+    raise OverTimeError
