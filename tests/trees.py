@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+
+import numpy as np
 
 import reshard as rs
+from benchmarks.fuzz_moves import random_view
 from reshard.runtime import Account
-from tests.layouts import random_pair
+from tests.layouts import MESHES, random_crossing, random_layout, random_pair
 from tests.oracle import check_target, source_tiles
 
 Pair = tuple[rs.Layout, rs.Layout]
@@ -19,6 +25,58 @@ def random_tree(choose: random.Random) -> dict[str, Pair]:
         for _ in range(choose.randint(1, 6))
     ]
     return {f"a{number}": choose.choice(base) for number in range(choose.randint(1, 12))}
+
+
+def random_moves(choose: random.Random) -> dict[str, rs.Move | Pair]:
+    """A few arrays on devices of their own, to others and back, some through views that take or fill a part."""
+
+    def partly() -> rs.Move:
+        view = random_view(choose, 96, 1)
+        meshes = [end.mesh for end in random_crossing(choose, counts=(1, 2, 3, 4))]
+        if choose.random() < 0.3:
+            meshes = meshes[:1] * 2
+        ends = (random_layout(choose, mesh, shape) for mesh, shape in zip(meshes, view.shapes, strict=True))
+        return rs.Move(*ends, **view.options)
+
+    def near() -> Pair:
+        axes, first = choose.choice(MESHES[:4]).axes, choose.choice((0, 0, 2, 4, 8))
+        mesh = rs.Mesh(axes, device_ids=range(first, first + prod(axes.values())))
+        shape = [choose.choice((4, 5, 8, 12)) for _ in range(choose.randint(1, 2))]
+        return random_layout(choose, mesh, shape), random_layout(choose, mesh, shape)
+
+    kinds = (partly, partly, near, near, lambda: random_crossing(choose, counts=(1, 2, 3, 4)))
+    return {f"a{number}": choose.choice(kinds)() for number in range(choose.randint(1, 4))}
+
+
+def live_peak(tree: rs.TreePlan) -> int:
+    """The most bytes live on a device while batches run one by one, each as the numpy runtime measures it; no plan
+    takes more than it says."""
+
+    def ends(plan: rs.Plan) -> list[rs.Layout]:
+        return [plan.source, plan.target] if plan.view is not None and plan.view.into else [plan.source]
+
+    def held(plans: Iterable[rs.Plan]) -> Counter[int]:
+        tiles = Counter[int]()
+        for end in (end for plan in plans for end in ends(plan)):
+            tiles.update(dict.fromkeys(end.mesh.devices, end.tile_bytes))
+        return tiles
+
+    live = held(tree.plans.values())
+    peak = Counter(live)
+    for batch in tree.batches:
+        plan, account = batch.plans[0], Account("uint8")
+        tiles = {name: source_tiles(plan) for name, plan in zip(batch.names, batch.plans, strict=True)}
+        if len(ends(plan)) == 1:
+            rs.simulate(rs.TreePlan(batch.names, (batch,)), tiles, account)
+        else:  # What is filled in part is run alone.
+            account = Account(plan.source.dtype)
+            target = {device: np.zeros(plan.target.tile_shape, "int32") for device in plan.target.mesh.devices}
+            rs.simulate(plan, tiles[batch.names[0]], account, into=target)
+        assert len(batch.plans) > 1 or account.peak_bytes <= plan.peak_bytes, plan
+        live.subtract(held(batch.plans))
+        peak |= live + account.peak
+        live.update(account.live)
+    return max(peak.values(), default=0)
 
 
 def llama(mesh: rs.Mesh, layers: int = 2, width: int = 64, hidden: int = 176, rows: int = 512) -> dict[str, object]:

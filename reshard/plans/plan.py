@@ -417,25 +417,35 @@ def floor_bytes(source: Layout, target: Layout, donate: bool = False) -> int:
 
 
 def _list_retained_bytes(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
-    """The bytes beside each step: the source, unless it is donated, is the operand itself, or is on none of the step's
-    devices; and before a step that fills part of the target, the target."""
-    fills = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), 0)
+    """The bytes beside each step, of what is kept that is on some of the step's devices."""
     retained: list[int] = []
-    at, is_source = source, True
-    for number, spec in enumerate(specs):
+    at = source
+    for spec, (keeps_source, waits) in zip(specs, _list_kept(source, specs, donate), strict=True):
         result, kept = spec.result, 0
-        if not (donate or is_source or (disjoint(source.mesh, at.mesh) and disjoint(source.mesh, result.mesh))):
+        if keeps_source and not (disjoint(source.mesh, at.mesh) and disjoint(source.mesh, result.mesh)):
             kept = source.tile_bytes
-        if number < fills and not (disjoint(target.mesh, at.mesh) and disjoint(target.mesh, result.mesh)):
+        if waits and not (disjoint(target.mesh, at.mesh) and disjoint(target.mesh, result.mesh)):
             # `Step.live_bytes` takes the larger of two tiles that no device has together. A device of the target has
             # that target beside its tile of the result, so what the result is larger by is added.
             larger = max(0, result.tile_bytes - at.tile_bytes) if at.mesh != result.mesh else 0
             kept += target.tile_bytes + larger
         retained.append(kept)
-        # A view that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
-        is_source = is_source and spec.mode.view is not None and keeps_memory(spec.kind, at, result, spec.mode)
         at = result
     return retained
+
+
+def _list_kept(source: Layout, specs: Sequence[StepSpec], donate: bool) -> list[tuple[bool, bool]]:
+    """Whether each step has the source beside it, unless that is donated or the operand itself; and, before a step that
+    fills part of the target, whether the target waits."""
+    fills = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), 0)
+    kept: list[tuple[bool, bool]] = []
+    at, is_source = source, True
+    for number, spec in enumerate(specs):
+        kept.append((not donate and not is_source, number < fills))
+        # A view that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
+        is_source = is_source and spec.mode.view is not None and keeps_memory(spec.kind, at, spec.result, spec.mode)
+        at = spec.result
+    return kept
 
 
 def _check_parts(source: object, target: object, steps: object) -> None:
@@ -538,13 +548,15 @@ class Batch:
             before += [source, target] if plan.view is not None and plan.view.into else [source]
             after += [target] if plan.donate and plan.steps else [target, source] if plan.steps else [source]
         live = [kinds.total(before), kinds.total(after)]
-        for steps, scratch in zip(self.steps, self.scratch_bytes, strict=True):
+        kept = [_list_kept(plan.source, [step.spec for step in plan.steps], plan.donate) for plan in self.plans]
+        for number, (steps, scratch) in enumerate(zip(self.steps, self.scratch_bytes, strict=True)):
             each = list[Bytes]()
             here: Bytes = (0,) * kinds.count  # The kinds that have an operand or a result, and so the step's buffers.
-            for plan, step in zip(self.plans, steps, strict=True):
+            for plan, step, beside in zip(self.plans, steps, kept, strict=True):
                 here = tuple(map(max, here, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
                 each.append(tuple(map(step.join_tiles, kinds.tile(step.operand), kinds.tile(step.result))))
-                each.append(tuple(step.retained_bytes * held for held in kinds.of(plan.source.mesh)))
+                ends = zip((plan.source, plan.target), beside[number], strict=True)
+                each += [kinds.tile(end) for end, stays in ends if stays]
             live.append(kinds.total([*each, tuple(scratch * held for held in here)]))
         return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), live[1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 
 import pytest
@@ -15,7 +16,7 @@ from reshard.plans.plan import Batch, buffer_bytes, list_lanes
 from reshard.plans.plan_data import flatten_tree
 from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.step import DeviceKinds, Footprint, find_peaks
-from tests.trees import llama
+from tests.trees import live_peak, llama, random_moves
 
 MESH = rs.Mesh(x=4, y=2)
 
@@ -162,6 +163,15 @@ def test_a_tree_prints_a_line_for_each_batch():
 # ---- Memory of trees: kinds of devices, and the fold over batches ----
 
 TREE_MEMORY_MESH = rs.Mesh(x=4)
+
+
+def test_no_device_holds_more_than_a_tree_says():
+    """Of arrays on other devices, to others, and of targets that are filled in part, which are there from the start."""
+    for seed in range(250):
+        choose = random.Random(seed)
+        tree = rs.plan_tree(random_moves(choose), donate=choose.random() < 0.5)
+        assert live_peak(tree) <= tree.peak_bytes, seed
+        assert tree.lower_bound_bytes <= tree.received_bytes, seed
 
 
 def test_devices_count_what_they_hold_themselves():
