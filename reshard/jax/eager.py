@@ -270,6 +270,8 @@ def put_by_jax(x: Any, target: Any, *, donate: bool) -> jax.Array:
             f"not sharded yet, has none either; give a NamedSharding on a jax.sharding.Mesh"
         )
     if isinstance(target, NamedSharding) and target.spec.unreduced:  # device_put starts no sum.
+        if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.sharding == target:
+            return x
         whole = NamedSharding(target.mesh, PartitionSpec(*target.spec.partitions))
         return move_now(put_by_jax(x, whole, donate=donate), ReshardRequest(target))
     try:

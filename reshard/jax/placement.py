@@ -13,7 +13,7 @@ the rest                   what JAX says of meshes and arrays: traced or not, ex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -210,12 +210,19 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
     """The `NamedSharding` that the caller gave, not compared with the array."""
     if isinstance(given, NamedSharding):
         return given
-    # A spec is on the mesh of `jax.set_mesh`, else on the array's own.
-    context = jax.sharding.get_abstract_mesh()
+    # A spec is on the mesh of `jax.set_mesh` or of `with mesh:`, else on the array's own.
+    context, entered = jax.sharding.get_abstract_mesh(), NO_DEVICES
+    with suppress(ImportError):  # JAX has no public name for the mesh of `with mesh:`.
+        from jax._src.mesh import thread_resources  # pyright: ignore[reportPrivateImportUsage]
+
+        entered = thread_resources.env.physical_mesh
     own: Any = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     mesh: Any = getattr(own, "mesh", None)
+    typed = mesh is not None and has_explicit(mesh)
     if not context.empty:
         mesh = context if isinstance(x, Tracer) or is_tracing() else jax.sharding.get_mesh()
+    elif not entered.empty:
+        mesh = entered
     if not isinstance(given, PartitionSpec | Layout):
         raise LayoutError(
             f"the {what} {quoted(given)} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
@@ -229,7 +236,10 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
     if isinstance(given, Layout):
         return given.to_jax(mesh)
     try:
-        return NamedSharding(mesh, given)
+        sharding = NamedSharding(mesh, given)
+        # The types of arrays on explicit axes have an entry for each dim, and so has what `jax.sharding.reshard` makes:
+        # a shorter spec would be another one for jit, which compiles again for it.
+        return sharding.update(spec=fill_spec(given, x.ndim)) if typed and has_explicit(mesh) else sharding
     except Exception as error:  # An axis that occurs twice is no ValueError, but one of jax's own.
         raise MeshError(
             f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh, each once"
@@ -272,10 +282,22 @@ def without_transfer_guard() -> AbstractContextManager[None]:
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
-    """The sharding of an array; None for a traced array whose mesh axes are not all explicit: it is unknown then."""
+    """The sharding of an array; None for a traced array whose mesh axes are not all explicit: it is unknown then.
+
+    Derivatives and batches that are taken outside of jit trace concrete arrays, whose shardings are known.
+    """
     if not isinstance(x, Tracer):
         sharding = getattr(x, "sharding", None)
         return sharding if isinstance(sharding, NamedSharding) else None
+    tracer: Any = x
+    if hasattr(tracer, "primal"):
+        return sharding_of(tracer.primal)
+    if hasattr(tracer, "batch_dim"):
+        batch, at = sharding_of(tracer.val), tracer.batch_dim
+        if batch is not None and at is not None:
+            entries = fill_spec(batch.spec, x.ndim + 1).partitions
+            batch = batch.update(spec=batch.spec.update(partitions=(*entries[:at], *entries[at + 1 :])))
+        return batch
     sharding = jax.typeof(x).sharding
     if sharding.mesh.empty or any(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
         return None
@@ -285,11 +307,6 @@ def sharding_of(x: Any) -> NamedSharding | None:
 def has_explicit(mesh: AnyMesh) -> bool:
     """Whether some axes of a mesh are explicit: the types of arrays include their sharding over these."""
     return any(kind == AxisType.Explicit for kind in mesh.axis_types)
-
-
-def is_explicit(mesh: AnyMesh) -> bool:
-    """Whether a mesh has axes, and all of them are explicit."""
-    return not mesh.empty and set(mesh.axis_types) == {AxisType.Explicit}
 
 
 def of_auto_axes(mesh: AnyMesh) -> AnyMesh:
@@ -306,19 +323,17 @@ def restrict_axes(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedSh
     For example, P(("x", "y")) with explicit x and auto y is P("x") over explicit axes: the part that a type has.
     """
     axes = {name for name, its in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True) if its == kind}
-    spec = sharding.spec
-    named = (entry if isinstance(entry, tuple) else (entry,) for entry in spec.partitions)
-    entries = [tuple(name for name in names if name in axes) or None for names in named]
-    entries += [None] * (rank - len(entries))
-    sums = {"unreduced": spec.unreduced & axes, "reduced": spec.reduced & axes}
-    return NamedSharding(sharding.mesh, PartitionSpec(*entries, **sums), memory_kind=sharding.memory_kind)
+    return sharding.update(spec=fill_spec(on_jax.keep_axes(sharding.spec, axes), rank))
+
+
+def fill_spec(spec: PartitionSpec, rank: int) -> PartitionSpec:
+    """The spec with an entry for each dim."""
+    return spec.update(partitions=(*spec.partitions, *[None] * (rank - len(spec.partitions))))
 
 
 def add_leading_dim(sharding: NamedSharding, held: Any) -> NamedSharding:
     """The sharding of an array with one more dim in front, split over the axes `held`."""
-    spec = sharding.spec
-    sums = {name: axes for name in ("unreduced", "reduced") if (axes := getattr(spec, name))}
-    return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **sums), memory_kind=sharding.memory_kind)
+    return sharding.update(spec=sharding.spec.update(partitions=(held, *sharding.spec.partitions)))
 
 
 @lru_cache(maxsize=256)

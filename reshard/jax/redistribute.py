@@ -196,7 +196,9 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
         place = partial(put_by_jax, donate=options.donate) if not placement.is_tracing() else traced.place_constant
         return partial(place, x, target)
     if placement.is_key_dtype(x.dtype):
-        # The move of random keys as the integers that they consist of; these add a last dim, which is never split.
+        # The move of random keys as the integers that they consist of; these add a last dim, which is never split, and
+        # which JAX spells out in their own sharding: without its entry jit would compile again.
+        target = target.update(spec=target.spec.update(partitions=(*target.spec.partitions, None)))
         wrap = partial(jax.random.wrap_key_data, impl=jax.random.key_impl(x))
         move = _prepare_leaf(jax.random.key_data(x), target, before, options)
         if isinstance(move, EagerMove) and move.wrapped is None:

@@ -2,7 +2,7 @@
 
 source is known or not       `bind_move`: a plan of this package
 on no mesh, or a constant    `pin_sharding`: it is made where it is wanted
-to a mesh of another type    the move on the array's mesh, then a change of its type, which moves nothing
+to a mesh of other types     the move on the array's mesh, then a change of its type, which moves nothing
 dims left open, a device     JAX's own `with_sharding_constraint` and `device_put`
 
 The primitive and its rules:
@@ -26,6 +26,7 @@ but not on TPU (jax-ml/jax#38196).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -95,46 +96,21 @@ def _move_on_mesh(x: jax.Array, request: ReshardRequest) -> jax.Array:
             return pin_sharding(x, target)
         request = replace(request, target=target, source=NamedSharding(inside, request.source.spec))
     target, source = request.target, request.source
+    if inside is None and source is not None and (request.crosses or request.reorders):
+        return bind_move(x, request)  # A derivative that is taken outside of jit moves now; a program is refused.
     mesh, there = jax.typeof(x).sharding.mesh, target.mesh
     # The traced program may have no mesh yet; an abstract one `jax.set_mesh` may still set.
     if mesh.empty and (not isinstance(there, JaxMesh) or there.abstract_mesh == jax.sharding.get_abstract_mesh()):
         return pin_sharding(x, target)
-    if not placement.has_explicit(mesh) and placement.is_explicit(there):
-        # From auto to explicit axes: as a move on auto axes; then its type says where it is.
-        if source is not None and placement.has_explicit(source.mesh):
-            raise MeshError(
-                f"the array of shape {x.shape} is on axes that are not explicit, and the source {source.spec} on "
-                f"{_axes_text(source.mesh)}; give a source on the array's own mesh, or none"
-            )
-        auto = NamedSharding(placement.of_auto_axes(there), target.spec)
-        return jax.sharding.reshard(_move_on_mesh(x, replace(request, target=auto)), NamedSharding(there, target.spec))
-    one_type = set(there.axis_types) in ({AxisType.Auto}, {AxisType.Explicit})
-    other_axes = _axes_text(mesh) != _axes_text(there) and mesh.size == there.size
-    if placement.is_explicit(mesh) and one_type and other_axes:
-        # To a mesh of other axes or types, as far as the array's own can express it. If the target's axes are explicit,
-        # the result's type has them; if auto, the type stays as it is: under jit the types of arrays are on one mesh.
-        try:
-            here = placement.layout_of(target, x.shape, "uint8").to_jax(mesh)
-        except LayoutError:
-            if not placement.is_explicit(there):
-                raise MeshError(
-                    f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the target {target.spec} on "
-                    f"{_axes_text(there)}; inside jit the type of an array with explicit axes is on its mesh, whose "
-                    f"axes cannot express the target: name its axes, or give a target on explicit axes"
-                ) from None
-            moved = x  # Only JAX can move it.
-        else:
-            moved = _move_on_mesh(x, replace(request, target=here))
-        return jax.sharding.reshard(moved, target) if placement.is_explicit(there) else moved
-    meshes = (mesh, there) if source is None else (mesh, source.mesh, there)
-    if any(placement.has_explicit(each) for each in meshes):
-        _check_explicit(x, source, target)
-    if source is not None and request.reorders:
-        raise MeshError(
-            f"the meshes {dict(source.mesh.shape)} and {dict(there.shape)} of the move of shape "
-            f"{x.shape} list their devices in different orders; inside jit all arrays have one: move it outside of jit"
-        )
-    if source is None and not mesh.empty and dict(mesh.shape) != dict(there.shape):
+    typed = placement.has_explicit(mesh)
+    if source is not None and (typed or placement.has_explicit(source.mesh)):
+        _check_source(x, source)
+    if typed or placement.has_explicit(there):
+        if _axes_text(mesh) != _axes_text(there):
+            return _move_between_types(x, request)
+        if source is None:
+            return pin_sharding(x, target)  # A type of mixed axes has a part of the source.
+    elif source is None and not mesh.empty and dict(mesh.shape) != dict(there.shape):
         return pin_sharding(x, target)  # JAX passes the axes of one mesh only to XLA's hook.
     return bind_move(x, request)
 
@@ -146,25 +122,38 @@ def _resolve_inside(x: Any, target: NamedSharding, inside: placement.AnyMesh) ->
     return target
 
 
-def _check_explicit(x: jax.Array, source: NamedSharding | None, target: NamedSharding) -> None:
-    """Raises an error for differing axis types or a wrong source, which JAX would report later, or not at all."""
+def _move_between_types(x: jax.Array, request: ReshardRequest) -> jax.Array:
+    """To a mesh of other axes or types: planned as far as the array's own mesh can express the target.
+
+    Then the type becomes that of the target, as JAX's own moves have it; this moves nothing more.
+    """
+    target, source = request.target, request.source
+    mesh, there = jax.typeof(x).sharding.mesh, target.mesh
+    if not mesh.empty and mesh.size != there.size:
+        raise MeshError(
+            f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the target on {_axes_text(there)}; inside "
+            f"jit all arrays are on the same devices: give a target on as many"
+        )
+    moved = x
+    # XLA's hook finds no plan where the mesh that is set has explicit axes.
+    planned = source is not None or not placement.has_explicit(jax.sharding.get_abstract_mesh())
+    if not placement.has_explicit(mesh) and set(there.axis_types) == {AxisType.Explicit} and planned:
+        moved = _move_on_mesh(x, replace(request, target=target.update(mesh=placement.of_auto_axes(there))))
+    elif placement.has_explicit(mesh) and source is not None:
+        with suppress(LayoutError):  # If only other axes can express it, JAX moves it.
+            here = placement.layout_of(target, x.shape, "uint8").to_jax(source.mesh)
+            moved = bind_move(x, replace(request, target=here))
+    return pin_sharding(moved, target)
+
+
+def _check_source(x: jax.Array, source: NamedSharding) -> None:
+    """Raises an error for a source that contradicts the type, which JAX would report later, or not at all."""
     typed = jax.typeof(x).sharding
     mesh = typed.mesh
-    if mesh.empty:
+    if _axes_text(source.mesh) != _axes_text(mesh):
         raise MeshError(
-            f"the array of shape {x.shape} is on no mesh, and the target on {_axes_text(target.mesh)}; inside jit "
-            f"explicit axes must be those of the mesh that is set: call it inside jax.set_mesh"
-        )
-    for what, given in (("target", target), ("source", source)):
-        if given is not None and _axes_text(given.mesh) != _axes_text(mesh):
-            raise MeshError(
-                f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the {what} on {_axes_text(given.mesh)}; "
-                f"inside jit an array with explicit axes stays on its mesh: name its axes"
-            )
-    if source is None:
-        raise LayoutError(
-            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_axes_text(mesh)}, and its sharding over "
-            f"axes that are not explicit is not known; give source="
+            f"the array of shape {x.shape} is on mesh {_axes_text(mesh)}, the source {source.spec} on "
+            f"{_axes_text(source.mesh)}; give a source on the array's own mesh, or none"
         )
     if placement.restrict_axes(source, AxisType.Explicit, x.ndim).spec != typed.spec:
         raise PlanError(
@@ -182,19 +171,27 @@ def bind_move(x: jax.Array, request: ReshardRequest) -> jax.Array:
 
     JAX searches programs for their devices and meshes and must see those of the move; XLA's hook needs the devices.
     """
-    try:
-        body = jax.make_jaxpr(partial(_trace_move, request))(x)
-    except ReshardError:
-        raise
-    except ValueError:
-        if not isinstance(x, Tracer) or request.source is None or not placement.has_explicit(request.source.mesh):
+    body = None
+    if request.source is None or not (request.crosses or request.reorders):
+        try:
+            body = jax.make_jaxpr(partial(_trace_move, request))(x)
+        except ReshardError:
             raise
-        body = None  # Under vmap the batch's explicit axis is hidden here; batching binds again with it.
+        except ValueError:
+            # Under vmap the batch's explicit axis is hidden here; batching binds again with it.
+            if not isinstance(x, Tracer) or request.source is None or not placement.has_explicit(request.source.mesh):
+                raise
     return redistribute_p.bind(x, request=request, body=body)
 
 
 def _trace_move(request: ReshardRequest, x: jax.Array) -> jax.Array:
     """The move in JAX's own primitives, to be traced."""
+    if request.source is not None and request.reorders:
+        source, target = request.ends
+        raise MeshError(
+            f"the meshes {dict(source.mesh.shape)} and {dict(target.mesh.shape)} of the move of shape {x.shape} list "
+            f"their devices in different orders; inside jit all arrays have one: move it outside of jit"
+        )
     with placement.without_context_mesh():
         if request.source is None:
             return pin_sharding(move_by_partitioner(x, request), request.target)
@@ -212,8 +209,8 @@ def _move_eagerly(x: jax.Array, *, request: ReshardRequest, body: ClosedJaxpr | 
 
 @redistribute_p.def_abstract_eval
 def _typed_like_target(x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
-    mesh = x.sharding.mesh
-    return x.update(sharding=NamedSharding(mesh, request.target.spec)) if placement.has_explicit(mesh) else x
+    target = placement.restrict_axes(request.target, AxisType.Explicit, x.ndim)
+    return x.update(sharding=target.update(mesh=getattr(target.mesh, "abstract_mesh", target.mesh), memory_kind=None))
 
 
 def _keep_source(request: ReshardRequest) -> ReshardRequest:
@@ -224,7 +221,7 @@ def _keep_source(request: ReshardRequest) -> ReshardRequest:
 def _move_tangent(primals: Any, tangents: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> tuple[Any, Any]:
     """Moves the tangent like the primal; outside jit, the sharding of a concrete primal is the source of both."""
     (x,), (tangent,) = primals, tangents
-    if request.source is None and not isinstance(x, Tracer):
+    if request.source is None:
         request = replace(request, source=placement.sharding_of(x))
     moved = bind_move(x, request)
     return moved, tangent if isinstance(tangent, ad.Zero) else bind_move(tangent, _keep_source(request))
@@ -294,9 +291,9 @@ mlir.register_lowering(redistribute_p, _lower_move)
 def pin_sharding(x: jax.Array, target: NamedSharding) -> jax.Array:
     """Pins the current sharding for the partitioner; unnecessary for explicitly sharded types."""
     explicit, auto = (placement.restrict_axes(target, kind, x.ndim) for kind in (AxisType.Explicit, AxisType.Auto))
-    if placement.has_explicit(target.mesh):
-        if jax.typeof(x).sharding == NamedSharding(target.mesh.abstract_mesh, explicit.spec):
-            return x
+    typed = jax.typeof(x).sharding
+    types = placement.has_explicit(target.mesh) or placement.has_explicit(typed.mesh)
+    if types and typed != NamedSharding(target.mesh.abstract_mesh, explicit.spec):
         x = jax.sharding.reshard(x, explicit)
     if AxisType.Auto not in target.mesh.axis_types:
         return x

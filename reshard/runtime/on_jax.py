@@ -10,7 +10,7 @@ so neither moves data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import pairwise
 from types import MappingProxyType
@@ -88,11 +88,13 @@ def _move_arrays(
     before, after = [spell_spec(plan.source, axes) for plan in plans], [spell_spec(plan.target, axes) for plan in plans]
     given: list[jax.Array] = []
     for plan, array, held in zip(plans, arrays, before, strict=True):
-        sharding = jax.typeof(array).sharding
-        if sharding.spec.reduced:
-            # "Reduced" axes in an array's type only say that its cotangent is unreduced.
-            bare = PartitionSpec(*sharding.spec.partitions, unreduced=sharding.spec.unreduced)
-            array = jax.sharding.reshard(array, NamedSharding(sharding.mesh, bare))
+        typed = jax.typeof(array).sharding
+        # `shard_map` compares a type with the layout. "Reduced" axes only say that cotangents are unreduced, and those
+        # of size 1 are in no layout.
+        wide = {name for name, size in typed.mesh.shape.items() if size > 1}
+        bare = keep_axes(typed.spec, wide).update(reduced=frozenset())
+        if bare != typed.spec:
+            array = jax.sharding.reshard(array, NamedSharding(typed.mesh, bare))
         given.append(_pad_array(array, plan.source, NamedSharding(mesh, held)))
     more: dict[str, jax.Array] = {}
     specs = list(before)
@@ -238,6 +240,22 @@ def narrows_first(steps: Sequence[Step]) -> bool:
 def overwrites_source(plan: Plan) -> bool:
     """Whether XLA can run the plan's exchanges in place; it would copy a tile whose shares must be rearranged first."""
     return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower_plan(plan))
+
+
+def keep_axes(spec: PartitionSpec, axes: Set[object]) -> PartitionSpec:
+    """The spec over these axes alone.
+
+    >>> keep_axes(PartitionSpec(("x", "y"), "z", unreduced={"w"}), {"x"})
+    P('x', None)
+    """
+    named = (entry if isinstance(entry, tuple) else (entry,) for entry in spec.partitions)
+    unreduced = spec.unreduced & axes
+    return PartitionSpec(
+        *(tuple(name for name in names if name in axes) or None for names in named),
+        unreduced=unreduced,
+        reduced=spec.reduced & axes,
+        unreduced_kind=spec.unreduced_kind if unreduced else None,
+    )
 
 
 def _pad_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, ReshardError
 from reshard.jax import redistribute
 from reshard.jax.request import ReshardRequest
 from reshard.jax.traced import check_platforms, move_by_partitioner
@@ -566,3 +566,68 @@ def tpu_mesh() -> jax.sharding.Mesh:
 
     devices = topologies.get_topology_desc("v5p:2x2x2", platform="tpu").devices
     return jax.sharding.Mesh(np.array(devices).reshape(4, 2), tuple(SIZES))
+
+
+# ---- between sets of devices -----------------------------------------------------------------------
+
+
+def device_sets(kind: AxisType) -> list[NamedSharding]:
+    """Other devices, more of them, some of them, and the same ones in another order."""
+    return [
+        NamedSharding(mesh_of({"x": 2, "y": 2}, kind, order=range(4)), P("x", "y")),
+        NamedSharding(mesh_of({"x": 2, "y": 2}, kind, order=range(4, 8)), P("y", "x")),
+        NamedSharding(mesh_of({"z": 8}, kind), P("z")),
+        NamedSharding(mesh_of({"z": 4}, kind, order=range(2, 6)), P(None, "z")),
+        NamedSharding(mesh_of({"x": 2, "y": 2}, kind, order=range(3, -1, -1)), P("y", "x")),
+    ]
+
+
+@pytest.mark.fast(3, slow=6)
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+@pytest.mark.parametrize("there", range(1, 5))
+@pytest.mark.parametrize("here", [0, 2])
+def test_derivatives_through_moves_to_other_devices(here: int, there: int, kind: AxisType) -> None:
+    """Outside of jit they move each time, and the transpose is the move back: gradients are where their arrays are."""
+    ends = device_sets(kind)
+    x, target = put(ends[here]), ends[there]
+    move = lambda v: redistribute(v, target)  # noqa: E731
+    moved, tangent = jax.jvp(move, (x,), (x + 1,))
+    assert_exact(moved, target, VALUES)
+    assert_exact(tangent, target, VALUES + 1)
+    (back,) = jax.vjp(move, x)[1](tangent)
+    assert_exact(back, x.sharding, VALUES + 1)
+    assert back.sharding == x.sharding
+    if kind == EXPLICIT:
+        return  # JAX has no scalars on an explicit mesh that is not set.
+    loss, plain = cubes(move, lambda v: v), cubes(lambda v: v, lambda v: v)
+    for derive in (jax.grad, reverse_over_reverse):
+        gradient = derive(loss)(x)
+        assert_exact(gradient, x.sharding, np.asarray(derive(plain)(VALUES)))
+        assert gradient.sharding == x.sharding
+    batch = jax.device_put(np.stack([VALUES, VALUES + 1]), x.sharding.update(spec=P(None, *x.sharding.spec.partitions)))
+    assert_exact(jax.vmap(jax.grad(loss))(batch), batch.sharding, 3 * np.asarray(batch) ** 2)
+
+
+def test_a_program_with_a_move_to_other_devices_is_refused() -> None:
+    here, there, *_ = device_sets(AUTO)
+    with pytest.raises(ReshardError, match="different devices"):
+        jax.jit(jax.grad(cubes(lambda v: redistribute(v, there, source=here), lambda v: v)))(put(here))
+
+
+# ---- axes of size 1 --------------------------------------------------------------------------------
+
+ONES = [P("o", "x"), P(("o", "x"), "y"), P("y", ("x", "o")), P("o", unreduced={"y"}), P("y", reduced={"o"})]
+
+
+@pytest.mark.fast(2, slow=3)
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("before", ONES, ids=str)
+def test_axes_of_size_one_in_explicit_types(before: P, jitted: bool) -> None:
+    """They are in types and in no layout."""
+    with jax.set_mesh(mesh_of({"o": 1, "x": 2, "y": 2}, EXPLICIT)):
+        x = jax.sharding.reshard(jax.device_put(VALUES, P()), before)
+        for after in (P("x"), P("o", "y"), P("y", reduced={"o"})):
+            wanted = jax.sharding.reshard(x, after)
+            moved = (jax.jit(redistribute, static_argnums=1) if jitted else redistribute)(x, after)
+            assert moved.sharding == wanted.sharding and jax.typeof(moved) == jax.typeof(wanted)
+            assert np.array_equal(moved, VALUES)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding, UnreducedKind
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax import redistribute
@@ -104,6 +106,68 @@ def test_other_axes_and_types(here: AxisType, there: AxisType, sizes: dict[str, 
         if there == EXPLICIT:
             assert dict(moved.sharding.mesh.shape) == sizes and moved.sharding.mesh.axis_types[0] == EXPLICIT
     assert_exact(redistribute(x, target), target, VALUES)
+
+
+KINDS = {
+    "auto": (AUTO, AUTO),
+    "explicit": (EXPLICIT,) * 2,
+    "x explicit": (EXPLICIT, AUTO),
+    "y explicit": (AUTO, EXPLICIT),
+}
+
+
+def of_kinds(name: str, spec: P) -> NamedSharding:
+    grid = np.array(jax.devices()).reshape(4, 2)
+    return NamedSharding(jax.sharding.Mesh(grid, tuple(SIZES), axis_types=KINDS[name]), spec)
+
+
+@pytest.mark.fast(4, slow=8)
+@pytest.mark.parametrize("is_set", ["no mesh", "here", "there"])
+@pytest.mark.parametrize("there", KINDS)
+@pytest.mark.parametrize("here", ["host", *KINDS])
+def test_the_type_is_that_of_jax(here: str, there: str, is_set: str) -> None:
+    """On meshes of all kinds of axes: the next operation is checked by the type that the move leaves."""
+    target = of_kinds(there, P("y", "x"))
+    x = VALUES if here == "host" else jax.device_put(VALUES, of_kinds(here, BEFORE))
+    mesh = {"here": getattr(x, "sharding", target).mesh, "there": target.mesh}.get(is_set)
+    types: list[Any] = []
+
+    def typed(v: Any) -> Any:
+        types.append(jax.typeof(v))
+        return v
+
+    for known in (False, True):
+        source = x.sharding if known and here != "host" else None
+        with nullcontext() if mesh is None else jax.set_mesh(mesh):
+            jax.jit(lambda v: typed(jax.device_put(v, target)))(x)
+            moved = jax.jit(lambda v, s=source: typed(redistribute(v, target, source=s)))(x)
+        theirs, ours = types[-2:]
+        assert ours == theirs and repr(ours.sharding) == repr(theirs.sharding)
+        assert_exact(moved, target, VALUES)
+
+
+@pytest.mark.filterwarnings("ignore:.with mesh:DeprecationWarning")
+@pytest.mark.parametrize("x", [VALUES, jnp.asarray(VALUES)], ids=["host", "one device"])
+def test_a_spec_on_the_mesh_of_a_with_statement(x: Any) -> None:
+    with mesh_of(SIZES):
+        for run in (lambda f: f, jax.jit):
+            ours, theirs = (
+                run(lambda v, f=f: f(v, AFTER))(x) for f in (redistribute, jax.lax.with_sharding_constraint)
+            )
+            assert ours.sharding == theirs.sharding == on(AFTER)
+            assert_exact(ours, on(AFTER), VALUES)
+
+
+@pytest.mark.parametrize("target", [P(), P("x"), P("y")], ids=str)
+def test_an_array_that_a_maximum_is_still_to_be_taken_of(target: P) -> None:
+    """Its type says which reduction, and so does the source that is read from the type."""
+    pending = P(None, unreduced={"x"}, unreduced_kind=UnreducedKind.max)
+    with jax.set_mesh(mesh_of({"x": 2, "y": 2}, EXPLICIT)):
+        x = jax.device_put(VALUES, P(None, "x"))
+        start = partial(jax.lax.reduce_max, axes=[1], out_sharding=pending)
+        ours, theirs = (jax.jit(lambda v, f=f: f(start(v), target))(x) for f in (redistribute, jax.sharding.reshard))
+    assert ours.sharding == theirs.sharding and jax.typeof(ours) == jax.typeof(theirs)
+    assert np.array_equal(ours, VALUES.max(1)) and np.array_equal(theirs, VALUES.max(1))
 
 
 def test_to_explicit_axes_the_collectives_are_the_plans() -> None:
