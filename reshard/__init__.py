@@ -9,6 +9,7 @@
     from_xarray         the layout of an xarray.DataArray, by the names of its dims
     from_jaxtyping      that of a jaxtyping annotation
     prove, Proof        that a plan is right for all sizes of its form, and within its promise
+    verify              that a list of transfers, whoever made it, is right, and how far it is from the bound
     simulate            a plan run on numpy, all devices in this process
     errors              what is raised
     jax, mpi, draw      plans in JAX programs, on MPI ranks, and as pictures: loaded when they are first used
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from reshard.plans.step import Step as Step
     from reshard.proofs import Proof as Proof
     from reshard.proofs import prove as prove
+    from reshard.proofs import verify as verify
     from reshard.runtime import simulate as simulate
     from reshard.synth import Link as Link
     from reshard.synth import Network as Network
@@ -74,6 +76,7 @@ __all__ = [
     "plan_tree",
     "prove",
     "simulate",
+    "verify",
 ]
 
 _HOMES = {
@@ -91,6 +94,7 @@ _HOMES = {
     "plan_tree": "reshard.synth",
     "prove": "reshard.proofs",
     "simulate": "reshard.runtime",
+    "verify": "reshard.proofs",
 }
 _PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py"}
 

@@ -147,7 +147,7 @@ def _second_turn(given: Iterable[_Given]) -> Iterator[Message]:
     """Each device passes its shares on, all that another one lacks of them in one message."""
     passed: dict[tuple[int, int], list[Product]] = {}
     for each in given:
-        products = [_read_from_result(product) for product in cut_product(each.of.runs, each.low, each.high)]
+        products = [read_from_result(product) for product in cut_product(each.of.runs, each.low, each.high)]
         for other in each.of.lacking if products else ():
             if other != each.device:
                 passed.setdefault((each.device, other), []).extend(products)
@@ -155,7 +155,7 @@ def _second_turn(given: Iterable[_Given]) -> Iterator[Message]:
         yield Message(sender, receiver, tuple(products))
 
 
-def _read_from_result(product: Product) -> Product:
+def read_from_result(product: Product) -> Product:
     """The same elements, read from a tile of the result: replicas have an element at the same place."""
     return tuple(
         tuple([Block(dst, dst, tuple([Axis(each.extent, each.dst, each.dst) for each in axes])) for _, dst, axes in of])

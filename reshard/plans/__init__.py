@@ -3,6 +3,7 @@
     step.py                 Step; what is live on each device while steps run
     plan.py                 Plan, its figures; Batch and TreePlan of many arrays, whose steps share launches
     plan_data.py            plans as JSON, and back; the names of many arrays
+    descriptors.py          plans as lists of transfers, for other transports
     rules/                  one typing rule a collective, and the bounds, parts and loads that fold over them
     manifest.py             what both sides of a move must agree on
     pipeline.py             a plan to other devices in parts that overlap

@@ -34,6 +34,7 @@ from typing import Any, cast
 from reshard.errors import PlanError, quoted
 from reshard.geometry.figures import ByDevice, received_by_device, sent_by_device
 from reshard.geometry.remesh import disjoint, one_set
+from reshard.plans.descriptors import Descriptors, DeviceStep, describe_steps, split_by_role
 from reshard.plans.plan_data import (
     FORMAT,
     check_format,
@@ -181,6 +182,43 @@ class Plan(ShownPlan):
     def batches(self) -> tuple[Batch, ...]:
         """The batches in which the arrays move: one, of this plan."""
         return (Batch(("",), (self,), self.seconds),)
+
+    def to_descriptors(self) -> Descriptors:
+        """The plan as transfers that others can run: in each turn, which elements of a flat tile go where in another.
+
+        A turn reads the tiles that the turn before it wrote; a relay takes two. `reshard.verify` proves such a list.
+        Raises `PlanError` for a plan that adds or casts, which transfers cannot.
+
+        >>> from reshard.types import Mesh
+        >>> import reshard as rs
+        >>> before, after = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]"))
+        >>> for each in rs.plan(before, after).to_descriptors():
+        ...     print(*each)
+        0 0 0 0 (2,) (1,) (1,) 0
+        0 1 0 0 (2,) (1,) (1,) 0
+        1 1 0 2 (2,) (1,) (1,) 0
+        1 0 0 2 (2,) (1,) (1,) 0
+        """
+        ends = self.source, self.target, self.view
+        return Descriptors(each for turn in describe_steps(ends, self.steps) for each in turn)
+
+    def schedule_for(self, device: int) -> tuple[DeviceStep, ...]:
+        """What one device sends, receives and copies in each turn, of the transfers of `to_descriptors`.
+
+        >>> from reshard.types import Mesh
+        >>> import reshard as rs
+        >>> before, after = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]"))
+        >>> [(len(turn.sends), len(turn.receives), len(turn.copies)) for turn in rs.plan(before, after).schedule_for(1)]
+        [(1, 1, 1)]
+        """
+        number = whole(device)
+        if number is None or number not in {*self.source.mesh.devices, *self.target.mesh.devices}:
+            raise PlanError(
+                f"device {quoted(device)} is neither in {self.source.mesh} nor in {self.target.mesh}; give the id of a "
+                f"device of source or target"
+            )
+        ends = self.source, self.target, self.view
+        return tuple(split_by_role(turn, number) for turn in describe_steps(ends, self.steps, number))
 
     @property
     def crosses(self) -> bool:

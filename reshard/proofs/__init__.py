@@ -1,6 +1,7 @@
 """Proofs that a plan is right for all sizes of its form, stays within its promised memory, and moves the fewest bytes.
 
     prove            proves a plan, or raises `ProofError` with a counterexample
+    verify           proves a list of transfers between two layouts, whoever made it
     prove_rules      proves the typing rules once, for every mesh and every size
     fewest           searches for a plan with fewer launches, within the same bytes and memory
     instance         the same plan at other sizes of its form
@@ -17,6 +18,7 @@
     least             the lower bound, with its argument: it is minimal
     launches          the search for a plan with fewer launches
     rules             the typing rules as laws of numerals of unknown radices
+    transfer_proof    lists of transfers, compared with the meaning of both layouts
     refute            the counterexample of a wrong program, on the numpy runtime
     proof             what a proof consists of
 
@@ -41,3 +43,5 @@ from reshard.proofs.proof import ProofPart as ProofPart
 from reshard.proofs.refute import Counterexample as Counterexample
 from reshard.proofs.rules import Rules as Rules
 from reshard.proofs.rules import prove_rules as prove_rules
+from reshard.proofs.transfer_proof import Verified as Verified
+from reshard.proofs.transfer_proof import verify as verify

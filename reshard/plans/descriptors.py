@@ -1,0 +1,176 @@
+"""Plans as lists of transfers, for transports of others: NIXL, Mooncake, torch's `batch_isend_irecv`, Ray.
+
+    f32[{x}4] on <x=2>  ->  f32[8] on <x=2>
+
+    step  source  target  source offset  target offset  extents  strides
+    0     0       0       0              0              (4,)     (1,) (1,)     a copy that stays on the device
+    0     1       0       0              4              (4,)     (1,) (1,)
+    ...
+
+Offsets and strides count elements of flat row-major tiles, padding included. A step of a plan reads the tiles that the
+step before it left, and every element that a tile needs is written once in each step. `reshard.verify` proves such a
+list, whoever made it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+from reshard.errors import PlanError, quoted
+from reshard.geometry.blocks import fuse_axes, merge_blocks
+from reshard.geometry.messages import Message, exchange_messages, messages_of
+from reshard.geometry.relay import read_from_result, relay_messages
+from reshard.geometry.remesh import one_set
+from reshard.plans.rules.view_steps import keeps_memory
+from reshard.plans.step import Step
+from reshard.types.json_fields import Fields
+from reshard.types.layout import Layout
+from reshard.types.view import View
+from reshard.types.whole import MOST, read_items, whole
+
+
+class Transfer(NamedTuple):
+    """Elements that one device copies to another: nested loops over `extents`, outermost first, by strides in both
+    tiles, in elements. `step` is the number of the turn, from 0.
+
+    >>> Transfer(0, 1, 0, 4, (2, 3), (6, 1), (3, 1)).elements
+    6
+    """
+
+    source_device: int
+    target_device: int
+    source_offset: int
+    target_offset: int
+    extents: tuple[int, ...]
+    source_strides: tuple[int, ...]
+    target_strides: tuple[int, ...]
+    step: int = 0
+
+    @property
+    def elements(self) -> int:
+        """How many elements it copies."""
+        return math.prod(self.extents)
+
+
+class Descriptors(tuple[Transfer, ...]):
+    """The transfers of a plan, in the order of its steps; `to_json` writes them for other programs."""
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """The transfers as a JSON object, each as the list of its fields; `from_json` reads it back.
+
+        >>> made = Descriptors([Transfer(0, 1, 0, 4, (2,), (1,), (1,))])
+        >>> made.to_json()
+        '{"format": 1, "transfers": [[0, 1, 0, 4, [2], [1], [1], 0]]}'
+        >>> Descriptors.from_json(made.to_json()) == made
+        True
+        """
+        return json.dumps({"format": 1, "transfers": [list(each) for each in self]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Descriptors:
+        """Reads what `to_json` writes; raises `PlanError` for anything else."""
+        fields = Fields.read(text, "a list of transfers")
+        if fields.get("format", int) != 1:
+            raise fields.error(f"format is {fields.data['format']}, not 1")
+        return cls(map(read_transfer, cast("list[object]", fields.get("transfers", list))))
+
+
+class DeviceStep(NamedTuple):
+    """What one device does in a turn: what it sends and receives, and what it copies within its own memory."""
+
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+    copies: tuple[Transfer, ...]
+
+
+def read_transfer(given: object) -> Transfer:
+    """A transfer from the list of its fields; raises `PlanError` for anything else.
+
+    Instead of the two lists of strides, one list may have a (source, target) pair for each extent, and a run of
+    neighbours is said by its length alone:
+
+    >>> read_transfer((0, 1, 0, 4, [2, 3], [(6, 3), (1, 1)])) == Transfer(0, 1, 0, 4, (2, 3), (6, 1), (3, 1))
+    True
+    >>> read_transfer((0, 1, 0, 4, 5)) == Transfer(0, 1, 0, 4, (5,), (1,), (1,))
+    True
+    """
+    fields = read_items(given) or ()
+    if len(fields) == 5:
+        fields = (*fields[:4], [fields[4]], [1], [1])
+    elif len(fields) == 6:
+        pairs = [read_items(pair) for pair in read_items(fields[5]) or ()]
+        sides = [[pair[side] for pair in pairs if pair is not None and len(pair) == 2] for side in (0, 1)]
+        fields = (*fields[:5], *sides)
+    fields = fields if len(fields) in (7, 8) else (None,) * 7
+    numbers = [whole(field) for field in (*fields[:4], *fields[7:])]
+    least = (0, -MOST, -MOST)  # Strides may fall, extents may not.
+    lists = [[whole(at, low) for at in read_items(field) or ()] for low, field in zip(least, fields[4:7], strict=True)]
+    if None in (*numbers, *lists[0], *lists[1], *lists[2]) or len(set(map(len, lists))) > 1:
+        raise PlanError(
+            f"{quoted(given)} is not a transfer: give (source device, target device, source offset, target offset, "
+            f"extents, source strides, target strides), in whole numbers and as many strides as extents"
+        )
+    made: Any = (*numbers[:4], *map(tuple, lists), *numbers[4:])
+    return Transfer(*made)
+
+
+def describe_steps(
+    ends: tuple[Layout, Layout, View | None], steps: Sequence[Step], device: int | None = None
+) -> list[list[Transfer]]:
+    """The transfers of each turn of the steps from source to target; only those of one device, if it is given.
+
+    Raises `PlanError` for steps that compute: sums and casts are not copies.
+    """
+    turns: list[Iterable[Message]] = []
+    for step in steps:
+        if step.kind in ("reduce_scatter", "all_reduce", "split_sum", "cast"):
+            raise PlanError(
+                f"step {step.kind} of {step.operand} -> {step.result} computes, and transfers only copy; describe the "
+                f"moves before and after it"
+            )
+        if not keeps_memory(*step.judgement):  # Else the flat tile stays as it is, under other dims.
+            turns += _list_turns(step, device)
+    # Where nothing moves, what a device needs is still copied into its tile of the target.
+    turns = turns or [exchange_messages(*ends)]
+    return [
+        [
+            made
+            for each in messages
+            if device in (None, each.sender, each.receiver)
+            for made in _describe_message(each, at)
+        ]
+        for at, messages in enumerate(turns)
+    ]
+
+
+def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
+    operand, result, view = step.operand, step.result, step.mode.view
+    if step.mode.relay:
+        first, second = relay_messages(operand, result)
+        yield first
+        # The second turn reads what the first left in tiles of the result, which stays where it is.
+        kept = (Message(to, to, tuple(map(read_from_result, products))) for _, to, products in first)
+        yield (*kept, *second)
+    elif device is not None and view is None and one_set(operand.mesh, result.mesh) and device in operand.mesh.devices:
+        yield messages_of(operand, result, device)
+    else:
+        yield exchange_messages(operand, result, view)
+
+
+def _describe_message(message: Message, turn: int) -> Iterator[Transfer]:
+    for src, dst, axes in merge_blocks(fuse_axes(block) for block in message.blocks):
+        extents, sources, targets = zip(*axes, strict=True) if axes else ((), (), ())
+        yield Transfer(message.sender, message.receiver, src, dst, extents, sources, targets, turn)
+
+
+def split_by_role(transfers: Sequence[Transfer], device: int) -> DeviceStep:
+    """The transfers of a device by what it does in them."""
+    copies = tuple(each for each in transfers if each.source_device == each.target_device == device)
+    others = [each for each in transfers if each.source_device != each.target_device]
+    sends = tuple(each for each in others if each.source_device == device)
+    return DeviceStep(sends, tuple(each for each in others if each.target_device == device), copies)

@@ -1,0 +1,226 @@
+"""Transfers proved and refuted: those of plans, and with planted faults, judged by copying element by element."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reshard as rs
+from benchmarks.fuzz_moves import MoveCase, random_move
+from reshard.errors import PlanError, ProofError, UndecidedError
+from reshard.plans.descriptors import Descriptors, Transfer
+from tests.sampling import few_or_all
+
+TWO = rs.Mesh(x=2)
+SOURCE, TARGET = rs.Layout.parse("f32[{x}4]", TWO), rs.Layout.parse("f32[8]", TWO)
+RUNS = [(0, 0, 0, 0, 4), (1, 0, 0, 4, 4), (0, 1, 0, 0, 4), (1, 1, 0, 4, 4)]
+
+
+def copying_moves(seed: int, count: int) -> Iterator[tuple[random.Random, MoveCase, rs.Move]]:
+    """Random moves that add and cast nothing."""
+    for number in range(count):
+        choose = random.Random(f"{seed}/{number}")
+        case = random_move(choose, choose.choice(("int32", "uint8", "float64")), 120)
+        move = case.make()
+        if not move.casts and not move.source.partial:
+            yield choose, case, move
+
+
+def is_right(case: MoveCase, plan: rs.Plan, transfers: Sequence[Transfer], choose: random.Random) -> bool:
+    """Whether the transfers make the move, by copying marked elements one after another, and each once."""
+    given, held, _ = case.tiles(choose, plan)
+    marks = np.arange(1, 1 + int(np.prod(case.source.shape, dtype=int))).reshape(case.source.shape)
+    wanted = case.view.apply(marks, np.zeros(case.target.shape, int))
+    tiles = {}
+    for device, indices in case.source.indices.items():
+        tile = np.zeros(given[device].shape, int)
+        tile[np.ix_(*(np.flatnonzero(i >= 0) for i in indices))] = marks[np.ix_(*(i[i >= 0] for i in indices))]
+        tiles[device] = dict(enumerate(tile.ravel()))
+    for _, turn in itertools.groupby(sorted(transfers, key=lambda each: each.step), key=lambda each: each.step):
+        written: dict[int, dict[int, int]] = {device: {} for device in case.target.indices}
+        for each in turn:
+            for at in itertools.product(*map(range, each.extents)):
+                src = each.source_offset + sum(i * s for i, s in zip(at, each.source_strides, strict=True))
+                dst = each.target_offset + sum(i * s for i, s in zip(at, each.target_strides, strict=True))
+                tile = written.setdefault(each.target_device, {})
+                if dst in tile or src not in tiles.get(each.source_device, {}):
+                    return False
+                tile[dst] = tiles[each.source_device][src]
+        tiles = written
+    done = tiles if transfers else {}
+    for device, indices in case.target.indices.items():
+        got = done.get(device, {})
+        tile = np.zeros(held[device].shape, int)
+        tile[np.ix_(*(np.flatnonzero(i >= 0) for i in indices))] = wanted[np.ix_(*(i[i >= 0] for i in indices))]
+        padding = np.ones(tile.shape, bool)
+        padding[np.ix_(*(np.flatnonzero(i >= 0) for i in indices))] = False
+        for place, (mark, padded) in enumerate(zip(tile.ravel(), padding.ravel(), strict=True)):
+            if place in got and (padded or got[place] == mark != 0):
+                continue
+            if place in got or (mark and not padded):
+                return False
+        if any(place >= tile.size for place in got):
+            return False
+    return True
+
+
+def plant_fault(choose: random.Random, transfers: Descriptors, move: rs.Move) -> list[Transfer]:
+    """The transfers with one of them changed, dropped or doubled."""
+    at, made = choose.randrange(len(transfers)), list(transfers)
+    each = made[at]
+    kind = choose.choice(("drop", "double", "source", "target", "sender", "receiver", "extent", "stride", "swap"))
+    if kind == "drop":
+        del made[at]
+    elif kind == "double":
+        made.insert(choose.randrange(len(made) + 1), each)
+    elif kind == "source":
+        made[at] = each._replace(source_offset=max(0, each.source_offset + choose.choice((-1, 1, 2))))
+    elif kind == "target":
+        made[at] = each._replace(target_offset=max(0, each.target_offset + choose.choice((-1, 1, 2))))
+    elif kind == "sender":
+        made[at] = each._replace(source_device=choose.choice(move.source.mesh.devices))
+    elif kind == "receiver":
+        made[at] = each._replace(target_device=choose.choice(move.target.mesh.devices))
+    elif kind == "swap":
+        other = choose.randrange(len(made))
+        made[at] = each._replace(source_offset=made[other].source_offset)
+    elif each.extents:
+        axis = choose.randrange(len(each.extents))
+        field = "extents" if kind == "extent" else choose.choice(("source_strides", "target_strides"))
+        values = list(getattr(each, field))
+        values[axis] = max(0, values[axis] + choose.choice((-1, 1)))
+        made[at] = each._replace(**{field: tuple(values)})
+    return made
+
+
+@pytest.mark.parametrize("count", few_or_all(120, 700))
+def test_the_transfers_of_plans_are_proved_with_what_the_plan_says(count: int) -> None:
+    turns: Counter[int] = Counter()
+    for _, case, move in copying_moves(1, count):
+        plan = rs.plan(move)
+        made = plan.to_descriptors()
+        verified = rs.verify(made, move)
+        assert verified.received_bytes <= plan.received_bytes and verified.sent_bytes <= plan.sent_bytes, (case, plan)
+        assert verified.endpoint_bound_bytes == plan.endpoint_bound_bytes
+        assert Descriptors.from_json(made.to_json()) == made
+        turns[verified.turns] += 1
+        devices = sorted({*move.source.mesh.devices, *move.target.mesh.devices})
+        parts = [
+            each for device in devices for turn in plan.schedule_for(device) for each in (*turn.receives, *turn.copies)
+        ]
+        assert Counter(parts) == Counter(made)
+    assert set(turns) >= {1, 2, 3}, turns
+
+
+@pytest.mark.parametrize("count", few_or_all(120, 700))
+def test_planted_faults_are_refuted_unless_they_show_nowhere(count: int) -> None:
+    outcomes: Counter[bool] = Counter()
+    for choose, case, move in copying_moves(2, count):
+        plan = rs.plan(move)
+        if not (made := plan.to_descriptors()):
+            continue
+        faulty = plant_fault(choose, made, move)
+        right = is_right(case, plan, faulty, choose)
+        outcomes[right] += 1
+        try:
+            rs.verify(faulty, move)
+        except ProofError:
+            assert not right, (case, faulty)
+        else:
+            assert right, (case, plan, faulty)
+    assert outcomes[False] > count // 3, outcomes
+
+
+@pytest.mark.parametrize("form", ["tuples", "lists", "array", "transfers", "pairs"])
+def test_runs_are_read_in_every_form(form: str) -> None:
+    forms: dict[str, Any] = {
+        "tuples": RUNS,
+        "lists": [list(run) for run in RUNS],
+        "array": np.array(RUNS, "i4"),
+        "transfers": iter(Transfer(*run[:4], (run[4],), (1,), (1,)) for run in RUNS),
+        "pairs": [(*run[:4], [2, 2], [(2, 2), (1, 1)]) for run in RUNS],
+    }
+    verified = rs.verify(forms[form], SOURCE, TARGET)
+    assert (verified.transfers, verified.received_bytes, verified.sent_bytes, verified.ratio) == (4, 16, 16, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({0: None}, r"device 0 must hold element \(0,\) .* but no transfer writes it"),
+        ({0: None, 3: None}, r"device 0 must hold element \(0,\)"),
+        (
+            {3: (1, 1, 1, 4, 3)},
+            r"device 1 must hold element \(4,\) .* but element \(5,\) .* from device 1 \(transfer 3\)",
+        ),
+        ({3: (1, 1, 0, 3, 4)}, r"transfers 2 and 3 both write element 3 of the tile of device 1"),
+        ({3: (1, 1, 0, 5, 4)}, r"transfer 3 writes elements 5 to 8 of the tile of device 1, which has room for 8"),
+        ({3: (1, 1, 1, 4, 4)}, r"transfer 3 reads elements 1 to 4 of the tile of device 1, which holds 4"),
+        ({3: (7, 1, 0, 4, 4)}, r"of the tile of device 7, which holds 0"),
+        ({3: (1, 1, 2**63 - 1, 4, 4)}, r"transfer 3 reads"),
+        ({3: Transfer(1, 1, 3, 4, (4,), (-1,), (1,))}, r"element \(7,\) is copied"),
+        ({3: Transfer(1, 1, 0, 4, (4,), (0,), (1,))}, r"element \(4,\) is copied"),
+        ({3: Transfer(1, 1, 0, 4, (4,), (1,), (0,))}, r"transfer 3 twice writes"),
+        ({3: Transfer(1, 1, 0, 4, (4,), (1,), (1,), 1)}, r"device 0 must hold element \(0,\)"),
+    ],
+)
+def test_the_first_wrong_element_is_named(changed: dict[int, Any], message: str) -> None:
+    made = [changed.get(at, run) for at, run in enumerate(RUNS) if changed.get(at, run) is not None]
+    with pytest.raises(ProofError, match=message) as refused:
+        rs.verify(made, SOURCE, TARGET)
+    assert refused.value.counterexample is not None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [(0, 0, 0, 0)],
+        [(0, 0, 0, 0, 1.5)],
+        [(0, 0, 0, -1, 4)],
+        [("0", 0, 0, 0, 4)],
+        [(0, 0, 0, 0, (4,), (1, 1), (1,))],
+        [(0, 0, 0, 0, (4,), ((1,),))],
+        [Transfer(0, 0, 0, 0, [4], (1,), None)],  # pyright: ignore[reportArgumentType]
+        [(0, 0, 0, 0, (2**62, 2), (1, 1), (1, 1))],
+        ["01234"],
+        np.zeros((3, 4), int),
+        np.zeros((3, 5)),
+        np.full((1, 5), -1),
+    ],
+)
+def test_what_are_no_transfers_is_refused(given: Any) -> None:
+    with pytest.raises(PlanError):
+        rs.verify(given, SOURCE, TARGET)
+
+
+def test_sums_casts_and_missing_targets_are_refused() -> None:
+    summed = rs.Layout.parse("f32[8] + sum{x}", TWO)
+    cases: Any = (
+        (summed, TARGET),
+        (SOURCE, None),
+        (rs.Move(SOURCE, rs.Layout.parse("bf16[8]", TWO), cast=True),),
+    )
+    for move in cases:
+        with pytest.raises(PlanError):
+            rs.verify(RUNS, *move)
+    for plan in (rs.plan(summed, TARGET), rs.plan(rs.Move(SOURCE, rs.Layout.parse("bf16[8]", TWO), cast=True))):
+        with pytest.raises(PlanError, match="computes"):
+            plan.to_descriptors()
+    with pytest.raises(PlanError, match="device 5"):
+        rs.plan(SOURCE, TARGET).schedule_for(5)
+
+
+def test_what_would_take_all_memory_is_undecided() -> None:
+    whole = rs.Layout.parse("u8[1099511627776]", TWO)
+    with pytest.raises(UndecidedError, match="runs of 1 element"):
+        rs.verify([(0, 0, 0, 0, 1)], whole, whole)
+    far = [Transfer(*run[:4], (4,), (1,), (1,)) for run in RUNS]
+    with pytest.raises(UndecidedError):
+        rs.verify([far[0]._replace(target_offset=2**61), far[1]._replace(step=1)], SOURCE, TARGET)
+    assert rs.verify([(d, d, 0, 0, 1099511627776) for d in (0, 1)], whole, whole).ratio == 1.0
