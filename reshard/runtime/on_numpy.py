@@ -481,9 +481,10 @@ def _copy_transfer(transfer: Transfer, flat: Mapping[int, Array], filled: Mappin
 def _stride_tile(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Array:
     """The elements of one end of a block in a flat tile; raises `TileError` if some lie outside of it."""
     extents = [extent for extent, _ in axes]
-    last = place + sum([(extent - 1) * stride for extent, stride in axes])
-    if math.prod(extents) and not 0 <= place <= last < flat.size:
-        raise TileError(f"a block from {place} to {last} leaves a tile of {flat.size} elements")
+    reaches = [(extent - 1) * stride for extent, stride in axes]
+    first, last = (place + sum([end(reach, 0) for reach in reaches]) for end in (min, max))
+    if math.prod(extents) and not 0 <= first <= last < flat.size:
+        raise TileError(f"a block from {first} to {last} leaves a tile of {flat.size} elements")
     # numpy strides no dtypes but its own (a float8_e5m2 says that it is "<f1"); as bytes, they are copied all the same.
     words = flat if flat.dtype.isbuiltin == 1 else flat.view(f"V{flat.itemsize}")
     return as_strided(words[place:], extents, [stride * flat.itemsize for _, stride in axes])
