@@ -398,7 +398,7 @@ def _exchange(at: Between) -> tuple[Any, Price]:
     received = lib.If(swapped, at.after.tile, at.after.tile - message)
     rounds = lib.If(swapped, pieces, pieces - 1)
     typed = lib.And(at.summands_stay(), at.nested, *sizes)
-    return typed, Price(received, rounds, lib.If(staged, 2 * message, 0))
+    return typed, Price(received, rounds, lib.If(lib.And(staged, rounds > 0), 2 * message, 0))
 
 
 def _boxes(at: Between) -> tuple[Any, Price]:
