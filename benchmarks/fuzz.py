@@ -3,6 +3,7 @@
     python benchmarks/fuzz.py --seed 1 --moves 10000
     python benchmarks/fuzz.py --seed 1 --start 10000 --seconds 3600
     python benchmarks/fuzz.py --seed 1 --kinds moves,trees
+    python benchmarks/fuzz.py --seed 1 --programs 2000      wrong programs of all kinds instead (`fuzz_programs`)
 
 Of four moves, two are between random layouts of one array, taken in by any entry, on one set of devices (`layouts`),
 one has a view and a cast between any two sets of devices (`moves`), and one is a tree of these (`trees`); all with
@@ -41,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import reshard as rs
-from benchmarks import fuzz_moves
+from benchmarks import fuzz_moves, fuzz_programs
 from benchmarks.fuzz_faults import mutated_json, mutated_program, mutated_text
 from benchmarks.fuzz_layouts import COUNTS as DEVICES
 from benchmarks.fuzz_layouts import SIZES, Given, any_given, finished
@@ -395,6 +396,17 @@ def _made() -> str:
     return ", ".join(f"{check} {count}" for check, count in MADE.most_common())
 
 
+def fuzz_wrong_programs(seed: int, start: int, count: int) -> int:
+    """Prints each wrong program that is proved and each right one that is refused, and how many there were of each."""
+    table: fuzz_programs.Table = {}
+    wrong = 0
+    for line in fuzz_programs.fuzz_programs(seed, start, count, table):
+        wrong += 1
+        print(line, flush=True)
+    print(*fuzz_programs.report_table(table), sep="\n")
+    return 1 if wrong else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
@@ -402,7 +414,10 @@ def main() -> int:
     parser.add_argument("--moves", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--kinds", default=",".join(MIX), help="of layouts, moves, trees, in turn")
+    parser.add_argument("--programs", type=int, help="plans of all kinds whose programs are changed, instead of moves")
     options = parser.parse_args()
+    if options.programs is not None:
+        return fuzz_wrong_programs(options.seed, options.start, options.programs)
     moves = 10_000 if options.moves is None and options.seconds is None else options.moves
     kinds: Counter[str] = Counter()
     begun, number, wrong = time.monotonic(), options.start - 1, 0

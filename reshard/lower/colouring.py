@@ -216,11 +216,6 @@ class EvenRounds:
         self._sources += [(stride, self._head(stride), digit.radix) for stride, digit in unused]
         self._shifts = _share_shifts(self.shares) if spread else {}
 
-    @classmethod
-    def of_exchange(cls, r: Refinement, devices: int) -> EvenRounds:
-        """The rounds of an exchange among this number of devices, not in place."""
-        return cls(r, spread=devices <= SPREAD)
-
     def _head(self, stride: int) -> int:
         """The end of the chain that starts at a stride."""
         while (digit := self._after.get(stride)) is not None and digit.src is not None:

@@ -16,7 +16,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from reshard.errors import PlanError
@@ -25,7 +25,7 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.messages import Message, exchange_messages
 from reshard.geometry.refine import RefinedDigit, Refinement, refine
 from reshard.geometry.relay import relay_messages
-from reshard.lower.colouring import EvenRounds, colour_edges
+from reshard.lower.colouring import SPREAD, EvenRounds, colour_edges
 from reshard.lower.groups import coordinate
 from reshard.plans.plan import Step
 from reshard.plans.rules import tile_view
@@ -228,34 +228,58 @@ def _merged_view(layout: Layout, view: TileView, local: Sequence[RefinedDigit]) 
 def _even_turns(operand: Layout, r: Refinement, chunk: int | None, device: int | None) -> list[list[Transfer]]:
     """One round for each turn and piece of a share; all devices take part."""
     ids = operand.mesh.devices
-    even = EvenRounds.of_exchange(r, len(ids))
     if device is not None and device not in ids:
         return []
     me = None if device is None else operand.mesh.position(device)
-    send, receive = _map_local_strides(r, held_before=True), _map_local_strides(r, held_before=False)
-    # A share is cut into pieces of at most `chunk` elements: spans of the digits that are local on both sides.
-    extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
-    pieces = list(split_box(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
-    axes = [_piece_axes(r, piece, send, receive) for piece in pieces]
-
-    @cache
-    def sent(receiver: int) -> list[int]:
-        return [_offset_of_spans(sent_spans(r, receiver, piece), send) for piece in pieces]
-
-    @cache
-    def received(numbers: tuple[int, ...]) -> list[int]:
-        share = {digit.src: n for (digit, _), n in zip(even.shares, numbers, strict=True)}
-        return [_offset_of_spans(received_spans(r, share, piece), receive) for piece in pieces]
-
+    messages = EvenMessages(r, len(ids), chunk)
+    even = messages.even
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
         receivers = range(len(ids)) if me is None else sorted({me, even.receiver(me, turn)})
-        ends = [(ids[even.sender(at, turn)], at, received(tuple(even.share(at, turn)))) for at in receivers]
-        turns += (
-            [Transfer(sender, ids[at], (Block(sent(at)[number], offsets[number], of),)) for sender, at, offsets in ends]
-            for number, of in enumerate(axes)
-        )
+        sent = [
+            (ids[even.sender(at, turn)], ids[at], messages.blocks(at, tuple(even.share(at, turn)))) for at in receivers
+        ]
+        turns += ([Transfer(sender, to, (blocks[n],)) for sender, to, blocks in sent] for n in messages.pieces)
     return turns
+
+
+class EvenMessages:
+    """The blocks that each device of an even exchange gets, for each share in pieces of at most `chunk` elements.
+
+    Like `EvenRounds`, it takes any position and any numbers of shares that have `//`, `%`, `*` and `+`.
+    """
+
+    def __init__(self, r: Refinement, devices: int, chunk: int | None) -> None:
+        # Where it is for the compiler's good, devices that keep a share do so in different rounds.
+        self.even = EvenRounds(r, spread=devices <= SPREAD)
+        send, receive = _map_local_strides(r, held_before=True), _map_local_strides(r, held_before=False)
+        # A share is cut into spans of the digits that are local on both sides: where they start, and their loops.
+        staying = [at for at, digit in enumerate(r.digits) if digit.src is None and digit.dst is None]
+        extents = [r.digits[at].radix for at in staying]
+        cut = list(split_box(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
+        self._pieces: list[tuple[int, int, tuple[Axis, ...]]] = []
+        for piece in cut:
+            lows = [(at, low) for at, (low, _) in zip(staying, piece, strict=True)]
+            src, dst = (sum(low * strides[at] for at, low in lows) for strides in (send, receive))
+            self._pieces.append((src, dst, _piece_axes(r, piece, send, receive)))
+        self.pieces = range(len(cut))
+        digits = list(enumerate(r.digits))
+        numbered = {digit.src: at for at, digit in digits}
+        self._leaving = [(d.dst, d.radix, send[at]) for at, d in digits if d.src is None and d.dst is not None]
+        self._arriving = [receive[numbered[digit.src]] for digit, _ in self.even.shares]
+        # Where shares start, by receiver and by their numbers: each comes up in many turns.
+        self._sent: dict[int, int] = {}
+        self._received: dict[tuple[int, ...], int] = {}
+
+    def blocks(self, receiver: int, numbers: tuple[int, ...]) -> list[Block]:
+        """The pieces of the share of these numbers, on their way to the device at a position."""
+        if (sent := self._sent.get(receiver)) is None:
+            starts = [coordinate(receiver, stride, radix) * apart for stride, radix, apart in self._leaving]
+            sent = self._sent[receiver] = sum(starts)
+        if (received := self._received.get(numbers)) is None:
+            starts = [number * apart for number, apart in zip(numbers, self._arriving, strict=True)]
+            received = self._received[numbers] = sum(starts)
+        return [Block(sent + src, received + dst, axes) for src, dst, axes in self._pieces]
 
 
 def _map_local_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
@@ -268,10 +292,6 @@ def _map_local_strides(r: Refinement, *, held_before: bool) -> dict[int, int]:
             strides[at] = stride
             stride *= digit.radix
     return strides
-
-
-def _offset_of_spans(spans: Mapping[int, Span], strides: Mapping[int, int]) -> int:
-    return sum(low * strides[at] for at, (low, _) in spans.items())
 
 
 def _piece_axes(
@@ -291,20 +311,6 @@ def _piece_axes(
             axes.append(Axis(extent, src, dst))
         last_dim = dim
     return tuple(axes)
-
-
-def sent_spans(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
-    """What the device at position `receiver` gets of each digit that is local in the operand, by number."""
-    spans = iter(piece)
-    local = [(at, d) for at, d in enumerate(r.digits) if d.src is None]
-    return {at: next(spans) if d.dst is None else (coordinate(receiver, d.dst, d.radix), 1) for at, d in local}
-
-
-def received_spans(r: Refinement, share: Mapping[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
-    """Where a share goes on each digit that is local in the result, by number."""
-    spans = iter(piece)
-    local = [(at, d) for at, d in enumerate(r.digits) if d.dst is None]
-    return {at: next(spans) if d.src is None else (share[d.src], 1) for at, d in local}
 
 
 def _coloured_turns(messages: Iterable[Message], cap: int | None, device: int | None) -> list[list[Transfer]]:

@@ -21,13 +21,13 @@ import numpy as np
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
 from reshard.lower.program import Instruction, join_launches, lower_batch
-from reshard.plans.plan import Plan, Step, StepSpec, TreePlan, chain
+from reshard.plans.plan import Batch, Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import least_steps_bytes, plans_meant
 from reshard.proofs.proof import WIDTH, Proof, ProofPart, checked_width
-from reshard.proofs.refute import fits_in_memory, refute
+from reshard.proofs.refute import MALFORMED, fits_in_memory, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
 from reshard.runtime import oracle
 from reshard.types import dtypes
@@ -66,10 +66,12 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
         form, claims = symbolic.derive_claims(plan, made)
         proof = Proof(plan, form, _right(plan, made, claims), _bounded(plan, made, form), _minimal(plan, made, form))
         symbolic.decide_claims(proof.claims)
-    except UndecidedError as undecided:
+    except (UndecidedError, *MALFORMED) as undecided:
         counterexample = refute(plan, made) if isinstance(made, Program) else None
         if counterexample is None:
-            raise
+            if isinstance(undecided, UndecidedError) or program is None:
+                raise
+            raise UndecidedError(f"the program cannot be read ({type(undecided).__name__}: {undecided})") from undecided
         raise ProofError(f"{plan.source} -> {plan.target}: {counterexample}", counterexample) from undecided
     return replace(proof, launches=fewest(plan, limit)) if launches else proof
 
@@ -239,8 +241,8 @@ def resized(layout: Layout, form: Form, sizes: Mapping[str, int]) -> Layout:
 
 # The proof of a tree of plans: each different plan is proved, and the programs of each batch are compared.
 #
-# plans      every different plan is right and bounded for all sizes of its form, and minimal where it is
-# batches    the programs of a batch have the same devices in each launch, compared list by list
+# plans      every program of every batch is right and bounded for all sizes of its plan's form, and minimal where it is
+# batches    each launch does together what the programs say one by one, in no more launches and buffers than promised
 # tree       the sums and maxima that follow: bytes received against the joint bound, and the peak
 
 
@@ -312,10 +314,38 @@ def prove(
         return prove_plan(plan, program, launches=launches, limit=limit)
     if program is not None:
         raise PlanError("a tree of plans has a program for each batch; prove the tree without one")
+    proofs: dict[Plan, list[tuple[Program, Proof]]] = {}
     for batch in plan.batches:
-        join_launches(lower_batch(batch))
-    different = dict.fromkeys(plan.plans.values())
-    return TreeProof(plan, tuple(prove_plan(each, launches=launches, limit=limit) for each in different))
+        programs = lower_batch(batch)
+        if len(programs) != len(batch.plans):
+            raise UndecidedError(f"{batch}: {len(programs)} programs for {len(batch.plans)} arrays")
+        for each, own in zip(batch.plans, programs, strict=True):
+            known = proofs.setdefault(each, [])
+            if not any(own is other or own == other for other, _ in known):
+                known.append((own, prove_plan(each, own, launches=launches, limit=limit)))
+        _check_batch(batch, programs)
+    return TreeProof(plan, tuple(known[0][1] for known in proofs.values()))
+
+
+def _check_batch(batch: Batch, programs: Sequence[Program]) -> None:
+    """Checks that the launches of a batch do what the program of each of its arrays does, and as the batch promises."""
+    launches = 0
+    try:
+        joints = join_launches(programs)
+        steps = list(zip(*(program.instructions for program in programs), strict=True))
+        for number, (joint, each, plans) in enumerate(zip(joints, steps, batch.steps, strict=True), 1):
+            about = f"{batch}, step {number}"
+            if len({step.operand.dtype for step in plans}) > 1:
+                raise UndecidedError(f"{about}: arrays of several dtypes in one launch")
+            cost = symbolic.check_joint_launch(about, each, joint)
+            launches += cost.launches
+            nbytes, scratch = plans[0].operand.nbytes(cost.buffers), batch.scratch_bytes[number - 1]
+            if nbytes > scratch:
+                raise UndecidedError(f"{about}: buffers of {nbytes} bytes, the batch promises {scratch}")
+    except (PlanError, *MALFORMED) as error:
+        raise UndecidedError(f"{batch}: the programs do not run together ({error})") from error
+    if launches != batch.launches:
+        raise UndecidedError(f"{batch}: {launches} launches, the batch promises {batch.launches}")
 
 
 # The proof of a plan with views: its ordinary steps for all sizes of their form, all of it at the sizes here.
@@ -354,6 +384,10 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
     begun = 0  # The first of the ordinary steps that are proved together.
     for number, step in enumerate(plan.steps, 1):
         if _changes_indices(step):
+            if step.kind == "exchange":
+                tiles = step.operand.tile_shape, step.result.tile_shape
+                fills = step.mode.view is not None and step.mode.view.into
+                symbolic.check_view_exchange(made.instructions[number - 1], f"step {number}", tiles, fills=fills)
             begun, why = number, _BOXES if step.kind == "exchange" else _LOCAL
         elif number < len(plan.steps) and not _changes_indices(plan.steps[number]):
             why = "proved with the steps that follow it"

@@ -24,6 +24,9 @@ from reshard.runtime.on_numpy import Extras
 MOST_ELEMENTS = 1 << 24
 """A larger array, over all devices, is not run."""
 
+MALFORMED = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, MemoryError, StopIteration)
+"""What a program raises whose lists and views do not fit each other."""
+
 _SEEDS = 16
 """Markings of a maximum or a minimum."""
 
@@ -102,7 +105,7 @@ def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | Non
     try:
         with np.errstate(over="ignore"):
             result = run(replace(program, dtype=kind), tiles, memory, *extras)
-    except (LookupError, ValueError, TypeError) as error:
+    except MALFORMED as error:
         return Counterexample("right", f"the program does not run ({type(error).__name__}: {error})", sizes=sizes)
     for device in source.mesh.devices:
         if not np.array_equal(tiles[device], given[device]):
@@ -110,19 +113,18 @@ def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | Non
     if strangers := sorted(set(result) - set(target.mesh.devices)):
         what = f"device {strangers[0]} ends with a tile, and {target} has none there"
         return Counterexample("right", what, strangers[0], sizes=sizes)
-    meant = target
-    with np.errstate(over="ignore"):
-        if all(device in result and result[device].shape == target.tile_shape for device in target.mesh.devices):
-            meant, result = oracle.finished(source, target, result)
-        wanted = oracle.combine_summands(source, meant, marks)
-        if view is not None and before is not None:
-            wanted = {one: oracle.view_marks(view, array, before.astype(array.dtype)) for one, array in wanted.items()}
     for device in target.mesh.devices:
         tile = result.get(device)
         if tile is None or tile.shape != target.tile_shape:
             what = "no tile" if tile is None else f"a tile of shape {tile.shape}, not {target.tile_shape}"
             return Counterexample("right", f"device {device} ends with {what}", device, sizes=sizes)
-        wrong = oracle.first_mismatch(meant, device, tile, wanted, _same)
+    with np.errstate(over="ignore"):
+        meant, ended = oracle.finished(source, target, result)
+        wanted = oracle.combine_summands(source, meant, marks)
+        if view is not None and before is not None:
+            wanted = {one: oracle.view_marks(view, array, before.astype(array.dtype)) for one, array in wanted.items()}
+    for device in target.mesh.devices:
+        wrong = oracle.first_mismatch(meant, device, ended[device], wanted, _same)
         if wrong is None:
             continue
         # The global index of the element that has this mark, if any has.

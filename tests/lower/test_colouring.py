@@ -141,7 +141,7 @@ def test_devices_keep_shares_in_rounds_of_their_own(mesh: Mesh, source: str, tar
     """So that in as many rounds as can be some device does not send; else all that keep a share do so in round 0."""
     r = refine(Layout.parse(source, mesh), Layout.parse(target, mesh))
     assert r is not None
-    rounds, first = EvenRounds.of_exchange(r, mesh.size), EvenRounds.of_exchange(r, 257)
+    rounds, first = EvenRounds(r, spread=True), EvenRounds(r)
     assert [sum(keeps(each, turn, mesh.size) for turn in turns(r, each)) for each in (rounds, first)] == [quiet, 1]
 
 

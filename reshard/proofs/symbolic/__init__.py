@@ -35,6 +35,7 @@ from reshard.proofs.symbolic.claims import decide_claims as decide_claims
 from reshard.proofs.symbolic.claims import to_smt2 as to_smt2
 from reshard.proofs.symbolic.correctness import Outline as Outline
 from reshard.proofs.symbolic.correctness import broken_rule as broken_rule
+from reshard.proofs.symbolic.correctness import check_joint_launch as check_joint_launch
 from reshard.proofs.symbolic.correctness import check_outside as check_outside
 from reshard.proofs.symbolic.correctness import count_received as count_received
 from reshard.proofs.symbolic.correctness import derive_claims as derive_claims
@@ -42,3 +43,4 @@ from reshard.proofs.symbolic.correctness import list_moments as list_moments
 from reshard.proofs.symbolic.form import Form as Form
 from reshard.proofs.symbolic.formulas import ByFormula as ByFormula
 from reshard.proofs.symbolic.formulas import formula_of_step as formula_of_step
+from reshard.proofs.symbolic.transfers import check_view_exchange as check_view_exchange

@@ -26,7 +26,7 @@ from reshard.errors import UndecidedError
 from reshard.plans.rules.split_steps import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.form import FormDigit, Place
-from reshard.types.layout import Dim, Layout
+from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh
 
 Ints = NDArray[np.int64]
@@ -88,6 +88,25 @@ class StepContract:
             _, numbering, _ = match_digits((cut.outer, cut.parts, cut.inner), own)
             require(frozenset(a.place for a in numbering) == places, f"{self.about}: parts of other digits")
         return replace(self, tiles=(tiles[0], tiles[1]), part=places)
+
+    def between_parts(self) -> StepContract:
+        """The contract of one part as that of a whole step, between layouts without the digits that number parts.
+
+        Both have these at the same place, where no dim is padded, so equal indices of a part are equal in the whole.
+        """
+        ends: list[Layout] = []
+        for layout in (self.operand, self.result) if self.part else ():
+            dims = list(layout.dims)
+            for at, low, radix in sorted((a.dim, a.low, a.radix) for a in self.nested if a.place in self.part)[::-1]:
+                digits, place = list[Digit](), 1
+                for digit in reversed(dims[at].digits):
+                    cut = digit.axis is None and place <= low < place * digit.radix
+                    digits.insert(0, digit._replace(radix=digit.radix // radix) if cut else digit)
+                    place *= digit.radix
+                require(place == dims[at].size, f"{self.about}: parts of a padded dim")
+                dims[at] = Dim(tuple(digits), place // radix)
+            ends.append(replace(layout, dims=tuple(dims)))
+        return replace(self, operand=ends[0], result=ends[1], digits=None, part=frozenset()) if ends else self
 
 
 # ---- views ---------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from reshard.lower.exchange_rounds import ExchangeInPlace
+from reshard.lower.exchange_rounds import ExchangeInPlace, Transfer
 from reshard.lower.program import (
     AllGather,
     AllReduce,
@@ -28,11 +28,13 @@ from reshard.lower.program import (
     Exchange,
     InParts,
     Instruction,
+    Joint,
     Permute,
     Program,
     ReduceScatter,
 )
 from reshard.plans.plan import Plan, Step
+from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.claims import Query
 from reshard.proofs.symbolic.contract import StepContract, require
 from reshard.proofs.symbolic.element_sources import claim_collective
@@ -60,6 +62,13 @@ class Outline:
     instructions: tuple[Instruction | ByFormula, ...]
     tile_shapes: tuple[tuple[int, ...], ...]
     keep_source: bool
+
+
+class JointCost(NamedTuple):
+    """Collective calls of a step of several arrays, and the elements of its buffers; 0 where each array has its own."""
+
+    launches: int
+    buffers: int
 
 
 class Wire(NamedTuple):
@@ -170,6 +179,48 @@ def _step_claims(
     return []
 
 
+# ---- several arrays at once ----------------------------------------------------------------------
+
+
+def check_joint_launch(about: str, each: Sequence[Instruction], joint: Joint | None) -> JointCost:
+    """Checks that what several arrays do together in a step is what the instruction of each of them does alone; returns
+    its launches, and the elements of the buffers in which their blocks leave and arrive.
+
+    Blocks lie side by side, number by number: so the packed instruction has the same devices and as many blocks.
+    """
+    first = each[0]
+    if joint is None:  # Each runs its own.
+        launches = sum(count_received(instruction, 0).launches for instruction in each)
+        require(len(each) == 1 or not launches, f"{about}: arrays of one batch run one after another")
+        return JointCost(launches, 0)
+    require(all(type(other) is type(first) for other in each), f"{about}: other instructions in one launch")
+    if isinstance(joint, tuple):
+        exchanges = [step for step in each if isinstance(step, Exchange)]
+        require(list(joint) == exchanges == list(each), f"{about}: other exchanges than those of the arrays")
+        ends = [[[t[:2] for t in turn] for turn in step.rounds] for step in exchanges]
+        require(all(other == ends[0] for other in ends), f"{about}: exchanges between other devices in one launch")
+        messages = (itertools.chain(*turns) for turns in zip(*(step.rounds for step in exchanges), strict=True))
+        return JointCost(len(ends[0]), max(map(_count_staged, messages), default=0))
+    for name in ("groups", "pairs", "reduction"):
+        same = len({getattr(step, name, None) for step in (*each, joint.packed)}) == 1
+        require(same and type(joint.packed) is type(first), f"{about}: a packed launch of other {name}")
+    require(isinstance(first, AllGather | AllToAll | ReduceScatter | AllReduce | Permute), f"{about}: a local launch")
+    elements: list[int] = []
+    for side in ("send", "receive"):
+        views = tuple(getattr(step, side) for step in each if hasattr(step, side))
+        require(getattr(joint, side) == views, f"{about}: packed by other views than those of the arrays")
+        if not views:
+            continue
+        packed, total = getattr(joint.packed, side), sum(view.elements for view in views)
+        count = math.prod(views[0].digits[axis] for axis in views[0].blocks)
+        same = all(math.prod(view.digits[axis] for axis in view.blocks) == count for view in views)
+        digits, blocks = ((count, total // count), (0,)) if views[0].blocks else ((total,), ())
+        plain = packed == TileView((total,), (total,), digits, (0,) * len(digits), blocks)
+        require(same and plain, f"{about}: packed tiles with other blocks than those of the arrays")
+        elements.append(total)
+    return JointCost(1, sum(elements))
+
+
 # ---- memory and traffic --------------------------------------------------------------------------
 
 
@@ -223,15 +274,17 @@ def _moments_of_step(instruction: Instruction | ByFormula, before: int, after: i
 
 def _staged(step: Exchange) -> int:
     """The messages that one device sends and receives in a round, for the round and the device that have the most."""
-    most = 0
-    for transfers in step.rounds:
-        busy = Counter[int]()
-        for t in transfers:
-            if t.sender != t.receiver:
-                busy[t.sender] += t.elements
-                busy[t.receiver] += t.elements
-        most = max(most, *busy.values(), 0)
-    return most
+    return max(map(_count_staged, step.rounds), default=0)
+
+
+def _count_staged(turn: Iterable[Transfer]) -> int:
+    """The same for one round."""
+    busy = Counter[int]()
+    for t in turn:
+        if t.sender != t.receiver:
+            busy[t.sender] += t.elements
+            busy[t.receiver] += t.elements
+    return max(busy.values(), default=0)
 
 
 def count_received(instruction: Instruction | ByFormula, before: int) -> Wire:

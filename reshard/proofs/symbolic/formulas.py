@@ -11,12 +11,13 @@ coordinates and the spans of the box, as variables, so that one claim covers all
 
 Where the formulas shift a share by other coordinates of the receiver, the claim about rounds has these variables too.
 
-**What is shared with the lowering, and why.** The formulas themselves (`EvenRounds`, `sent_spans`,
-`received_spans`) are what is proved, so they must be the lowering's own: one that is wrong leaves a false claim. They
-take a refinement as input, and get the lowering's. Nothing else is taken from it: its digits must be those that `form`
-reads off the layouts, and the message, the rounds and the staging are computed from `form`'s digits. That `lower`
-writes the values of these formulas is compared on the messages of one device, whose blocks `transfers` reads; beyond
-`_MOST_SAMPLED` devices it is trusted.
+**What is shared with the lowering, and why.** The formulas themselves (`EvenRounds`, `EvenMessages`) are what is
+proved, so they must be the lowering's own: one that is wrong leaves a false claim. They take a refinement as input, and
+get the lowering's. Nothing else is taken from it: its digits must be those that `form` reads off the layouts, and the
+message, the rounds and the staging are computed from `form`'s digits. What the formulas give are blocks: a start at
+each end, which is a sum of coordinates times strides, and loops, which are the same for all devices. Both are read
+here, and by `transfers`, with strides of the prover's own. So the lists are right on every device if `lower` writes
+them in every turn for every receiver; that it does so is compared on one device, which must get each share once.
 """
 
 from __future__ import annotations
@@ -28,17 +29,14 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import UndecidedError
 from reshard.geometry.refine import RefinedDigit, refine
 from reshard.lower import lower_plan
-from reshard.lower.colouring import EvenRounds, RoundShift
-from reshard.lower.exchange_rounds import Exchange, received_spans, sent_spans
+from reshard.lower.colouring import RoundShift
+from reshard.lower.exchange_rounds import EvenMessages, Exchange
 from reshard.plans.plan import Step, StepSpec, chain
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
 from reshard.proofs.symbolic.contract import StepContract, count_values, require
-from reshard.proofs.symbolic.form import FormDigit
-from reshard.proofs.symbolic.transfers import boxes_of, check_messages
-
-_MOST_SAMPLED = 1 << 16
-"""On more devices no messages are lowered: the list of receivers alone would take as long as the proof."""
+from reshard.proofs.symbolic.form import FormDigit, Place
+from reshard.proofs.symbolic.transfers import boxes_of, check_messages, spans_of_loops
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,25 @@ class SymbolicCoordinate(NamedTuple):
         require(isinstance(turn, RoundDigit) and self.turned is None, "a share that no round numbers")
         return _Turning(self, cast(RoundDigit, turn))
 
-    def __mul__(self, times: object) -> RoundShift:  # pyright: ignore[reportIncompatibleMethodOverride]
-        require(isinstance(times, int) and self.turned is None, "a shift by something else than coordinates")
-        return RoundShift(cast(int, times), self.stride, self.radix)
+    def __mul__(self, times: object) -> _Offset:  # pyright: ignore[reportIncompatibleMethodOverride]
+        require(isinstance(times, int), "a multiple by something else than a number")
+        return _Offset(((cast(int, times), self),))
 
     def __sub__(self, own: SymbolicCoordinate) -> _CoordinateChange:
         require(own.turned is None, "a coordinate that is not the receiver's")
         return _CoordinateChange(self, own)
+
+
+class _Offset(NamedTuple):
+    """A sum of coordinates times numbers."""
+
+    terms: tuple[tuple[int, SymbolicCoordinate], ...]
+
+    def __add__(self, other: object) -> _Offset:  # pyright: ignore[reportIncompatibleMethodOverride]
+        require(other == 0 or isinstance(other, _Offset), "a start that is no sum of coordinates")
+        return self if other == 0 else _Offset((*self.terms, *cast(_Offset, other).terms))
+
+    __radd__ = __add__
 
 
 class _Turning(NamedTuple):
@@ -83,8 +93,10 @@ class _Turning(NamedTuple):
     shifts: tuple[RoundShift, ...] = ()
 
     def __add__(self, shift: object) -> _Turning:  # pyright: ignore[reportIncompatibleMethodOverride]
-        require(isinstance(shift, RoundShift), "a share shifted by something else than coordinates")
-        return _Turning(self.value, self.turn, (*self.shifts, cast(RoundShift, shift)))
+        require(isinstance(shift, _Offset), "a share shifted by something else than coordinates")
+        ((times, by),) = cast(_Offset, shift).terms
+        require(by.turned is None, "a share shifted by another share")
+        return _Turning(self.value, self.turn, (*self.shifts, RoundShift(times, by.stride, by.radix)))
 
     def __mod__(self, radix: int) -> SymbolicCoordinate:
         require(radix == self.value.radix, "a share counted by another radix")
@@ -147,13 +159,12 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     if r is None or not contract.operand.partial_as(contract.result):
         raise UndecidedError(f"{about}: not an even exchange")
     # The lowering's formulas, run on one device of unknown coordinates in a round of unknown digits.
-    even, here = EvenRounds.of_exchange(r, step.operand.mesh.size), cast(Any, SymbolicPosition())
+    messages, here = EvenMessages(r, step.operand.mesh.size, None), cast(Any, SymbolicPosition())
+    even = messages.even
     turn = cast(Any, [RoundDigit(f"j{at}") for at in range(len(even.shares))])
     sender = cast(SymbolicPosition, even.sender(here, turn)).replaced
     shares = cast("list[SymbolicCoordinate]", even.share(here, turn))
-    by_source = cast(Any, {digit.src: value for (digit, _), value in zip(even.shares, shares, strict=True)})
-    whole: list[tuple[int, int]] = [(0, a.radix) for a in r.digits if a.src is None and a.dst is None]
-    sent, received = sent_spans(r, here, whole), received_spans(r, by_source, whole)
+    (block,) = messages.blocks(here, cast(Any, tuple(shares)))
 
     require(_agree(r.digits, digits), f"{about}: other digits than the layouts have")
     for stride, size in contract.partial(contract.operand):
@@ -168,24 +179,35 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     swapped = any(a.src is not None and a.dst not in (None, a.src) for a in digits)
     # Without a digit that changes holders, one of the shares is the receiver's own.
     require(instruction.rounds >= (given if swapped else given - 1), f"{about}: rounds are left out")
-    if step.kind == "exchange" and step.operand.mesh.size <= _MOST_SAMPLED:
-        # The messages of the last device, none of whose coordinates is 0.
+    if step.kind == "exchange":
+        # The messages of the last device, none of whose coordinates is 0: it gets each share once.
+        last = step.operand.mesh.devices[-1]
         alone = chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate=True)
-        (lists,) = lower_plan(alone, step.operand.mesh.devices[-1]).instructions
+        lists = lower_plan(alone, last).instructions[0]
         require(isinstance(lists, Exchange), f"{about}: other lists than those of an exchange")
-        check_messages(cast(Exchange, lists), boxes_of(cast(Exchange, lists)), contract)
+        boxes = boxes_of(cast(Exchange, lists))
+        dst = check_messages(cast(Exchange, lists), boxes, contract)
+        own, arriving = boxes.receiver == last, [a.place for a in contract.after if a.src is not None]
+        got = {tuple(dst[place][at, 0] for place in arriving) for at in own.nonzero()[0]}
+        require(len(got) == given == own.sum(), f"{about}: a device gets {len(got)} of its {given} shares")
 
-    # Digit by digit, the box takes at the sender what the result's layout puts at the receiver.
+    # Digit by digit, the block takes at the sender what the result's layout puts at the receiver.
+    sent, received = (
+        _read_block(about, r.digits, local, start, loops)
+        for local, start, loops in zip(
+            (contract.before, contract.after),
+            cast(Any, (block.src, block.dst)),
+            spans_of_loops(block.axes, contract.before, contract.after),
+            strict=True,
+        )
+    )
     equal: list[tuple[str, str]] = []
     bounds: dict[str, int] = {}
     for at, a in enumerate(r.digits):
         names: list[str] = []
-        for spans, stride, replaced in ((sent, a.src, sender), (received, a.dst, {})):
-            if stride is not None:
-                value = replaced.get(stride, SymbolicCoordinate(stride, a.radix))
-            else:  # The span of a digit that moves is one value; that of a digit that stays is whole.
-                start, extent = cast("tuple[object, int]", spans[at])
-                value = start if isinstance(start, SymbolicCoordinate) and extent == 1 else None
+        for one, stride, replaced in ((sent, a.src, sender), (received, a.dst, {})):
+            # The span of a digit that moves is one value; that of a digit that stays is whole.
+            value = one.get(at) if stride is None else replaced.get(stride, SymbolicCoordinate(stride, a.radix))
             name = f"whole {a}" if value is None else f"c:{value.stride}"
             if value is not None and value.turned is not None:
                 name = f"share of {value.turned}"
@@ -193,6 +215,36 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
             names.append(name)
         equal.append((names[0], names[1]))
     return [Claim(about, tuple(bounds.items()), tuple(equal)), _rounds_claim(about, r.digits, sender, shares)]
+
+
+def _read_block(
+    about: str,
+    refined: Sequence[RefinedDigit],
+    local: Sequence[FormDigit],
+    start: _Offset | int,
+    loops: Mapping[Place, tuple[int, int]],
+) -> dict[int, SymbolicCoordinate]:
+    """The value that a block takes of each refined digit of a tile that is not whole in it, by number.
+
+    The loops take the digits that stay whole and one value of those that move; where it starts says which.
+    """
+    for a in local:
+        stays = a.src is None and a.dst is None
+        require(loops[a.place] == (0, a.radix if stays else 1), f"{about}: a block that takes other digits")
+    strides = {a.place: count_values(local[at + 1 :]) for at, a in enumerate(local)}
+    terms = () if start == 0 else cast(_Offset, start).terms
+    values: dict[int, SymbolicCoordinate] = {}
+    low: dict[int, int] = {}
+    for at in range(len(refined) - 1, -1, -1):
+        digit = refined[at]
+        place = digit.dim, low.get(digit.dim, 1)
+        low[digit.dim] = place[1] * digit.radix
+        if digit.radix > 1 and place in strides and (digit.src, digit.dst) != (None, None):
+            own = [value for times, value in terms if value.radix > 1 and times == strides[place]]
+            require(len(own) == 1, f"{about}: a block that starts elsewhere, dim {digit.dim}")
+            values[at] = own[0]
+    require(len(values) == sum(value.radix > 1 for _, value in terms), f"{about}: a block that starts elsewhere")
+    return values
 
 
 def _agree(refined: Sequence[RefinedDigit], digits: Sequence[FormDigit]) -> bool:

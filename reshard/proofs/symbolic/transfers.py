@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace
+from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, Transfer
 from reshard.lower.exchange_rounds import Place as SlotPlace
 from reshard.lower.program import AllGather, Permute
 from reshard.plans.rules.tile_view import TileView
@@ -44,7 +44,7 @@ from reshard.proofs.symbolic.contract import (
 from reshard.proofs.symbolic.form import FormDigit, Place, Tied
 from reshard.types.layout import Dim, Layout
 
-MOST_PIECES = 1024
+MOST_PIECES = 1 << 15
 """More pieces of one share are not compared with each other."""
 
 MOST_CELLS = 1 << 22
@@ -55,7 +55,8 @@ def broken_message_rule(step: object) -> str | None:
     """Which rule of messages an instruction breaks, whatever its layouts: None if it breaks none.
 
     What no run on one machine shows: a device that is busy twice in a round, a copy that would have to cross a wire
-    unseen, a second tile for one device, a gathered tile that falls into blocks.
+    unseen, a second tile for one device, a gathered tile that falls into blocks, a message that needs a buffer and has
+    none.
     """
     if isinstance(step, AllGather):
         return "a gathered tile is sent in blocks" if step.send.blocks else None
@@ -77,7 +78,21 @@ def broken_message_rule(step: object) -> str | None:
             return "a local copy goes to another device"
         if any(t.relayed for t in step.local):
             return "a local copy passes on what has yet to arrive"
+        if not step.staged and not all(map(_is_one_run, itertools.chain.from_iterable(step.rounds))):
+            return "a message without a buffer is not one run of memory at both ends"
     return None
+
+
+def _is_one_run(t: Transfer) -> bool:
+    """Whether a message stays on its device, or is one block of neighbours at both ends."""
+    if t.sender == t.receiver:
+        return True
+    below = 1
+    for extent, *strides in reversed(t.blocks[0].axes if t.blocks else ()):
+        if extent != 1 and strides != [below, below]:
+            return False
+        below *= extent
+    return len(t.blocks) == 1
 
 
 # ---- boxes ---------------------------------------------------------------------------------------
@@ -162,6 +177,23 @@ def _read_blocks(
     return rows[:, :3], spans[0], spans[1]
 
 
+def spans_of_loops(
+    loops: Sequence[tuple[int, int, int]], before: Sequence[FormDigit], after: Sequence[FormDigit]
+) -> tuple[dict[Place, tuple[int, int]], dict[Place, tuple[int, int]]]:
+    """What the loops of a block that starts at 0 take of each local digit of both tiles: (start, extent)."""
+    views: list[TileView] = []
+    for local in (before, after):
+        digits = tuple(a.radix for a in local)
+        views.append(TileView(digits, digits, digits, tuple(range(len(digits))), ()))
+    _, *ends = _read_blocks(loops, np.zeros((1, 5), np.int64), (views[0], views[1]))
+    require(all(len(spans) == 1 for spans in ends), "a block of several boxes")
+    src, dst = (
+        {a.place: (int(start), int(extent)) for a, (start, extent) in zip(local, spans[0].tolist(), strict=True)}
+        for local, spans in zip((before, after), ends, strict=True)
+    )
+    return src, dst
+
+
 # ---- exchanges -----------------------------------------------------------------------------------
 
 
@@ -178,26 +210,28 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
         return
     boxes = boxes_of(step)
     _check_summands(boxes, contract)
-    if not step.staged:  # Each message is then one box, and contiguous in memory at both ends.
-        count = len(step.local) + sum(map(len, step.rounds))
-        single = np.bincount(boxes.message, minlength=count)[len(step.local) :] == 1
-        require(np.all(single), "an unstaged message of several boxes")
-        sent = boxes.sender != boxes.receiver
-        for spans, view in ((boxes.src, step.send), (boxes.dst, step.receive)):
-            extents, begun = spans[sent, :, 1], np.zeros(int(sent.sum()), bool)
-            for axis, size in enumerate(view.digits):
-                contiguous = np.all(~begun | (extents[:, axis] == size))
-                require(contiguous, "an unstaged message that is not contiguous in memory")
-                begun |= extents[:, axis] > 1
     if contract.digits is not None and contract.operand.even and contract.result.even:
         _check_digits(step, boxes, contract)
     else:
+        contract = contract.between_parts()
         _check_tables(step, boxes, contract)
         _check_filled(boxes.receiver, boxes.dst, contract)
 
 
+def check_view_exchange(step: object, about: str, tiles: tuple[tuple[int, ...], ...], *, fills: bool) -> None:
+    """Checks what an exchange through a view says beside its blocks: runtimes other than numpy's go by that."""
+    require(isinstance(step, Exchange) and step.strided and step.fills == fills, f"{about}: another kind of exchange")
+    if isinstance(step, Exchange):
+        for view, tile in zip((step.send, step.receive), tiles, strict=True):
+            plain = view.tile == view.padded == view.digits == tile and view.dims == tuple(range(len(tile)))
+            require(plain and not view.blocks, f"{about}: a view of another tile")
+        relayed = any(t.relayed for turn in step.rounds for t in turn)
+        require(not relayed, f"{about}: a message passes on what has yet to arrive")
+
+
 def check_permute(step: Permute, contract: StepContract) -> None:
     """Checks that every receiver gets a tile whose held digits, at the sender, spell what the receiver's own spell."""
+    require(contract.operand.partial_as(contract.result), f"{contract.about}: summands change")
     pairs = read_rows(step.pairs, 2, "pairs")
     once = np.array_equal(np.sort(pairs[:, 1]), np.sort(np.array(contract.result.mesh.devices)))
     require(once, "the pairs do not have each receiver once")
@@ -315,7 +349,7 @@ def _check_digits(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
         key = key * a.radix + dst[a.place][:, 0]
     spans = np.concatenate([np.zeros((len(key), 2), np.int64), *(dst[a.place] for a in staying)], axis=1)
     pieces, which = np.unique(spans, axis=0, return_inverse=True)
-    _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying])
+    _check_pieces(pieces[:, 2:].reshape(len(pieces), len(staying), 2), [a.radix for a in staying], contract.about)
     wanted = contract.result.mesh.size * count_values(arriving) * len(pieces)
     arrived = len(np.unique(key * max(len(pieces), 1) + which.ravel()))
     require(arrived == wanted > 0, f"{contract.about}: of {wanted} pieces {arrived} arrive")
@@ -337,13 +371,13 @@ def _by_digit(spans: Ints, axes: list[list[FormDigit]]) -> dict[Place, Ints]:
     return by_place
 
 
-def _check_pieces(pieces: Ints, radices: Sequence[int]) -> None:
+def _check_pieces(pieces: Ints, radices: Sequence[int], about: str) -> None:
     """Checks that pieces do not overlap and together have all elements of a share."""
-    require(np.prod(pieces[..., 1], axis=1).sum() == math.prod(radices), "the pieces of a share are not all of it")
+    elements = np.prod(pieces[..., 1], axis=1).sum()
+    require(elements == math.prod(radices), "the pieces of a share are not all of it")
     require(len(pieces) <= MOST_PIECES, f"a share in {len(pieces)} pieces, too many to compare")
-    low, high = pieces[..., 0], pieces.sum(axis=2)
-    meet = np.all((low[:, None] < high[None]) & (low[None] < high[:, None]), axis=2)
-    require(meet.sum() == len(pieces), "two pieces of a share overlap")
+    edges = [np.unique([0, r, *pieces[:, i, 0], *pieces[:, i].sum(axis=1)]) for i, r in enumerate(radices)]
+    require(_cells_of(pieces, edges, about).all(), "two pieces of a share overlap")
 
 
 # ---- boxes of runs -------------------------------------------------------------------------------
@@ -354,7 +388,6 @@ def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
     about = contract.about
     by_dim = step.send.digits == contract.tiles[0] and step.receive.digits == contract.tiles[1]
     require(by_dim, "boxes of other axes than dims")
-    require(not contract.part, f"{about}: parts of an exchange of uneven boxes")
     dims = list(zip(contract.operand.dims, contract.result.dims, strict=True))
     # The sizes of dims that change, or that some box does not take whole, cannot vary.
     touched = {at for at, (a, b) in enumerate(dims) if a != b}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from reshard.errors import UndecidedError
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower import lower_plan
 from reshard.lower.colouring import EvenRounds, RoundShift
+from reshard.lower.exchange_rounds import EvenMessages
 from reshard.lower.program import Exchange, Permute
 from reshard.plans.plan import Step
 from reshard.proofs import plan_proof, prove
@@ -105,10 +110,21 @@ class Uneven(EvenRounds):
         self._shifts = {digit.src: [RoundShift(digit.radix - 1, head, digit.radix)] for digit, head in chained}
 
 
+def replace_rounds(monkeypatch: pytest.MonkeyPatch, rounds: type[EvenRounds]) -> None:
+    """Has the prover find other rounds than the lists have."""
+
+    class Replaced(EvenMessages):
+        def __init__(self, r: Refinement, devices: int, chunk: int | None) -> None:
+            super().__init__(r, devices, chunk)
+            self.even = rounds(r, spread=True)
+
+    monkeypatch.setattr(formulas, "EvenMessages", Replaced)
+
+
 def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
     plans = [plan for plan in formula_plans(16) if [step.kind for step in plan.steps] == ["exchange"]]
     monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
-    monkeypatch.setattr(formulas, "EvenRounds", Astray)
+    replace_rounds(monkeypatch, Astray)
     refused = 0
     for plan in plans:
         r = refine(plan.source, plan.target)
@@ -132,9 +148,54 @@ def test_shifted_rounds_are_proved_unless_some_device_sends_twice(
     step = exchange(source, target, mesh)
     contract, formula = contract_of(step.operand, step.result), formula_of_step(step)
     decide_claims(formula_claims(step, contract, formula))
-    monkeypatch.setattr(formulas, "EvenRounds", Uneven)
+    replace_rounds(monkeypatch, Uneven)
     with pytest.raises(UndecidedError, match="fails where"):
         decide_claims(formula_claims(step, contract, formula))
+
+
+WRONG_BLOCKS: dict[str, Callable[[Any], Any]] = {
+    "twice the start": lambda block: block._replace(src=block.src + block.src),
+    "the start of the other end": lambda block: block._replace(src=block.dst, dst=block.src),
+    "no start": lambda block: block._replace(dst=0),
+    "a loop left out": lambda block: block._replace(axes=block.axes[1:]),
+    "a loop of one more": lambda block: block._replace(axes=(block.axes[0]._replace(extent=6), *block.axes[1:])),
+    "a shorter loop": lambda block: block._replace(axes=(block.axes[0]._replace(extent=4), *block.axes[1:])),
+    "loops in another order": lambda block: block._replace(axes=block.axes[::-1]),
+    "a loop of other strides": lambda block: block._replace(axes=(block.axes[0]._replace(src=1), *block.axes[1:])),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_BLOCKS)
+@pytest.mark.parametrize("mesh", [Mesh(x=3), Mesh(x=3, y=1 << 16)], ids=["small", "large"])
+def test_blocks_that_are_wrong_are_not_proved(wrong: str, mesh: Mesh, monkeypatch: pytest.MonkeyPatch):
+    """On any number of devices: what the formula of a block gives is read, as what it lists is."""
+    step = exchange("f32[{x}5, 6]", "f32[15, {x}2]", mesh)
+    contract, formula = contract_of(step.operand, step.result), formula_of_step(step)
+    right = EvenMessages.blocks
+    decide_claims(formula_claims(step, contract, formula))
+
+    def blocks(self: EvenMessages, receiver: Any, numbers: Any) -> list[Any]:
+        made = right(self, receiver, numbers)
+        return list(map(WRONG_BLOCKS[wrong], made)) if isinstance(receiver, SymbolicPosition) else made
+
+    monkeypatch.setattr(EvenMessages, "blocks", blocks)
+    with pytest.raises(UndecidedError):
+        decide_claims(formula_claims(step, contract, formula))
+
+
+def test_a_list_without_a_share_is_not_proved(monkeypatch: pytest.MonkeyPatch):
+    """A device that gets one of its shares twice and another one never, at any number of devices."""
+    step = exchange("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3, y=1 << 16))
+    contract, formula = contract_of(step.operand, step.result), formula_of_step(step)
+
+    def lower(plan: Any, device: int) -> Any:
+        program = lower_plan(plan, device)
+        (listed,) = program.instructions
+        return dataclasses.replace(program, instructions=(dataclasses.replace(listed, rounds=listed.rounds[1:]),))
+
+    monkeypatch.setattr(formulas, "lower_plan", lower)
+    with pytest.raises(UndecidedError, match="a device gets 2 of its 3 shares"):
+        formula_claims(step, contract, formula)
 
 
 def test_a_refinement_of_other_digits_is_refused():

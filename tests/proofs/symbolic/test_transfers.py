@@ -27,6 +27,7 @@ from reshard.proofs.symbolic.contract import StepContract
 from reshard.proofs.symbolic.form import Tied
 from reshard.proofs.symbolic.transfers import (
     boxes_of,
+    broken_message_rule,
     check_exchange,
     check_exchange_in_place,
     check_permute,
@@ -84,25 +85,20 @@ EVEN = ("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
 UNEVEN = ("f32[{x}3/10]", "f32[{y}5]", Mesh(x=4, y=2))
 
 
-def test_unstaged_messages_are_one_contiguous_box():
-    """Whole rows are contiguous on both sides; columns are not."""
-    step, contract = lowered("exchange", "f32[{x}5]", "f32[15]", Mesh(x=3))
-    assert not step.staged
-    check_exchange(step, contract)
-    step, contract = lowered("exchange", *EVEN)
-    assert step.staged
-    with pytest.raises(UndecidedError, match="not contiguous in memory"):
-        check_exchange(replace(step, staged=False), contract)
-
-
-def test_unstaged_messages_of_several_boxes_are_refused():
-    """The first message is cut into two boxes of the same elements: right if staged."""
-    step, contract = lowered("exchange", "f32[{x}5]", "f32[15]", Mesh(x=3))
+def test_a_message_without_a_buffer_is_one_run_of_memory():
+    """Whole rows are contiguous on both sides; columns are not, nor are two blocks: those are right if staged."""
+    step, _ = lowered("exchange", "f32[{x}5]", "f32[15]", Mesh(x=3))
+    assert not step.staged and broken_message_rule(step) is None
     first, *others = step.rounds[0]
     halves = tuple(block_part(first.blocks[0], [span]) for span in ((0, 2), (2, 3)))
-    turn = (first._replace(blocks=halves), *others)
-    with pytest.raises(UndecidedError, match="several boxes"):
-        check_exchange(replace(step, rounds=(turn, *step.rounds[1:])), contract)
+    backwards = (Block(9, 9, (Axis(5, -1, -1),)),)
+    columns, _ = lowered("exchange", *EVEN)
+    assert columns.staged
+    turns = ((first._replace(blocks=blocks), *others) for blocks in (halves, backwards, ()))
+    cut = [replace(step, rounds=(turn, *step.rounds[1:])) for turn in turns]
+    for wrong in (replace(columns, staged=False), *cut):
+        assert "not one run of memory" in str(broken_message_rule(wrong))
+        assert broken_message_rule(replace(wrong, staged=True)) is None
 
 
 def test_blocks_by_hand():
@@ -180,10 +176,10 @@ def test_permutes(source: str, target: str, mesh: Mesh):
 def test_the_pieces_of_a_share_tile_it(pieces: list, what: str | None):
     """A share of 5 by 2 elements, as (start, extent) along both digits."""
     if what is None:
-        transfers._check_pieces(np.array(pieces), [5, 2])
+        transfers._check_pieces(np.array(pieces), [5, 2], "a step")
     else:
         with pytest.raises(UndecidedError, match=what):
-            transfers._check_pieces(np.array(pieces), [5, 2])
+            transfers._check_pieces(np.array(pieces), [5, 2], "a step")
 
 
 def test_too_many_pieces_are_not_compared(monkeypatch: pytest.MonkeyPatch):
