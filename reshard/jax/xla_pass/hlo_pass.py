@@ -54,7 +54,8 @@ from reshard.jax.xla_pass.fragments import (
 from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 
 _ROUNDS = 4
-_TRIES = 6
+_TRIES, _FEWER_TRIES, _LARGE = 6, 2, 1 << 17
+"""Compilations that look for the chains that raise a peak; in a module of so many bytes, each takes a second."""
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
 
 
@@ -108,12 +109,9 @@ def improve_module(
     why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
     if why is None:
         try:
-            before = peaks.of(None)
-            if improved.has_excess and peaks.of(improved.module).peak_bytes > before.peak_bytes:
-                # Plans that need more than their chains may be what raises it: once more, without those.
-                improved = _improve_in_rounds(module, fragments, options, False)
-            why = explain_no_better(before, peaks.of(improved.module), options)
-            if peaks.of(improved.module).peak_bytes > before.peak_bytes:
+            before, after = peaks.of(None), peaks.of(improved.module)
+            why = explain_no_better(before, after, options)
+            if after.peak_bytes > before.peak_bytes:
                 return _leave_out_chains(module, fragments, options, peaks, improved, why)
         except SpliceError as error:
             why = str(error)
@@ -127,16 +125,22 @@ def _leave_out_chains(
 
     Each try is a compilation, so there are few of them: what has not been tried by then is left as well.
     """
+    before = peaks.of(None)
+    if whole.has_excess:  # Plans that need more than their chains may be what raises it: once more, without those.
+        best = _improve_in_rounds(module, fragments, options, False)
+        if best.module is not None and not explain_no_better(before, peaks.of(best.module), options):
+            return best
     replaced = [place for place in whole.places if place.replaced]
     replaced.sort(key=lambda place: (place.planned_bytes or 0) - place.received_bytes)
     names = [place.collectives[0].name for place in replaced]
     best, kept = whole.leave(why), set[str]()
-    untried, tries = _halve(names), 0
-    while untried and tries < _TRIES:
-        group, tries = untried.pop(0), tries + 1
+    # Counted, and not timed: all processes that compile the program must come to the same module.
+    untried, tries = _halve(names), _TRIES if len(module) < _LARGE else _FEWER_TRIES
+    while untried and tries:
+        group, tries = untried.pop(0), tries - 1
         left = {name: why for name in names if name not in kept and name not in group}
-        one = _improve_in_rounds(module, fragments, options, False, left)
-        if one.module is not None and not explain_no_better(peaks.of(None), peaks.of(one.module), options):
+        one = _improve_in_rounds(module, fragments, options, True, left)
+        if one.module is not None and not explain_no_better(before, peaks.of(one.module), options):
             best, kept = one, kept.union(group)
         else:
             untried[:0] = _halve(group)
