@@ -150,7 +150,8 @@ def _compare_random(options: argparse.Namespace) -> int:
         finally:
             for child in children:
                 child.kill()
-        rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+        lines = [path.read_text().splitlines() for path in paths]
+        rows = [[json.loads(line) for line in each if line.startswith("{")] for each in lines]  # gloo prints as well
     for same_seed in zip(*rows, strict=True):
         wrong = {text for row in same_seed for text in row["violations"]}
         print("".join(f"{same_seed[0]['program']}: {text}\n" for text in sorted(wrong)), end="", flush=True)
