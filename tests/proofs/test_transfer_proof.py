@@ -224,3 +224,50 @@ def test_what_would_take_all_memory_is_undecided() -> None:
     with pytest.raises(UndecidedError):
         rs.verify([far[0]._replace(target_offset=2**61), far[1]._replace(step=1)], SOURCE, TARGET)
     assert rs.verify([(d, d, 0, 0, 1099511627776) for d in (0, 1)], whole, whole).ratio == 1.0
+
+
+def placed(text: str, count: int, first: int = 0) -> rs.Layout:
+    """A layout on one axis `d` of devices from `first` on."""
+    return rs.Layout.parse(text, rs.Mesh({"d": count}, device_ids=range(first, first + count)))
+
+
+PUBLIC_BUGS: dict[str, tuple[rs.Move, list[Any], str]] = {
+    # pytorch#179502: 12 x 8, split by columns, seen as 16 x 6, split by rows, without that anything moves.
+    "a view that needs a move": (
+        rs.Move(placed("f32[12, {d}2]", 4), placed("f32[{d}24]", 4), view="a b -> (a b)"),
+        [(rank, rank, 0, 0, 24) for rank in range(4)],
+        r"device 0 must hold element \(0, 2\) .* but element \(1, 0\)",
+    ),
+    # vllm#52516: 4 heads, each on two of 8 ranks; the rank that has one head is taken for one that has all.
+    "replicated heads taken for a whole cache": (
+        rs.Move(placed("u8[{d:(1)4}1, 16]", 8), placed("u8[4, 16]", 1, 8)),
+        [(0, 8, 0, 0, 16)],
+        r"device 8 must hold element \(1, 0\) .* but no transfer writes it",
+    ),
+    # sglang#19086: 2 heads, each on two of 4 ranks, counted as 4: every rank writes a head of its own.
+    "more heads than there are": (
+        rs.Move(placed("u8[{d:(1)2}1, 8]", 4), placed("u8[2, 8]", 1, 4)),
+        [(rank, 4, 0, 8 * rank, 8) for rank in range(4)],
+        r"transfer 2 writes elements 16 to 23 of the tile of device 4, which has room for 16",
+    ),
+    # TensorRT-LLM#6507: pages are token x head x element, and are split as if they were head x token x element.
+    "heads before tokens": (
+        rs.Move(placed("f16[4, 2, 2]", 1), placed("f16[4, {d}1, 2]", 2, 1)),
+        [(0, 1 + head, 8 * head, 0, 8) for head in range(2)],
+        r"device 2 must hold element \(0, 1, 0\) .* but element \(2, 0, 0\)",
+    ),
+    # cubed#896: two tasks each read a chunk, fill their part and write all of it back.
+    "a chunk that two tasks write": (
+        rs.Move(placed("f32[{d}3]", 2), placed("f32[6]", 1, 2)),
+        [(0, 2, 0, 0, 3), (1, 2, 0, 3, 3), (1, 2, 0, 0, 3)],
+        r"transfers 0 and 2 both write element 0 of the tile of device 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", PUBLIC_BUGS)
+def test_public_bugs_are_refuted(bug: str) -> None:
+    move, transfers, message = PUBLIC_BUGS[bug]
+    with pytest.raises(ProofError, match=message):
+        rs.verify(transfers, move)
+    assert rs.verify(rs.plan(move).to_descriptors(), move).ratio <= 2
