@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
+from reshard.errors import BudgetError, LayoutError, PlanError
 from reshard.jax import eager, redistribute
 from reshard.jax.crossing import across, host
 from reshard.jax.request import ReshardRequest, plan_across
@@ -228,14 +228,14 @@ def test_a_source_that_contradicts_the_array_is_refused() -> None:
         redistribute(x, NamedSharding(mesh([4, 5], t=2), P("t")), source=NamedSharding(here, P("b")))
 
 
-def test_traced_moves_are_refused() -> None:
+def test_compiled_moves_are_refused_and_derivatives_are_not() -> None:
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P("t"))
     x = jax.device_put(filled((16, 8)), source)
-    for transformed in (jax.jit, lambda f: jax.grad(lambda v: f(v).sum())):
-        with pytest.raises(PlanError, match=r"different devices.*a concrete array"):
-            transformed(lambda v: redistribute(v, target, source=source))(x)
-    with pytest.raises(MeshError, match="on one set of devices"):
-        jax.grad(lambda v: redistribute(v, target).sum())(x)
+    for known in (source, None):
+        gradient = jax.grad(lambda v, s=known: (redistribute(v, target, source=s) ** 2).sum())(x)
+        assert gradient.sharding == source and np.array_equal(gradient, 2 * filled((16, 8)))
+    with pytest.raises(PlanError, match=r"different devices.*a concrete array"):
+        jax.jit(lambda v: redistribute(v, target, source=source))(x)
     with pytest.raises(ValueError, match="incompatible devices"):  # JAX's own: tracing knows no devices.
         jax.jit(lambda v: redistribute(v, target))(x)
 
