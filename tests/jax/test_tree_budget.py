@@ -150,6 +150,15 @@ def test_donated_leaves_are_freed_early(monkeypatch: pytest.MonkeyPatch) -> None
         assert_exact(y, target, values + n)
 
 
+def test_an_array_of_two_leaves_is_freed_by_the_last() -> None:
+    """It goes to other devices, which frees a donated source while it is sent."""
+    x, targets = jax.device_put(filled((16, 8)), on("x")), {"a": other("s"), "b": other(None, "t")}
+    moved = redistribute(dict.fromkeys(targets, x), targets, budget=1 << 20, donate=True)
+    for name, target in targets.items():
+        assert_exact(moved[name], target, filled((16, 8)))
+    assert x.is_deleted()
+
+
 # ---- all kinds of leaves ---------------------------------------------------------------------------
 
 

@@ -98,6 +98,26 @@ def test_a_map_after_another_has_the_pairs_of_both():
     assert composed > 10
 
 
+def test_every_small_map_after_another_has_the_pairs_of_both():
+    """A second map that takes any window of the array between, by any step, whatever the digits of the first."""
+    composed = 0
+    for sizes in ((12,), (3, 4), (2, 6), (2, 3, 2)):
+        places = [prod(sizes[at + 1 :]) for at in range(len(sizes))]
+        for order in itertools.permutations(range(len(sizes))):
+            sources = [prod(sizes[later] for later in order[order.index(at) + 1 :]) for at in range(len(sizes))]
+            first = canonical_map(zip(sizes, sources, places, strict=True))
+            there = pairs(first)
+            for start, count, step in itertools.product(range(12), range(1, 7), range(1, 7)):
+                if start + (count - 1) * step < 12:
+                    second = canonical_map([(count, step, 1)], start)
+                    both = compose_maps(first, second)
+                    if both is not None:
+                        moved = pairs(second)
+                        assert pairs(both) == {i: moved[j] for i, j in there.items() if j in moved}, (first, second)
+                        composed += 1
+    assert composed > 1000
+
+
 def test_a_view_and_its_inverse_make_the_identity():
     turn = canonical_map([(3, 4, 1), (4, 1, 3)])
     assert compose_maps(turn, canonical_map([(4, 3, 1), (3, 1, 4)])) == canonical_map([(12, 1, 1)])
