@@ -56,12 +56,15 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
             source, target = random_layout(choose, mesh, shape, "int32"), random_layout(choose, other, shape, "int32")
             move = any_options(choose, source, target)
             name = f"{at}: {source} -> {target} on {source.mesh!r}, {target.mesh}, {nodes} nodes, {move}"
-            yield name, partial(_moved, comm, team, source, target, move)
+            # In every other move, what goes to a rank is several messages, as it is where tiles are large.
+            longest = 16 if at % 2 else chunks.UNBUFFERED
+            yield name, partial(_moved, comm, team, source, target, move, longest)
 
 
-def _moved(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
+def _moved(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move: MoveOptions, longest: int) -> None:
     """The ranks find out when they make the call whether there is room."""
-    with mock.patch.object(prepare, "is_aggregated", lambda *given: True):
+    cuts = mock.patch.object(chunks, "UNBUFFERED", longest)
+    with mock.patch.object(prepare, "is_aggregated", lambda *_: True), cuts:
         prepare._plan_tile.cache_clear()
         check_move(comm, team, source, target, move)
     prepare._plan_tile.cache_clear()
