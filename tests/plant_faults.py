@@ -58,7 +58,7 @@ def plant(fault: Fault, root: Path) -> None:
 def is_found(fault: Fault, root: Path) -> bool:
     """Whether a test fails in the tree at `root`, in which the fault is planted."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not sweep"]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         run = subprocess.run(
             [*command, *fault.tests.split()], cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT
@@ -86,13 +86,14 @@ def main() -> int:
     options = parser.parse_args()
     faults = [fault for fault in read_faults(options.files) if options.only in (None, fault.name)]
     missed: list[str] = []
-    for fault in faults:
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            copy_tree(root)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        copy_tree(root)
+        for fault in faults:
             plant(fault, root)
             start = time.monotonic()
             found = is_found(fault, root)
+            shutil.copy2(ROOT / fault.file, root / fault.file)
             missed += [] if found else [fault.name]
             print(f"{'found' if found else 'MISSED':8} {time.monotonic() - start:6.1f} s  {fault.name}", flush=True)
     print(f"{len(faults) - len(missed)} of {len(faults)} found" + (f"; missed: {', '.join(missed)}" if missed else ""))
