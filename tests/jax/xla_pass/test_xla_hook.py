@@ -306,15 +306,16 @@ def test_what_may_round_anew_stays_where_bits_must_be_the_same(compute, stays):
 
 
 def test_the_peak_does_not_rise_as_compiled():
-    """It rose by 16 to 36%: the plan for the first constraint made XLA keep more at the second."""
+    """It rose by 20%."""
     here = JaxMesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 
     def put(a, *spec):
         return jax.lax.with_sharding_constraint(a, NamedSharding(here, P(*spec)))
 
     def run(a):
-        return put(jnp.einsum("abc,adc->abd", put(a, None, "x", "y"), a), "x")
+        return put(jnp.einsum("abc,cd->abd", put(a, None, "x", "y"), table), "x")
 
+    table = np.arange(32 * 32, dtype="float32").reshape(32, 32) / 100
     data = jax.ShapeDtypeStruct((32,) * 3, "float32", sharding=NamedSharding(here, P(None, None, ("x", "y"))))
     plain, ours, log = both(run, data)
     peaks = [compiled_peak_bytes(one.memory_analysis()) for one in (plain, ours)]
