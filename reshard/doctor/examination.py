@@ -57,13 +57,14 @@ def examine(
     network: Network | str | None = None,
     compiled: CompiledMemory | None = None,
     platform: str | None = None,
+    processes: int = 1,
 ) -> Report:
     """Reports every place where a compiled program moves data between devices.
 
     `text` is the optimized HLO: `compiled.as_text()`, or a dump of XLA. `known` lists the moves that the program is
     known to ask for, which name its lines and axes better than HLO does. `network` is that of `reshard.plan`.
     `compiled` is the compiler's own account of the program's memory. `platform` is `cpu`, `gpu` or `tpu`; without it,
-    the text says.
+    the text says. `processes` share it: between several, sums of floats on CPU stay as they are.
 
     Raises `NotationError` if the text is not an HLO module.
 
@@ -90,7 +91,7 @@ def examine(
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
     _check_operands(module)
-    options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text))
+    options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text), processes)
     examination = _Examination(module, collectives, moves, options)
     places = sort_by_waste(examination.places())
     devices = count_devices(module, collectives)

@@ -24,7 +24,7 @@ from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
 from reshard.jax.stablehlo_pass.module_pass import check_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import make_compilable
-from reshard.jax.xla_pass.fragments import print_module
+from reshard.jax.xla_pass.fragments import Fragments, print_module
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
 from reshard.synth.options import PlanOptions
@@ -105,7 +105,10 @@ def _examine_text(
     # The compiler's own figures for its memory, if the backend has them.
     names = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes", "alias_size_in_bytes")
     memory = None if stats is None else CompiledMemory(*(int(getattr(stats, name)) for name in names))
-    return examine(text, known=known, network=chosen, compiled=memory, platform=devices[0].platform)
+    placed = Fragments(devices)
+    return examine(
+        text, known=known, network=chosen, compiled=memory, platform=placed.platform, processes=placed.processes
+    )
 
 
 def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:
