@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import mul
 from typing import NamedTuple
 
 from reshard.geometry.overlap import (
@@ -200,18 +201,38 @@ def _misses_all(group: DimGroup) -> bool:
     most = math.prod(fullest_piece(dim) for dim in group.after)
     if (stats := _closed_stats(group)) is not None:
         return any(most and tile.needed == most and not tile.held for tile in stats.tiles)
-    if not most:
-        return False
-    # In steps of about 0.618 of their number: if many devices are like this, one is met early.
-    step = next(s for s in itertools.count(int(group.size * 0.618) | 1) if math.gcd(s, group.size) == 1)
-    devices = _pieces_of_devices(group)
-    for at in range(group.size):
-        home, wanted = devices[at * step % group.size]
-        tile = _tile_shares(group, wanted)
-        lacks = any(p not in dim.by_source for p, dim in zip(home, tile, strict=False))
-        if lacks and math.prod(dim.needed for dim in tile) == most:
-            return True
-    return False
+    figures = _figures_of_devices(group)
+    return most > 0 and (most, 0) in set(zip(figures.needed, figures.held, strict=True))
+
+
+class _DeviceFigures(NamedTuple):
+    """Of each device of a group, in columns: its pieces before and after, the elements that it needs, those of them
+    that it holds, the source pieces that it needs, whether it holds part of each dim, and its largest share.
+    """
+
+    home: Sequence[Pieces]
+    wanted: Sequence[Pieces]
+    needed: Sequence[int]
+    held: Sequence[int]
+    pieces: Sequence[int]
+    owns: Sequence[bool]
+    largest: Sequence[int]
+
+
+@lru_cache(maxsize=16)
+def _figures_of_devices(group: DimGroup) -> _DeviceFigures:
+    """The figures of all devices, each a product over dims, dim by dim: a mesh may have thousands of devices."""
+    home, wanted = _pieces_of_devices(group)
+    devices, dims = len(home), [dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
+    needed, held, pieces, largest = [1] * devices, [1] * devices, [1] * devices, [1] * devices
+    for of, before, after in zip(dims, zip(*home, strict=True), zip(*wanted, strict=True), strict=False):
+        shares = [of[q] for q in after]
+        here = [share.by_source.get(p, 0) for p, share in zip(before, shares, strict=True)]
+        needed = list(map(mul, needed, [share.needed for share in shares]))
+        held = list(map(mul, held, here))
+        pieces = list(map(mul, pieces, [len(share.by_source) for share in shares]))
+        largest = list(map(mul, largest, [share.largest for share in shares]))
+    return _DeviceFigures(home, wanted, needed, held, pieces, [count > 0 for count in held], largest)
 
 
 def _one_sided_stats(group: DimGroup) -> ExchangeStats | None:
@@ -240,25 +261,18 @@ def _one_sided_stats(group: DimGroup) -> ExchangeStats | None:
 
 
 def _counted_stats(group: DimGroup) -> ExchangeStats:
-    devices = Counter(_pieces_of_devices(group))
-    tiles = {wanted: _tile_shares(group, wanted) for wanted in {wanted for _, wanted in devices}}
-    largest = {wanted: math.prod(dim.largest for dim in tile) for wanted, tile in tiles.items()}
-    kinds: set[TileKind] = set()
-    holders, wants, own, sent = Counter[Pieces](), Counter[Pieces](), Counter[Pieces](), 0
-    for (home, wanted), count in devices.items():
-        tile = tiles[wanted]
-        held = [dim.by_source.get(p, 0) for p, dim in zip(home, tile, strict=False)]
-        needed, pieces = math.prod(dim.needed for dim in tile), math.prod(len(dim.by_source) for dim in tile)
-        kinds.add(TileKind(needed, math.prod(held), pieces, int(all(held))))
-        if largest[wanted] > sent:
-            sent = max(sent, largest_sent(home, tile))
-        holders[home] += count
-        wants[wanted] += count
-        if all(held):
-            own[home] += count
-    requests = _count_requests(group, wants)
+    home, wanted, needed, held, pieces, owns, largest = _figures_of_devices(group)
+    tiles = frozenset(map(TileKind, needed, held, pieces, map(int, owns)))
+    holders, own = Counter(home), Counter(itertools.compress(home, owns))
+    sent = 0
+    # Those of the largest shares first, so that few are looked at: most devices have the largest one elsewhere.
+    for share, before, after in sorted(set(zip(largest, home, wanted, strict=True)), reverse=True):
+        if share <= sent:
+            break
+        sent = max(sent, largest_sent(before, _tile_shares(group, after)))
+    requests = _count_requests(group, Counter(wanted))
     asked = frozenset(PieceKind(count, own[source], holders[source]) for source, count in requests.items())
-    return ExchangeStats(frozenset(kinds), asked, max(largest.values(), default=0), sent)
+    return ExchangeStats(tiles, asked, max(largest, default=0), sent)
 
 
 class DimShares(NamedTuple):
@@ -278,6 +292,10 @@ def dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
     """The shares of every piece of a target dim."""
     listed: list[DimShares] = []
     for by_source in shared_elements(source, target):
+        if len(by_source) == 1:
+            ((at, count),) = by_source.items()
+            listed.append(DimShares(by_source, count, count, at, 0))
+            continue
         other, largest = (0, 0, *sorted(by_source.values()))[-2:]
         at = max(by_source, key=by_source.__getitem__, default=-1)
         listed.append(DimShares(by_source, sum(by_source.values()), largest, at, other))
@@ -324,8 +342,8 @@ def _count_requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     return requests
 
 
-def _pieces_of_devices(group: DimGroup) -> list[tuple[Pieces, Pieces]]:
-    """The pieces that each device of a group holds before, and after."""
+def _pieces_of_devices(group: DimGroup) -> tuple[list[Pieces], list[Pieces]]:
+    """The pieces that each device of a group holds before, and those that it holds after."""
     old, new = group.meshes
     summand = [group.along([axis], old) for axis in group.partial]
     home, wanted = group.pieces(group.before, old), group.pieces(group.after, new)
@@ -333,10 +351,11 @@ def _pieces_of_devices(group: DimGroup) -> list[tuple[Pieces, Pieces]]:
         # Then all devices are one group, in the order of `old`.
         order = [new.position(device) for device in old.devices]
         wanted = [[numbers[at] for at in order] for numbers in wanted]
-    rows: list[list[Pieces]] = []
-    for columns in ([*home, *summand], [*wanted, *summand]):
-        rows.append(list(zip(*columns, strict=True)) if columns else [()] * group.size)
-    return list(zip(*rows, strict=True))
+    rows = [
+        list(zip(*columns, strict=True)) if columns else [()] * group.size
+        for columns in ([*home, *summand], [*wanted, *summand])
+    ]
+    return rows[0], rows[1]
 
 
 # A dim in contiguous pieces before and after, in closed form.

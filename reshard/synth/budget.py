@@ -67,8 +67,9 @@ def _cut_step(step: Step, budget: int) -> StepSpec | None:
         return step.spec
     fitting: list[tuple[int, StepSpec]] = []
     if step.kind != "exchange":
-        # A collective goes in the fewest parts whose scratch fits.
-        for count in possible_counts(step.operand, step.result):
+        # A collective goes in the fewest parts whose scratch fits: at least the copies of one part.
+        copies = step.operand.tile_bytes + step.result.tile_bytes
+        for count in (count for count in possible_counts(step.operand, step.result) if copies <= spare * count):
             mode = StepMode(parts=count)
             cut = check_step(step.kind, step.operand, step.result, mode)
             if cut.scratch <= spare:
@@ -113,9 +114,11 @@ def _smallest_peak(plan: Plan) -> int:
         if step.operand.partial_as(step.result):
             scratch = 0  # An exchange in chunks: at the limit, of no bytes.
         else:
-            # A reduction in its smallest parts.
-            for count in possible_counts(step.operand, step.result):
-                mode = StepMode(parts=count)
-                scratch = min(scratch, check_step(step.kind, step.operand, step.result, mode).scratch)
+            # A reduction in its smallest parts, whose copies say of most others that they are larger.
+            copies = step.operand.tile_bytes + step.result.tile_bytes
+            for count in reversed(possible_counts(step.operand, step.result)):
+                if copies < scratch * count:
+                    mode = StepMode(parts=count)
+                    scratch = min(scratch, check_step(step.kind, step.operand, step.result, mode).scratch)
         most = max(most, step.live_bytes - step.cost.scratch + scratch)
     return most

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.whole import primes
 
 
 class Cut(NamedTuple):
@@ -136,8 +137,13 @@ def possible_counts(operand: Layout, result: Layout) -> tuple[int, ...]:
     r = refine(operand, result)
     if r is None:
         return ()
-    radices = {radix for _, radix, _ in _list_local_digits(r, operand)}
-    return tuple(sorted({count for radix in radices for count in range(2, radix + 1) if radix % count == 0}))
+    counts: set[int] = set()
+    for radix in {radix for _, radix, _ in _list_local_digits(r, operand)}:
+        divisors = {1}
+        for prime in primes(radix):
+            divisors |= {prime * divisor for divisor in divisors}
+        counts |= divisors
+    return tuple(sorted(counts - {1}))
 
 
 def _list_local_digits(r: Refinement, operand: Layout) -> Iterator[tuple[int, int, int]]:

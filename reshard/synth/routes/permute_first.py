@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import islice, pairwise, permutations
 
 from reshard.errors import LayoutError, StepError
@@ -62,10 +63,15 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if holders is None:
         return
     seen: set[tuple[Layout, ...]] = set()
+
+    @cache  # Guesses have most of their states in common.
+    def make(state: tuple[tuple[Prime, ...], ...]) -> Layout:
+        return _make_layout(pair.source, state)
+
     # Without a common refinement all guesses are tried, else permutes that let the source count as the target does.
     for states in _guess_states(pair.source, pair.target, *holders, thorough=refinement is None):
         try:
-            layouts = [_make_layout(pair.source, state) for state in states]
+            layouts = [make(tuple(map(tuple, state))) for state in states]
         except LayoutError:  # sub-axes that cannot coexist in one layout
             continue
         path = [after for before, after in pairwise([pair.source, *layouts, pair.target]) if before != after]
@@ -325,7 +331,7 @@ def _holders_of_both(source: Layout, target: Layout) -> tuple[Holders, Holders] 
     return ends[0], ends[1]
 
 
-def _make_layout(source: Layout, state: Holders) -> Layout:
+def _make_layout(source: Layout, state: Sequence[Sequence[Prime]]) -> Layout:
     """The contiguous layout with these holders."""
     mesh = source.mesh
     axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
