@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from reshard.errors import PlanError
 from reshard.geometry.blocks import Axis, Block, cut_block, measure_pieces, split_box
@@ -84,7 +84,8 @@ class Exchange:
     `send` and `receive` are the tiles, reshaped to the digits that the axes of blocks follow. `receivers` are the
     devices that have a tile of the result; in a crossing these are not the ones that have the operand's. If it `fills`
     part of the result, the tile is there already, and its other parts stay. Where a view ties the two ends together,
-    the blocks are `strided`: their elements come in another order at the other end, and are no slices of digits.
+    the blocks are `strided`: their elements come in another order at the other end, and are no slices of digits. With a
+    `dtype`, elements are cast to it: before they are sent if it is narrower, else after they have arrived.
     """
 
     send: TileView
@@ -95,6 +96,7 @@ class Exchange:
     staged: bool
     fills: bool = False
     strided: bool = False
+    dtype: str | None = None
 
     @cached_property
     def sliced(self) -> tuple[tuple[Transfer, ...], Rounds]:
@@ -211,6 +213,7 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         staged=step.cost.scratch > 0,
         fills=view is not None and view.into,
         strided=view is not None,
+        dtype=None if operand.dtype == result.dtype else result.dtype,
     )
 
 
@@ -368,6 +371,39 @@ class SlotTransfer(NamedTuple):
 
 
 @dataclass(frozen=True)
+class CutTurns(Sequence[tuple[Any, ...]]):
+    """The turns of `whole` slots, each repeated for piece after piece of at most `largest` of the `length` elements.
+
+    They are made when they are asked for: at the floor of a budget a piece is one element, and slots have millions.
+
+    >>> turns = CutTurns(((SlotTransfer(0, 1, 0, 0, 0, 5), None),), 5, 2)
+    >>> len(turns), [turn[0][4:] for turn in turns]
+    (3, [(0, 2), (2, 2), (4, 1)])
+    """
+
+    whole: tuple[tuple[Any, ...], ...]
+    length: int
+    largest: int
+
+    def __len__(self) -> int:
+        return len(self.whole) * -(-self.length // max(1, self.largest))
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[Any, ...]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[tuple[Any, ...], ...]: ...
+
+    def __getitem__(self, at: int | slice) -> tuple[Any, ...]:
+        if isinstance(at, slice):
+            return tuple(self[number] for number in range(len(self))[at])
+        turn, piece = divmod(range(len(self))[at], -(-self.length // self.largest))
+        start = piece * self.largest
+        span = {"start": start, "length": min(self.largest, self.length - start)}
+        return tuple(None if each is None else each._replace(**span) for each in self.whole[turn])
+
+
+@dataclass(frozen=True)
 class ExchangeInPlace:
     """Each device has a buffer of `slots` slots of `slot` elements.
 
@@ -380,7 +416,7 @@ class ExchangeInPlace:
     slot: int
     slots: int
     pack: dict[int, tuple[tuple[int, Place], ...]]
-    rounds: tuple[tuple[SlotTransfer, ...], ...]
+    rounds: Sequence[tuple[SlotTransfer, ...]]
     unpack: dict[int, tuple[tuple[int, Place], ...]]
     staged: bool
 
@@ -426,7 +462,6 @@ def lower_in_place(operand: Layout, result: Layout, chunk: int | None) -> Exchan
             waiting[share.sender][share.src] = free[share.sender].pop()
     last_turn = {(share.sender, share.src): number for number, turn in enumerate(turns) for share in turn}
     largest = in_place_cut(r.common, chunk)[1]
-    pieces = [(start, min(largest, r.common - start)) for start in range(0, r.common, max(1, largest))]
     rounds: list[tuple[SlotTransfer, ...]] = []
     for number, turn in enumerate(turns):
         # All slots that a turn frees are free before it fills any; that of a share that a device keeps is not freed.
@@ -439,7 +474,7 @@ def lower_in_place(operand: Layout, result: Layout, chunk: int | None) -> Exchan
             arrived[receiver][dst] = waiting[sender][src] if sender == receiver else free[receiver].pop()
             if sender != receiver:
                 moves.append((ids[sender], ids[receiver], waiting[sender][src], arrived[receiver][dst]))
-        rounds += [tuple(SlotTransfer(*move, *piece) for move in moves) for piece in pieces if moves]
+        rounds += [tuple(SlotTransfer(*move, 0, r.common) for move in moves)] if moves else []
     pack, unpack = (
         {
             device: tuple((slot, place) for place, slot in shares.items())
@@ -448,7 +483,8 @@ def lower_in_place(operand: Layout, result: Layout, chunk: int | None) -> Exchan
         for own in (waiting, arrived)
     )
     # A single element needs no staging buffer: it can be read and written at once.
-    return ExchangeInPlace(send, receive, r.common, slots, pack, tuple(rounds), unpack, staged=largest > 1)
+    turns_of_pieces = CutTurns(tuple(rounds), r.common, largest)
+    return ExchangeInPlace(send, receive, r.common, slots, pack, turns_of_pieces, unpack, staged=largest > 1)
 
 
 class _Send(NamedTuple):

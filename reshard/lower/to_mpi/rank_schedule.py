@@ -28,7 +28,7 @@ from reshard.geometry.messages import Message, messages_of
 from reshard.geometry.refine import refine
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
-from reshard.lower.exchange_rounds import ExchangeInPlace, Span, Transfer
+from reshard.lower.exchange_rounds import CutTurns, ExchangeInPlace, Span, Transfer
 from reshard.lower.groups import Groups
 from reshard.lower.program import (
     AllGather,
@@ -153,7 +153,7 @@ class Overwrite:
     slot: int
     slots: int
     pack: tuple[tuple[int, Block], ...]
-    turns: tuple[tuple[SlotMessage | None, SlotMessage | None], ...]
+    turns: Sequence[tuple[SlotMessage | None, SlotMessage | None]]
     unpack: tuple[tuple[int, Block], ...]
     scratch: int
 
@@ -200,6 +200,9 @@ def _schedule_step(step: Step, device: int) -> RankStep:
     scratch = step.cost.scratch
     if is_closed(step, device):
         return own_boxes(step, device)
+    if step.kind == "exchange" and not scratch and not step.mode.in_place:
+        # No buffer stages a message: it is sent and received where it lies, however many runs it has.
+        step = replace(step, mode=step.mode._replace(chunk=None))
     (instruction,) = lower_steps(step.operand, [step], device).instructions
     # A cast is one on every rank, with a tile or without: it changes the dtype of all steps that follow.
     if not isinstance(instruction, CastTiles) and device not in (*step.operand.mesh.devices, *step.result.mesh.devices):
@@ -326,7 +329,8 @@ def _lower_exchange(step: Exchange, device: int, scratch: int) -> StepMessages:
 
 def _lower_overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
     turns: list[tuple[SlotMessage | None, SlotMessage | None]] = []
-    for turn in step.rounds:
+    rounds = step.rounds
+    for turn in rounds.whole if isinstance(rounds, CutTurns) else rounds:
         out = next((SlotMessage(t.receiver, t.src_slot, t.start, t.length) for t in turn if t.sender == device), None)
         into = next((SlotMessage(t.sender, t.dst_slot, t.start, t.length) for t in turn if t.receiver == device), None)
         if out or into:
@@ -338,7 +342,10 @@ def _lower_overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwr
             yield slot, block_of_spans(view, spans, view, spans)
 
     pack, unpack = slots(step.send, step.pack[device]), slots(step.receive, step.unpack[device])
-    return Overwrite(step.slot, step.slots, tuple(pack), tuple(turns), tuple(unpack), scratch)
+    mine: Sequence[tuple[SlotMessage | None, SlotMessage | None]] = tuple(turns)
+    if isinstance(rounds, CutTurns):
+        mine = CutTurns(tuple(turns), rounds.length, rounds.largest)
+    return Overwrite(step.slot, step.slots, tuple(pack), mine, tuple(unpack), scratch)
 
 
 def _block_between(send: TileView, block: int, receive: TileView, place: int) -> Blocks:
@@ -419,7 +426,8 @@ def own_boxes(step: Step, device: int) -> StepMessages:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
     largest = exchange_figures(before, after, relayed=step.mode.relay).message
-    cap = None if chunk is None or chunk >= largest else chunk
+    # Messages that no buffer stages are sent and received where they lie, however many runs they have.
+    cap = None if chunk is None or chunk >= largest or not step.cost.scratch else chunk
     place = number_both_ends(before, after)
 
     def turns(messages: Iterable[Message]) -> Turns:
