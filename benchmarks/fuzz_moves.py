@@ -246,9 +246,17 @@ def plan_within(move: rs.Move, options: dict[str, Any]) -> rs.Plan | None:
         must(budget is not None and error.smallest > budget, "{} is refused, but {} would do", budget, error.smallest)
         least = rs.plan(move, **{**options, "budget": error.smallest})
         must(least.peak_bytes <= error.smallest, "a budget of {}, a peak of {}", error.smallest, least.peak_bytes)
+        must(budget < _floor_of(move), "{} is source and target of {}", budget, move)
         return None
     must(budget is None or plan.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, plan.peak_bytes)
     return plan
+
+
+def _floor_of(move: rs.Move) -> float:
+    """The bytes from which on every budget is met, whatever is cast; no such bytes are promised of a sum."""
+    if move.source.partial or move.target.partial:
+        return math.inf
+    return move.source.tile_bytes + move.target.tile_bytes
 
 
 def _check_account(account: Account, plan: rs.Plan | rs.TreePlan) -> None:
@@ -281,11 +289,14 @@ def _check_cases(choose: random.Random, cases: Mapping[str, MoveCase]) -> str:
         must(any(move.source.partial for move in moves.values()) and "finish the sum" in str(error), "{}", error)
         return "tree, refused sum"
     if choose.random() < 0.3:
+        floor = sum(map(_floor_of, moves.values()))
         budget = int(tree.peak_bytes * choose.choice((0.6, 0.8, 0.9, 1)))
+        budget = int(floor) if choose.random() < 0.5 and floor < math.inf else budget
         try:
             tree = rs.plan_tree(moves, budget=budget, **options)
         except BudgetError as error:
             must(error.smallest > budget, "budget {} is refused, but {} would do", budget, error.smallest)
+            must(budget < floor, "{} is all sources and targets: {}", budget, error)
             tree = rs.plan_tree(moves, budget=(budget := error.smallest), **options)
         must(tree.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, tree.peak_bytes)
     must(rs.TreePlan.from_json(tree.to_json()) == tree, "{} is another tree after JSON", tree)

@@ -225,7 +225,8 @@ def _figures_of_devices(group: DimGroup) -> _DeviceFigures:
     home, wanted = _pieces_of_devices(group)
     devices, dims = len(home), [dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
     needed, held, pieces, largest = [1] * devices, [1] * devices, [1] * devices, [1] * devices
-    for of, before, after in zip(dims, zip(*home, strict=True), zip(*wanted, strict=True), strict=False):
+    columns: list[list[tuple[int, ...]]] = [list(zip(*pieces_of, strict=True)) for pieces_of in (home, wanted)]
+    for of, before, after in zip(dims, *columns, strict=False):
         shares = [of[q] for q in after]
         here = [share.by_source.get(p, 0) for p, share in zip(before, shares, strict=True)]
         needed = list(map(mul, needed, [share.needed for share in shares]))
@@ -264,12 +265,12 @@ def _counted_stats(group: DimGroup) -> ExchangeStats:
     home, wanted, needed, held, pieces, owns, largest = _figures_of_devices(group)
     tiles = frozenset(map(TileKind, needed, held, pieces, map(int, owns)))
     holders, own = Counter(home), Counter(itertools.compress(home, owns))
-    sent = 0
+    dims, sent = [dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)], 0
     # Those of the largest shares first, so that few are looked at: most devices have the largest one elsewhere.
     for share, before, after in sorted(set(zip(largest, home, wanted, strict=True)), reverse=True):
         if share <= sent:
             break
-        sent = max(sent, largest_sent(before, _tile_shares(group, after)))
+        sent = max(sent, largest_sent(before, tuple(of[q] for of, q in zip(dims, after, strict=False))))
     requests = _count_requests(group, Counter(wanted))
     asked = frozenset(PieceKind(count, own[source], holders[source]) for source, count in requests.items())
     return ExchangeStats(tiles, asked, max(largest, default=0), sent)
@@ -300,11 +301,6 @@ def dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
         at = max(by_source, key=by_source.__getitem__, default=-1)
         listed.append(DimShares(by_source, sum(by_source.values()), largest, at, other))
     return tuple(listed)
-
-
-def _tile_shares(group: DimGroup, wanted: Pieces) -> tuple[DimShares, ...]:
-    """The shares of every dim of a target tile; what the tile shares with a source tile is their product."""
-    return tuple(dim_shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False))
 
 
 def largest_sent(home: Pieces, tile: tuple[DimShares, ...]) -> int:

@@ -36,6 +36,7 @@ from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.plans.rules.split_steps import Cut, Part, split_step
 from reshard.plans.rules.tile_view import TileView, gather_order, scatter_order
 from reshard.plans.rules.view_steps import TileOrder, tile_order
+from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -254,6 +255,17 @@ def view_instruction(step: Step) -> ViewInstruction:
         window = atom.taken or atom.into
         spans.append((0, extent) if window is None else (window.start, atom.size))
     return TakePart(tuple(spans)) if step.kind == "take" else PutPart(tuple(spans))
+
+
+def dtype_after(instruction: object, dtype: str) -> str:
+    """The dtype of tiles after an instruction that starts from tiles of this one."""
+    casts = isinstance(instruction, CastTiles | Exchange) and instruction.dtype
+    return casts or dtype
+
+
+def wire_dtype(before: str, after: str | None) -> str:
+    """The dtype in which elements travel between tiles of these two, the narrower; `after` is None without a cast."""
+    return min((before, after or before), key=dtypes.bits)
 
 
 def is_alias(instruction: object) -> bool:

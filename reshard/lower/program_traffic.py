@@ -37,6 +37,8 @@ from reshard.lower.program import (
     Slice,
     SplitSum,
     TakePart,
+    dtype_after,
+    wire_dtype,
 )
 from reshard.types import dtypes
 from reshard.types.reductions import all_reduce_elements
@@ -135,14 +137,16 @@ def program_traffic(program: Program) -> TrafficMatrix:
     launches = 0
     tile = math.prod(program.tile_shape)
     dtype = program.dtype
-    casts = [instruction.dtype for instruction in program.instructions if isinstance(instruction, CastTiles)]
-    narrow = min((dtype, *casts), key=dtypes.bits)
+    narrow = dtype
+    for instruction in program.instructions:
+        narrow = min(narrow, dtype_after(instruction, dtype), key=dtypes.bits)
     for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
         moved = instruction_traffic(instruction, tile)
-        dtype = instruction.dtype if isinstance(instruction, CastTiles) else dtype
+        before, dtype = dtype, dtype_after(instruction, dtype)
+        wire = wire_dtype(before, dtype)
         launches += moved.launches
         for sender, receiver, count in moved:
-            elements[sender, receiver] += count * dtypes.bits(dtype) // dtypes.bits(narrow)
+            elements[sender, receiver] += count * dtypes.bits(wire) // dtypes.bits(narrow)
         tile = math.prod(shape)
     devices = dict.fromkeys([*program.devices, *(device for pair in elements for device in pair)])
     return TrafficMatrix(tuple(devices), narrow, elements, launches)

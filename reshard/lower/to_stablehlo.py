@@ -133,7 +133,8 @@ def _trace_as_function(plan: Plan) -> str:
     spec = PartitionSpec(tuple(mesh.axes))
     tile = tile_function(lower_plan(plan), mesh.axes)
     spread = jax.shard_map(tile, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False)
-    wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
+    ends = plan.source.dtype, plan.target.dtype
+    wide = any(dtypes.bits(dtype) // (1 + dtype.startswith("complex")) > 32 for dtype in ends)
 
     def trace() -> Module:
         # For ROCm, whose form every platform compiles: CPU, CUDA and TPU have spellings of their own.

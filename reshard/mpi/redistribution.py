@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
 from reshard.geometry.remesh import one_set
-from reshard.lower.program import CastTiles
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi.tile_checks import (
     check_filled,
@@ -56,7 +55,7 @@ from reshard.runtime.on_mpi.prepare import (
     read_options,
 )
 from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepared, keep_prepared, limit_or_usual
-from reshard.runtime.on_mpi.run_plan import rank_plan
+from reshard.runtime.on_mpi.run_plan import list_wide_shapes, rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent_tile, locate_tile, post_tile
 from reshard.synth import Network
@@ -582,8 +581,7 @@ def _check_scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) 
     with NamedErrors() as at:
         for at.name, scale in scales.items():
             plan = plans[at.name]
-            steps = rank_plan(plan, team.rank, team.size, numpy_dtype(plan.source.dtype).itemsize).steps
-            casts = [step.before for step in steps if isinstance(step.run, CastTiles)]
+            casts = list_wide_shapes(rank_plan(plan, team.rank, team.size, numpy_dtype(plan.source.dtype).itemsize))
             if not casts:
                 raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
             try:

@@ -18,7 +18,7 @@ from reshard.geometry.figures import most_sent
 from reshard.geometry.relay import relay_figures
 from reshard.geometry.remesh import disjoint
 from reshard.plans.rules.collectives import RULES, VIEW_RULES, check_step
-from reshard.plans.rules.step_mode import PLAIN, Cost, StepMode
+from reshard.plans.rules.step_mode import PLAIN, Cost, StepMode, wire_layout
 from reshard.plans.rules.view_steps import keeps_memory
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
@@ -71,7 +71,12 @@ class Step:
         if self.kind != "exchange":
             return self.received_bytes
         sent = most_sent(self.operand, self.result, self.mode.view, relayed=self.mode.relay)
-        return self.operand.nbytes(sent)
+        return self.wire.nbytes(sent)
+
+    @property
+    def wire(self) -> Layout:
+        """The operand, with the dtype in which its elements travel."""
+        return wire_layout(self.operand, self.result)
 
     @property
     def endpoint_bytes(self) -> int:

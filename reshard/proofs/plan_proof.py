@@ -401,7 +401,8 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
 
 
 def _changes_indices(step: Step) -> bool:
-    return step.kind in VIEW_RULES or step.mode.view is not None
+    """Whether a step is proved at these sizes only: one that changes indices, or casts."""
+    return step.kind in VIEW_RULES or step.mode.view is not None or step.operand.dtype != step.result.dtype
 
 
 def _prove_stretch(steps: Sequence[Step], program: Program | None, begun: int) -> tuple[str, tuple[Query, ...]]:

@@ -233,8 +233,7 @@ def narrows_first(steps: Sequence[Step]) -> bool:
     >>> narrows_first([Step("cast", *layouts)]), narrows_first([Step("cast", *reversed(layouts))])
     (True, False)
     """
-    step = steps[0]
-    return step.kind == "cast" and dtypes.bits(step.result.dtype) < dtypes.bits(step.operand.dtype)
+    return dtypes.bits(steps[0].result.dtype) < dtypes.bits(steps[0].operand.dtype)
 
 
 def overwrites_source(plan: Plan) -> bool:

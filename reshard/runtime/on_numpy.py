@@ -15,7 +15,6 @@ from functools import reduce
 from typing import Any, cast, overload
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, TileError, quoted
@@ -37,11 +36,13 @@ from reshard.lower.program import (
     Slice,
     SplitSum,
     TakePart,
+    dtype_after,
     is_alias,
     join_launches,
     lower_batch,
     shape_of_part,
     transposing_stops,
+    wire_dtype,
 )
 from reshard.plans.plan import Plan, TreePlan
 from reshard.plans.rules.split_steps import Cut, part_regions
@@ -229,9 +230,11 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     memory = begin_account(program.dtype, memory)
     _take_tiles(memory, checked)
     # What a program fills is of the dtype that it ends with.
-    casts = [each.dtype for each in program.instructions if isinstance(each, CastTiles)]
+    ends = memory.dtype
+    for each in program.instructions:
+        ends = dtype_after(each, ends)
     for device, tile in more.into.items():
-        memory.take(device, tile.size, casts[-1] if casts else None)
+        memory.take(device, tile.size, ends)
     return _run_launches([program], [checked], memory, more)[0]
 
 
@@ -343,15 +346,22 @@ def _run_with_extras(step: PutPart | CastTiles, tiles: Tiles, shape: Shape, memo
     for device, tile in tiles.items():
         scale = more.scale.get(device)
         dtype = numpy_dtype(step.dtype) if more.casts else tile.dtype
-        try:
-            result[device] = scale_tile(tile, dtype, scale, narrows)
-        except (ValueError, TypeError, MemoryError) as error:
-            raise TileError(
-                f"device {device}'s scale {quoted(scale)} does not fit its tile of shape {tile.shape}: {error}; give a "
-                f"number, or an array that broadcasts to the tile"
-            ) from None
+        wide = tile.dtype if narrows else dtype
+        factor = None if scale is None else _factor_of(device, tile, scale, wide)
+        result[device] = scale_tile(tile, dtype, factor, narrows)
         memory.take(device, tile.size)
     return result
+
+
+def _factor_of(device: int, tile: Array, scale: Any, dtype: np.dtype[Any] | None = None) -> Array:
+    """The scale of a device's tile, broadcast to the tile; `TileError` if it does not fit."""
+    try:
+        return np.broadcast_to(np.asarray(scale, dtype or tile.dtype), tile.shape)
+    except (ValueError, TypeError, MemoryError) as error:
+        raise TileError(
+            f"device {device}'s scale {quoted(scale)} does not fit its tile of shape {tile.shape}: {error}; give a "
+            f"number, or an array that broadcasts to the tile"
+        ) from None
 
 
 def scale_tile(tile: Array, dtype: np.dtype[Any], scale: Any, narrows: bool) -> Array:
@@ -434,11 +444,14 @@ def _run_exchanges(
 ) -> list[Tiles]:
     """The rounds of one exchange, or of several together: then each message holds the blocks of all arrays, packed."""
     results: list[Tiles] = []
+    cast, was, wire = steps[0].dtype, memory.dtype, wire_dtype(memory.dtype, steps[0].dtype)
+    memory.cast(cast or was)
     for step, tiles, shape in zip(steps, before, shapes, strict=True):
         if step.fills:
             results.append({device: more.into[device].reshape(tuple(shape)) for device in step.receivers})
         else:
             dtype = next(iter(tiles.values())).dtype
+            dtype = numpy_dtype(cast) if cast is not None and more.casts else dtype
             results.append({device: np.zeros(tuple(shape), dtype) for device in step.receivers})
             _take_tiles(memory, results[-1])
 
@@ -446,11 +459,18 @@ def _run_exchanges(
         """The tiles in row-major order; those that are so already are not copied, and share their memory."""
         return {device: np.ascontiguousarray(tile).reshape(-1) for device, tile in tiles.items()}
 
-    sides = [(flat(tiles), flat(result)) for tiles, result in zip(before, results, strict=True)]
+    # A scale belongs to the tiles of the wider dtype: those that are sent, or those that are filled.
+    scaled: tuple[Tiles, Tiles] = ({}, {})
+    if cast is not None and more.scale:
+        wide = before[0] if wire != was else results[0]
+        factors = {device: _factor_of(device, tile, more.scale.get(device, 1)) for device, tile in wide.items()}
+        scaled = (flat(factors), {}) if wire != was else ({}, flat(factors))
+    sides = [(flat(tiles), flat(result), *scaled) for tiles, result in zip(before, results, strict=True)]
     for step, side in zip(steps, sides, strict=True):
         for transfer in step.local:
             _copy_transfer(transfer, *side)
     staged = len(steps) > 1 or steps[0].staged
+    memory.cast(wire)
     for turn in zip(*(step.rounds for step in steps), strict=True):
         memory.launches += 1
         messages = list(zip(*turn, strict=True))
@@ -467,15 +487,29 @@ def _run_exchanges(
                 _copy_transfer(transfer, *side)
         for end in ends:
             memory.free(*end)
+    memory.cast(cast or was)
     return results
 
 
-def _copy_transfer(transfer: Transfer, flat: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
-    """Copies the blocks of a message from the sender's flat tile to the receiver's."""
+def _copy_transfer(
+    transfer: Transfer,
+    flat: Mapping[int, Array],
+    filled: Mapping[int, Array],
+    divisors: Mapping[int, Array],
+    factors: Mapping[int, Array],
+) -> None:
+    """Copies the blocks of a message from the sender's flat tile to the receiver's, cast where their dtypes differ:
+    divided before by what belongs to the sender's tile, or multiplied after by what belongs to the receiver's."""
     source, target = (filled if transfer.relayed else flat)[transfer.sender], filled[transfer.receiver]
     for src, dst, axes in transfer.blocks:
         there = _stride_tile(target, dst, [(extent, stride) for extent, _, stride in axes])
-        there[...] = _stride_tile(source, src, [(extent, stride) for extent, stride, _ in axes])
+        here = _stride_tile(source, src, [(extent, stride) for extent, stride, _ in axes])
+        if transfer.sender in divisors:
+            here = here / _stride_tile(divisors[transfer.sender], src, [axis[:2] for axis in axes])
+        if transfer.receiver in factors:
+            by = _stride_tile(factors[transfer.receiver], dst, [(extent, stride) for extent, _, stride in axes])
+            here = here.astype(by.dtype) * by
+        np.copyto(there, here, casting="unsafe")
 
 
 def _stride_tile(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Array:
@@ -485,9 +519,11 @@ def _stride_tile(flat: Array, place: int, axes: Sequence[tuple[int, int]]) -> Ar
     first, last = (place + sum([end(reach, 0) for reach in reaches]) for end in (min, max))
     if math.prod(extents) and not 0 <= first <= last < flat.size:
         raise TileError(f"a block from {first} to {last} leaves a tile of {flat.size} elements")
-    # numpy strides no dtypes but its own (a float8_e5m2 says that it is "<f1"); as bytes, they are copied all the same.
-    words = flat if flat.dtype.isbuiltin == 1 else flat.view(f"V{flat.itemsize}")
-    return as_strided(words[place:], extents, [stride * flat.itemsize for _, stride in axes])
+    if not math.prod(extents):
+        return np.empty(extents, flat.dtype)
+    # `as_strided` knows no dtypes but numpy's own (a float8_e5m2 says that it is "<f1").
+    steps = [stride * flat.itemsize for _, stride in axes]
+    return np.ndarray(extents, flat.dtype, flat.view(np.uint8), place * flat.itemsize, steps)
 
 
 def _run_in_parts(step: InParts, tiles: Tiles, shape: Shape, memory: Account) -> Tiles:

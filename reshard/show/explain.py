@@ -108,6 +108,11 @@ def explain_step(step: Step, last: bool = True) -> str:
 
 def _explain_exchange(step: Step, r: Refinement | None) -> str:
     """Why no collective makes this move, and in how many rounds an exchange of boxes does."""
+    if step.operand.dtype != step.result.dtype:
+        return (
+            f"elements are cast from {step.operand.dtype} to {step.result.dtype} as messages are packed or unpacked, "
+            f"and travel as {step.wire.dtype}, so that no tile is there in both dtypes."
+        )
     if not step.launches:
         return "every device holds all that it needs already, and only copies it into place; nothing is sent."
     operand, result, chunk = step.operand, step.result, step.mode.chunk

@@ -20,7 +20,7 @@ from reshard.geometry.refine import refine
 from reshard.plans.plan import Plan, Step, StepSpec, chain, floor_bytes
 from reshard.plans.rules.collectives import check_step, count_buffers
 from reshard.plans.rules.split_steps import possible_counts
-from reshard.plans.rules.step_mode import StepMode
+from reshard.plans.rules.step_mode import StepMode, wire_layout
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.types.layout import Layout
@@ -92,8 +92,9 @@ def cut_exchange(
     """
     figures = exchange_figures(operand, result, view, relayed=relay)
     buffers = count_buffers(operand, result, StepMode(relay=relay, view=view))
-    least = max(1, figures.run)
-    chunk = max(least, min(spare // (buffers * max(1, operand.nbytes(1))), figures.message))
+    # What is cast has no long runs: it is staged, but for single elements.
+    least = max(1, figures.run) if operand.dtype == result.dtype else 1
+    chunk = max(least, min(spare // (buffers * max(1, wire_layout(operand, result).nbytes(1))), figures.message))
     rounds = figures.cut(chunk)[0]
     # Rounds never rise with the chunk, so the least one of as many is found by halving: messages of devices that are
     # not the busiest can often be cut further for nothing.

@@ -30,7 +30,7 @@ from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.plan import Plan, StepSpec
 from reshard.plans.rules.collectives import check_step
-from reshard.plans.rules.step_mode import Cost
+from reshard.plans.rules.step_mode import Cost, wire_layout
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
 from reshard.synth.wires import Wires
@@ -55,7 +55,7 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     cost = check_step(kind, operand, result, mode)
     if not cost.launches:
         return 0.0
-    wires = Wires.of(links, operand.mesh)
+    wires, operand = Wires.of(links, operand.mesh), wire_layout(operand, result)
     refinement = None if mode.view is not None else refine(operand, result)
     if refinement is None or (kind == "exchange" and not refinement.exact):
         return _predict_boxes(cost, operand, result, wires)

@@ -60,7 +60,12 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
             f"{move}: a sum is finished by collectives, for which digits must end where the atoms of the view end; "
             f"finish the sum in a move of its own first"
         )
-    fitting = made if budget is None else [plan for plan in made if plan.peak_bytes <= budget]
+    cast = [chain(move.source, move.target, [s], options.donate, None, move.view) for s in _cast_on_way(move, budget)]
+    # A cast in the messages is for where a tile in both dtypes has no room, or more bytes to receive.
+    fitting = [plan for plan in made if budget is None or plan.peak_bytes <= budget]
+    least = min((plan.received_bytes for plan in fitting), default=math.inf)
+    made += cast
+    fitting += [p for p in cast if (budget is None or p.peak_bytes <= budget) and p.received_bytes < least]
     if fitting:
         return fitting
     smallest = min(plan.peak_bytes for plan in made)
@@ -120,12 +125,31 @@ def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator
     if parts is None or budget is not None:
         yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
     if budget is not None and move.source.partial_as(move.target):
-        # What the budget leaves for buffers; between disjoint sets, no device has both tiles.
-        tiles = move.source.tile_bytes, move.target.tile_bytes
-        spare = budget - (max(tiles) if disjoint(move.source.mesh, move.target.mesh) else sum(tiles))
-        for room in dict.fromkeys((max(0, spare), 0)):
-            mode = cut_exchange(move.source, move.target, room, move.view)
-            yield [StepSpec("exchange", move.target, mode)]
+        for spec in _cut_exchanges(move, move.view, budget):
+            yield [spec]
+
+
+def _cut_exchanges(move: Move, view: View | None, budget: int) -> Iterator[StepSpec]:
+    """One exchange, of messages that what the budget leaves for buffers has room for, or of the smallest ones."""
+    # Between disjoint sets, no device has both tiles.
+    tiles = move.source.tile_bytes, move.target.tile_bytes
+    spare = budget - (max(tiles) if disjoint(move.source.mesh, move.target.mesh) else sum(tiles))
+    for room in dict.fromkeys((max(0, spare), 0)):
+        yield StepSpec("exchange", move.target, cut_exchange(move.source, move.target, room, view))
+
+
+def _cast_on_way(move: Move, budget: int | None) -> Iterator[StepSpec]:
+    """The move as one exchange that casts what it packs or unpacks, where no tile may be there in both dtypes.
+
+    That is so under a budget, and where the cast widens and part of a target is filled after it.
+    """
+    if not move.casts or move.source.partial:
+        return
+    view = None if move.view.plain else move.view
+    if move.view.into and dtypes.bits(move.target.dtype) > dtypes.bits(move.source.dtype):
+        yield StepSpec("exchange", move.target, StepMode(view=view))
+    if budget is not None:
+        yield from _cut_exchanges(move, view, budget)
 
 
 def _list_middles(source: Layout, target: Layout, between: Between, options: PlanOptions) -> Iterator[Plan]:

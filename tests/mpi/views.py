@@ -33,8 +33,19 @@ def casts(comm: MPI.Intracomm) -> Iterator[Case]:
         back = move_tile(rounded, up, comm, scale=2.0)
         assert np.array_equal(back, cut(wide, (values / 2).astype(rounded.dtype).astype("float32") * 2)[comm.rank])
 
+    def within_source_and_target() -> None:
+        """Messages are cast as they are packed, one element at a time, or as they are unpacked."""
+        floor = wide.tile_bytes + narrow.tile_bytes
+        for budget in (floor, floor + 16):
+            with rs.runtime.measure() as measured:
+                rounded = move_tile(cut(wide, values)[comm.rank], down, comm, scale=2.0, budget=budget)
+                back = move_tile(rounded, up, comm, scale=np.full((2, 8), 2.0), budget=budget)
+            assert np.array_equal(rounded, (values / 2).astype(rounded.dtype)) and measured.peak_bytes <= budget
+            assert np.array_equal(back, cut(wide, (values / 2).astype(rounded.dtype).astype("float32") * 2)[comm.rank])
+
     tile, refused = cut(wide, values)[comm.rank], partial(check_refused, comm)
     yield "there and back", there_and_back
+    yield "within source and target", within_source_and_target
     bad = np.ones(3) if comm.rank == comm.size - 1 else 1.0
     yield (
         "a scale that does not fit",

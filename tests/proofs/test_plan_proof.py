@@ -21,6 +21,7 @@ from reshard.geometry import refine as refine_module
 from reshard.geometry.refine import Refinement, refine
 from reshard.lower import Program, lower_plan
 from reshard.lower import exchange_rounds as lowered_exchange
+from reshard.lower.exchange_rounds import Exchange
 from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import Counterexample, Proof, ProofError, UndecidedError, plan_proof, prove
 from reshard.proofs.symbolic import Rounds
@@ -399,3 +400,17 @@ def test_a_sum_that_is_finished_is_bounded_among_plans_without_idle_axes():
     assert shared.idle_axes and shared.received_bytes < alone.received_bytes == alone.lower_bound_bytes
     for plan in (alone, shared):
         assert prove(plan).minimal.statement.endswith("as few as in any plan without idle axes")
+
+
+def test_a_cast_on_the_way_is_proved_and_no_other_one():
+    """The dtype of an exchange is part of its program, and so is every message that it casts."""
+    mesh = Mesh(x=4)
+    move = rs.Move(Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("bf16[16, {x}2]", mesh), cast=True)
+    plan = rs.plan(move, budget=move.source.tile_bytes + move.target.tile_bytes + 16)
+    proof, program = prove(plan), lower_plan(plan)
+    assert proof.right.holds and proof.minimal.holds
+    (step,) = program.instructions
+    assert isinstance(step, Exchange) and step.dtype == "bfloat16"
+    for wrong in ({"dtype": None}, {"dtype": "float16"}, {"dtype": "float32"}, {"rounds": step.rounds[1:]}):
+        with pytest.raises((ProofError, UndecidedError)):
+            prove(plan, replace(program, instructions=(replace(step, **wrong),)))

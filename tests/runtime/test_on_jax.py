@@ -96,6 +96,22 @@ def test_a_reduction_that_jax_cannot_express_is_refused():
         on_jax.apply_plan(rs.plan(before, after), jax_mesh({"x": 4}), jax.numpy.zeros(16))
 
 
+@pytest.mark.fast(4)
+@pytest.mark.parametrize(("before", "after"), [("f32", "bf16"), ("bf16", "f32")])
+def test_a_cast_on_the_way(before: str, after: str):
+    """With a scale of the wider side, one number a row, and messages in pieces."""
+    mesh = Mesh(x=2)
+    source, target = Layout.parse(f"{before}[{{x}}4, 4]", mesh), Layout.parse(f"{after}[8, {{x}}2]", mesh)
+    plan = rs.plan(rs.Move(source, target, cast=True), budget=source.tile_bytes + target.tile_bytes + 16)
+    assert [(step.kind, step.mode.chunk) for step in plan.steps] == [("exchange", 4)]
+    values, rows = np.arange(32).reshape(8, 4).astype(source.dtype), 1 + np.arange(8.0).reshape(8, 1)
+    move = jax.jit(lambda x, scale: on_jax.apply_plan(plan, jax_mesh({"x": 2}), x, None, scale))
+    moved = move(values, rows)
+    divided, multiplied = (values / rows.astype(source.dtype)).astype(target.dtype), values.astype("float32") * rows
+    wanted = divided if before == "f32" else multiplied
+    assert moved.dtype == target.dtype and np.array_equal(moved, wanted)
+
+
 # ---- meshes ----------------------------------------------------------------------------------------
 
 

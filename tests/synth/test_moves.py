@@ -1,6 +1,7 @@
 """Moves planned and run: shapes of real models, random views of random layouts, budgets, networks, casts and parts."""
 
 import random
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -9,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reshard as rs
-from reshard.errors import BudgetError, PlanError, TileError
+from reshard.errors import BudgetError, PlanError, StepError, TileError
+from reshard.plans.rules.collectives import check_step
+from reshard.plans.rules.step_mode import StepMode
 from reshard.types.layout import Layout
+from tests.layouts import random_crossing
 from tests.view_oracle import KEPT, check_move, cut, random_case, run_plan
 
 MESH = rs.Mesh(fsdp=2, tp=4)
@@ -144,6 +148,73 @@ def test_every_budget_of_source_and_target_is_met():
         with pytest.raises(BudgetError) as refused:
             rs.plan(move, budget=0)
         assert rs.plan(move, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
+
+
+@pytest.mark.parametrize("count", [80, pytest.param(2000, marks=pytest.mark.sweep)])
+def test_every_budget_of_source_and_target_is_met_with_a_cast_too(count):
+    """Messages are cast as they are packed or unpacked: no tile is there in both dtypes."""
+    for seed in range(count):
+        choose = random.Random(f"cast {seed}")
+        before, after = choose.sample(("int16", "int32", "float32", "int64", "float64"), 2)
+        case = random_case(choose, most=96)
+        move, reference = case.move, case.reference
+        if seed % 2:
+            source, target = random_crossing(choose, "int32", choose.random() < 0.2)
+            move, reference = rs.Move(source, target), lambda a: a
+        if move.source.partial or move.target.partial or (after == "int16" and move.view.into):
+            continue
+        source, target = replace(move.source, dtype=before), replace(move.target, dtype=after)
+        cast = rs.Move(source, target, move.view, cast=True)
+        floor = cast.source.tile_bytes + cast.target.tile_bytes
+        plan = rs.plan(cast, budget=floor + choose.choice((0, 0, 8, 64)))
+        run_plan(plan, cast, reference)
+        assert rs.Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_cast_on_the_way_travels_narrow():
+    """Also where it widens and fills a part, which eight bytes an element would fill at eight times the bound."""
+    part = rs.plan(rs.Move(layout("u8[{tp}3]"), layout("s64[{tp}6]"), into={0: slice(2, 14)}, cast=True))
+    assert [step.kind for step in part.steps] == ["exchange"]
+    assert part.received_bytes == part.lower_bound_bytes == 4
+    for source, target, wire in (("f32", "bf16", 2), ("bf16", "f32", 2), ("f32", "s32", 4), ("s32", "f32", 4)):
+        made = move(f"{source}[{{tp}}2, 8]", f"{target}[8, {{tp}}2]", cast=True)
+        plan = rs.plan(made, budget=made.source.tile_bytes + made.target.tile_bytes)
+        assert (plan.received_bytes, plan.launches) == (12 * wire, 12)
+        staged = rs.plan(made, budget=made.source.tile_bytes + made.target.tile_bytes + 8 * wire)
+        assert (staged.received_bytes, staged.launches, staged.steps[0].cost.scratch) == (12 * wire, 3, 8 * wire)
+
+
+def test_scales_of_a_cast_on_the_way():
+    """The scale is that of the wider tile: it divides what is packed, or multiplies what is unpacked."""
+    values = (1 + np.arange(64.0)).reshape(8, 8)
+    scales = 1 + np.arange(8.0).reshape(8, 1) % 3
+    for source, target in (("f32[{tp}2, 8]", "bf16[8, {tp}2]"), ("bf16[{tp}2, 8]", "f32[8, {tp}2]")):
+        made = move(source, target, cast=True)
+        plan = rs.plan(made, budget=made.source.tile_bytes + made.target.tile_bytes)
+        assert [step.kind for step in plan.steps] == ["exchange"]
+        narrows = made.target.dtype == "bfloat16"
+        before, after = np.dtype(made.source.dtype), np.dtype(made.target.dtype)
+        given = values.astype(before)
+        wanted = (
+            (given / scales.astype(before)).astype(after) if narrows else given.astype(after) * scales.astype(after)
+        )
+        of_tiles = cut(layout("f32[{tp}2, 1]" if narrows else "f32[8, 1]"), scales)
+        moved = rs.simulate(plan, cut(made.source, given), scale=of_tiles)
+        expected = cut(made.target, wanted)
+        assert all(np.array_equal(tile, expected[device]) for device, tile in moved.items())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mode"),
+    [
+        ("f32[{tp}4, 16]", "bf16[16, {tp}4]", StepMode(in_place=True)),
+        ("f32[{tp}4, 16]", "bf16[16, 16]", StepMode(parts=2)),
+        ("f32[16, 4] + sum{tp}", "bf16[16, 4] + sum{tp}", StepMode()),
+    ],
+)
+def test_only_an_exchange_of_whole_values_into_another_tile_casts(source, target, mode):
+    with pytest.raises(StepError, match=r"cast|split"):
+        check_step("exchange", layout(source), layout(target), mode)
 
 
 TRAINER = rs.Mesh({"fsdp": 4}, device_ids=range(4))

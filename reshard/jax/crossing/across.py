@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -371,7 +372,7 @@ class Leg(NamedTuple):
     @property
     def casts(self) -> bool:
         """Whether a step casts."""
-        return any(step.kind == "cast" for step in self.steps)
+        return self.source.dtype != self.target.dtype
 
 
 class Legs(NamedTuple):
@@ -383,14 +384,24 @@ class Legs(NamedTuple):
 
 
 def split_legs(whole: Plan) -> Legs:
-    """The plan in its three legs; what a leg starts from is deleted unless it is the caller's array."""
+    """The plan in its three legs; what a leg starts from is deleted unless it is the caller's array.
+
+    Messages between JAX's arrays keep their dtype: a crossing that casts on the way has its cast in the leg before, if
+    it narrows or fills part of a target, else in the leg after.
+    """
     at = next(number for number, step in enumerate(whole.steps) if not one_set(step.operand.mesh, step.result.mesh))
-    step = whole.steps[at]
-    return Legs(
-        Leg(whole.source, whole.steps[:at]),
-        _plan_of_step(step, whole.donate),
-        Leg(step.result, whole.steps[at + 1 :]),
-    )
+    step, before, after = whole.steps[at], whole.steps[:at], whole.steps[at + 1 :]
+    operand, result = step.operand, step.result
+    if operand.dtype != result.dtype:
+        fills = step.mode.view is not None and step.mode.view.into
+        if fills or step.wire.dtype != operand.dtype:
+            operand = replace(operand, dtype=result.dtype)
+            before = (*before, Step("cast", step.operand, operand))
+        else:
+            result = replace(result, dtype=operand.dtype)
+            after = (Step("cast", result, step.result), *after)
+        step = Step(step.kind, operand, result, step.mode)
+    return Legs(Leg(whole.source, before), _plan_of_step(step, whole.donate), Leg(result, after))
 
 
 def _plan_of_step(step: Step, donate: bool) -> Plan:

@@ -34,7 +34,7 @@ from jax import lax
 
 from reshard.geometry.blocks import Axis, Block, cut_block
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfer, Transfer
-from reshard.lower.program import Program
+from reshard.lower.program import Program, wire_dtype
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import (
     choose_memory_order,
@@ -88,7 +88,8 @@ def run_exchange(
                 messages if local else _send_together(messages, partial(here.permute, pairs=_list_pairs(rounds[0])))
             )
         each = zip(steps, orders, zip(*arrived, strict=True), shapes, strict=True)
-        return [write_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
+        moved = [write_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
+        return [tile.astype(step.dtype or tile.dtype) for step, tile in zip(steps, moved, strict=True)]
 
     # CPUs hold all messages at once anyway, so they join them at the end.
     by_rounds = partial(_run_by_rounds, steps, place.anew(), shapes, into, in_part)
@@ -174,7 +175,8 @@ def _start_result(step: Exchange, tile: Array, shape: Sequence[int], into: Array
         received[transfer.receiver] += transfer.elements
     digits = (math.prod(shape),) if step.strided else step.receive.digits
     every = len(received) == len(step.receivers) and set(received.values()) == {math.prod(digits)}
-    return make_unfilled(digits, tile.dtype) if every else jnp.zeros(digits, tile.dtype)
+    dtype = step.dtype or tile.dtype
+    return make_unfilled(digits, dtype) if every else jnp.zeros(digits, dtype)
 
 
 def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
@@ -298,6 +300,7 @@ class BlockMessages:
 
     def __init__(self, step: Exchange, rounds: Sequence[Round], place: MeshPlace, number: Array | None = None) -> None:
         self.sliced = not step.strided
+        self.dtype = step.dtype
         self.rounds = rounds
         self.number = number
         self.first: Any = next(t for one in rounds for t in one)
@@ -306,7 +309,11 @@ class BlockMessages:
         self.place = place
 
     def take(self, tile: Array, order: Sequence[int] | None = None) -> Array:
-        """This device's blocks in one message, on a TPU cut out of a tile whose axes have this order in memory."""
+        """This device's blocks in one message, on a TPU cut out of a tile whose axes have this order in memory.
+
+        Elements are narrow in the message, where they are cast on the way.
+        """
+        narrow = wire_dtype(tile.dtype.name, self.dtype)
         parts: list[Array] = []
         for at, box in enumerate(self.blocks):
             if self.sliced:
@@ -314,6 +321,7 @@ class BlockMessages:
                 parts.append(part if order is None else fix_layout(part, order))
             else:
                 parts.append(tile[self._places(at, "sender")])
+        parts = [part.astype(narrow) for part in parts]
         # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
         return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
 
@@ -321,6 +329,7 @@ class BlockMessages:
         """`filled`, its axes in this order, with the blocks at their places, on the devices that receive a message."""
         table = self._members("receiver")
         gets = None if table.all() else self._look_up(table) != 0
+        message = message.astype(filled.dtype)
         done = 0
         for at, box in enumerate(self.blocks):
             part = message if len(self.blocks) == 1 else message[done : done + box.elements]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -136,6 +137,8 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
         case InParts():
             in_parts = [each for each in steps if isinstance(each, InParts)]
             return run_part_loop(in_parts, shapes, place, partial(run_plain, in_part=True), tile)
+        case Exchange(dtype=str()) if beside.scale is not None:
+            return _exchange_and_scale(step, place, tile, shape, beside.scale, beside.into)
         case Exchange(strided=True):
             return run_exchange([step], place, [tile], [shape], into=beside.into)[0]
         case Reorder(order=order):
@@ -151,11 +154,35 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
             # A scale belongs to the narrow side: what becomes narrow is divided by it before it is rounded, and what
             # becomes wide is multiplied after.
             scale = expand_scale(beside.scale, shape)
-            if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
+            if is_narrower(dtype, tile):
                 return (tile / scale.astype(tile.dtype)).astype(dtype)
             return tile.astype(dtype) * scale.astype(dtype)
         case _:
             return run_plain(step, place, tile, shape)
+
+
+def is_narrower(dtype: str, tile: Array) -> bool:
+    """Whether a cast to a dtype narrows a tile."""
+    return dtypes.bits(dtype) < dtypes.bits(tile.dtype.name)
+
+
+def _exchange_and_scale(
+    step: Exchange, place: MeshPlace, tile: Array, shape: tuple[int, ...], scale: Array, into: Array | None
+) -> Array:
+    """The tile after an exchange that casts, divided before or multiplied after by the scale of the wider tile.
+
+    What a part of a target is filled with is scaled, and nothing around it: where that is, marks say.
+    """
+    if is_narrower(str(step.dtype), tile):
+        tile = tile / expand_scale(scale, tile.shape).astype(tile.dtype)
+        return run_exchange([step], place, [tile], [shape], into=into)[0]
+    alone = replace(step, fills=False)
+    moved = run_exchange([alone], place, [tile], [shape])[0]
+    moved = moved * expand_scale(scale, shape).astype(moved.dtype)
+    if into is None or not step.fills:
+        return moved
+    marks = run_exchange([replace(alone, dtype=None)], place, [jnp.ones_like(tile, bool)], [shape])[0]
+    return jnp.where(marks, moved, into.reshape(shape))
 
 
 def run_plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int], in_part: bool = False) -> Array:

@@ -35,6 +35,7 @@ from reshard.plans.rules.step_mode import (
     refuse_step,
     require_refinement,
     require_same_partial,
+    wire_layout,
 )
 from reshard.plans.rules.tile_view import scatter_order
 from reshard.plans.rules.view_steps import check_cast, check_put, check_take, check_view, view_of
@@ -258,7 +259,14 @@ def check_all_gather(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 #     x=0      0-11              0, 0-11              h 0-3 of all three
 #     x=2      24-35             0, 24-31; 1, 0-3     h 8-11 of all three
 #
-# That serves where no layout on common units leads from one side to the other: digits that lie across atoms of both
+# Where dtypes differ, messages are cast as they are packed or unpacked, whichever lets fewer bytes travel, so that no
+# tile is there in both dtypes:
+#
+#     mesh <x=4>, f32[{x}4, 16] -> bf16[16, {x}4]      3 messages of 32 B, cast to bf16 as they leave
+#
+# A message of several elements then always lies in buffers, at both ends.
+#
+# Views serve where no layout on common units leads from one side to the other: digits that lie across atoms of both
 # sides, and parts that are taken from, or put into, dims that are spread over devices.
 
 
@@ -267,12 +275,15 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     across, view = not one_set(operand.mesh, result.mesh), mode.view
     if view is not None:
         view_of("exchange", operand, result, StepMode(view=view))
-        if operand.dtype != result.dtype:
-            raise refuse_step("exchange", operand, result, "an exchange keeps the dtype")
     if not operand.partial_as(result):
         raise refuse_step("exchange", operand, result, "an exchange moves data and reduces nothing")
     if operand.partial and (across or (view is not None and operand.mesh != result.mesh)):
         raise refuse_step("exchange", operand, result, "a sum cannot stay partial on other devices; finish it first")
+    casts = operand.dtype != result.dtype
+    if casts and (operand.partial or mode.in_place or mode.relay):
+        why = "only an exchange of what is no sum, neither in place nor relayed, casts on the way"
+        raise refuse_step("exchange", operand, result, why)
+    wire = wire_layout(operand, result)
     if mode.in_place:
         if across or view is not None:
             why = "only an exchange among the same devices, without a view, goes in place"
@@ -283,11 +294,13 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     figures = exchange_figures(operand, result, view, relayed=mode.relay)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
-    # A chunk that is one run of memory in both tiles is sent and received where it lies; what stays needs no buffer.
-    scratch = 0 if cap <= figures.run or not rounds else count_buffers(operand, result, mode) * operand.nbytes(chunk)
+    # A chunk that is one run of memory in both tiles is sent and received where it lies; what stays needs no buffer. So
+    # is a single element, but no longer run where elements are cast.
+    direct = 1 if casts else figures.run
+    scratch = 0 if cap <= direct or not rounds else count_buffers(operand, result, mode) * wire.nbytes(chunk)
     if view is None:
         return Cost(lower_bound(operand, result), rounds, scratch)
-    return Cost(operand.nbytes(received_by_device(operand, result, view).most), rounds, scratch)
+    return Cost(wire.nbytes(received_by_device(operand, result, view).most), rounds, scratch)
 
 
 def count_buffers(operand: Layout, result: Layout, mode: StepMode) -> int:
@@ -361,8 +374,10 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
     keeps_array = kind in RULES
     if kind != "exchange" or mode.view is None:  # Through a view, shapes differ, and devices may.
-        if keeps_array and (operand.shape != result.shape or operand.dtype != result.dtype):
-            raise refuse_step(kind, operand, result, "a step keeps the global shape and the dtype")
+        if keeps_array and (operand.shape != result.shape or (operand.dtype != result.dtype and kind != "exchange")):
+            raise refuse_step(
+                kind, operand, result, "a step keeps the global shape and the dtype, which an exchange may cast"
+            )
         if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
             raise refuse_step(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
         if keeps_array and operand.partial and result.partial and operand.reduction != result.reduction:
@@ -383,7 +398,8 @@ def _check_in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) 
     If parts overlap, there are two at a time; parts in place of each other do not.
     """
     overlap = mode.overlap and kind in OVERLAPPING and not mode.in_place
-    only_parts = mode.parts > 1 and mode == StepMode(parts=mode.parts, in_place=mode.in_place, overlap=overlap)
+    only_parts = mode == StepMode(parts=mode.parts, in_place=mode.in_place, overlap=overlap)
+    only_parts = only_parts and mode.parts > 1 and operand.dtype == result.dtype
     part = split_step(operand, result, mode.parts, in_place=mode.in_place) if only_parts else None
     if part is None:
         why = "it does not split so; parts.counts() lists the possible numbers of parts"
@@ -415,7 +431,7 @@ def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     """
     if kind == "exchange" and not mode.relay:
         ends = received_by_device(operand, result, mode.view), sent_by_device(operand, result, mode.view)
-        return Loads(*(each.scaled(operand) for each in ends))
+        return Loads(*(each.scaled(wire_layout(operand, result)) for each in ends))
     received = ByDevice(check_step(kind, operand, result, mode).received)
     if kind == "exchange":  # Of a relay, only the busiest device is known.
         return Loads(received, ByDevice(operand.nbytes(most_sent(operand, result, relayed=True))))

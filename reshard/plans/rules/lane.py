@@ -54,7 +54,7 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     (True, 32, 2, 8)
     """
     cost = check_step(kind, operand, result, mode)
-    if mode != PLAIN or kind not in RULES:
+    if mode != PLAIN or kind not in RULES or operand.dtype != result.dtype:
         return None
     where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype)
     if not cost.launches:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.errors import StepError
 from reshard.geometry.refine import Refinement, refine
+from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -44,6 +46,19 @@ class StepMode(NamedTuple):
 
 FREE = Cost(0, 0, 0)
 PLAIN = StepMode()
+
+
+def wire_layout(operand: Layout, result: Layout) -> Layout:
+    """The operand with the dtype in which its elements travel to a result: the narrower of both dtypes.
+
+    What narrows is cast before it is sent, all else after it has arrived, also between dtypes of one size.
+
+    >>> from reshard.types import Mesh
+    >>> wide, narrow, whole = (Layout.parse(f"{dtype}[{{x}}4]", Mesh(x=2)) for dtype in ("f32", "bf16", "s32"))
+    >>> [wire_layout(*ends).dtype for ends in ((wide, narrow), (narrow, wide), (wide, whole))]
+    ['bfloat16', 'bfloat16', 'float32']
+    """
+    return replace(operand, dtype=result.dtype) if dtypes.bits(result.dtype) < dtypes.bits(operand.dtype) else operand
 
 
 def refuse_step(kind: str, operand: Layout, result: Layout, why: str) -> StepError:

@@ -131,8 +131,8 @@ def broken_rule(plan: Plan, program: Program | Outline) -> str | None:
     aligned = len(program.instructions) == len(plan.steps)
     for number, instruction in enumerate(program.instructions):
         plain = instruction.each if isinstance(instruction, InParts) else instruction
-        if isinstance(plain, CastTiles):
-            dtype = plain.dtype
+        casts = isinstance(plain, CastTiles | Exchange) and plain.dtype
+        dtype = casts or dtype
         wanted = plan.steps[number].result.dtype if aligned else dtype
         if dtype != wanted:
             return f"instruction {number + 1} leaves tiles of {dtype}, the plan says {wanted}"

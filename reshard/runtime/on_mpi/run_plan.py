@@ -38,7 +38,7 @@ from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_vi
 from reshard.runtime.on_mpi.team import OVERWRITE
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.runtime.on_mpi.wire.chunks import DIRECT, Messages, messages_of_step, pack_chunks
-from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
+from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange, TileCast
 from reshard.runtime.on_numpy import scale_tile
 from reshard.types import dtypes
 from reshard.types.reductions import UFUNCS, all_reduce_elements
@@ -88,10 +88,22 @@ def rank_plan(plan: Plan, rank: int, size: int, itemsize: int) -> RankPlan:
                 continue
             # Elements without a name in layouts have the size of the dtype that stands for them, so only a cast
             # changes the size.
-            nbytes = itemsize if of.operand.dtype == plan.source.dtype else dtypes.nbytes(1, of.operand.dtype)
-            step = messages_of_step(step, ranks, (before, after), nbytes, of.received_bytes)
+            wire, casts = of.wire.dtype, of.operand.dtype != of.result.dtype
+            nbytes = itemsize if wire == plan.source.dtype else dtypes.nbytes(1, wire)
+            step = messages_of_step(step, ranks, (before, after), nbytes, of.received_bytes, casts=casts)
         steps.append(RankStep(step, before, after, of.result.dtype, fills))
     return RankPlan(tuple(steps), ranks, plan.source.dtype)
+
+
+def list_wide_shapes(plan: RankPlan) -> list[Shape]:
+    """For each cast of a plan, the shape of the tile of the wider dtype, which the cast's scale fits."""
+    shapes: list[Shape] = []
+    dtype = plan.dtype
+    for step in plan.steps:
+        if step.dtype != dtype:
+            shapes.append(step.before if dtypes.bits(step.dtype) < dtypes.bits(dtype) else step.after)
+        dtype = step.dtype
+    return shapes
 
 
 def run_plan(
@@ -154,7 +166,7 @@ def run_step(
             after[...] = scale_tile(before, np.dtype(after.dtype), scale, narrows)
         return
     if not step.fills:
-        call.memory.take(call.device, after.size)
+        call.memory.take(call.device, after.size, step.dtype if isinstance(step.run, Messages) else None)
     match step.run:
         case Reduce():
             reduce_step(call, step.run, plan.ranks, before, after, ready)
@@ -164,6 +176,15 @@ def run_step(
             after[...] = identities(reduction, (), after.dtype)  # Over it, what this rank has of the sum.
             for target, source in pair_views(local, after, before):
                 target[...] = source
+        case Messages() if step.dtype != call.memory.dtype:
+            narrows = dtypes.bits(step.dtype) < dtypes.bits(call.memory.dtype)
+            wide = before if narrows else after
+            if scale is not None and wide.size:
+                scale = view_as_words(np.broadcast_to(np.asarray(scale, wide.dtype), wide.shape).copy())
+            cast = TileCast(before.dtype, np.dtype(after.dtype), narrows, scale if wide.size else None)
+            call.memory.cast(step.dtype if narrows else call.memory.dtype)  # Of the messages.
+            MessageExchange(call, step.run, view_as_words(before), view_as_words(after), cast).run(ready)
+            call.memory.cast(step.dtype)
         case Messages(passed=passed):
             MessageExchange(call, step.run, view_as_words(before), view_as_words(after)).run(ready)
             if passed is not None:

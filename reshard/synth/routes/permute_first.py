@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice, pairwise, permutations
 
 from reshard.errors import LayoutError, StepError
@@ -63,11 +63,7 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if holders is None:
         return
     seen: set[tuple[Layout, ...]] = set()
-
-    @cache  # Guesses have most of their states in common.
-    def make(state: tuple[tuple[Prime, ...], ...]) -> Layout:
-        return _make_layout(pair.source, state)
-
+    make = cache(partial(_make_layout, pair.source))  # Guesses have most of their states in common.
     # Without a common refinement all guesses are tried, else permutes that let the source count as the target does.
     for states in _guess_states(pair.source, pair.target, *holders, thorough=refinement is None):
         try:

@@ -65,7 +65,6 @@ def test_there_is_a_step_of_every_kind():
         ("cast", "f32[3, {x}2] + sum{y}", "bf16[3, {x}2] + sum{y}", None),
         ("cast", "f32[3, {x}2]", "bf16[3, {x}2]", OPEN),
         ("exchange", "f32[{x}6] + sum{y}", "f32[3, {x}2]", OPEN),
-        ("exchange", "f32[{x}6]", "bf16[3, {x}2]", OPEN),
         ("slice", "f32[3, {x}2]", "f32[3, {x}2]", OPEN),
         ("exchange", "f32[24]", "f32[{x}6]", OPEN),
     ],

@@ -309,18 +309,20 @@ class Messages:
 
 
 def messages_of_step(
-    step: StepMessages, ranks: Mapping[int, int], shapes: Frames, itemsize: int, received: int
+    step: StepMessages, ranks: Mapping[int, int], shapes: Frames, itemsize: int, received: int, *, casts: bool = False
 ) -> Messages:
     """The messages of one step between tiles of these shapes.
 
-    `ranks` has the rank of each device, `received` is the most bytes that any of them receives in the step.
+    `ranks` has the rank of each device, `received` is the most bytes that any of them receives in the step. What is
+    cast on the way passes through buffers, if only element by element.
     """
     staging = step.scratch // itemsize // 2
+    largest = 1 if casts and not staging else None
 
     def between(turns: Sequence[SendReceive], local: Blocks, held: bool, passed: Messages | None) -> Messages:
         sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in turns if turn.send]
         arriving = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in turns if turn.receive]
-        return messages_between(sent, arriving, local, itemsize, staging, held, padding, passed)
+        return messages_between(sent, arriving, local, itemsize, staging, held, padding, passed, largest)
 
     padding = None if step.frames is None else ((step.frames[0], shapes[0]), (step.frames[1], shapes[1]))
     passed = between(step.passed, (), False, None) if step.passed else None
@@ -340,12 +342,14 @@ def messages_between(
     held: bool = False,
     padding: tuple[tuple[Shape, Shape], tuple[Shape, Shape]] | None = None,
     passed: Messages | None = None,
+    largest: int | None = None,
 ) -> Messages:
     """Messages and local copies between tiles; each direction may stage `staging` elements.
 
-    `padding` has, for either end, the shape in which the blocks of messages lie, and that of the tile.
+    `padding` has, for either end, the shape in which the blocks of messages lie, and that of the tile. No message
+    has more than `largest` elements.
     """
-    cap = message_cap(staging, itemsize)
+    cap = largest or message_cap(staging, itemsize)
 
     def side(by_rank: BlocksByRank, end: End, of: tuple[Shape, Shape] | None) -> Side:
         by_peer = [tuple(pack_chunks(peer, blocks, cap, end, of)) for peer, blocks in by_rank]

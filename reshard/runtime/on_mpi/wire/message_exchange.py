@@ -8,7 +8,7 @@ there are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
-from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views, view_block
 from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.team import EXCHANGE, YIELDS, Team, Watch
 from reshard.runtime.on_mpi.wire.chunks import JointSide, Messages, Side
@@ -49,6 +49,29 @@ class _PostedMessage(NamedTuple):
     buffer: Array | None
 
 
+class TileCast(NamedTuple):
+    """A cast of raw elements from one dtype to another on their way, to what is `narrow`, or wide. The scale has the
+    shape of the wide tile: its elements are divided by it before, or multiplied after."""
+
+    before: np.dtype[Any]
+    after: np.dtype[Any]
+    narrows: bool
+    scale: Array | None = None
+
+    def copy(self, pair: tuple[Array, Array], by: Array | None) -> None:
+        """Casts the source of a pair of raw views into its target, with their part of the scale."""
+        target, values = pair[0].view(self.after), pair[1].view(self.before)
+        if by is not None and self.narrows:
+            values = values / by.view(self.before)
+        elif by is not None:
+            values = values.astype(self.after) * by.view(self.after)
+        np.copyto(target, values, casting="unsafe")
+
+
+_ListCopies = Callable[[int, Any, Array], list[tuple[Array, Array]]]
+"""The copies of a message, by its number, between a tile and its buffer."""
+
+
 class _Lane:
     """The messages of one direction: those not posted yet, in order, and how much staging the posted ones use.
 
@@ -56,7 +79,18 @@ class _Lane:
     the side, or a tuple of tiles of a joint one.
     """
 
-    def __init__(self, call: Call, side: Side | JointSide, tile: Any, dtype: np.dtype[Any], staging: int) -> None:
+    def __init__(
+        self,
+        call: Call,
+        side: Side | JointSide,
+        tile: Any,
+        dtype: np.dtype[Any],
+        staging: int,
+        cast: TileCast | None = None,
+    ) -> None:
+        self._cast = cast
+        # Elements that are cast one by one need no buffer to speak of.
+        self._counted = cast is None or staging > 0
         self.waiting = deque(enumerate(side.chunks))
         self.tile = tile
         self._dtype = dtype
@@ -81,7 +115,8 @@ class _Lane:
         if spec is not None:
             return _PostedMessage(number, peer, elements, spec, None)
         self.staged += elements
-        self._call.memory.take(self._call.device, elements)
+        if self._counted:
+            self._call.memory.take(self._call.device, elements)
         buffer = self._call.pool.take(elements * self._dtype.itemsize)
         return _PostedMessage(number, peer, elements, [buffer, MPI.BYTE], buffer.view(self._dtype))
 
@@ -91,7 +126,8 @@ class _Lane:
 
     def _unstaged(self, number: int) -> list[Any] | None:
         """The specification with which MPI sends from, or receives into, the tile itself; None if it must be staged."""
-        return None if self.held else self._side.unstaged(number, self.tile, self.staging)
+        direct = not self.held and self._cast is None
+        return self._side.unstaged(number, self.tile, self.staging) if direct else None
 
     def pack(self) -> list[_PostedMessage]:
         """The next messages for which there is room, those that have buffers copied out of the tile into these."""
@@ -106,36 +142,53 @@ class _Lane:
             if self.staging - self.staged < sum(turn.values()) <= self.staging:
                 return []
         flights = list(iter(self.next, None))
-        staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
-        copy_views([pair for number, buffer in staged for pair in self._side.packing(number, self.tile, buffer)])
+        self._copy_staged(self._side.packing, flights)
         return flights
 
     def unpack(self, flights: Collection[_PostedMessage]) -> None:
         """Copies messages out of their buffers, where they have one, into the tile, and releases what they used."""
-        staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
-        copy_views([pair for number, buffer in staged for pair in self._side.unpacking(number, self.tile, buffer)])
+        self._copy_staged(self._side.unpacking, flights)
         for flight in flights:
             self.done(flight)
+
+    def _copy_staged(self, list_copies: _ListCopies, flights: Iterable[_PostedMessage]) -> None:
+        """Makes the copies between the tile and the buffers of messages, as casts where that is due."""
+        staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
+        pairs = [pair for number, buffer in staged for pair in list_copies(number, self.tile, buffer)]
+        if self._cast is None:
+            copy_views(pairs)
+            return
+        scale = self._cast.scale
+        scales: list[Array | None] = [None] * len(pairs)
+        if scale is not None:
+            like = [pair for number, buffer in staged for pair in list_copies(number, scale, buffer)]
+            scales = [pair[self._cast.narrows] for pair in like]
+        for pair, by in zip(pairs, scales, strict=True):
+            self._cast.copy(pair, by)
 
     def done(self, flight: _PostedMessage) -> None:
         """Releases what a finished message used."""
         if flight.buffer is not None:
             self.staged -= flight.elements
-            self._call.memory.free(self._call.device, flight.elements)
+            if self._counted:
+                self._call.memory.free(self._call.device, flight.elements)
             self._call.pool.give(flight.buffer)
 
 
 class MessageExchange:
     """The messages of one step, from one tile to another, both raw (`view_as_words`); or from several tiles to as
-    many others, all of one dtype.
+    many others, all of one dtype; or with a `cast`, which is made at the end whose elements are wider.
     """
 
-    def __init__(self, call: Call, messages: Messages, source: Any, target: Any) -> None:
+    def __init__(self, call: Call, messages: Messages, source: Any, target: Any, cast: TileCast | None = None) -> None:
         self._call = call
         self._messages = messages
-        dtype: np.dtype[Any] = source[0].dtype if isinstance(messages.sends, JointSide) else source.dtype
-        self._sends = _Lane(call, messages.sends, source, dtype, messages.staging)
-        self._receives = _Lane(call, messages.receives, target, dtype, messages.staging)
+        self._cast = cast
+        narrows = cast is not None and cast.narrows
+        wire = target if narrows else source
+        dtype: np.dtype[Any] = wire[0].dtype if isinstance(messages.sends, JointSide) else wire.dtype
+        self._sends = _Lane(call, messages.sends, source, dtype, messages.staging, cast if narrows else None)
+        self._receives = _Lane(call, messages.receives, target, dtype, messages.staging, None if narrows else cast)
         self._packed: list[_PostedMessage] = []
         self._arrived: list[_PostedMessage] = []
         self._requests: list[MPI.Request] = []
@@ -146,8 +199,15 @@ class MessageExchange:
         if ready is not None:
             self.ahead(ready)
         self.start()
-        for target, source in pair_views(self._messages.local, self._receives.tile, self._sends.tile):
-            copy_view(target, source)
+        ends, cast = (self._receives.tile, self._sends.tile), self._cast
+        scale = None if cast is None else cast.scale
+        for block in self._messages.local:
+            ((target, source),) = pair_views([block], *ends)
+            if cast is None:
+                copy_view(target, source)
+            else:
+                by = None if scale is None else view_block(scale, block, "src" if cast.narrows else "dst")
+                cast.copy((target, source), by)
             self.progress()
         self.finish()
 
