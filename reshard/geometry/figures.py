@@ -162,7 +162,7 @@ def even_rounds(r: Refinement) -> int:
 MOST_DEVICES = 1 << 14
 """Devices are listed on meshes of at most this many."""
 
-_MOST_LISTED = 1 << 10
+MOST_LISTED = 1 << 10
 """The messages of an uneven exchange are listed on meshes of at most this many devices."""
 
 
@@ -176,6 +176,10 @@ class ByDevice(NamedTuple):
     def most(self) -> int:
         """The figure of the device that has the most."""
         return self.each if self.listed is None else max(self.listed.values(), default=0)
+
+    def on(self, devices: Sequence[int]) -> Mapping[int, int]:
+        """The figure of each of these devices."""
+        return dict.fromkeys(devices, self.each) if self.listed is None else self.listed
 
     def scaled(self, nbytes: Layout) -> ByDevice:
         """Elements as bytes of a layout's dtype."""
@@ -247,7 +251,7 @@ def sent_by_device(operand: Layout, result: Layout, view: View | None = None) ->
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_sent_across(operand, result))
     r = refine(operand, result)
-    if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
+    if (r is not None and r.exact) or operand.mesh.size > MOST_LISTED:
         return lacked_by_device(operand, result)
     return ByDevice(0, _count_sent_among(operand, result))
 

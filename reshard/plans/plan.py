@@ -32,7 +32,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
-from reshard.geometry.figures import ByDevice, received_by_device, sent_by_device
+from reshard.geometry.figures import MOST_LISTED, ByDevice, received_by_device, sent_by_device
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.descriptors import Descriptors, DeviceStep, describe_steps, split_by_role
 from reshard.plans.plan_data import (
@@ -268,12 +268,12 @@ class Plan(ShownPlan):
             for step, (before, after) in zip(self.steps, meshes, strict=True):
                 into, out = dict.fromkeys(after.devices, step.received_bytes), before.devices
                 given = dict.fromkeys({*out, *after.devices} if step.mode.relay else out, step.sent_bytes)
-                # All devices of a collective, and of an exchange on one set without a view, count as the busiest one.
-                if step.kind == "exchange" and (step.mode.view is not None or not one_set(before, after)):
+                # All devices of a collective count as the busiest one, and of an exchange among too many to list.
+                if step.kind == "exchange" and (before.size <= MOST_LISTED or not one_set(before, after)):
                     ends = step.operand, step.result, step.mode.view
-                    into = received_by_device(*ends).scaled(step.operand).listed or {}
+                    into = received_by_device(*ends).scaled(step.wire).on(after.devices)
                     if not step.mode.relay:
-                        given = sent_by_device(*ends).scaled(step.operand).listed or {}
+                        given = sent_by_device(*ends).scaled(step.wire).on(before.devices)
                 received.update(into)
                 sent.update(given)
         return max(received.values(), default=0), max(sent.values(), default=0)
@@ -367,6 +367,10 @@ class Plan(ShownPlan):
         plan = chain(source, target, [spec for spec, _ in given], donate, [time for _, time in given], view)
         if not steps:
             plan = replace(plan, seconds=seconds)
+        # Where nothing is sent no time is predicted; any other time may be that of some network.
+        for what, timed in (("the plan", plan), *((f"step {at}", step) for at, step in enumerate(plan.steps, 1))):
+            if timed.seconds and not timed.launches:
+                raise PlanError(f"the JSON says seconds {timed.seconds} of {what}, which sends nothing; plan it again")
         made = plan.to_dict()
         compare_figures(data, made, "the plan")
         for number, (step, again) in enumerate(zip(data["steps"], made["steps"], strict=True), 1):
@@ -774,6 +778,7 @@ class TreePlan(ShownPlan):
                 raise batch.error(f"plans are {quoted(numbers)}, but there are {len(plans)}, counted from 0")
             named = tuple(batch.listed("names", str))
             batches.append(Batch(named, tuple(plans[number] for number in numbers), read_seconds(batch)))
+            _check_batch_seconds(batches[-1])
         tree = cls(tuple(fields.listed("names", str)), tuple(batches))
         compare_figures(fields.data, tree._figures, "the tree")
         return tree
@@ -795,6 +800,21 @@ class TreePlan(ShownPlan):
                 f"largest load of a device: memory {bytes_text(self.peak_bytes)} + network "
                 f"{bytes_text(self.received_bytes + self.sent_bytes)}",
             ]
+        )
+
+
+def _check_batch_seconds(batch: Batch) -> None:
+    """Refuses predicted seconds of a batch that those of its plans cannot make: what does not depend on bytes is spent
+    once, by the first of them."""
+    times = [plan.seconds for plan in batch.plans if plan.seconds is not None]
+    known = len(times) == len(batch.plans)
+    first, total = (times[0], sum(times)) if known else (0.0, 0.0)
+    least, most = (each * (1 + slack) for each, slack in ((first, -1e-9), (total, 1e-9)))
+    if known != (batch.seconds is not None) or not least <= (batch.seconds or 0.0) <= most:
+        of = f"those of its plans make {first} to {total}" if known else "not all of its plans have seconds"
+        raise PlanError(
+            f"the JSON says seconds {quoted(batch.seconds)} of the batch of {quoted(batch.names[:4])}, but {of}; plan "
+            f"it again"
         )
 
 

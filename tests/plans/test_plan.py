@@ -231,6 +231,27 @@ def test_tampered_json_is_refused(change: Callable[[dict[str, Any]], None]):
         Plan.from_json(json.dumps(data))
 
 
+def test_an_exchange_after_a_crossing_sends_what_each_device_sends():
+    """Its busiest device is not the one that sends the most before."""
+    there = Mesh({"v": 12}, device_ids=[9, 10, 6, 7, 2, 8, 4, 3, 5, 0, 1, 11])
+    ends = Layout.parse("s32[{v}8, 17, 5]", Mesh(v=2, w=3)), Layout.parse("s32[16, 17, 5] + product{v:(1)4}", there)
+    plan = rs.plan(*ends, network="tpu-v5p", budget=12240)
+    assert [step.kind for step in plan.steps] == ["exchange", "exchange", "split_sum"]
+    assert plan.sent_bytes == max(matrix(lower_plan(plan)).sent.values())
+
+
+def test_seconds_where_nothing_is_sent_are_refused():
+    """Others may be those of some network; a plan's own are the sum of its steps'."""
+    part, whole = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    for plan in (rs.plan(whole, whole, network="h100"), rs.plan(whole, part, network="h100")):
+        assert plan.seconds == 0.0 and Plan.from_json(plan.to_json()) == plan
+        data = json.loads(plan.to_json())
+        for timed in (data, *data["steps"]):
+            timed["seconds"] = 1e-6
+        with pytest.raises(PlanError, match="which sends nothing"):
+            Plan.from_json(json.dumps(data))
+
+
 # ---- Steps: checked by their rule as they are built, with what they send, receive and keep live ----
 
 HERE = Mesh(x=4)

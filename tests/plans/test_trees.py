@@ -152,6 +152,20 @@ def test_one_array_has_the_figures_of_its_plan():
         assert getattr(tree, figure) == getattr(plan, figure)
 
 
+@pytest.mark.parametrize("times", [0.1, 1.5, None], ids=["less than one plan", "more than all", "none"])
+def test_seconds_of_a_batch_that_its_plans_cannot_make_are_refused(times: float | None):
+    ends = [rs.Layout.parse(text, MESH) for text in ("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]")]
+    tree = rs.plan_tree({"a": ends, "b": ends, "c": ends}, network="h100")
+    data = json.loads(tree.to_json())
+    (batch,) = data["batches"]
+    assert rs.TreePlan.from_json(tree.to_json()) == tree and len(batch["names"]) == 3
+    (plan,) = data["plans"]
+    batch["seconds"] = None if times is None else times * (plan["seconds"] if times < 1 else 3 * plan["seconds"])
+    data["seconds"] = batch["seconds"]
+    with pytest.raises(PlanError, match="of the batch of"):
+        rs.TreePlan.from_json(json.dumps(data))
+
+
 def test_a_tree_prints_a_line_for_each_batch():
     lines = str(TREE).splitlines()
     assert lines[0] == "20 arrays in 2 batches"
