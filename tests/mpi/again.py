@@ -299,6 +299,19 @@ def begun(comm: MPI.Intracomm) -> Iterator[Case]:
                     begun = gone.start(tile)
                 check_tile(columns, comm.rank, begun.wait(), comm)
 
+    def one_after_another(with_cores: bool) -> None:
+        """A move that begins finishes the one that has begun before, whoever makes it, and is not made beside it."""
+        wanted = given_tile(columns, comm.rank, "int64")
+        cores = mock.patch.object(handles, "CORES", comm.size + 1 if with_cores else 1)
+        with cores, mock.patch.object(repeated, "STAGED", 8):
+            ends = (rows, columns), (columns, rows)
+            there, back = (prepare(*each, comm, limit=5) for each in ends)
+            if odd:
+                time.sleep(0.02)
+            first, second, third = there.start(tile), back.start(wanted), there.start(-tile)
+            assert np.array_equal(second.wait(), tile)
+            assert np.array_equal(third.wait(), -wanted) and np.array_equal(first.wait(), wanted)
+
     def without_a_thread() -> None:
         """A rank that can start none makes the move when it waits, and a thread that is there comes before the others'
         reports are looked for: they must not be received twice.
@@ -317,6 +330,8 @@ def begun(comm: MPI.Intracomm) -> Iterator[Case]:
     for mixed in (False, True):
         yield f"freed while begun, mixed {mixed}", partial(freed_while_begun, True, mixed)
         yield f"freed while begun on some ranks, mixed {mixed}", partial(freed_while_begun, odd, mixed)
+    for name, cores in (("threads", True), ("waits", False), ("some threads", odd)):
+        yield f"one after another, by {name}", partial(one_after_another, cores)
     yield "without a thread", without_a_thread
 
 
