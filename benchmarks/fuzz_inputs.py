@@ -302,7 +302,7 @@ def _read_move(text: str) -> None:
 
 
 def _read_dtensor(text: str) -> None:
-    words = [each.strip() for each in re.split(r",(?![^(]*\))", text.strip("[]"))]
+    words = [each.strip() for each in re.findall(r"(?:[^,(]|\([^)]*\)?)+", text.strip("[]"))]
     taken_layout(rs.Layout.from_dtensor(words, (4, 2), SHAPE, "f32"))
 
 
@@ -680,7 +680,10 @@ def take_tiles(tiles: Any) -> None:
     moved = rs.simulate(PLAN, tiles)
     whole = np.zeros((16, 8), np.float32)
     for device in range(0, 8, 2):  # Those with y = 0 have each row once.
-        must(not np.ma.getmaskarray(given[device]).any(), "masked elements are taken for data")
+        must(
+            not (isinstance(given[device], np.ma.MaskedArray) and np.ma.is_masked(given[device])),
+            "masked elements are taken for data",
+        )
         whole[device * 2 : device * 2 + 4] = np.asarray(given[device])
     for device in range(0, 8, 2):
         got = moved[device]

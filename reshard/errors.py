@@ -9,6 +9,9 @@ from typing import Any
 MOST_QUOTED = 200
 """The most characters of what was given that a message quotes."""
 
+MOST_MESSAGE = 4000
+"""The most characters of a message: of a longer one, beginning and end are kept."""
+
 
 class ReshardError(ValueError):
     """The base class of all errors of this package.
@@ -20,6 +23,15 @@ class ReshardError(ValueError):
     ...     print(error)
     axis 'x' has size 0: a size is a whole number of at least 1
     """
+
+    def __init__(self, *given: object) -> None:
+        # A message quotes names that may be of any length; its end says what to do.
+        half = MOST_MESSAGE // 2
+        parts = (
+            f"{part[:half]} ... {part[-half:]}" if isinstance(part, str) and len(part) > MOST_MESSAGE else part
+            for part in given
+        )
+        super().__init__(*parts)
 
 
 class MeshError(ReshardError):

@@ -44,3 +44,8 @@ def test_about_sharding_leaves_other_errors_alone():
         raise ZeroDivisionError
     with about_sharding("P()", ()):
         pass
+
+
+def test_a_long_message_keeps_its_beginning_and_its_end():
+    message = str(LayoutError(f"layout {'x' * 9000}; write it so"))
+    assert len(message) < 4100 and message.startswith("layout x") and message.endswith("x; write it so")

@@ -1,16 +1,13 @@
-"""Inputs of others: files without an end or a writer, and texts too deep for a reader's stack, are refused."""
+"""Files that callers name: what has no end, and what nobody writes to, is refused instead of waited for."""
 
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import stat
 import threading
 from pathlib import Path
 from typing import IO
-
-from reshard.errors import NotationError, ReshardError
 
 PATIENCE = 5.0
 """Seconds that a named pipe may stay without a process that writes to it."""
@@ -61,23 +58,3 @@ def read_input(path: str | Path, most: int, *, regular: bool = False) -> bytes:
     if content is None or len(content) > most:
         raise ValueError(f"it has more than {most} bytes")
     return content
-
-
-MOST_DEEP = 1000
-"""How deep brackets may stand in each other in a text that a recursive reader of others is given."""
-
-
-def check_depth(text: str, opened: str, closed: str, error: type[ReshardError] = NotationError) -> None:
-    """Raises `error` for brackets nested so deep that the stack of a compiler's own reader, and with it the process,
-    would end.
-
-    >>> check_depth("(" * 5000, "([{", ")]}")
-    Traceback (most recent call last):
-    reshard.errors.NotationError: the text has brackets nested more than 1000 deep; is it whole?
-    """
-    brackets = (opened + closed).encode()
-    kept = text.replace("->", "").encode(errors="replace").translate(None, bytes({*range(256)}.difference(brackets)))
-    signs = kept.translate(bytes.maketrans(brackets, b"\2" * len(opened) + b"\0" * len(closed)))
-    # Each bracket counts one too many.
-    if max((depth - at for at, depth in enumerate(itertools.accumulate(signs), 1)), default=0) > MOST_DEEP:
-        raise error(f"the text has brackets nested more than {MOST_DEEP} deep; is it whole?")

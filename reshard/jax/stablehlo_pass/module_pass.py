@@ -11,6 +11,7 @@ inside XLA, where the collectives that XLA itself would run are known.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
 from reshard.synth.options import read_budget, read_network
-from reshard.types.input_files import check_depth
 from reshard.types.layout import Layout
 
 make_ir_context: Any = _make_ir_context
@@ -42,6 +42,8 @@ _mlir: Any = mlir
 _stablehlo: Any = _stablehlo_dialect
 _MOST_LAUNCHES = 1 << 10
 _MOST_MESSAGE = 2000
+_MOST_DEEP = 1000
+_NO_BRACKETS = bytes(set(range(256)).difference(b"([{<>}])"))
 _EXPORTED = "xla.sdy.meshes"
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
@@ -186,7 +188,11 @@ def read_stablehlo(program: str | bytes) -> Module:
     """The module of MLIR text or of a portable artifact; raises `ProgramError` for anything else."""
     context = make_ir_context()
     if isinstance(program, str):
-        check_depth(program, "([{<", ")]}>", ProgramError)
+        # MLIR's reader recurses: at brackets some ten thousand deep, its stack and with it the process ends.
+        kept = program.replace("->", "").encode(errors="replace").translate(None, _NO_BRACKETS)
+        depths = itertools.accumulate(1 if each in b"([{<" else -1 for each in kept)
+        if max(depths, default=0) > _MOST_DEEP:
+            raise ProgramError(f"the program is not StableHLO: its brackets are nested more than {_MOST_DEEP} deep")
     try:
         if isinstance(program, bytes) and program.startswith(b"ML\xefR"):
             return _mlir.deserialize_portable_artifact(program, context)

@@ -9,13 +9,14 @@ Fragments are compiled for devices of the platform that the module was compiled 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from reshard import hlo
 from reshard.doctor.places import Place
-from reshard.errors import NotationError, ProgramError, quoted
+from reshard.errors import NotationError, ProgramError, quoted, shortened
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.program_report import devices_for
 from reshard.jax.request import options_on
@@ -23,10 +24,18 @@ from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import print_module
 from reshard.jax.xla_pass.hlo_pass import improve_module
 from reshard.synth import Network
-from reshard.types.input_files import check_depth
 from reshard.types.whole import whole
 
 _ELIDED = "({...})"
+_READER = """
+import sys
+from jaxlib import _hlo
+try:
+    module = _hlo.hlo_module_from_text(sys.stdin.buffer.read().decode())
+    sys.stdout.buffer.write(module.as_serialized_hlo_module_proto())
+except Exception as error:
+    sys.exit(str(error).splitlines()[0])
+"""
 _SCHEDULED = re.compile(r"\bis_scheduled=\s*true\b")
 
 
@@ -74,7 +83,6 @@ def improve_hlo(
     that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
     cannot be had, and `NotationError` for a program that is not HLO.
     """
-    jaxlib: Any = import_module("jaxlib._hlo")
     given, written, scheduled = whole(devices, 1), None, False
     if not isinstance(program, str):
         module = program
@@ -84,15 +92,10 @@ def improve_hlo(
             "serialized proto: compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()"
         )
     else:
-        read = hlo.parse(program)
-        _check_for_xla(program, read)
-        # So does a schedule that is out of order, which some of XLA's own texts have.
+        written = hlo.parse(program).num_partitions
+        # XLA refuses a schedule that is out of order, which some of its own texts have.
         text, scheduled = _SCHEDULED.subn("is_scheduled=false", program)
-        try:
-            module = jaxlib.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-        except Exception as error:  # XLA's errors have no class of their own.
-            raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
-        written = read.num_partitions
+        module = _read_by_xla(text)
     # What the module's text says, else what the caller does.
     if devices is not None and given is None:
         raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
@@ -116,13 +119,15 @@ def improve_hlo(
     return ImprovedHlo(improved.module, improved.places, partitions, dropped)
 
 
-def _check_for_xla(program: str, read: hlo.Module) -> None:
-    """Raises `NotationError` for a text at which XLA's own reader would end the process, by a CHECK or its stack."""
-    check_depth(program, "([{", ")]}")
-    for held in read.computations.values():
-        numbers = [one.literal for one in held.instructions if one.opcode == "parameter"]
-        if sorted(numbers) != sorted(map(str, range(len(numbers)))):
-            raise NotationError(
-                f"HLO module {read.name}: the parameters of {held.name} have the numbers {quoted(numbers)}, not each "
-                f"from 0 to {len(numbers) - 1} once; give the module as XLA prints it"
-            )
+def _read_by_xla(program: str) -> bytes:
+    """The serialized module of a text, read by XLA in a process of its own.
+
+    At many a damaged text (a parameter out of range, a negative tile) XLA's reader ends its process by a CHECK.
+    """
+    given = program.encode(errors="replace")
+    ran = subprocess.run([sys.executable, "-c", _READER], input=given, capture_output=True, check=False)
+    if ran.returncode:
+        lines = ran.stderr.decode(errors="replace").splitlines()
+        why = next((line for line in lines if "Check failed" in line), lines[-1] if lines else "it gives no reason")
+        raise NotationError(f"XLA does not read the HLO text: {shortened(why)}")
+    return ran.stdout

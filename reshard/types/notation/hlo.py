@@ -200,7 +200,7 @@ def _read_devices(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None,
         at, dims = reader.at, _read_sizes(reader)
         if math.prod(dims) != count:
             given = " x ".join(map(str, dims))
-            reader.fail(f"{given} is not the {count} devices of the tiles or axes; make them equal", at)
+            reader.fail(f"{given} is not the {quoted(count)} devices of the tiles or axes; make them equal", at)
         order = tuple(range(len(dims)))
         if reader.take("T"):
             at = reader.at

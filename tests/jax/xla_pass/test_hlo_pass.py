@@ -225,7 +225,7 @@ def test_text_and_proto_become_the_same_better_module() -> None:
         with pytest.raises(ProgramError, match=message):
             improve_hlo(text, devices=devices)
     for whole, damaged in [("parameter(0)", "parameter(7)"), ("parameter(0)", "parameter(0), x=" + "{" * 5000)]:
-        with pytest.raises(NotationError, match=r"not each from 0 to|more than 1000 deep"):  # XLA ends the process.
+        with pytest.raises(NotationError, match="XLA does not read the HLO text"):  # XLA ends the process.
             improve_hlo(text.replace(whole, damaged))
 
 
