@@ -34,7 +34,7 @@ from reshard.doctor.proposals import (
 from reshard.doctor.rebuilds import find_rebuilt
 from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
-from reshard.errors import MeshError, NotationError, ReshardError, quoted
+from reshard.errors import MeshError, NotationError, ReshardError, quoted, shortened
 from reshard.hlo import Collective, Module
 from reshard.hlo.module import metadata_fields
 from reshard.hlo.text_reader import compiled_platform
@@ -92,10 +92,19 @@ def examine(
     collectives = hlo.collectives(module, every_branch=True)
     _check_operands(module)
     options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text), processes)
-    examination = _Examination(module, collectives, moves, options)
-    places = sort_by_waste(examination.places())
-    devices = count_devices(module, collectives)
-    return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
+    try:
+        examination = _Examination(module, collectives, moves, options)
+        places = sort_by_waste(examination.places())
+        devices = count_devices(module, collectives)
+        return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
+    except ReshardError:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        # A slice of another rank, an attribute left out: each would need a check of its own, as in a proto's reader.
+        raise NotationError(
+            f"HLO module {module.name}: its instructions do not fit each other ({type(error).__name__}: "
+            f"{shortened(str(error))}); give the module as XLA prints it"
+        ) from error
 
 
 _TAKES_ONE = (

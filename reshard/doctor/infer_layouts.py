@@ -245,10 +245,13 @@ def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     return total % reached == 0
 
 
+_MOST_COORDINATES = 1 << 27  # One GiB of them.
+
+
 def trace_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> TracedDigits | None:
     """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
-    if 0 in sizes:
+    if 0 in sizes or sum(sizes) * len(sizes) > _MOST_COORDINATES:
         return None
     origins = _trace_origins(tracer, result, list_axis_points(sizes), summed)
     leaf, first = int(origins.leaf[0]), int(origins.place[0])

@@ -283,13 +283,20 @@ def _behind_async(value: HloValue) -> HloValue | None:
     return None
 
 
+_MOST_DEEP = 100
+
+
 def array_paths(shape: Shape) -> Iterator[tuple[int, ...]]:
-    """The paths to the arrays of a shape."""
-    if isinstance(shape, Array):
-        yield ()
-        return
-    for at, part in enumerate(shape):
-        yield from ((at, *rest) for rest in array_paths(part))
+    """The paths to the arrays of a shape; raises `NotationError` for tuples nested as no compiler nests them."""
+    left: list[tuple[tuple[int, ...], Shape]] = [((), shape)]
+    while left:
+        path, part = left.pop()
+        if isinstance(part, Array):
+            yield path
+        elif len(path) > _MOST_DEEP:
+            raise NotationError(f"a shape has tuples nested more than {_MOST_DEEP} deep; is the module whole?")
+        else:
+            left += [((*path, at), each) for at, each in reversed(list(enumerate(part)))]
 
 
 # Value numbering: equal values get equal numbers. Compilers recompute a value inside every fusion that needs it.
