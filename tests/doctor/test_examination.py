@@ -198,6 +198,11 @@ def test_text_that_is_not_a_module_is_refused(given):
         ((GATHER, "ROOT %p = f32[8,8]{1,0} add(%g, %g)"), "p is made twice"),
         (("%s = f32[] slice()", GATHER), "s, a slice, takes only 0 operands"),
         (("%t = (f32[2,8]) tuple(%p)", "%e = f32[2,8]{1,0} get-tuple-element(%t)", GATHER), "which element"),
+        ((GATHER, f"%t = {'(' * 150}f32[2]{')' * 150} tuple(%g)"), "tuples nested more than 100 deep"),
+        (
+            (GATHER, f"%t = f32[{(1 << 63) - 1},8]{{1,0}} reshape(%g)", "ROOT %r = f32[8,8] add(%t, %t)"),
+            "do not fit each",
+        ),
     ],
 )
 def test_a_damaged_text_is_refused_with_what_was_found(damaged, why):
