@@ -20,7 +20,7 @@ import numpy as np
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
-from reshard.lower.program import Instruction, join_launches, lower_batch
+from reshard.lower.program import Exchange, Instruction, join_launches, lower_batch
 from reshard.plans.plan import Batch, Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
@@ -384,7 +384,14 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
     begun = 0  # The first of the ordinary steps that are proved together.
     for number, step in enumerate(plan.steps, 1):
         if _changes_indices(step):
-            if step.kind == "exchange":
+            if step.kind == "exchange" and step.mode.view is None:
+                # A cast on the way: the marks follow the messages, all else is as the lowering has it.
+                given, own = (each.instructions[number - 1] for each in (made, lower_plan(plan)))
+                same = isinstance(given, Exchange) and replace(given, local=(), rounds=())
+                relayed = isinstance(given, Exchange) and any(t.relayed for turn in given.rounds for t in turn)
+                if relayed or not isinstance(own, Exchange) or same != replace(own, local=(), rounds=()):
+                    raise UndecidedError(f"step {number}: another kind of exchange than the plan's")
+            elif step.kind == "exchange":
                 tiles = step.operand.tile_shape, step.result.tile_shape
                 fills = step.mode.view is not None and step.mode.view.into
                 symbolic.check_view_exchange(made.instructions[number - 1], f"step {number}", tiles, fills=fills)
