@@ -239,7 +239,8 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
         sharding = NamedSharding(mesh, given)
         # The types of arrays on explicit axes have an entry for each dim, and so has what `jax.sharding.reshard` makes:
         # a shorter spec would be another one for jit, which compiles again for it.
-        return sharding.update(spec=fill_spec(given, x.ndim)) if typed and has_explicit(mesh) else sharding
+        short = typed and len(given.partitions) < x.ndim and has_explicit(mesh)
+        return sharding.update(spec=fill_spec(given, x.ndim)) if short else sharding
     except Exception as error:  # An axis that occurs twice is no ValueError, but one of jax's own.
         raise MeshError(
             f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh, each once"
