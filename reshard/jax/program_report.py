@@ -22,7 +22,7 @@ from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
-from reshard.jax.stablehlo_pass.module_pass import check_main, read_stablehlo
+from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import make_compilable
 from reshard.jax.xla_pass.fragments import Fragments, print_module
 from reshard.lower.to_stablehlo import Module, ir
@@ -80,7 +80,7 @@ def report_program(
     same on 1 device: no data moves between devices
     """
     module = read_stablehlo(program)
-    check_main(module)
+    name_main(module)
     attributes = module.operation.attributes
     partitions = int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
     known = known_moves(module)

@@ -215,7 +215,7 @@ def test_a_portable_artifact():
         ("module {", "not StableHLO"),
         (b"ML\xefR\x00nonsense", "not StableHLO"),
         ("module { func.func private @main() }", "no function @main"),
-        ("module { func.func @f() { return } }", "no function @main"),
+        ("module { func.func @f() { return } func.func @g() { return } }", "@f, @g to choose from"),
         (
             "module attributes {mhlo.num_partitions = 512 : i32} { func.func @main() { return } }",
             "512 partitions, and this process 8 cpu devices",

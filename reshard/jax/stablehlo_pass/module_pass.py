@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.rewrite import ReshardOutcome
-from reshard.lower.to_stablehlo import Module, ir
+from reshard.lower.to_stablehlo import Module, Operation, ir, list_operations
 from reshard.plans.plan import Plan
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
@@ -40,6 +40,7 @@ from reshard.types.layout import Layout
 make_ir_context: Any = _make_ir_context
 _mlir: Any = mlir
 _stablehlo: Any = _stablehlo_dialect
+_CALLEES = ("callee", "decomposition", "called_computations")  # Of other attributes Python cannot read all.
 _MOST_LAUNCHES = 1 << 10
 _MOST_MESSAGE = 2000
 _MOST_DEEP = 1000
@@ -103,7 +104,9 @@ def transform(
     planner = partial(best_plan, budget=read_budget(budget), network=read_network(network))
     exported = program if isinstance(program, jax.export.Exported) else None
     module = _parse_module(program if exported is None else exported.mlir_module_serialized)
+    name = name_main(module)
     report = transform_module(module, planner)
+    rename_function(module, "main", name)
     if exported is not None:
         exported = dataclasses.replace(exported, mlir_module_serialized=_write_artifact(module))
     return Transformed(module, report, exported)
@@ -149,6 +152,9 @@ def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
         return None, "it is still to be summed"
     if rewrite.inside_manual(op.op):
         return None, "it is inside a shard_map"
+    sets = [frozenset(mesh.device_ids or range(mesh.size)) for mesh in (source.mesh, target.mesh)]
+    if sets[0] != sets[1]:
+        return None, f"it goes from {len(sets[0])} devices to {len(sets[1])} others; a program has one set of devices"
     if source.mesh.device_ids is not None:
         return None, "its mesh lists the devices in an order of its own"
     try:
@@ -166,7 +172,7 @@ def _plan_reshard(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
 
 
 def _parse_module(program: Any) -> Module:
-    """The program as a new module with a function `main`, which may be changed."""
+    """The program as a new module, which may be changed."""
     if isinstance(program, ir.Module):
         with program.context:
             module = ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
@@ -175,7 +181,6 @@ def _parse_module(program: Any) -> Module:
         raise ProgramError(f"transform takes MLIR text, a StableHLO artifact, a module or an Exported, not {kind}")
     else:
         module = read_stablehlo(program)
-    check_main(module)
     if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
         raise ProgramError(
             "the program has its shardings as attributes for XLA, not as operations of Shardy; give the module that "
@@ -201,11 +206,61 @@ def read_stablehlo(program: str | bytes) -> Module:
         raise ProgramError(f"the program is not StableHLO: {shortened(str(error), _MOST_MESSAGE)}") from None
 
 
-def check_main(module: Module) -> None:
-    """Raises `ProgramError` for a module without a program: Shardy's propagation would abort the process."""
-    functions = (op for op in module.body.operations if op.operation.name == "func.func" and len(op.regions[0].blocks))
-    if not any(op.attributes["sym_name"].value == "main" for op in functions):
+def name_main(module: Module) -> str:
+    """Names the program's function `main`, which Shardy and XLA look for, in place; returns the name that it had.
+
+    It is the one that is named so, else the one public function, else the only one. Raises `ProgramError` for a module
+    without a program, and for one whose functions call each other in a circle: Shardy would end the process.
+    """
+    functions = {
+        op.attributes["sym_name"].value: op for op in module.body.operations if op.operation.name == "func.func"
+    }
+    called = {name: _symbols_in(op) & set(functions) for name, op in functions.items()}
+    while leaves := {name for name, others in called.items() if not others & set(called)}:
+        called = {name: others for name, others in called.items() if name not in leaves}
+    if called:
+        raise ProgramError(
+            f"the program's functions {_list_names(called)} call each other in a circle; XLA runs no such"
+        )
+    whole = {name: op for name, op in functions.items() if len(op.regions[0].blocks)}
+    public = [name for name, op in whole.items() if str(op.attributes.get("sym_visibility")) != '"private"']
+    choices = ["main"] if "main" in functions else public or list(whole)
+    if len(choices) > 1:
+        raise ProgramError(
+            f"the program has no function @main, and {_list_names(choices)} to choose from; name one of them main, or "
+            "make the others private"
+        )
+    if not choices or choices[0] not in whole:
         raise ProgramError("the program has no function @main with a body; give the whole module")
+    # Passes remove private functions that nothing calls.
+    whole[choices[0]].attributes["sym_visibility"] = ir.StringAttr.get("public", module.context)
+    rename_function(module, choices[0], "main")
+    return choices[0]
+
+
+def rename_function(module: Module, name: str, new: str) -> None:
+    """Names a function anew, where it is and where it is called, in place."""
+    if name == new:
+        return
+    for op in list_operations(module.operation):
+        if op.name == "func.func" and op.attributes["sym_name"].value == name:
+            op.attributes["sym_name"] = ir.StringAttr.get(new, module.context)
+        for key in _CALLEES:
+            callee = op.attributes.get(key)
+            if callee is not None and isinstance(callee, ir.FlatSymbolRefAttr) and callee.value == name:
+                op.attributes[key] = ir.FlatSymbolRefAttr.get(new, module.context)
+
+
+def _symbols_in(function: Operation) -> set[str]:
+    """The symbols that the operations of a function name, without their @."""
+    operations = list_operations(function.operation)
+    attributes = [op.attributes[key] for op in operations for key in _CALLEES if key in op.attributes]
+    listed = [one for each in attributes if isinstance(each, ir.ArrayAttr) for one in each]
+    return {one.value for one in (*attributes, *listed) if isinstance(one, ir.FlatSymbolRefAttr)}
+
+
+def _list_names(names: Iterable[str]) -> str:
+    return ", ".join(f"@{name}" for name in sorted(names))
 
 
 def _write_artifact(module: Module) -> bytes:

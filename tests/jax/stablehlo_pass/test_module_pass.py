@@ -77,6 +77,51 @@ def test_a_mesh_with_an_order_of_its_own_is_left() -> None:
     assert not reshard.taken and "order" in reshard.why
 
 
+FUNCTION = """func.func %s(%%a: tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>})
+    -> tensor<16x16xf32> { %s }"""
+MOVES = """%b = sdy.sharding_constraint %a <@mesh, [{}, {"x"}]> : tensor<16x16xf32> return %b : tensor<16x16xf32>"""
+CALLS = "%b = call @inner(%a) : (tensor<16x16xf32>) -> tensor<16x16xf32> return %b : tensor<16x16xf32>"
+
+
+@pytest.mark.parametrize(
+    ("functions", "name"),
+    [
+        ([("@step", MOVES)], "step"),
+        ([("private @step", MOVES)], "step"),
+        ([("public @step", CALLS), ("private @inner", MOVES)], "step"),
+        ([("public @other", MOVES), ("@main", MOVES)], "main"),
+        ([("private @main", MOVES)], "main"),
+    ],
+)
+def test_the_program_is_main_or_the_only_public_function(functions: list[tuple[str, str]], name: str) -> None:
+    result = transform('sdy.mesh @mesh = <["x"=4]>\n' + "\n".join(FUNCTION % each for each in functions))
+    assert "all_to_all" in str(result.report) and f"@{name}(" in result.text
+    assert name == "main" or "@main" not in result.text
+
+
+@pytest.mark.parametrize(
+    ("functions", "why"),
+    [
+        ([("@f", MOVES), ("public @g", MOVES)], "@f, @g to choose from; name one of them main"),
+        ([("private @f", MOVES), ("private @g", MOVES)], "@f, @g to choose from"),
+        ([("@f", MOVES), ("private @main", "")], "no function @main with a body"),
+        ([("@main", CALLS), ("private @inner", CALLS)], "@inner, @main call each other in a circle"),
+    ],
+)
+def test_a_module_without_one_program_is_refused(functions: list[tuple[str, str]], why: str) -> None:
+    """Shardy would end the process."""
+    text = 'sdy.mesh @mesh = <["x"=4]>\n' + "\n".join(FUNCTION % each for each in functions).replace("{  }", "")
+    with pytest.raises(ProgramError, match=why):
+        transform(text)
+
+
+def test_a_move_to_more_devices_is_left() -> None:
+    moves = '%b = sdy.sharding_constraint %a <@more, [{}, {"x"}]> : tensor<16x16xf32> return %b : tensor<16x16xf32>'
+    meshes = 'sdy.mesh @mesh = <["x"=4]>\nsdy.mesh @more = <["x"=16]>\n'
+    (reshard,) = transform(meshes + FUNCTION % ("@main", moves)).report.reshards
+    assert not reshard.taken and reshard.why == "it goes from 4 devices to 16 others; a program has one set of devices"
+
+
 def test_budget_and_network_reach_the_planner() -> None:
     text = module(constraint(COLUMNS))
     (reshard,) = transform(text, budget=300).report.reshards
