@@ -215,7 +215,13 @@ def name_main(module: Module) -> str:
     functions = {
         op.attributes["sym_name"].value: op for op in module.body.operations if op.operation.name == "func.func"
     }
-    called = {name: _symbols_in(op) & set(functions) for name, op in functions.items()}
+    called: dict[str, set[str]] = {}
+    for name, op in functions.items():
+        inside = list_operations(op.operation)
+        attributes = [each.attributes[key] for each in inside for key in _CALLEES if key in each.attributes]
+        listed = [one for each in attributes if isinstance(each, ir.ArrayAttr) for one in each]
+        symbols = {one.value for one in (*attributes, *listed) if isinstance(one, ir.FlatSymbolRefAttr)}
+        called[name] = symbols & set(functions)
     while leaves := {name for name, others in called.items() if not others & set(called)}:
         called = {name: others for name, others in called.items() if name not in leaves}
     if called:
@@ -249,14 +255,6 @@ def rename_function(module: Module, name: str, new: str) -> None:
             callee = op.attributes.get(key)
             if callee is not None and isinstance(callee, ir.FlatSymbolRefAttr) and callee.value == name:
                 op.attributes[key] = ir.FlatSymbolRefAttr.get(new, module.context)
-
-
-def _symbols_in(function: Operation) -> set[str]:
-    """The symbols that the operations of a function name, without their @."""
-    operations = list_operations(function.operation)
-    attributes = [op.attributes[key] for op in operations for key in _CALLEES if key in op.attributes]
-    listed = [one for each in attributes if isinstance(each, ir.ArrayAttr) for one in each]
-    return {one.value for one in (*attributes, *listed) if isinstance(one, ir.FlatSymbolRefAttr)}
 
 
 def _list_names(names: Iterable[str]) -> str:
