@@ -29,7 +29,7 @@ from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.rewrite import ReshardOutcome
-from reshard.lower.to_stablehlo import Module, Operation, ir, list_operations
+from reshard.lower.to_stablehlo import Module, ir, list_operations
 from reshard.plans.plan import Plan
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
