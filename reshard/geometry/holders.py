@@ -22,11 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import mul
 
+from reshard.errors import MeshError
 from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece, piece_extents, shared_elements
 from reshard.geometry.remesh import disjoint
 from reshard.types.dims import numbers_along
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain
+from reshard.types.whole import MOST_DEVICES
 
 Tile = tuple[int, ...]
 """A tile: the number of its piece in each dim, then the coordinates along the partial sub-axes."""
@@ -58,8 +60,10 @@ def tiles(layout: Layout) -> dict[int, Tile]:
 
 
 def piece_columns(layout: Layout) -> list[list[int]]:
-    """For each dim, the number of the piece at each position of the mesh."""
+    """For each dim, the number of the piece at each position of the mesh; `MeshError` for a mesh too large to list."""
     mesh = layout.mesh
+    if mesh.size > MOST_DEVICES:
+        raise MeshError(f"mesh {mesh} has {mesh.size} devices, too many to list; at most {MOST_DEVICES} are")
     return [numbers_along(mesh.size, factors) for factors in _held_factors(layout)]
 
 
