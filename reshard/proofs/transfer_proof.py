@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
-from reshard.geometry.blocks import Axis, Block, fuse_axes
 from reshard.plans.descriptors import Transfer, read_transfer
 from reshard.plans.rules.bounds import endpoint_bound, lower_bound
 from reshard.proofs.refute import Counterexample
@@ -74,10 +73,18 @@ class Verified:
         )
 
 
+class _Axis(NamedTuple):
+    """`extent` elements, `src` apart in the source's tile and `dst` apart in the target's."""
+
+    extent: int
+    src: int
+    dst: int
+
+
 class _Loops(NamedTuple):
     """The transfers of a turn that have the same loops: their numbers, and for each (source, target, both offsets)."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[_Axis, ...]
     numbers: Indices
     rows: Indices
 
@@ -202,8 +209,13 @@ def _make_loops(fields: Any, numbers: Any, rows: Indices) -> _Loops | None:
             f"transfer {numbers[0]} of extents {quoted(extents)} and strides {quoted(sources)}, {quoted(targets)} "
             f"reaches further than any tile; give offsets and strides in elements"
         )
-    axes = fuse_axes(Block(0, 0, tuple(map(Axis, extents, sources, targets)))).axes
-    return _Loops(axes, np.asarray(numbers, np.int64), rows)
+    axes: list[_Axis] = []
+    for extent, src, dst in zip(extents, sources, targets, strict=True):
+        if axes and axes[-1][1:] == (extent * src, extent * dst):  # Rows that go on evenly are one longer row.
+            axes[-1] = _Axis(axes[-1].extent * extent, src, dst)
+        elif extent != 1:
+            axes.append(_Axis(extent, src, dst))
+    return _Loops(tuple(axes), np.asarray(numbers, np.int64), rows)
 
 
 def _checked_rows(rows: Sequence[Sequence[int]], fields: Any) -> Indices:
@@ -351,7 +363,7 @@ _CHUNK = 1 << 22
 """Units that are copied at once."""
 
 
-def _loop_offsets(axes: Sequence[Axis], side: int, unit: int) -> Indices:
+def _loop_offsets(axes: Sequence[_Axis], side: int, unit: int) -> Indices:
     """The offsets in units that loops visit in one of the tiles."""
     offsets = np.zeros(1, np.int64)
     for axis in axes:
