@@ -93,6 +93,9 @@ def _swap(items: Sequence[Any], one: int, other: int) -> tuple[Any, ...]:
 
 def _pick_two(choose: random.Random, items: Sequence[Any]) -> tuple[int, int] | None:
     """The places of two different items, None if there are none."""
+    if len(items) > 64:  # All pairs of a long list take minutes; most of a few random ones differ.
+        drawn = (tuple(choose.sample(range(len(items)), 2)) for _ in range(64))
+        return next(((a, b) for a, b in drawn if items[a] != items[b]), None)
     different = [(a, b) for a in range(len(items)) for b in range(a) if items[a] != items[b]]
     return choose.choice(different) if different else None
 
