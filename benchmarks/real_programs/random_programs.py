@@ -178,7 +178,14 @@ def _measure(seed: int, case: Case, words: str) -> dict[str, Any]:
         return received, peaks, sum(len(report.replaced) for report in log.reports), _run(ours, data) == bits
 
     plain = jax.jit(case.f).lower(argument).compile()
-    bits = _run(plain, data)
+    try:
+        bits = _run(plain, data)
+    except jax.errors.JaxRuntimeError as error:  # XLA itself cannot run it: there is nothing to compare with.
+        why = f"not run by XLA: {str(error).splitlines()[0]}"
+        return {
+            "seed": seed, "program": f"{words} ({why})", "received": [0, 0], "peaks": [0, 0], "replaced": 0,
+            "rounded": False, "violations": [],
+        }  # fmt: skip
     found = [compare()]
     if not found[0][3]:
         found.append(compare(same_bits=True))

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.experimental.layout import Format
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
@@ -275,9 +276,11 @@ def put_by_jax(x: Any, target: Any, *, donate: bool) -> jax.Array:
         whole = NamedSharding(target.mesh, PartitionSpec(*target.spec.partitions))
         return move_now(put_by_jax(x, whole, donate=donate), ReshardRequest(target))
     try:
-        placed = jax.device_put(x, target, donate=donate)
+        # In a program, `device_put` to a format leaves the array where it is, without a word; a constraint does not.
+        constrain = isinstance(target, Format) and isinstance(x, Tracer)
+        placed = jax.lax.with_sharding_constraint(x, target) if constrain else jax.device_put(x, target, donate=donate)
     except (TypeError, ValueError, OverflowError) as error:
-        raise LayoutError(f"jax.device_put refuses the move to {target}: {error}") from None
+        raise LayoutError(f"JAX refuses the move to {target}: {error}") from None
     if donate and placed is not x and isinstance(x, jax.Array) and not isinstance(x, Tracer):
         discard_donated(x, [placed])
     return placed

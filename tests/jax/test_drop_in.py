@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -221,3 +222,11 @@ def check_manual(kind: AxisType, before: P, spec: P, known: bool) -> None:
         f = jax.shard_map(body, mesh=mesh, in_specs=P("z"), out_specs=P("z"), axis_names={"z"})
         results.append(jax.jit(f)(x))
     assert_same(*results)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_a_format_says_where_an_array_goes_and_how_it_lies(wrap: Any) -> None:
+    there = Format(Layout((1, 0)), on(P("y", "x")))
+    moved = wrap(lambda x: redistribute(x, there))(array((8, 16), "float32", on(P("x", "y"))))
+    assert moved.sharding == there.sharding and moved.format.layout.major_to_minor == (1, 0)
+    np.testing.assert_array_equal(moved, array((8, 16), "float32", "host"))
