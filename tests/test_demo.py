@@ -249,7 +249,9 @@ def test_every_collective_is_priced(line: str, received: int):
     assert [r for _, r in collectives(line)] == [received]
 
 
-@pytest.mark.parametrize("line", ["%r = f32[8] all-gather-start(%b)", "%r = f32[8] all-gather(%b), replica_groups={}"])
+@pytest.mark.parametrize(
+    "line", ["%r = f32[8] all-gather(%b), replica_groups={{0,x}}", "%r = f32[8] collective-permute(%b)"]
+)
 def test_hlo_that_cannot_be_read_is_an_error(line: str):
     with pytest.raises(XlaError):
         collectives(line)

@@ -93,9 +93,14 @@ def improve_hlo(
         )
     else:
         written = hlo.parse(program).num_partitions
-        # XLA refuses a schedule that is out of order, which some of its own texts have.
-        text, scheduled = _SCHEDULED.subn("is_scheduled=false", program)
-        module = _read_by_xla(text)
+        try:
+            module = _read_by_xla(program)
+        except NotationError:
+            # XLA ends its process at a schedule that is out of order, which some of its own texts have.
+            text, scheduled = _SCHEDULED.subn("is_scheduled=false", program)
+            if not scheduled:
+                raise
+            module = _read_by_xla(text)
     # What the module's text says, else what the caller does.
     if devices is not None and given is None:
         raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
