@@ -250,7 +250,8 @@ def test_every_collective_is_priced(line: str, received: int):
 
 
 @pytest.mark.parametrize(
-    "line", ["%r = f32[8] all-gather(%b), replica_groups={{0,x}}", "%r = f32[8] collective-permute(%b)"]
+    "line",
+    ["%r = f32[8] all-gather(%b), replica_groups={{0,x}}", "%r = f32[8] all-gather(%b), replica_groups=[2,x]<=[4]"],
 )
 def test_hlo_that_cannot_be_read_is_an_error(line: str):
     with pytest.raises(XlaError):
