@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 from typing import Any, Self, cast
 
 import numpy as np
@@ -121,7 +120,7 @@ class MoveHandle:
         """
         prepared, limit = self._prepared, self._limit
         # What has begun goes on if the handle is freed meanwhile: some ranks may have made it by then.
-        make_anew = partial(self._make_anew, tile, out, freed=self._freed)
+        freed = self._freed
         if prepared is not None and prepared.team.alive:
             release, same = prepared.hold(limit)
             try:
@@ -133,7 +132,7 @@ class MoveHandle:
                 turn = prepared.team.turns.take(time.monotonic() + limit)
                 try:
                     result = prepared.finish(out, limit)
-                    return make_anew() if result is DEFERRED else result
+                    return self._make_anew(tile, out, None, freed) if result is DEFERRED else result
                 finally:
                     turn.release()
 
@@ -143,7 +142,7 @@ class MoveHandle:
         # A move that cannot be staged needs the other ranks at once: a thread of its own makes it, where the process
         # has a core for that, so that it is not slower than one that begins with `wait`.
         team = None if self._freed else team_at_hand(self._call.comm)
-        move = StartedMove(make_anew)
+        move = StartedMove(lambda: self._make_anew(tile, out, None, freed))
         if team is not None and team.alive:
             team.finish_started()
             free = len(team.members) < CORES and MPI.Query_thread() == MPI.THREAD_MULTIPLE

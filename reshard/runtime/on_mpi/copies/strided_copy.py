@@ -49,7 +49,7 @@ def overlaps_itself(array: Array) -> bool:
     >>> [overlaps_itself(each) for each in (tile.T, tile[::-1, ::2], np.broadcast_to(tile[0], (3, 4)))]
     [False, False, True]
     """
-    if not array.size:
+    if array.flags.c_contiguous or not array.size:
         return False
     reach = array.itemsize
     for stride, extent in sorted((abs(each[0]), each[1]) for each in zip(array.strides, array.shape, strict=True)):
