@@ -125,6 +125,11 @@ class Agreement:
         finally:
             self.store.key_value_delete(place)
         reason, ended = verdict
+        # Its author may not have come to the other meeting yet. A process that waits there would find this one at its
+        # next meeting and refuse that, if nothing stood there by then.
+        for each in ended:
+            if each != meeting:
+                self._decide(each, reason, ended)
         self._leave(ended)
         if reason != _AGREED:
             raise AgreementError(reason)

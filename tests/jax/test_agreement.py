@@ -97,6 +97,29 @@ def test_other_targets_are_refused_with_one_error_on_all_and_the_next_call_works
     assert all(texts[1:] == ["agreed", "agreed"] for texts in outcomes.values())
 
 
+class SlowAuthors(Shelf):
+    """A store in which each process takes long over every verdict but its first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.local()
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        if key.endswith("verdict"):
+            self.written.before = getattr(self.written, "before", -1) + 1
+            time.sleep(0.1 * bool(self.written.before))
+        super().key_value_set(key, value, allow_overwrite)
+
+
+def test_who_reads_a_refusal_first_is_not_taken_for_one_that_asks_for_something_else():
+    """Two meetings are refused one after the other; a process of the first may be at its next call in between."""
+    every = {0, 1, 2, 3}
+    scripts = {process: [(every, "another" if process == 2 else "rows"), (every, "columns")] for process in every}
+    outcomes = run(scripts, SlowAuthors())
+    assert len({texts[0] for texts in outcomes.values()}) == 1
+    assert all(texts[1] == "agreed" for texts in outcomes.values())
+
+
 def test_other_devices_are_refused():
     """The processes do not even agree on who takes part."""
     outcomes = run({0: [({0, 1}, "rows")], 1: [({0, 1, 2}, "columns")], 2: [({0, 1, 2}, "columns")]}, Shelf())
