@@ -159,7 +159,9 @@ def _broken_promise(
         what = f"device {device} has {memory.peak_bytes} bytes live, the plan promises at most {plan.peak_bytes}"
         return Counterexample("bounded", what, device, sizes=sizes)
     exchanges = [i for i in program.instructions if isinstance(i, Exchange | ExchangeInPlace)]
-    if memory.peak_bytes < plan.peak_bytes and any(not i.staged for i in exchanges):
+    # A promise may be above what a run takes for other reasons, such as tiles that share memory.
+    buffered = sum(step.kind == "exchange" and step.cost.scratch > 0 for step in plan.steps)
+    if memory.peak_bytes < plan.peak_bytes and sum(i.staged for i in exchanges) < buffered:
         what = f"{memory.peak_bytes} bytes are live where messages need {plan.peak_bytes}: they are sent unstaged"
         return Counterexample("bounded", what, sizes=sizes)
     if memory.received_bytes > plan.received_bytes:
