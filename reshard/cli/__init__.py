@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = parse_command(argv)()
         except ReshardError as error:
             sys.stdout.flush()
-            return _refuse(str(error))
+            return _print_error(str(error))
         # Here, so that a full disk is an error of the call, and not of the process's end.
         sys.stdout.flush()
         return code
@@ -68,12 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in _UNWRITTEN or error.filename is not None:
             raise
         _discard_output()
-        return _refuse(f"the answer cannot be written ({error.strerror}); free some space")
+        return _print_error(f"the answer cannot be written ({error.strerror}); free some space")
     except KeyboardInterrupt:
         return 130
 
 
-def _refuse(message: str) -> int:
+def _print_error(message: str) -> int:
     """Prints an error and returns the exit code, which is all that is left where stderr takes nothing either."""
     with suppress(OSError):
         print(f"reshard: error: {message}", file=sys.stderr, flush=True)

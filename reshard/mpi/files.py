@@ -172,7 +172,7 @@ def _read_layout(path: Folder) -> tuple[Layout, str]:
 def _read_header(file: Path) -> _TileHeader:
     try:
         if file.exists() and not file.is_file():
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         with file.open("rb") as opened:
             version = np.lib.format.read_magic(opened)
             of_version = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

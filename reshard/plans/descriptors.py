@@ -91,8 +91,8 @@ class DeviceStep(NamedTuple):
 def read_transfer(given: object) -> Transfer:
     """A transfer from the list of its fields; raises `PlanError` for anything else.
 
-    Instead of the two lists of strides, one list may have a (source, target) pair for each extent, and a run of
-    neighbours is said by its length alone:
+    One list of (source, target) pairs may stand for the two lists of strides, and a length alone for a run of
+    neighbours:
 
     >>> read_transfer((0, 1, 0, 4, [2, 3], [(6, 3), (1, 1)])) == Transfer(0, 1, 0, 4, (2, 3), (6, 1), (3, 1))
     True

@@ -92,7 +92,7 @@ class Proof:
 
 
 def checked_width(width: object) -> int:
-    """The width of a text as an int; raises `ReshardError` for what is no number from 1 up.
+    """The width of a text as an int; raises `ReshardError` unless it is a whole number of at least 1.
 
     >>> checked_width(80)
     80

@@ -32,7 +32,7 @@ from reshard.proofs.refute import Counterexample
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted
-from reshard.types.whole import MOST
+from reshard.types.whole import MOST, whole
 
 MOST_UNITS = 1 << 28
 """The most units of all tiles of a turn that are compared, of 8 bytes each."""
@@ -101,8 +101,9 @@ def verify(transfers: Iterable[Any], source: Layout | Move, target: Layout | Non
     whole numbers of five columns is a list of runs. Turns after the first (`step`) read what the turn before them
     wrote. What a move with `into` leaves must not be written; padding may be.
 
-    Raises `ProofError` with the first wrong element, by its index in the target; `PlanError` for what are no transfers,
-    and for sums and casts, which no copies make; `UndecidedError` for more than `MOST_UNITS` runs.
+    Raises `ProofError` with the first wrong element, by its index in the target; `PlanError` for anything that is not a
+    list of transfers, and for sums and casts, which copies cannot make; `UndecidedError` for more than `MOST_UNITS`
+    runs.
 
     >>> import reshard as rs
     >>> before, after = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))
@@ -115,7 +116,7 @@ def verify(transfers: Iterable[Any], source: Layout | Move, target: Layout | Non
 copied there from device 1 (transfer 3)
     """
     if not isinstance(source, Move) and target is None:
-        raise PlanError(f"there is no target for {quoted(source)}: give verify(transfers, source, target), or a Move")
+        raise PlanError(f"the source {quoted(source)} has no target: give verify(transfers, source, target), or a Move")
     move = source if isinstance(source, Move) else Move(source, cast("Layout", target))
     if move.casts or move.source.partial or move.target.partial:
         raise PlanError(
@@ -152,10 +153,12 @@ copied there from device 1 (transfer 3)
 def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
     """The transfers by turn, and in each by their loops."""
     if isinstance(transfers, np.ndarray):
-        return [_read_runs(cast("NDArray[Any]", transfers))]
+        return [_group_runs(cast("NDArray[Any]", transfers))]
     groups: dict[int, dict[Any, tuple[list[int], list[Sequence[int]]]]] = {}
+    if not isinstance(cast("object", transfers), Iterable):
+        raise PlanError(f"{quoted(transfers)} is not a list of transfers; give those of Plan.to_descriptors()")
     for number, each in enumerate(transfers):
-        if type(each) is Transfer:
+        if type(each) is Transfer and whole(each.step) is not None:
             made: Any = each
         elif type(each) is tuple and len(run := cast("tuple[Any, ...]", each)) == 5:
             made = (*run[:4], (run[4],), (1,), (1,), 0)  # Runs come by the hundred thousand; they are checked below.
@@ -178,12 +181,12 @@ def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
     return turns or [[]]
 
 
-def _read_runs(table: NDArray[Any]) -> _Turn:
+def _group_runs(table: NDArray[Any]) -> _Turn:
     """The runs of an array, one in each row."""
     if table.ndim != 2 or table.shape[1] != 5 or table.dtype.kind not in "iu" or (table.size and int(table.min()) < 0):
         raise PlanError(
-            f"an array of {table.dtype} of shape {table.shape} is no list of runs; give whole numbers of at least 0 in "
-            f"five columns: source device, target device, source offset, target offset, length"
+            f"an array of {table.dtype} of shape {table.shape} is not a list of runs; give whole numbers of at least 0 "
+            f"in five columns: source device, target device, source offset, target offset, length"
         )
     runs = table.astype(np.int64)
     lengths, of = np.unique(runs[:, 4], return_inverse=True)

@@ -112,7 +112,7 @@ def _is_large_collective(step: Step, least: int) -> bool:
     """Whether a step is large enough for parts, and can be cut into them."""
     casts = step.operand.dtype != step.result.dtype
     if step.kind in VIEW_RULES or casts or not one_set(step.operand.mesh, step.result.mesh):
-        return False  # Messages to other devices are cut where they are carried, and what casts is no step in parts.
+        return False  # The transport cuts messages to other devices, and a step that casts cannot run in parts.
     return step.mode == PLAIN and step.operand.tile_bytes + step.result.tile_bytes >= least
 
 

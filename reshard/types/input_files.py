@@ -51,7 +51,7 @@ def read_input(path: str | Path, most: int, *, regular: bool = False) -> bytes:
     ValueError: it has more than 1048576 bytes
     """
     if regular and not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     with open_input(path) as file:
         # A device's size is 0, whatever it gives.
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None

@@ -192,7 +192,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folder: Path) -> None:
     for name in ("tile-2-a1.npy", "layout.json"):
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        with pytest.raises(LayoutError, match="it is no regular file"):
+        with pytest.raises(LayoutError, match="it is not a regular file"):
             files.check_saved(folder, Layout.parse("s32[7, 3]", Mesh()), 0)
 
 

@@ -189,6 +189,9 @@ def test_the_first_wrong_element_is_named(changed: dict[int, Any], message: str)
         [Transfer(0, 0, 0, 0, [4], (1,), None)],  # pyright: ignore[reportArgumentType]
         [(0, 0, 0, 0, (2**62, 2), (1, 1), (1, 1))],
         ["01234"],
+        None,
+        5,
+        [Transfer(0, 0, 0, 0, (4,), (1,), (1,), None)],  # pyright: ignore[reportArgumentType]
         np.zeros((3, 4), int),
         np.zeros((3, 5)),
         np.full((1, 5), -1),

@@ -34,7 +34,7 @@ _WHOLE_SLICE = 64
 """From this number of TPU chips on, libtpu turns a gather among all of them into an all-reduce: twice the bytes."""
 
 
-def _read_block(view: TileView, number: Array, tile: Array) -> Array:
+def _read_numbered_block(view: TileView, number: Array, tile: Array) -> Array:
     """The block of a number, in the runs of the view."""
     runs = BlockRuns.of(view)
     return cut_box(resize_tile(tile, view.padded).reshape(runs.shape), runs.starts(number), runs.block)
@@ -128,7 +128,7 @@ def _split_tile(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[i
     """What the device keeps of its tile, in a tile of zeros, or of the identity of another operation."""
     nothing = np.asarray(identity(tile.dtype.name, step.reduction)).astype(tile.dtype)
     runs = BlockRuns.of(step.receive)
-    block = _read_block(step.send, place.by_device(step.keep), tile).reshape(runs.block)
+    block = _read_numbered_block(step.send, place.by_device(step.keep), tile).reshape(runs.block)
     if None in step.place.values():
         has_data = place.flag(device for device, number in step.place.items() if number is not None)
         block = lax.select(jnp.broadcast_to(has_data, block.shape), block, jnp.full(block.shape, nothing))
@@ -152,7 +152,7 @@ def run_collective(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[i
     """The tile of this shape after a step that is one collective, or none."""
     match step:
         case Slice():
-            block = _read_block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
+            block = _read_numbered_block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
             orders = {choose_memory_order(each, tile.dtype.name) for each in (tile.shape, shape)}
             return resize_tile(block if len(orders) == 1 else keep_tile_layout(tile, block), shape)
         case AllToAll():

@@ -81,7 +81,7 @@ class _Offset(NamedTuple):
     terms: tuple[tuple[int, SymbolicCoordinate], ...]
 
     def __add__(self, other: object) -> _Offset:  # pyright: ignore[reportIncompatibleMethodOverride]
-        require(other == 0 or isinstance(other, _Offset), "a start that is no sum of coordinates")
+        require(other == 0 or isinstance(other, _Offset), "a start that is not a sum of coordinates")
         return self if other == 0 else _Offset((*self.terms, *cast(_Offset, other).terms))
 
     __radd__ = __add__
@@ -193,7 +193,7 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
 
     # Digit by digit, the block takes at the sender what the result's layout puts at the receiver.
     sent, received = (
-        _read_block(about, r.digits, local, start, loops)
+        _read_formula_block(about, r.digits, local, start, loops)
         for local, start, loops in zip(
             (contract.before, contract.after),
             cast(Any, (block.src, block.dst)),
@@ -217,7 +217,7 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     return [Claim(about, tuple(bounds.items()), tuple(equal)), _rounds_claim(about, r.digits, sender, shares)]
 
 
-def _read_block(
+def _read_formula_block(
     about: str,
     refined: Sequence[RefinedDigit],
     local: Sequence[FormDigit],

@@ -151,16 +151,16 @@ def _read_body(reader: Reader) -> Tiling | Untiled | RawSharding:
             return Untiled(word)
         case "maximal" | "maximal_mesh" | "single_device":
             device = reader.match(re.compile(r"[\[\s]*device(?:_id)?\s*=\s*([0-9]+)"))
-            return _refuse(reader, NO_TILE.format(device=device[1] if device else 0))
+            return _refuse_sharding(reader, NO_TILE.format(device=device[1] if device else 0))
         case "manual":
-            return _refuse(reader, _MANUAL)
+            return _refuse_sharding(reader, _MANUAL)
         case "unknown":
-            return _refuse(reader, _UNKNOWN)
+            return _refuse_sharding(reader, _UNKNOWN)
         case _:
             return reader.fail(_ADVICE, at)
 
 
-def _refuse(reader: Reader, why: str) -> NoReturn:
+def _refuse_sharding(reader: Reader, why: str) -> NoReturn:
     raise LayoutError(f"HLO sharding {quoted(reader.text)}: {why}")
 
 
@@ -288,7 +288,7 @@ def _read_named(reader: Reader) -> RawSharding | Untiled:
     if word not in KINDS:
         reader.fail(advice, at)
     if word == "manual":
-        return _refuse(reader, _MANUAL)
+        return _refuse_sharding(reader, _MANUAL)
     if not axes:
         return Untiled(word)
     unreduced = tuple(name for name, _ in axes) if word == "unreduced" else ()
