@@ -32,11 +32,13 @@ from reshard.types.view import View
 from reshard.types.whole import MOST, read_items, whole
 
 
-class Transfer(NamedTuple):
-    """Elements that one device copies to another: nested loops over `extents`, outermost first, by strides in both
-    tiles, in elements. `step` is the number of the turn, from 0.
+class Descriptor(NamedTuple):
+    """A transfer as data: the elements that one device copies to another.
 
-    >>> Transfer(0, 1, 0, 4, (2, 3), (6, 1), (3, 1)).elements
+    They are nested loops over `extents`, outermost first, by strides in both flat tiles; offsets and strides count
+    elements. `step` is the number of the turn, from 0.
+
+    >>> Descriptor(0, 1, 0, 4, (2, 3), (6, 1), (3, 1)).elements
     6
     """
 
@@ -55,7 +57,7 @@ class Transfer(NamedTuple):
         return math.prod(self.extents)
 
 
-class Descriptors(tuple[Transfer, ...]):
+class Descriptors(tuple[Descriptor, ...]):
     """The transfers of a plan, in the order of its steps; `to_json` writes them for other programs."""
 
     __slots__ = ()
@@ -63,7 +65,7 @@ class Descriptors(tuple[Transfer, ...]):
     def to_json(self) -> str:
         """The transfers as a JSON object, each as the list of its fields; `from_json` reads it back.
 
-        >>> made = Descriptors([Transfer(0, 1, 0, 4, (2,), (1,), (1,))])
+        >>> made = Descriptors([Descriptor(0, 1, 0, 4, (2,), (1,), (1,))])
         >>> made.to_json()
         '{"format": 1, "transfers": [[0, 1, 0, 4, [2], [1], [1], 0]]}'
         >>> Descriptors.from_json(made.to_json()) == made
@@ -77,26 +79,26 @@ class Descriptors(tuple[Transfer, ...]):
         fields = Fields.read(text, "a list of transfers")
         if fields.get("format", int) != 1:
             raise fields.error(f"format is {fields.data['format']}, not 1")
-        return cls(map(read_transfer, cast("list[object]", fields.get("transfers", list))))
+        return cls(map(read_descriptor, cast("list[object]", fields.get("transfers", list))))
 
 
 class DeviceStep(NamedTuple):
     """What one device does in a turn: what it sends and receives, and what it copies within its own memory."""
 
-    sends: tuple[Transfer, ...]
-    receives: tuple[Transfer, ...]
-    copies: tuple[Transfer, ...]
+    sends: tuple[Descriptor, ...]
+    receives: tuple[Descriptor, ...]
+    copies: tuple[Descriptor, ...]
 
 
-def read_transfer(given: object) -> Transfer:
+def read_descriptor(given: object) -> Descriptor:
     """A transfer from the list of its fields; raises `PlanError` for anything else.
 
     One list of (source, target) pairs may stand for the two lists of strides, and a length alone for a run of
     neighbours:
 
-    >>> read_transfer((0, 1, 0, 4, [2, 3], [(6, 3), (1, 1)])) == Transfer(0, 1, 0, 4, (2, 3), (6, 1), (3, 1))
+    >>> read_descriptor((0, 1, 0, 4, [2, 3], [(6, 3), (1, 1)])) == Descriptor(0, 1, 0, 4, (2, 3), (6, 1), (3, 1))
     True
-    >>> read_transfer((0, 1, 0, 4, 5)) == Transfer(0, 1, 0, 4, (5,), (1,), (1,))
+    >>> read_descriptor((0, 1, 0, 4, 5)) == Descriptor(0, 1, 0, 4, (5,), (1,), (1,))
     True
     """
     fields = read_items(given) or ()
@@ -116,12 +118,12 @@ def read_transfer(given: object) -> Transfer:
             f"extents, source strides, target strides), in whole numbers and as many strides as extents"
         )
     made: Any = (*numbers[:4], *map(tuple, lists), *numbers[4:])
-    return Transfer(*made)
+    return Descriptor(*made)
 
 
 def describe_steps(
     ends: tuple[Layout, Layout, View | None], steps: Sequence[Step], device: int | None = None
-) -> list[list[Transfer]]:
+) -> list[list[Descriptor]]:
     """The transfers of each turn of the steps from source to target; only those of one device, if it is given.
 
     Raises `PlanError` for steps that compute: sums and casts are not copies.
@@ -162,13 +164,13 @@ def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
         yield exchange_messages(operand, result, view)
 
 
-def _describe_message(message: Message, turn: int) -> Iterator[Transfer]:
+def _describe_message(message: Message, turn: int) -> Iterator[Descriptor]:
     for src, dst, axes in merge_blocks(fuse_axes(block) for block in message.blocks):
         extents, sources, targets = zip(*axes, strict=True) if axes else ((), (), ())
-        yield Transfer(message.sender, message.receiver, src, dst, extents, sources, targets, turn)
+        yield Descriptor(message.sender, message.receiver, src, dst, extents, sources, targets, turn)
 
 
-def split_by_role(transfers: Sequence[Transfer], device: int) -> DeviceStep:
+def split_by_role(transfers: Sequence[Descriptor], device: int) -> DeviceStep:
     """The transfers of a device by what it does in them."""
     copies = tuple(each for each in transfers if each.source_device == each.target_device == device)
     others = [each for each in transfers if each.source_device != each.target_device]

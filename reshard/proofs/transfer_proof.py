@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
-from reshard.plans.descriptors import Transfer, read_transfer
+from reshard.plans.descriptors import Descriptor, read_descriptor
 from reshard.plans.rules.bounds import endpoint_bound, lower_bound
 from reshard.proofs.refute import Counterexample
 from reshard.types.layout import Layout
@@ -95,8 +95,8 @@ _Turn = list[_Loops]
 def verify(transfers: Iterable[Any], source: Layout | Move, target: Layout | None = None) -> Verified:
     """Proves that transfers make a move: every element of every target tile is written once, from the right place.
 
-    A transfer is what `Plan.to_descriptors` lists, or a tuple of the same fields (`Transfer`); a run of neighbours may
-    be (source device, target device, source offset, target offset, length). Offsets, lengths and strides count
+    A transfer is what `Plan.to_descriptors` lists, or a tuple of the same fields (`Descriptor`); a run of neighbours
+    may be (source device, target device, source offset, target offset, length). Offsets, lengths and strides count
     elements of flat row-major tiles, padding included; what stays on its device is a transfer to itself. An array of
     whole numbers of five columns is a list of runs. Turns after the first (`step`) read what the turn before them
     wrote. What a move with `into` leaves must not be written; padding may be.
@@ -158,16 +158,16 @@ def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
     if not isinstance(cast("object", transfers), Iterable):
         raise PlanError(f"{quoted(transfers)} is not a list of transfers; give those of Plan.to_descriptors()")
     for number, each in enumerate(transfers):
-        if type(each) is Transfer and whole(each.step) is not None:
+        if type(each) is Descriptor and whole(each.step) is not None:
             made: Any = each
         elif type(each) is tuple and len(run := cast("tuple[Any, ...]", each)) == 5:
             made = (*run[:4], (run[4],), (1,), (1,), 0)  # Runs come by the hundred thousand; they are checked below.
         else:
-            made = read_transfer(cast("object", each))
+            made = read_descriptor(cast("object", each))
         try:
             numbers, rows = groups.setdefault(made[7], {}).setdefault(made[4:7], ([], []))
-        except TypeError:  # A list among the fields of a Transfer that was made by hand.
-            made = read_transfer(cast("object", each))
+        except TypeError:  # A list among the fields of a Descriptor that was made by hand.
+            made = read_descriptor(cast("object", each))
             numbers, rows = groups.setdefault(made[7], {}).setdefault(made[4:7], ([], []))
         numbers.append(number)
         rows.append(made[:4])
@@ -201,7 +201,7 @@ def _group_runs(table: NDArray[Any]) -> _Turn:
 
 def _make_loops(fields: Any, numbers: Any, rows: Indices) -> _Loops | None:
     """The transfers of some loops, checked; None for loops without elements."""
-    extents, sources, targets = read_transfer((0, 0, 0, 0, *fields))[4:7]
+    extents, sources, targets = read_descriptor((0, 0, 0, 0, *fields))[4:7]
     if not math.prod(extents):
         return None
     reach = [
@@ -222,13 +222,13 @@ def _make_loops(fields: Any, numbers: Any, rows: Indices) -> _Loops | None:
 
 
 def _checked_rows(rows: Sequence[Sequence[int]], fields: Any) -> Indices:
-    """The devices and offsets of transfers as an array; all are checked: a `Transfer` checks none of its fields."""
+    """The devices and offsets of transfers as an array; all are checked: a `Descriptor` checks none of its fields."""
     try:
         table = np.array(rows)
     except (ValueError, OverflowError):
         table = np.array(rows, object)
     if table.dtype != np.int64 or table.ndim != 2 or int(table.min()) < 0:
-        return np.array([read_transfer((*row, *fields))[:4] for row in rows], np.int64)
+        return np.array([read_descriptor((*row, *fields))[:4] for row in rows], np.int64)
     return table
 
 

@@ -14,7 +14,7 @@ import pytest
 import reshard as rs
 from benchmarks.fuzz_moves import MoveCase, random_move
 from reshard.errors import PlanError, ProofError, UndecidedError
-from reshard.plans.descriptors import Descriptors, Transfer
+from reshard.plans.descriptors import Descriptor, Descriptors
 from tests.sampling import few_or_all
 
 TWO = rs.Mesh(x=2)
@@ -32,7 +32,7 @@ def copying_moves(seed: int, count: int) -> Iterator[tuple[random.Random, MoveCa
             yield choose, case, move
 
 
-def is_right(case: MoveCase, plan: rs.Plan, transfers: Sequence[Transfer], choose: random.Random) -> bool:
+def is_right(case: MoveCase, plan: rs.Plan, transfers: Sequence[Descriptor], choose: random.Random) -> bool:
     """Whether the transfers make the move, by copying marked elements one after another, and each once."""
     given, held, _ = case.tiles(choose, plan)
     marks = np.arange(1, 1 + int(np.prod(case.source.shape, dtype=int))).reshape(case.source.shape)
@@ -70,7 +70,7 @@ def is_right(case: MoveCase, plan: rs.Plan, transfers: Sequence[Transfer], choos
     return True
 
 
-def plant_fault(choose: random.Random, transfers: Descriptors, move: rs.Move) -> list[Transfer]:
+def plant_fault(choose: random.Random, transfers: Descriptors, move: rs.Move) -> list[Descriptor]:
     """The transfers with one of them changed, dropped or doubled."""
     at, made = choose.randrange(len(transfers)), list(transfers)
     each = made[at]
@@ -143,7 +143,7 @@ def test_runs_are_read_in_every_form(form: str) -> None:
         "tuples": RUNS,
         "lists": [list(run) for run in RUNS],
         "array": np.array(RUNS, "i4"),
-        "transfers": iter(Transfer(*run[:4], (run[4],), (1,), (1,)) for run in RUNS),
+        "transfers": iter(Descriptor(*run[:4], (run[4],), (1,), (1,)) for run in RUNS),
         "pairs": [(*run[:4], [2, 2], [(2, 2), (1, 1)]) for run in RUNS],
     }
     verified = rs.verify(forms[form], SOURCE, TARGET)
@@ -164,10 +164,10 @@ def test_runs_are_read_in_every_form(form: str) -> None:
         ({3: (1, 1, 1, 4, 4)}, r"transfer 3 reads elements 1 to 4 of the tile of device 1, which holds 4"),
         ({3: (7, 1, 0, 4, 4)}, r"of the tile of device 7, which holds 0"),
         ({3: (1, 1, 2**63 - 1, 4, 4)}, r"transfer 3 reads"),
-        ({3: Transfer(1, 1, 3, 4, (4,), (-1,), (1,))}, r"element \(7,\) is copied"),
-        ({3: Transfer(1, 1, 0, 4, (4,), (0,), (1,))}, r"element \(4,\) is copied"),
-        ({3: Transfer(1, 1, 0, 4, (4,), (1,), (0,))}, r"transfer 3 twice writes"),
-        ({3: Transfer(1, 1, 0, 4, (4,), (1,), (1,), 1)}, r"device 0 must hold element \(0,\)"),
+        ({3: Descriptor(1, 1, 3, 4, (4,), (-1,), (1,))}, r"element \(7,\) is copied"),
+        ({3: Descriptor(1, 1, 0, 4, (4,), (0,), (1,))}, r"element \(4,\) is copied"),
+        ({3: Descriptor(1, 1, 0, 4, (4,), (1,), (0,))}, r"transfer 3 twice writes"),
+        ({3: Descriptor(1, 1, 0, 4, (4,), (1,), (1,), 1)}, r"device 0 must hold element \(0,\)"),
     ],
 )
 def test_the_first_wrong_element_is_named(changed: dict[int, Any], message: str) -> None:
@@ -186,12 +186,12 @@ def test_the_first_wrong_element_is_named(changed: dict[int, Any], message: str)
         [("0", 0, 0, 0, 4)],
         [(0, 0, 0, 0, (4,), (1, 1), (1,))],
         [(0, 0, 0, 0, (4,), ((1,),))],
-        [Transfer(0, 0, 0, 0, [4], (1,), None)],  # pyright: ignore[reportArgumentType]
+        [Descriptor(0, 0, 0, 0, [4], (1,), None)],  # pyright: ignore[reportArgumentType]
         [(0, 0, 0, 0, (2**62, 2), (1, 1), (1, 1))],
         ["01234"],
         None,
         5,
-        [Transfer(0, 0, 0, 0, (4,), (1,), (1,), None)],  # pyright: ignore[reportArgumentType]
+        [Descriptor(0, 0, 0, 0, (4,), (1,), (1,), None)],  # pyright: ignore[reportArgumentType]
         np.zeros((3, 4), int),
         np.zeros((3, 5)),
         np.full((1, 5), -1),
@@ -223,7 +223,7 @@ def test_what_would_take_all_memory_is_undecided() -> None:
     whole = rs.Layout.parse("u8[1099511627776]", TWO)
     with pytest.raises(UndecidedError, match="runs of 1 element"):
         rs.verify([(0, 0, 0, 0, 1)], whole, whole)
-    far = [Transfer(*run[:4], (4,), (1,), (1,)) for run in RUNS]
+    far = [Descriptor(*run[:4], (4,), (1,), (1,)) for run in RUNS]
     with pytest.raises(UndecidedError):
         rs.verify([far[0]._replace(target_offset=2**61), far[1]._replace(step=1)], SOURCE, TARGET)
     assert rs.verify([(d, d, 0, 0, 1099511627776) for d in (0, 1)], whole, whole).ratio == 1.0
