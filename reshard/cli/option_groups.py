@@ -98,7 +98,7 @@ class MoveOptions(ArrayOptions):
     slack: str | None = argument(
         "--slack",
         metavar="SHARE",
-        help="share of bytes that may be spent to save launches, for uneven layouts without a network; default 0.05",
+        help="share of bytes that may save launches, of uneven layouts or to other devices, without a network; 0.05",
     )
     view: str | None = argument(
         "--view", metavar="TEXT", help="which index becomes which, in einops' notation: '(three h) d -> three h d'"

@@ -19,7 +19,7 @@ from reshard.types.units import parse_bytes
 from reshard.types.whole import checked_flag, whole
 
 SLACK = 0.05
-"""The share of bytes that a plan between uneven layouts may receive more than the fewest, to save launches."""
+"""The share of bytes beyond the fewest that plans of uneven layouts, or to other devices, may take for launches."""
 
 PREFERENCES = ("bytes", "memory", "time")
 """What plans that take the place of a compiler's own collectives may be asked to reduce."""

@@ -11,19 +11,20 @@ Without a network the best plan has the fewest bytes on the busiest device, then
 memory, where the messages of an exchange count as buffers even if it does not stage them. With a network it has the
 least predicted seconds, then the same.
 
-Seconds that differ in their last digits are equal: they are sums in different orders. Between uneven layouts and
-without a network, bytes within `slack` of the fewest are equal, too: the padding that one all-gather carries along is
-cheaper than the 511 messages of an exchange that leaves it out.
+Seconds that differ in their last digits are equal: they are sums in different orders. Between uneven layouts or two
+sets of devices, and without a network, bytes within `slack` of the fewest are equal, too: the padding that one
+all-gather carries along is cheaper than the 511 messages of an exchange that leaves it out. The slack is counted once,
+from the fewest bytes of all routes: no plan has more than (1 + slack) of these.
 
 A source and a target on different devices have routes of their own (`routes.crossing`). Bytes then mean what the
-busiest device sends or receives in all, and after that the sum over steps of what the busiest one of each does: the
-steps run one after the other. A relay is tried only where no other route is within `slack` of the bound. Without a
-network, no plan loads its busiest device more than a pull does, whatever the slack.
+busiest device sends or receives in all, and after that the sum over steps of what the busiest one of each does, with
+the same slack: the steps run one after the other. A relay is tried only where it may have fewer bytes than what is
+chosen without it allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, cast
@@ -37,7 +38,7 @@ from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
 from reshard.synth.options import SLACK, PlanOptions
-from reshard.synth.routes import Pair, crossing, idle, list_routes
+from reshard.synth.routes import Pair, Route, crossing, idle, list_routes
 from reshard.synth.tree_batches import fit_batches, group_plans, sort_batches
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -57,13 +58,13 @@ def plan(
 
     `budget` is in bytes a device, or text such as "64MiB", and counts everything live during the move, source and
     target included; `network` is a `Network`, the name of a preset or a file, or None or "none" for none; `donate` lets
-    the source be overwritten or freed once its data has moved. Where a layout is uneven and there is no network, plans
-    whose bytes exceed the fewest by a share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached,
-    and equal arguments give equal plans in every process.
+    the source be overwritten or freed once its data has moved. Where a layout is uneven or the devices differ, and
+    there is no network, plans whose bytes exceed the fewest of all routes by a share of at most `slack` count as equal
+    in bytes, and the fewest launches decide; 0 is exact. Plans are cached, and equal arguments give equal plans in
+    every process.
 
     The devices of source and target may differ. Then the best plan without a network is the one whose busiest device
-    sends or receives the fewest bytes in all, then the one with the least sum of that over steps. Whatever the slack,
-    these are never more than those of one exchange, in which every device asks holders for all that it lacks.
+    sends or receives the fewest bytes in all, then the one with the least sum of that over steps.
 
     Raises `PlanError` for layouts of different arrays, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
@@ -92,9 +93,14 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
 @lru_cache(maxsize=4096)
 def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
     """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
-    made, network = moves.plan_candidates(move, _plan_layouts, options), options.network
+    made, network, slack = moves.plan_candidates(move, _plan_layouts, options), options.network, options.slack
+    fewest = 0
+    if slack and len({*map(_busiest_bytes, made)}) > 1:
+        # The plans of the middle may have spent the slack already.
+        exact = moves.plan_candidates(move, _plan_layouts, options._replace(slack=0.0))
+        fewest = min(map(_busiest_bytes, exact))
     # Steps in the middle may be spelled on another mesh of the same devices, whose axes have links of their own.
-    return _choose_plan([cost.time_on_network(plan, network) for plan in made], options.slack)
+    return _choose_plan([cost.time_on_network(plan, network) for plan in made], slack, fewest)
 
 
 @lru_cache(maxsize=4096)
@@ -125,47 +131,50 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
         over = list(idle.routes(pair, links, least)) if least else []
         # Under a budget a slower route may be the one that fits, so that none is left out.
         routes = cost.keep_fastest([*fastest, *over], pair.source, links, known) if budget is None else [*routes, *over]
-    made: list[Plan] = []
+    made, bound = list[Plan](), 0
     for route in routes:
         check_deadline()
         plan = chain(pair.source, pair.target, route, donate)
         made.append(plan if links is None else cost.time_plan(plan, links))
         few = plan.launches <= 1 and budget is None and links is None and not (pair.source.even and pair.target.even)
         if few and _is_within(plan.received_bytes, plan.lower_bound_bytes, slack):
+            bound = plan.lower_bound_bytes
             break  # Good enough to skip the costly statistics of the exchange that rivals it.
-    return _choose_plan(made if budget is None else fit_plans(made, budget, links), slack)
+    return _choose_plan(made if budget is None else fit_plans(made, budget, links), slack, bound)
 
 
 def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
-    """The best plan to other devices; relays only if no other route is within the slack of the bound."""
+    """The best plan to other devices; relays only where one may load the busiest device less."""
     budget, network, donate, slack = options[:4]
-    plans = [chain(pair.source, pair.target, route, donate) for route in dict.fromkeys(crossing.routes(pair, network))]
-    enough = slack if network is None else SLACK
-    if not any(_is_within(_busiest_bytes(plan), plan.endpoint_bound_bytes, enough) for plan in plans):
-        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.list_relays(pair)]
-    plans = plans if budget is None else fit_plans(plans, budget, None)
-    if network is not None:
-        return _choose_plan([cost.time_on_network(plan, network) for plan in plans], slack)
-    # The slack is counted from the bound, since relays that are nearer to it than all of these were not tried.
-    bound = plans[0].endpoint_bound_bytes
-    plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), bound, slack)] or plans
-    # Slack saves launches only among plans whose busiest device sends or receives no more than if every device of the
-    # target pulls what it lacks: no relay, and nothing is sent after the crossing.
-    pulls: list[int] = []
-    for plan in plans:
-        crossed = [one_set(step.operand.mesh, step.result.mesh) for step in plan.steps].index(False)
-        if not plan.steps[crossed].mode.relay and not any(step.sent_bytes for step in plan.steps[crossed + 1 :]):
-            pulls.append(_busiest_bytes(plan))
-    most = min(pulls, default=None)
-    return _choose_plan([plan for plan in plans if most is None or _busiest_bytes(plan) <= most], slack)
+
+    def plan_routes(routes: Iterable[Route]) -> list[Plan]:
+        return [chain(pair.source, pair.target, route, donate) for route in routes]
+
+    def choose_fitting(plans: Sequence[Plan], bound: int) -> Plan:
+        fitting = plans if budget is None else fit_plans(plans, budget, None)
+        return _choose_plan([cost.time_on_network(plan, network) for plan in fitting], slack, bound)
+
+    plans = plan_routes(dict.fromkeys(crossing.routes(pair, network)))
+    bound, fewest = plans[0].endpoint_bound_bytes, min(map(_busiest_bytes, plans))
+    if _is_within(fewest, bound, slack if network is None else SLACK):
+        chosen = choose_fitting(plans, bound)
+        # With fewest bytes above the bound, more is within their slack, unless a relay has fewer yet.
+        if network is not None or fewest == bound or chosen == choose_fitting(plans, 0):
+            return chosen
+    return choose_fitting([*plans, *plan_routes(crossing.list_relays(pair))], 0)
 
 
-def _choose_plan(plans: Sequence[Plan], slack: float) -> Plan:
-    """The plan of least seconds, then of fewest bytes, then of fewest launches, then of least memory."""
+def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
+    """The plan of least seconds, then of fewest bytes, then of fewest launches, then of least memory.
+
+    Bytes within the slack of the fewest count as equal. Where others may have fewer than all of these, the slack is
+    counted from a `bound` of theirs, if some plan is within it: so no plan has more than (1 + slack) of the fewest.
+    """
     if any(plan.seconds for plan in plans):
         least = min(plan.seconds or 0.0 for plan in plans)
         plans = [plan for plan in plans if cost.is_as_fast(plan.seconds or 0.0, least)]
     fewest = min(map(_busiest_bytes, plans))
+    fewest = bound if bound and _is_within(fewest, bound, slack) else fewest
     plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), fewest, slack)]
     if plans[0].crosses:  # The steps run one after the other, so the busiest devices of each add up.
         fewest = min(plan.endpoint_bytes for plan in plans)

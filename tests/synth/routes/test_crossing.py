@@ -10,6 +10,7 @@ import pytest
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.plans.plan import StepSpec, chain
+from reshard.synth.routes import Pair, crossing
 from tests import oracle
 from tests.endpoint_lp import forwarded
 from tests.layouts import random_crossing, random_layout
@@ -74,11 +75,31 @@ def _busiest(plan: rs.Plan) -> int:
     return max(plan.sent_bytes, plan.received_bytes)
 
 
-def test_launches_are_saved_only_up_to_what_a_pull_loads():
-    """A gather takes one launch less and 144 B instead of 140 B, within slack but above the pull."""
-    source, target = rs.Layout.parse("f32[{x}9/35]", rs.Mesh(x=4)), rs.Layout.parse("f32[35]", rs.Mesh.parse("d=3@2"))
-    plan = rs.plan(source, target)
-    assert (_busiest(plan), plan.launches) == (140, 4)
+def test_overlapping_sets_take_as_few_launches_as_disjoint_ones():
+    """A pull leaves out the 64th of its tile that a device holds already, and takes 63 messages for that."""
+    trainer, source = rs.Mesh(fsdp=64), "f32[{fsdp}2, 128]"
+    half, others = (rs.Mesh({"rep": 4, "tp": 8}, device_ids=range(at, at + 32)) for at in (32, 64))
+    plans = [rs.plan(rs.Layout.parse(source, trainer), rs.Layout.parse("f32[128, {tp}16]", s)) for s in (half, others)]
+    assert [(_busiest(plan), plan.launches) for plan in plans] == [(8192, 17), (8192, 17)]
+    fewest = rs.plan(plans[0].source, plans[0].target, slack=0)
+    assert (_busiest(fewest), fewest.launches) == (8064, 63)
+
+
+def test_slack_is_counted_once_from_the_fewest_bytes_of_all_routes():
+    """Pairs where a relay, or a route that is too far from the bound, decides what is within the slack."""
+    for seed in (35, 41, 225, 487):
+        choose = random.Random(seed)
+        meshes = [layout.mesh for layout in random_crossing(choose, counts=range(1, 49))]
+        shape = [choose.choice((24, 32, 48, 60, 64, 96)) for _ in range(2)]
+        source, target = (random_layout(choose, mesh, shape) for mesh in meshes)
+        pair = Pair(source, target)
+        plans = [chain(source, target, route) for route in (*crossing.routes(pair, None), *crossing.list_relays(pair))]
+        for slack in (0, 0.02, 0.05, 0.3):
+            plan = rs.plan(source, target, slack=slack)
+            within = [each for each in plans if _busiest(each) <= (1 + slack) * min(map(_busiest, plans))]
+            total = (1 + slack) * min(each.endpoint_bytes for each in within)
+            assert _busiest(plan) <= max(map(_busiest, within)), (seed, slack)
+            assert plan.launches == min(each.launches for each in within if each.endpoint_bytes <= total), (seed, slack)
 
 
 def test_without_slack_a_relay_is_tried_unless_another_route_is_at_the_bound():
