@@ -12,6 +12,7 @@
     verify              that a list of transfers, whoever made it, is right, and how far it is from the bound
     simulate            a plan run on numpy, all devices in this process
     errors              what is raised
+    names               tables of rules from one framework's names of arrays to another's
     jax, mpi, draw      plans in JAX programs, on MPI ranks, and as pictures: loaded when they are first used
 
 >>> import reshard as rs
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from reshard import draw as draw
     from reshard import jax as jax
     from reshard import mpi as mpi
+    from reshard import names as names
     from reshard.plans.manifest import Manifest as Manifest
     from reshard.plans.plan import Plan as Plan
     from reshard.plans.plan import TreePlan as TreePlan
@@ -96,7 +98,7 @@ _HOMES = {
     "simulate": "reshard.runtime",
     "verify": "reshard.proofs",
 }
-_PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py"}
+_PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py", "names": None}
 
 
 def __getattr__(name: str) -> Any:
