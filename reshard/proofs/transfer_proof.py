@@ -5,12 +5,12 @@
     transfer (1, 0, 0, 4, 4)      copies elements 0-3 of device 1's tile, which are 4-7 of the array, to 4-7: right
     transfer (1, 0, 1, 4, 4)      device 0 must hold element (4,) at 4, and element (5,) arrives: refuted
 
-Nothing is run. Each tile is an array of the global indices that its elements have by `types.meaning`; the transfers are
-applied to these arrays, and the last ones are compared with what the target means. All that is compared counts *units*:
-the longest runs, of equal length, that no tile, no view and no transfer cuts, so that what it costs does not depend on
-how long the rows are.
+Nothing is run. What tiles hold is a list of *runs*: neighbours of a flat tile that are neighbours of the flat array,
+by `types.meaning` at first, and after each turn by what its transfers copy. The last list is compared with the one of
+what the target means. What this costs grows with the runs, not with how long they are.
 
-    tiles of 4096 x 1024 of an array of 4096 x 8192, moved in rows of 1024     4,096 units a tile, not 4 million
+    tile of device 1 above      from 0 on: element 4 of the array, and those after it
+    device 0, after the turn    from 0 on: element 0, from 4 on: element 4; or nothing, where no transfer writes
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -32,13 +32,14 @@ from reshard.proofs.refute import Counterexample
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted
-from reshard.types.whole import MOST, whole
+from reshard.types.whole import MOST
 
-MOST_UNITS = 1 << 28
-"""The most units of all tiles of a turn that are compared, of 8 bytes each."""
+MOST_RUNS = 1 << 26
+"""The most runs of all tiles, or of all transfers of a turn, that are compared: some ten numbers of 8 bytes each."""
 
-_PADDING, _KEPT, _UNWRITTEN, _EMPTY = -1, -2, -3, -4
-"""Units that are no element, that a move into part of the target leaves, that nothing wrote, and copies of such."""
+_PADDING, _KEPT, _UNWRITTEN, _EMPTY, _DOUBLED = -1, -2, -3, -4, -5
+"""What is no element: padding, what a move into part of the target leaves, what nothing wrote, copies of such, and what
+several transfers wrote."""
 
 Indices = NDArray[np.int64]
 
@@ -73,20 +74,27 @@ class Verified:
         )
 
 
-class _Axis(NamedTuple):
-    """`extent` elements, `src` apart in the source's tile and `dst` apart in the target's."""
-
-    extent: int
-    src: int
-    dst: int
-
-
 class _Loops(NamedTuple):
-    """The transfers of a turn that have the same loops: their numbers, and for each (source, target, both offsets)."""
+    """The transfers of a turn that repeat a run by the same loops: (extent, source stride, target stride) of each loop.
 
-    axes: tuple[_Axis, ...]
+    A row has the source device, the target device, the offset of the first run in the tile of each, and its length.
+    """
+
+    axes: tuple[tuple[int, int, int], ...]
     numbers: Indices
     rows: Indices
+
+    @property
+    def runs(self) -> int:
+        """How many runs each transfer has."""
+        return math.prod(axis[0] for axis in self.axes)
+
+    def offsets(self, side: int) -> Indices:
+        """How far every run of a transfer is from the first, in the source's tile (side 0) or the target's (1)."""
+        offsets = np.zeros(1, np.int64)
+        for axis in self.axes:
+            offsets = (offsets[:, None] + np.arange(axis[0]) * axis[1 + side]).ravel()
+        return offsets
 
 
 _Turn = list[_Loops]
@@ -102,8 +110,8 @@ def verify(transfers: Iterable[Any], source: Layout | Move, target: Layout | Non
     wrote. What a move with `into` leaves must not be written; padding may be.
 
     Raises `ProofError` with the first wrong element, by its index in the target; `PlanError` for anything that is not a
-    list of transfers, and for sums and casts, which copies cannot make; `UndecidedError` for more than `MOST_UNITS`
-    runs.
+    list of transfers, and for sums and casts, which copies cannot make; `UndecidedError` for more than `MOST_RUNS`
+    runs of neighbours.
 
     >>> import reshard as rs
     >>> before, after = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))
@@ -123,204 +131,197 @@ copied there from device 1 (transfer 3)
             f"{move} adds or casts, and transfers only copy; verify the moves before and after it, each by its own list"
         )
     turns = _read_turns(transfers)
-    unit = _common_unit(move, turns)
-    size = sum(layout.mesh.size * math.prod(layout.tile_shape) for layout in (move.source, move.target))
-    size += sum(sum(_written_ends(turn).values()) for turn in turns[:-1])
-    longest = max((math.prod(axis.extent for axis in loops.axes) for turn in turns for loops in turn), default=0)
-    if max(size, longest) > MOST_UNITS * unit:
+    ends = move.source, move.target
+    runs = sum(end.mesh.size * math.prod(end.tile_shape) // max(1, _row_length(end)) for end in ends)
+    _limit_runs(move, max(runs, *(sum(len(loops.rows) * loops.runs for loops in turn) for turn in turns)))
+    held = _Tiles.of({device: math.prod(move.source.tile_shape) for device in move.source.mesh.devices})
+    held = held.filled([_list_rows(move.source, int(device)) for device in held.devices])
+    for turn in turns[:-1]:
+        held = _run_turn(move, turn, held, _Tiles.of(_written_ends(turn)))
+        if (held.values == _DOUBLED).any():
+            _refuse_doubles(turn, held)
+    room = _Tiles.of({device: math.prod(move.target.tile_shape) for device in move.target.mesh.devices})
+    _compare(move, turns[-1], _run_turn(move, turns[-1], held, room))
+    loads = [_count_loads(turns, device) for device in (0, 1)]
+    sent, received = (move.source.nbytes(max(load.values(), default=0)) for load in loads)
+    bounded = *ends, None if move.view.plain else move.view
+    count = sum(len(loops.numbers) for loops in itertools.chain.from_iterable(turns))
+    return Verified(count, len(turns), received, sent, lower_bound(*bounded), endpoint_bound(*bounded))
+
+
+def _limit_runs(move: Move, runs: int) -> None:
+    if runs > MOST_RUNS:
         raise UndecidedError(
-            f"{move}: the transfers cut its tiles into more than {MOST_UNITS} runs of {counted(unit, 'element')}; "
+            f"{move}: tiles and transfers are in {runs} runs of neighbours, and at most {MOST_RUNS} are compared; "
             f"verify a part of the array at a time"
         )
-    held = {device: _array_units(move.source, device, unit) for device in move.source.mesh.devices}
-    sent, received = Counter[int](), Counter[int]()
-    for turn in turns[:-1]:
-        held = _run_turn(turn, unit, held, None)
-    wanted = {device: _wanted_units(move, device, unit) for device in move.target.mesh.devices}
-    _compare(move, unit, turns[-1], _run_turn(turns[-1], unit, held, wanted), wanted)
+
+
+def _count_loads(turns: Iterable[_Turn], side: int) -> Counter[int]:
+    """How many elements each device sends (side 0) or receives (1)."""
+    load = Counter[int]()
     for loops in itertools.chain.from_iterable(turns):
-        elements = math.prod(axis.extent for axis in loops.axes)
-        for device, load in ((0, sent), (1, received)):
-            moving = loops.rows[loops.rows[:, 0] != loops.rows[:, 1], device]
-            devices, counts = np.unique(moving, return_counts=True)
-            load.update(dict(zip(devices.tolist(), (counts * elements).tolist(), strict=True)))
-    in_bytes, out_bytes = (move.source.nbytes(max(load.values(), default=0)) for load in (received, sent))
-    ends = move.source, move.target, None if move.view.plain else move.view
-    count = sum(len(loops.numbers) for loops in itertools.chain.from_iterable(turns))
-    return Verified(count, len(turns), in_bytes, out_bytes, lower_bound(*ends), endpoint_bound(*ends))
+        moving = loops.rows[loops.rows[:, 0] != loops.rows[:, 1]]
+        devices, of = np.unique(moving[:, side], return_inverse=True)
+        elements = np.zeros(len(devices), np.int64)
+        np.add.at(elements, of, moving[:, 4])
+        load.update(dict(zip(devices.tolist(), (elements * loops.runs).tolist(), strict=True)))
+    return load
+
+
+# Transfers, read into columns.
 
 
 def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
     """The transfers by turn, and in each by their loops."""
     if isinstance(transfers, np.ndarray):
-        return [_group_runs(cast("NDArray[Any]", transfers))]
-    groups: dict[int, dict[Any, tuple[list[int], list[Sequence[int]]]]] = {}
+        table = _checked_table(cast("NDArray[Any]", transfers))
+        return [list(_make_loops((), np.arange(len(table)), table))]
     if not isinstance(cast("object", transfers), Iterable):
         raise PlanError(f"{quoted(transfers)} is not a list of transfers; give those of Plan.to_descriptors()")
+    # Lists come by the hundred thousand, and differ in few of their extents and strides: each of these is read once,
+    # and what is left of a transfer is a row of five numbers, which are checked together.
+    groups: dict[tuple[int, Any], tuple[list[int], list[Sequence[int]]]] = {(0, ()): ([], [])}
+    plain_numbers, plain_rows = groups[0, ()]
+    known: dict[Any, tuple[list[int], list[Sequence[int]], int]] = {}
     for number, each in enumerate(transfers):
-        if type(each) is Descriptor and whole(each.step) is not None:
-            made: Any = each
-        elif type(each) is tuple and len(run := cast("tuple[Any, ...]", each)) == 5:
-            made = (*run[:4], (run[4],), (1,), (1,), 0)  # Runs come by the hundred thousand; they are checked below.
-        else:
-            made = read_descriptor(cast("object", each))
+        kind = type(cast("object", each))
+        if (kind is tuple or kind is list) and len(each) == 5:
+            plain_numbers.append(number)
+            plain_rows.append(each)
+            continue
+        made = each if kind is Descriptor else _split_fields(each)
         try:
-            numbers, rows = groups.setdefault(made[7], {}).setdefault(made[4:7], ([], []))
+            group = known.get(made[4:])
         except TypeError:  # A list among the fields of a Descriptor that was made by hand.
-            made = read_descriptor(cast("object", each))
-            numbers, rows = groups.setdefault(made[7], {}).setdefault(made[4:7], ([], []))
+            made = read_descriptor(each)
+            group = known.get(made[4:])
+        if group is None:
+            read = read_descriptor(each)
+            axes, length = _split_run(*read[4:7])
+            group = *groups.setdefault((read.step, axes), ([], [])), length
+            known[made[4:]] = group
+        numbers, rows, length = group
         numbers.append(number)
-        rows.append(made[:4])
-    turns: list[_Turn] = []
-    for step in sorted(groups):
-        turn = [
-            _make_loops(fields, numbers, _checked_rows(rows, fields))
-            for fields, (numbers, rows) in groups[step].items()
-        ]
-        turns.append([loops for loops in turn if loops is not None])
-    return turns or [[]]
+        rows.append((*made[:4], length))
+    turns: dict[int, _Turn] = {}
+    for (step, axes), (numbers, rows) in sorted(groups.items()):
+        if rows:
+            turns.setdefault(step, []).extend(_make_loops(axes, np.array(numbers), _read_rows(rows)))
+    return list(turns.values()) or [[]]
 
 
-def _group_runs(table: NDArray[Any]) -> _Turn:
-    """The runs of an array, one in each row."""
+def _split_fields(given: Any) -> tuple[Any, ...]:
+    """A transfer in one of the forms of `read_descriptor` as eight fields that can be looked up."""
+    try:
+        if type(given) in (tuple, list) and len(given) in (7, 8):
+            return (*given[:4], *map(tuple, given[4:7]), *(given[7:] or (0,)))
+        if type(given) in (tuple, list) and len(given) == 6:
+            return (*given[:4], (*given[4],), tuple([(*pair,) for pair in given[5]]), None, None)
+    except TypeError:
+        pass  # Read below, to be refused.
+    return read_descriptor(given)
+
+
+def _split_run(
+    extents: tuple[int, ...], sources: tuple[int, ...], targets: tuple[int, ...]
+) -> tuple[tuple[tuple[int, int, int], ...], int]:
+    """Loops as few loops around a run of neighbours, and its length: 0 where there are no elements."""
+    if not math.prod(extents):
+        return (), 0
+    axes: list[tuple[int, int, int]] = []
+    for extent, src, dst in zip(extents, sources, targets, strict=True):
+        if axes and axes[-1][1:] == (extent * src, extent * dst):  # Rows that go on evenly are one longer row.
+            axes[-1] = axes[-1][0] * extent, src, dst
+        elif extent != 1:
+            axes.append((extent, src, dst))
+    run = max((axis for axis in axes if axis[1:] == (1, 1)), default=None)
+    if run is not None:
+        axes.remove(run)
+    return tuple(axes), 1 if run is None else run[0]
+
+
+def _read_rows(rows: Sequence[Sequence[Any]]) -> Indices:
+    """Rows of source device, target device, both offsets and a length, checked."""
+    if set(map(type, itertools.chain.from_iterable(rows))) != {int}:
+        rows = [(*made[:4], made.extents[0]) for made in map(read_descriptor, rows)]
+    table = np.array(rows)
+    if table.dtype != np.int64 or int(table.min()) < 0:  # Of a number beyond 64 bits it is an array of objects.
+        rows = [(*made[:4], made.extents[0]) for made in map(read_descriptor, rows)]
+        table = np.array(rows, np.int64)
+    return table
+
+
+def _checked_table(table: NDArray[Any]) -> Indices:
     if table.ndim != 2 or table.shape[1] != 5 or table.dtype.kind not in "iu" or (table.size and int(table.min()) < 0):
         raise PlanError(
             f"an array of {table.dtype} of shape {table.shape} is not a list of runs; give whole numbers of at least 0 "
             f"in five columns: source device, target device, source offset, target offset, length"
         )
-    runs = table.astype(np.int64)
-    lengths, of = np.unique(runs[:, 4], return_inverse=True)
-    order = np.argsort(of, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(of, minlength=len(lengths)))[:-1]) if len(lengths) else []
-    turn = [
-        _make_loops(((int(length),), (1,), (1,)), rows, runs[rows, :4])
-        for length, rows in zip(lengths, parts, strict=True)
-    ]
-    return [loops for loops in turn if loops is not None]
-
-
-def _make_loops(fields: Any, numbers: Any, rows: Indices) -> _Loops | None:
-    """The transfers of some loops, checked; None for loops without elements."""
-    extents, sources, targets = read_descriptor((0, 0, 0, 0, *fields))[4:7]
-    if not math.prod(extents):
-        return None
-    reach = [
-        sum((extent - 1) * abs(step) for extent, step in zip(extents, side, strict=True)) for side in (sources, targets)
-    ]
-    if max(*reach, math.prod(extents)) > MOST:
+    if table.size and int(table.max()) > MOST:
         raise PlanError(
-            f"transfer {numbers[0]} of extents {quoted(extents)} and strides {quoted(sources)}, {quoted(targets)} "
-            f"reaches further than any tile; give offsets and strides in elements"
+            f"a list of runs has the number {int(table.max())}, which is larger than any tile; give elements"
         )
-    axes: list[_Axis] = []
-    for extent, src, dst in zip(extents, sources, targets, strict=True):
-        if axes and axes[-1][1:] == (extent * src, extent * dst):  # Rows that go on evenly are one longer row.
-            axes[-1] = _Axis(axes[-1].extent * extent, src, dst)
-        elif extent != 1:
-            axes.append(_Axis(extent, src, dst))
-    return _Loops(tuple(axes), np.asarray(numbers, np.int64), rows)
+    return table.astype(np.int64)
 
 
-def _checked_rows(rows: Sequence[Sequence[int]], fields: Any) -> Indices:
-    """The devices and offsets of transfers as an array; all are checked: a `Descriptor` checks none of its fields."""
-    try:
-        table = np.array(rows)
-    except (ValueError, OverflowError):
-        table = np.array(rows, object)
-    if table.dtype != np.int64 or table.ndim != 2 or int(table.min()) < 0:
-        return np.array([read_descriptor((*row, *fields))[:4] for row in rows], np.int64)
-    return table
+def _make_loops(axes: tuple[tuple[int, int, int], ...], numbers: Indices, rows: Indices) -> Iterator[_Loops]:
+    """The transfers with these loops that have elements."""
+    some = rows[:, 4] > 0
+    if not some.any():
+        return
+    made = _Loops(axes, numbers[some], rows[some])
+    longest = int(made.rows[:, 4].max())
+    reach = [longest - 1 + sum((axis[0] - 1) * abs(axis[side]) for axis in axes) for side in (1, 2)]
+    if max(*reach, longest * made.runs) > MOST:
+        raise PlanError(
+            f"transfer {numbers[0]} with runs of {longest} in loops of (extent, source stride, target stride) "
+            f"{quoted(axes)} reaches further than any tile; give offsets and strides in elements"
+        )
+    yield made
 
 
-# Units: runs of a length that divides every run of either tile, of the view and of the transfers.
-
-
-def _common_unit(move: Move, turns: Iterable[_Turn]) -> int:
-    unit = math.gcd(_unit_of_tile(move.source), _unit_of_tile(move.target))
-    digits, start, end = move.view.map
-    unit = math.gcd(unit, start, end, _unit_of_loops(digits))
-    for loops in itertools.chain.from_iterable(turns):
-        unit = math.gcd(unit, _unit_of_loops(loops.axes), *np.gcd.reduce(loops.rows[:, 2:], axis=0).tolist())
-    return unit
-
-
-def _unit_of_tile(layout: Layout) -> int:
-    """The run of a flat tile whose multiples are runs of the array: its last dims that are whole, and a part of one."""
-    unit = 1
-    for dim in reversed(layout.dims):
-        local = 1
-        for radix, axis in reversed(dim.digits):
-            if axis is not None:
-                return unit * math.gcd(local, dim.size)
-            local *= radix
-        if local != dim.size:
-            return unit * math.gcd(local, dim.size)
-        unit *= local
-    return unit
-
-
-def _unit_of_loops(axes: Iterable[tuple[int, int, int]]) -> int:
-    """The longest run that loops copy whole, from multiples of it to multiples of it."""
-    runs = [extent for extent, src, dst in axes if src == dst == 1]
-    return (
-        math.gcd(*runs, *(stride for _, src, dst in axes if (src, dst) != (1, 1) for stride in (src, dst)))
-        if runs
-        else 1
-    )
-
-
-def _array_units(layout: Layout, device: int, unit: int) -> Indices:
-    """For each unit of a flat tile, the unit of the flat array that it is; `_PADDING` for padding."""
-    shape = layout.tile_shape
-    if not shape:
-        return np.zeros(1, np.int64)
-    flat = np.zeros(math.prod(shape) // unit, np.int64)
-    padding = np.zeros(len(flat), bool)
-    position = layout.mesh.position(device)
-    local = np.unravel_index(np.arange(len(flat)) * unit, shape) if len(flat) else [flat] * len(shape)
-    for rest, dim in zip(local, layout.dims, strict=True):
-        # The definition of `types.meaning`, for these local indices only: a dim may be far longer than its units.
-        index, place = np.zeros(len(flat), np.int64), 1
-        for radix, axis in reversed(dim.digits):
-            index += place * (rest % radix if axis is None else layout.mesh.coordinate(position, axis))
-            rest = rest // radix if axis is None else rest
-            place *= radix
-        padding |= index >= dim.size
-        flat = flat * dim.size + index
-    return np.where(padding, _PADDING, flat // unit)
-
-
-def _wanted_units(move: Move, device: int, unit: int) -> Indices:
-    """For each unit of a flat tile of the target, the unit of the source that belongs there."""
-    units = _array_units(move.target, device, unit)
-    digits, start, end = move.view.map
-    rest = units * unit - end
-    source, reached = np.full(len(units), start), rest >= 0
-    for count, src, dst in digits:
-        value = rest // max(1, dst)
-        reached &= value < count
-        source += value * src
-        rest = rest - value * dst
-    return np.where(units == _PADDING, _PADDING, np.where(reached & (rest < unit), source // unit, _KEPT))
-
-
-# A turn: the units of all tiles behind one another, moved by index.
+# Tiles as runs.
 
 
 class _Tiles(NamedTuple):
-    """Tiles as one array: their devices in order, where each begins, how long each is, and their units."""
+    """Flat tiles behind one another: their devices in order, where each begins, how long each is, and their runs.
+
+    Of each run `starts` has the first position, and `values` the index in the flat array of the element there; those of
+    what is no element are negative, and are that of the whole run.
+    """
 
     devices: Indices
-    starts: Indices
+    bases: Indices
     sizes: Indices
-    units: Indices
+    starts: Indices
+    values: Indices
 
     @classmethod
-    def of(cls, tiles: Mapping[int, Indices]) -> _Tiles:
-        devices = np.array(sorted(tiles), np.int64)
-        sizes = np.array([len(tiles[int(device)]) for device in devices], np.int64)
-        units = [tiles[int(device)] for device in devices] or [np.zeros(0, np.int64)]
-        return cls(devices, np.cumsum(sizes) - sizes, sizes, np.concatenate(units))
+    def of(cls, sizes: Mapping[int, int]) -> _Tiles:
+        """Tiles without runs."""
+        if sum(sizes.values()) > MOST:
+            raise UndecidedError(f"tiles of {sum(sizes.values())} elements are too many to be counted; verify a part")
+        devices = np.array(sorted(sizes), np.int64)
+        each = np.array([sizes[int(device)] for device in devices], np.int64)
+        none = np.zeros(0, np.int64)
+        return cls(devices, np.cumsum(each) - each, each, none, none)
+
+    def filled(self, tiles: Sequence[tuple[Indices, Indices]]) -> _Tiles:
+        """The same tiles with these runs of each of them."""
+        starts = [base + starts for base, (starts, _) in zip(self.bases, tiles, strict=True)]
+        joined = (np.concatenate(each or [np.zeros(0, np.int64)]) for each in (starts, [each[1] for each in tiles]))
+        return self._replace(starts=next(joined), values=next(joined))
+
+    @property
+    def total(self) -> int:
+        """The elements of all tiles."""
+        return int(self.sizes.sum())
+
+    @property
+    def ends(self) -> Indices:
+        """Where each run ends."""
+        return np.append(self.starts[1:], self.total) if len(self.starts) else self.starts
 
     def place(self, devices: Indices) -> Indices:
         """The positions of these devices among those with tiles; -1 for others."""
@@ -329,154 +330,263 @@ class _Tiles(NamedTuple):
         at = np.minimum(np.searchsorted(self.devices, devices), len(self.devices) - 1)
         return np.where(self.devices[at] == devices, at, -1)
 
-    def split(self) -> dict[int, Indices]:
-        """The tile of each device."""
-        parts = np.split(self.units, self.starts[1:]) if len(self.devices) else []
-        return dict(zip(self.devices.tolist(), parts, strict=True))
+    def find(self, position: int) -> tuple[int, int]:
+        """The device and the local index of a position."""
+        at = int(np.searchsorted(self.bases + self.sizes, position, "right"))
+        return int(self.devices[at]), position - int(self.bases[at])
+
+    def read(self, runs: Indices, positions: Indices) -> Indices:
+        """What is at positions in these runs."""
+        values = self.values[runs]
+        return np.where(values < 0, values, values + positions - self.starts[runs])
 
 
-def _run_turn(
-    turn: _Turn, unit: int, held: Mapping[int, Indices], wanted: Mapping[int, Indices] | None
-) -> dict[int, Indices]:
-    """What every device holds after a turn: in tiles of the target, or in as much as the turn writes."""
-    before = _Tiles.of(held)
-    before.units[before.units == _UNWRITTEN] = _EMPTY
-    if wanted is None:
-        sizes = {device: -(-end // unit) for device, end in _written_ends(turn).items()}
+def _row_length(layout: Layout) -> int:
+    """How many neighbours of a flat tile are neighbours of the flat array: its last dims that are whole, and a run."""
+    length = 1
+    for dim in reversed(layout.dims):
+        for radix, axis in reversed(dim.digits):
+            if axis is not None:
+                return length
+            length *= radix
+    return length
+
+
+def _list_rows(layout: Layout, device: int) -> tuple[Indices, Indices]:
+    """Where the runs of a flat tile start, and the index in the flat array of the element there, or `_PADDING`.
+
+    This is the definition of `types.meaning`, for the first element of each row.
+    """
+    shape, length, position = layout.tile_shape, _row_length(layout), layout.mesh.position(device)
+    starts = np.arange(0, math.prod(shape), max(1, length))
+    local = np.unravel_index(starts, shape) if shape and len(starts) else [starts] * len(shape)
+    flat, real, inner = np.zeros(len(starts), np.int64), np.full(len(starts), length), math.prod(shape)
+    for rest, dim in zip(local, layout.dims, strict=True):
+        index, place, inner = np.zeros(len(starts), np.int64), 1, inner // max(1, dim.tile)
+        for radix, axis in reversed(dim.digits):
+            index += place * (rest % radix if axis is None else layout.mesh.coordinate(position, axis))
+            rest = rest // radix if axis is None else rest
+            place *= radix
+        if dim.padded != dim.tile:  # Else all of the dim is here, and none of it padding.
+            real = np.minimum(real, np.maximum(dim.size - index, 0) * inner)
+        flat = flat * dim.size + index
+    if (real == length).all():
+        return starts, flat
+    pairs = np.stack([starts, starts + real], 1), np.stack([flat, np.full(len(flat), _PADDING)], 1)
+    some = np.stack([real > 0, real < length], 1)
+    return pairs[0][some], pairs[1][some]
+
+
+def _list_wanted(move: Move, device: int) -> tuple[Indices, Indices, Indices]:
+    """Runs of a flat tile of the target: where they start, their index in the target, and in the source what belongs
+    there."""
+    starts, index = _list_rows(move.target, device)
+    lengths = np.append(starts[1:], math.prod(move.target.tile_shape)) - starts if len(starts) else starts
+    digits, start, end = move.view.map
+    # Every `period` elements of the target, from `end` on, the view has a run of the source, of `run` elements.
+    rows, run = (digits[:-1], digits[-1][0]) if digits and digits[-1][1:] == (1, 1) else (digits, 1)
+    period = max(1, rows[-1][2]) if rows else math.prod(move.target.shape) + end + run
+    real = index >= 0
+    first = np.where(real, (index - end) // period, 0)
+    count = np.where(real, (index + lengths - 1 - end) // period - first + 1, 1)
+    _limit_runs(move, 2 * int(count.sum()))
+    of, turn = _repeat_each(count)
+    low = np.where(real[of], np.maximum(index[of], end + period * (first[of] + turn)), 0)
+    high = np.where(real[of], np.minimum((index + lengths)[of], end + period * (first[of] + turn + 1)), lengths[of])
+    cut = np.clip(end + period * (first[of] + turn) + run, low, high) if run < period else high
+    pieces, some = np.stack([low, cut], 1), np.stack([low < cut, cut < high], 1)
+    pieces, of = pieces[some], np.stack([of, of], 1)[some]
+    rest = pieces - end
+    value, reached = np.full(len(pieces), start), rest >= 0
+    for size, src, dst in digits:
+        at = rest // max(1, dst)
+        reached &= at < size
+        value += at * src
+        rest = rest - at * dst
+    value = np.where(real[of], np.where(reached & (rest == 0), value, _KEPT), _PADDING)
+    return starts[of] + pieces - np.where(real[of], index[of], 0), np.where(real[of], pieces, MOST), value
+
+
+def _repeat_each(count: Indices) -> tuple[Indices, Indices]:
+    """As many of each number as `count` says, and how many of its own are before each."""
+    of = np.repeat(np.arange(len(count)), count)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+
+
+# A turn.
+
+
+def _run_turn(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> _Tiles:
+    """What every device holds after a turn."""
+    reads, writes, lengths = _list_runs(turn, before, after)
+    if len(reads):
+        # A transfer that reads several runs is one transfer for each.
+        first = np.searchsorted(before.starts, reads, "right") - 1
+        count = np.searchsorted(before.starts, reads + lengths, "left") - first
+        _limit_runs(move, int(count.sum()))
+        of, at = _repeat_each(count)
+        runs = first[of] + at
+        low = np.maximum(before.starts[runs], reads[of])
+        lengths = np.minimum(before.ends[runs], (reads + lengths)[of]) - low
+        values = before.read(runs, low)
+        writes, values = writes[of] + low - reads[of], np.where(values == _UNWRITTEN, _EMPTY, values)
     else:
-        sizes = {device: len(units) for device, units in wanted.items()}
-    after = _Tiles.of({device: np.full(size, _UNWRITTEN) for device, size in sizes.items()})
-    copied = 0
+        values = reads
+    return _lay_runs(after, writes, lengths, values)
+
+
+def _list_runs(turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
+    """The runs that a turn copies: where each is read, where it is written, and how long it is."""
+    none = np.zeros(0, np.int64)
+    found = [(none, none, none)]
+    outside: list[tuple[int, ProofError]] = []
     for loops in turn:
-        sides = [_loop_offsets(loops.axes, side, unit) for side in (1, 2)]
-        places = [_place_transfers(loops, sides[at], tiles, at, unit) for at, tiles in enumerate((before, after))]
-        step = max(1, _CHUNK // len(sides[0]))
-        for low in range(0, len(loops.rows), step):
-            read, write = (
-                (place[low : low + step, None] + side).ravel() for place, side in zip(places, sides, strict=True)
-            )
-            after.units[write] = before.units[read]
-            copied += len(write)
-    if copied != int((after.units != _UNWRITTEN).sum()):
-        _refuse_doubles(turn, unit, after)
-    return after.split()
+        offsets = [loops.offsets(side) for side in (0, 1)]
+        places: list[Indices] = []
+        for side, tiles in enumerate((before, after)):
+            at = tiles.place(loops.rows[:, side])
+            if (wrong := _find_outside(loops, offsets[side], tiles, at, side)) is not None:
+                outside.append(wrong)
+            else:
+                starts = tiles.bases[at] + loops.rows[:, 2 + side]
+                places.append((starts[:, None] + offsets[side]).ravel())
+        if not outside:
+            found.append((places[0], places[1], np.repeat(loops.rows[:, 4], loops.runs)))
+    if outside:
+        raise min(outside, key=lambda each: each[0])[1]
+    reads, writes, lengths = (np.concatenate(each) for each in zip(*found, strict=True))
+    return reads, writes, lengths
 
 
-_CHUNK = 1 << 22
-"""Units that are copied at once."""
-
-
-def _loop_offsets(axes: Sequence[_Axis], side: int, unit: int) -> Indices:
-    """The offsets in units that loops visit in one of the tiles."""
-    offsets = np.zeros(1, np.int64)
-    for axis in axes:
-        runs = axis.src == axis.dst == 1
-        count, stride = (axis.extent // unit, 1) if runs else (axis.extent, axis[side] // unit)
-        offsets = (offsets[:, None] + np.arange(count) * stride).ravel()
-    return offsets
+def _find_outside(
+    loops: _Loops, offsets: Indices, tiles: _Tiles, at: Indices, side: int
+) -> tuple[int, ProofError] | None:
+    """The first transfer that leaves the tile of its device, and the error that says so."""
+    start, low, high = loops.rows[:, 2 + side], int(offsets.min()), int(offsets.max())
+    sizes = np.where(at < 0, 0, tiles.sizes[at]) if len(tiles.sizes) else np.zeros(len(at), np.int64)
+    outside = (start < -low) | (start > sizes - high - loops.rows[:, 4])  # No sum of both, which could overflow.
+    if not outside.any():
+        return None
+    row = np.flatnonzero(outside)[np.argmin(loops.numbers[outside])]
+    number, device = int(loops.numbers[row]), int(loops.rows[row, side])
+    does, has = ("reads", "holds") if side == 0 else ("writes", "has room for")
+    last = int(start[row]) + high + int(loops.rows[row, 4]) - 1
+    what = (
+        f"transfer {number} {does} elements {int(start[row]) + low} to {last} of the tile of device {device}, which "
+        f"{has} {counted(int(sizes[row]), 'element')}"
+    )
+    return number, ProofError(what, Counterexample("right", what, device))
 
 
 def _written_ends(turn: _Turn) -> dict[int, int]:
-    """How far into each device's tile a turn writes, in elements."""
+    """How far into each device's tile a turn writes."""
     ends: dict[int, int] = {}
     for loops in turn:
-        last = sum((axis.extent - 1) * max(0, axis.dst) for axis in loops.axes)
-        for device, offset in loops.rows[:, (1, 3)].tolist():
-            ends[device] = max(ends.get(device, 0), offset + last + 1)
+        devices, of = np.unique(loops.rows[:, 1], return_inverse=True)
+        most = np.zeros(len(devices), np.uint64)  # Two numbers of 63 bits make one of 64.
+        np.maximum.at(most, of, loops.rows[:, 3].astype(np.uint64) + loops.rows[:, 4].astype(np.uint64))
+        last = sum((axis[0] - 1) * max(0, axis[2]) for axis in loops.axes)
+        for device, end in zip(devices.tolist(), most.tolist(), strict=True):
+            ends[device] = max(ends.get(device, 0), end + last)
     return ends
 
 
-def _place_transfers(loops: _Loops, offsets: Indices, tiles: _Tiles, side: int, unit: int) -> Indices:
-    """Where the transfers begin among all units of a side; refuses those that leave the tile of their device."""
-    at = tiles.place(loops.rows[:, side])
-    start = loops.rows[:, 2 + side] // unit
-    sizes = np.where(at < 0, 0, tiles.sizes[at]) if len(tiles.sizes) else np.zeros(len(at), np.int64)
-    outside = (start < -int(offsets.min())) | (start >= sizes - int(offsets.max()))  # No sum: it could overflow.
-    if outside.any():
-        row = int(np.argmax(outside))
-        number, device = int(loops.numbers[row]), int(loops.rows[row, side])
-        low, high = ((int(start[row]) + end) * unit for end in (int(offsets.min()), int(offsets.max()) + 1))
-        does, has = ("reads", "holds") if side == 0 else ("writes", "has room for")
-        what = (
-            f"transfer {number} {does} elements {low} to {high - 1} of the tile of device {device}, which {has} "
-            f"{counted(int(sizes[row]) * unit, 'element')}"
-        )
-        raise ProofError(what, Counterexample("right", what, device))
-    return tiles.starts[at] + start
+def _lay_runs(tiles: _Tiles, starts: Indices, lengths: Indices, values: Indices) -> _Tiles:
+    """The tiles with runs written into them: `_UNWRITTEN` where there is none, `_DOUBLED` where there are several."""
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, lengths, values = starts[order], lengths[order], values[order]
+    ends = starts + lengths
+    if (ends[:-1] > starts[1:]).any():
+        # A sweep over all ends of runs: how many are open there, and what they say in sum, which is what the one says
+        # where one is open. Sums may overflow, and come back.
+        marks = np.unique(np.concatenate([starts, ends]))
+        sums = np.zeros((3, len(marks)), np.int64)
+        rising = values >= 0
+        for side, at in ((1, starts), (-1, ends)):
+            where = np.searchsorted(marks, at)
+            for row, each in enumerate((np.ones(len(at), np.int64), rising, np.where(rising, values - starts, values))):
+                np.add.at(sums[row], where, side * each)
+        count, rising, values = np.cumsum(sums, axis=1)
+        values = np.where(count > 1, _DOUBLED, np.where(count == 1, values + rising * marks, _UNWRITTEN))
+        starts, ends = marks[:-1], marks[1:]
+        values = values[:-1]
+    # What no run covers is a run as well.
+    edges = np.concatenate([[0], ends]), np.append(starts, tiles.total)
+    gaps = edges[0][edges[0] < edges[1]]
+    if len(gaps):
+        starts, values = np.append(starts, gaps), np.append(values, np.full(len(gaps), _UNWRITTEN))
+        order = np.argsort(starts, kind="stable")
+        starts, values = starts[order], values[order]
+    return tiles._replace(starts=starts, values=values)
 
 
-def _refuse_doubles(turn: _Turn, unit: int, after: _Tiles) -> None:
-    """Raises for the first unit, device by device, that two transfers write."""
-    count = np.zeros(len(after.units), np.int32)
-    for loops in turn:
-        offsets = _loop_offsets(loops.axes, 2, unit)
-        for start in _place_transfers(loops, offsets, after, 1, unit):
-            np.add.at(count, start + offsets, 1)  # Loops whose strides meet write an element twice themselves.
-    at = int(np.argmax(count > 1))
-    place = int(np.searchsorted(after.starts, at, "right")) - 1
-    device, local = int(after.devices[place]), at - int(after.starts[place])
-    writers = _find_writers(turn, unit, device, local)
+def _refuse_doubles(turn: _Turn, held: _Tiles) -> None:
+    """Raises for the first element, device by device, that several transfers of a turn write."""
+    device, local = held.find(int(held.starts[np.argmax(held.values == _DOUBLED)]))
+    numbers = [number for number, _ in _find_writers(turn, device, local)]
     both = (
-        f"transfers {writers[0]} and {writers[1]} both write"
-        if len(writers) > 1
-        else f"transfer {writers[0]} twice writes"
+        f"transfer {numbers[0]} twice writes"
+        if len(numbers) == 1
+        else f"transfers {numbers[0]} and {numbers[1]} both write"
     )
-    what = f"{both} element {local * unit} of the tile of device {device}; each is written once"
+    what = f"{both} element {local} of the tile of device {device}; each is written once"
     raise ProofError(what, Counterexample("right", what, device))
 
 
-def _find_writers(turn: _Turn, unit: int, device: int, local: int) -> list[int]:
-    """The transfers that write a unit of a device's tile, in order."""
-    found: list[int] = []
+def _find_writers(turn: _Turn, device: int, local: int) -> list[tuple[int, int]]:
+    """The transfers that write an element of a device's tile, in order, and the device that each reads from."""
+    found: list[tuple[int, int]] = []
     for loops in turn:
-        offsets = set(_loop_offsets(loops.axes, 2, unit).tolist())
-        for number, row in zip(loops.numbers.tolist(), loops.rows.tolist(), strict=True):
-            if row[1] == device and local - row[3] // unit in offsets:
-                found.append(number)
+        offsets = np.sort(loops.offsets(1))
+        mine = np.flatnonzero(loops.rows[:, 1] == device)
+        for row in mine:
+            rest = local - int(loops.rows[row, 3]) - offsets
+            if ((rest >= 0) & (rest < loops.rows[row, 4])).any():
+                found.append((int(loops.numbers[row]), int(loops.rows[row, 0])))
     return sorted(found)
 
 
-def _compare(move: Move, unit: int, last: _Turn, held: Mapping[int, Indices], wanted: Mapping[int, Indices]) -> None:
+def _compare(move: Move, last: _Turn, held: _Tiles) -> None:
     """Raises for the first element, by its index in the target, that is not what the target means."""
-    first: tuple[int, int, int] | None = None
-    for device, want in wanted.items():
-        got = held[device]
-        wrong = np.flatnonzero((want != _PADDING) & (got != np.where(want == _KEPT, _UNWRITTEN, want)))
-        if len(wrong):
-            order = _array_units(move.target, device, unit)[wrong]
-            at = int(np.argmin(order))
-            found = int(order[at]), device, int(wrong[at])
-            first = found if first is None else min(first, found)
-    if first is None:
+    wanted = [_list_wanted(move, int(device)) for device in held.devices]
+    want = held.filled([(starts, values) for starts, _, values in wanted])
+    order = np.concatenate([index for _, index, _ in wanted])
+    marks = np.union1d(want.starts, held.starts)
+    here, there = (np.searchsorted(tiles.starts, marks, "right") - 1 for tiles in (want, held))
+    means, has = want.read(here, marks), held.read(there, marks)
+    wrong = has != np.where(means == _KEPT, _UNWRITTEN, means)
+    wrong = np.flatnonzero((wrong & (means != _PADDING)) | (has == _DOUBLED))
+    if not len(wrong):
         return
-    _, device, local = first
+    index = np.where(means == _PADDING, MOST, order[here] + marks - want.starts[here])
+    first = wrong[np.argmin(index[wrong])]
+    device, local = held.find(int(marks[first]))
+    belongs, actual = int(means[first]), int(has[first])
+    place = _unravel(local, move.target.tile_shape)
     shapes = move.source.shape, move.source.tile_shape, move.target.tile_shape
-    want, got = int(wanted[device][local]), int(held[device][local])
-    index = _unravel(local * unit, move.target.tile_shape)
-    element, actual = (_unravel(at * unit, move.source.shape) if at >= 0 else None for at in (want, got))
-    writers = _find_writers(last, unit, device, local)
-    if want == _KEPT:
-        what = f"device {device} must keep what it has at local index {index}, but transfer {writers[0]} writes there"
+    element, found = (_unravel(at, move.source.shape) if at >= 0 else None for at in (belongs, actual))
+    if belongs == _KEPT:
+        what = f"device {device} must keep what it has at local index {place}, but "
+    elif belongs == _PADDING:
+        what = f"device {device} has padding at local index {place}, but "
     else:
-        what = f"device {device} must hold element {element} of the array at local index {index}, but "
-        if not writers:
-            what += "no transfer writes it"
-        else:
-            row = next(
-                row
-                for loops in last
-                for number, row in zip(loops.numbers, loops.rows, strict=True)
-                if number == writers[0]
-            )
-            come = (
-                f"element {actual} is copied"
-                if actual
-                else "padding is copied"
-                if got == _PADDING
-                else "what nothing has written is copied"
-            )
-            what += f"{come} there from device {int(row[0])} (transfer {writers[0]})"
-    raise ProofError(what, Counterexample("right", what, device, index, element, actual, shapes))
+        what = f"device {device} must hold element {element} of the array at local index {place}"
+        what += "" if move.view.plain else f", element {_unravel(int(index[first]), move.target.shape)} of the target"
+        what += ", but "
+    writers = _find_writers(last, device, local)
+    if len(writers) > 1:
+        what += f"transfers {writers[0][0]} and {writers[1][0]} both write there"
+    elif actual == _DOUBLED:
+        what += f"transfer {writers[0][0]} writes there twice"
+    elif not writers:
+        what += "no transfer writes it"
+    elif belongs == _KEPT:
+        what += f"transfer {writers[0][0]} writes there"
+    else:
+        come = f"element {found} is" if found else "padding is" if actual == _PADDING else "what nothing has written is"
+        what += f"{come} copied there from device {writers[0][1]} (transfer {writers[0][0]})"
+    raise ProofError(what, Counterexample("right", what, device, place, element, found, shapes))
 
 
 def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:

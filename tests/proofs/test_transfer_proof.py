@@ -159,14 +159,20 @@ def test_runs_are_read_in_every_form(form: str) -> None:
             {3: (1, 1, 1, 4, 3)},
             r"device 1 must hold element \(4,\) .* but element \(5,\) .* from device 1 \(transfer 3\)",
         ),
-        ({3: (1, 1, 0, 3, 4)}, r"transfers 2 and 3 both write element 3 of the tile of device 1"),
+        (
+            {3: (1, 1, 0, 3, 4)},
+            r"device 1 must hold element \(3,\) .* at local index \(3,\), but transfers 2 and 3 both write there",
+        ),
         ({3: (1, 1, 0, 5, 4)}, r"transfer 3 writes elements 5 to 8 of the tile of device 1, which has room for 8"),
         ({3: (1, 1, 1, 4, 4)}, r"transfer 3 reads elements 1 to 4 of the tile of device 1, which holds 4"),
         ({3: (7, 1, 0, 4, 4)}, r"of the tile of device 7, which holds 0"),
         ({3: (1, 1, 2**63 - 1, 4, 4)}, r"transfer 3 reads"),
         ({3: Descriptor(1, 1, 3, 4, (4,), (-1,), (1,))}, r"element \(7,\) is copied"),
         ({3: Descriptor(1, 1, 0, 4, (4,), (0,), (1,))}, r"element \(4,\) is copied"),
-        ({3: Descriptor(1, 1, 0, 4, (4,), (1,), (0,))}, r"transfer 3 twice writes"),
+        (
+            {3: Descriptor(1, 1, 0, 4, (4,), (1,), (0,))},
+            r"device 1 must hold element \(4,\) .* but transfer 3 writes there twice",
+        ),
         ({3: Descriptor(1, 1, 0, 4, (4,), (1,), (1,), 1)}, r"device 0 must hold element \(0,\)"),
     ],
 )
@@ -220,13 +226,23 @@ def test_sums_casts_and_missing_targets_are_refused() -> None:
 
 
 def test_what_would_take_all_memory_is_undecided() -> None:
-    whole = rs.Layout.parse("u8[1099511627776]", TWO)
-    with pytest.raises(UndecidedError, match="runs of 1 element"):
-        rs.verify([(0, 0, 0, 0, 1)], whole, whole)
+    large = [rs.Layout.parse(text, TWO) for text in ("u8[{x}8388608, 16777216]", "u8[16777216, {x}8388608]")]
+    with pytest.raises(UndecidedError, match="runs of neighbours"):
+        rs.verify([(0, 0, 0, 0, 1)], rs.Move(*large, view="a b -> b a"))
     far = [Descriptor(*run[:4], (4,), (1,), (1,)) for run in RUNS]
     with pytest.raises(UndecidedError):
-        rs.verify([far[0]._replace(target_offset=2**61), far[1]._replace(step=1)], SOURCE, TARGET)
+        rs.verify(
+            [far[0]._replace(target_offset=2**63 - 4), far[1]._replace(target_device=1), far[1]._replace(step=1)],
+            SOURCE,
+            TARGET,
+        )
+
+
+def test_what_is_proved_costs_no_more_where_runs_are_long() -> None:
+    whole = rs.Layout.parse("u8[1099511627776]", TWO)
     assert rs.verify([(d, d, 0, 0, 1099511627776) for d in (0, 1)], whole, whole).ratio == 1.0
+    with pytest.raises(ProofError, match=r"element \(5,\) .* but element \(6,\)"):
+        rs.verify([(0, 0, 0, 0, 5), (0, 0, 6, 5, 2**40 - 6), (1, 1, 0, 0, 2**40)], whole, whole)
 
 
 def placed(text: str, count: int, first: int = 0) -> rs.Layout:
@@ -263,7 +279,7 @@ PUBLIC_BUGS: dict[str, tuple[rs.Move, list[Any], str]] = {
     "a chunk that two tasks write": (
         rs.Move(placed("f32[{d}3]", 2), placed("f32[6]", 1, 2)),
         [(0, 2, 0, 0, 3), (1, 2, 0, 3, 3), (1, 2, 0, 0, 3)],
-        r"transfers 0 and 2 both write element 0 of the tile of device 2",
+        r"device 2 must hold element \(0,\) .* but transfers 0 and 2 both write there",
     ),
 }
 
