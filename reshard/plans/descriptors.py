@@ -17,10 +17,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError, quoted
-from reshard.geometry.blocks import fuse_axes, merge_blocks
+from reshard.geometry.blocks import Axis, Block, fuse_axes, merge_blocks
 from reshard.geometry.messages import Message, exchange_messages, messages_of
 from reshard.geometry.relay import read_from_result, relay_messages
 from reshard.geometry.remesh import one_set
@@ -165,9 +166,19 @@ def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
 
 
 def _describe_message(message: Message, turn: int) -> Iterator[Descriptor]:
-    for src, dst, axes in merge_blocks(fuse_axes(block) for block in message.blocks):
-        extents, sources, targets = zip(*axes, strict=True) if axes else ((), (), ())
-        yield Descriptor(message.sender, message.receiver, src, dst, extents, sources, targets, turn)
+    sender, receiver, _ = message
+    blocks = list(message.blocks)
+    if len(blocks) > 1:
+        blocks = merge_blocks(map(fuse_axes, blocks))
+    for src, dst, axes in blocks:
+        yield Descriptor(sender, receiver, src, dst, *_split_axes(axes), turn)
+
+
+@lru_cache(maxsize=4096)
+def _split_axes(axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    # Most transfers of a plan differ in their offsets alone.
+    extents, sources, targets = zip(*axes, strict=True) if (axes := fuse_axes(Block(0, 0, axes)).axes) else ((), (), ())
+    return extents, sources, targets
 
 
 def split_by_role(transfers: Sequence[Descriptor], device: int) -> DeviceStep:

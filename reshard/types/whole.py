@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, cast
@@ -55,6 +55,9 @@ def read_items(given: object, any_order: bool = False) -> tuple[Any, ...] | None
     >>> read_items({4}), read_items({4}, any_order=True)
     (None, (4,))
     """
+    if type(given) is tuple or type(given) is list:  # Most are, and are told from others at once.
+        known = cast("Sequence[Any]", given)
+        return tuple(known) if len(known) <= MOST_LISTED else None
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         return None
     if isinstance(given, set | frozenset) and not any_order:
