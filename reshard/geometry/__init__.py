@@ -5,6 +5,7 @@
     detect.py           a layout read in any notation, on the caller's mesh
     blocks.py           which elements of a sender's tile are which of a receiver's: nested loops over both, and how
                         they are cut into pieces of bounded size
+    cover.py            whether parts of one target meet, and what none of them fills
     overlap.py          what two pieces of a dim share: blocks, counts, the shortest run
     holders.py          tiles and who holds them; what devices keep of theirs, and what they lack
     dealing.py          how holders share the requests for a tile, from the sums of a queue

@@ -26,14 +26,17 @@ import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError, quoted
+from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.geometry.figures import MOST_LISTED, ByDevice, received_by_device, sent_by_device
 from reshard.geometry.remesh import disjoint, one_set
+from reshard.geometry.view_layouts import invert_view
 from reshard.plans.descriptors import Descriptors, DeviceStep, describe_steps, split_by_role
 from reshard.plans.plan_data import (
     FORMAT,
@@ -105,6 +108,16 @@ class ShownPlan:
 
     def _repr_html_(self) -> str:
         return import_module("reshard.draw.plan_page").fragment(self)
+
+
+class Phase(NamedTuple):
+    """A step of a plan: whether its operand lies in the source's memory, its result in that of a target of which a part
+    is filled, and whether that target waits for it."""
+
+    step: Step
+    of_source: bool
+    in_target: bool
+    waits: bool
 
 
 @dataclass(frozen=True)
@@ -219,6 +232,30 @@ class Plan(ShownPlan):
             )
         ends = self.source, self.target, self.view
         return tuple(split_by_role(turn, number) for turn in describe_steps(ends, self.steps, number))
+
+    @property
+    def fills(self) -> bool:
+        """Whether it fills a part of a target that is there."""
+        return self.view is not None and self.view.into
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether the result lies in the memory of the source."""
+        return all(keeps_memory(*step.judgement) for step in self.steps)
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """Its steps, with the memory that each has its operand and its result in."""
+        phases: list[Phase] = []
+        in_source, in_target, waits = True, False, self.fills
+        for step in self.steps:
+            stays = keeps_memory(*step.judgement)
+            begins = waits and step.mode.view is not None and step.mode.view.into
+            in_target, waits = begins or (in_target and stays), waits and not begins
+            phases.append(Phase(step, in_source, in_target, waits))
+            # A view that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
+            in_source = in_source and stays
+        return tuple(phases)
 
     @property
     def crosses(self) -> bool:
@@ -578,29 +615,45 @@ class Batch:
             for steps in self.steps
         )
 
-    def footprint(self, kinds: DeviceKinds) -> Footprint:
-        """What the batch needs of the memory of each kind of device.
+    def footprint(self, kinds: DeviceKinds, arrays: LiveArrays | None = None) -> Footprint:
+        """What the batch needs of the memory of each kind of device, if it runs when these arrays are there.
 
         For one array on one set of devices, the most while it runs is `Plan.peak_bytes`, which has a closed form.
         """
-        before, after = list[Bytes](), list[Bytes]()
-        for plan in self.plans:
-            source, target = kinds.tile(plan.source), kinds.tile(plan.target)
-            # A target of which the move fills a part exists from the start.
-            before += [source, target] if plan.view is not None and plan.view.into else [source]
-            after += [target] if plan.donate and plan.steps else [target, source] if plan.steps else [source]
-        live = [kinds.total(before), kinds.total(after)]
-        kept = [_list_kept(plan.source, [step.spec for step in plan.steps], plan.donate) for plan in self.plans]
-        for number, (steps, scratch) in enumerate(zip(self.steps, self.scratch_bytes, strict=True)):
-            each = list[Bytes]()
-            here: Bytes = (0,) * kinds.count  # The kinds that have an operand or a result, and so the step's buffers.
-            for plan, step, beside in zip(self.plans, steps, kept, strict=True):
-                here = tuple(map(max, here, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
-                each.append(tuple(map(step.join_tiles, kinds.tile(step.operand), kinds.tile(step.result))))
-                ends = zip((plan.source, plan.target), beside[number], strict=True)
-                each += [kinds.tile(end) for end, stays in ends if stays]
-            live.append(kinds.total([*each, tuple(scratch * held for held in here)]))
-        return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), live[1])
+        arrays = LiveArrays(self.names, self.plans) if arrays is None else arrays
+        ends = [arrays.ends_of(name) for name in self.names]
+        freed = arrays.freed_by(self)
+        before, after, copied = (dict[str, Bytes]() for _ in range(3))
+        for plan, (source, target) in zip(self.plans, ends, strict=True):
+            before[source] = kinds.tile(plan.source)
+            if source not in freed:
+                after[source] = before[source]
+            if target in arrays.there:
+                before[target] = kinds.tile(plan.target)
+            if plan.steps or arrays.is_shared(source):
+                after[target] = kinds.tile(plan.target)
+            if plan.stays and arrays.is_shared(source):  # What lies in an array that others read is copied at the end.
+                copied[source] = before[source]
+        live = [kinds.total(before.values()), kinds.total({**after, **copied}.values())]
+        phases = zip(*(plan.phases for plan in self.plans), strict=True)
+        for each, scratch in zip(phases, self.scratch_bytes, strict=True):
+            there, own = dict[str, Bytes](), list[Bytes]()
+            held: Bytes = (0,) * kinds.count  # The kinds that have an operand or a result, and so the step's buffers.
+            for plan, phase, (source, target) in zip(self.plans, each, ends, strict=True):
+                step, operand, result = phase.step, kinds.tile(phase.step.operand), kinds.tile(phase.step.result)
+                both: Bytes = tuple(map(step.join_tiles, operand, result))
+                if phase.of_source or source not in freed:
+                    there[source] = kinds.tile(plan.source)
+                if phase.of_source:
+                    both = _subtract_bytes(both, operand)
+                if phase.in_target or (phase.waits and target in arrays.there):
+                    there[target] = kinds.tile(plan.target)
+                if phase.in_target:
+                    both = _subtract_bytes(both, result)
+                own.append(both)
+                held = tuple(map(max, held, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
+            live.append(kinds.total([*own, *there.values(), tuple(scratch * one for one in held)]))
+        return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), kinds.total(after.values()))
 
     def __str__(self) -> str:
         return f"{list_kinds(self.plans[0])} of {', '.join(self.names)}"
@@ -610,6 +663,92 @@ def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
     """The kinds of devices that the steps of some plans run on."""
     layouts = [layout for plan in dict.fromkeys(plans) for layout in (plan.source, *(s.result for s in plan.steps))]
     return DeviceKinds(layout.mesh for layout in layouts)
+
+
+def _subtract_bytes(one: Bytes, other: Bytes) -> Bytes:
+    return tuple(here - there for here, there in zip(one, other, strict=True))
+
+
+class LiveArrays:
+    """Which arrays of a tree are there while its batches run, one after another.
+
+        q, k, v -> qkv, donated       at first q k v        after q's batch k v qkv      after all qkv
+        qkv -> q, k, v, donated       at first qkv          after q's batch qkv q        after all q k v
+
+    An array counts once, whatever number of moves read or fill it. A donated source is freed after the last of those
+    that read it, and a target is made by the first that fills a part of it, unless it is one of those that are `given`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        plans: Sequence[Plan],
+        ends: tuple[Sequence[str], Sequence[str]] | None = None,
+        given: Iterable[str] | None = None,
+    ) -> None:
+        sources, targets = (names, names) if ends is None else ends
+        self._ends = {
+            name: (f"<{source}", f">{target}") for name, source, target in zip(names, sources, targets, strict=True)
+        }
+        self._layouts: dict[str, Layout] = {}
+        self._readers = Counter[str]()
+        self._freed = set[str]()
+        self.there = set[str]() if given is None else {f">{target}" for target in given}
+        for plan, (source, target) in zip(plans, self._ends.values(), strict=True):
+            self._readers[source] += 1
+            self._layouts[source], self._layouts[target] = plan.source, plan.target
+            if given is None and plan.fills:
+                self.there.add(target)
+        self._shared = frozenset(source for source, count in self._readers.items() if count > 1)
+        self.any_shared = len(self._layouts) < 2 * len(self._ends)
+
+    def ends_of(self, name: str) -> tuple[str, str]:
+        """What stands for the arrays that a move reads and fills."""
+        return self._ends[name]
+
+    def is_shared(self, source: str) -> bool:
+        """Whether several moves read a source."""
+        return source in self._shared
+
+    def freed_by(self, batch: Batch) -> set[str]:
+        """The donated sources that no later batch reads."""
+        reads = Counter(self._ends[name][0] for name in batch.names)
+        return {
+            source
+            for name, plan in zip(batch.names, batch.plans, strict=True)
+            if plan.donate
+            and reads[source := self._ends[name][0]] == self._readers[source]
+            and (plan.steps or source in self._shared)
+        }
+
+    def run(self, batch: Batch, kinds: DeviceKinds) -> Footprint:
+        """What a batch needs that runs next; goes on to what is there after it."""
+        needs = batch.footprint(kinds, self)
+        self._freed |= self.freed_by(batch)
+        for name, plan in zip(batch.names, batch.plans, strict=True):
+            source, target = self._ends[name]
+            self._readers[source] -= 1
+            if plan.steps or source in self._shared:  # Else the source is the target.
+                self.there.add(target)
+        return needs
+
+    def within(self, batches: Iterable[Batch]) -> LiveArrays:
+        """The arrays of some batches, whose arrays no others have; also a copy, to look ahead."""
+        ends = {end for batch in batches for name in batch.names for end in self._ends[name]}
+        other = copy(self)
+        other._readers = Counter({source: count for source, count in self._readers.items() if source in ends})
+        other._freed, other.there = self._freed & ends, self.there & ends
+        return other
+
+    @property
+    def tile_bytes(self) -> int:
+        """The bytes of one tile of each array."""
+        return sum(layout.tile_bytes for layout in self._layouts.values())
+
+    def live_bytes(self, kinds: DeviceKinds) -> Bytes:
+        """The bytes of the arrays that are there, on a device of each kind."""
+        live = (*(self._readers.keys() - self._freed), *self.there)
+        return kinds.total(kinds.tile(self._layouts[each]) for each in live)
 
 
 def peaks_of(batches: Sequence[Batch]) -> Bytes:
@@ -644,16 +783,22 @@ def list_kinds(plan: Plan) -> str:
 #
 #     {"w": f32[{x}4, 8] -> f32[16, 8], "layers": [{"b": f32[{x}2] -> f32[8]}]}
 #
-#     names      w, layers.0.b: the keys on the way to an array, joined by dots
-#     batches    arrays whose steps share launches, in the order in which they run
+#     names      w, layers.0.b: the keys on the way to a move, joined by dots
+#     sources    the array that each move reads, by default one of the move's own name; targets likewise
+#     batches    moves whose steps share launches, in the order in which they run
 #     figures    sums over batches, and maxima over devices of sums: the busiest device of all arrays together
+#
+# Moves that fill parts of one target may not overlap. Where they cover it, it is made new, by the first of them.
+# Otherwise it must be given, and what they leave out stays as it is.
 
 
 @dataclass(frozen=True)
 class TreePlan(ShownPlan):
-    """Checked plans of many arrays, in batches; `names` lists the arrays in the order in which they were given.
+    """Checked plans of many moves, in batches; `names` lists the moves in the order in which they were given.
 
-    Bytes are those of the busiest device. Raises `PlanError` for names that are not those of the batches.
+    `sources` and `targets` say, for each of `names`, which array it reads and which it fills: those of its own name,
+    unless several moves read one array, or fill parts of one. Bytes are those of the busiest device. Raises `PlanError`
+    for names that are not those of the batches, for one array in two layouts, and for parts that overlap.
 
     >>> import reshard as rs
     >>> mesh = rs.Mesh(x=4)
@@ -665,17 +810,119 @@ class TreePlan(ShownPlan):
 
     names: tuple[str, ...]
     batches: tuple[Batch, ...]
+    sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what, given, kind in (("names", self.names, str), ("batches", self.batches, Batch)):
-            listed = cast("tuple[object, ...]", given) if isinstance(given, tuple) else None  # pyright: ignore
+        fields = {"names": str, "batches": Batch, "sources": str, "targets": str}
+        for what, kind in fields.items():
+            listed = cast("object", getattr(self, what))
+            listed = cast("tuple[object, ...]", listed) if isinstance(listed, tuple) else None
             if listed is None or not all(isinstance(each, kind) for each in listed):
+                given = cast("object", getattr(self, what))
                 raise PlanError(f"the {what} {quoted(given)} of a tree are not a tuple of {kind.__name__}")
         moved = Counter(name for batch in self.batches for name in batch.names)
         wanted = Counter(self.names)
         if moved != wanted or any(count > 1 for count in wanted.values()):
             wrong = sorted({*(moved - wanted), *(wanted - moved), *(n for n, count in wanted.items() if count > 1)})
             raise PlanError(f"each array of a tree is in one batch; {quoted(wrong[:4])} are in none, or in several")
+        for what, arrays in (("sources", self.sources), ("targets", self.targets)):
+            arrays = arrays or self.names
+            if len(arrays) != len(self.names):
+                raise PlanError(
+                    f"{len(arrays)} {what} of a tree of {len(self.names)} moves: give the name of one array for each, "
+                    f"or () for arrays of the moves' own names"
+                )
+            object.__setattr__(self, what, arrays)
+        if self.sources != self.names:
+            self._check_sources()
+        if self.targets != self.names:
+            self._check_targets()
+
+    def _check_sources(self) -> None:
+        for source, moves in group_moves(self.names, self.sources).items():
+            first = self.plans[moves[0]]
+            for name in moves[1:]:
+                plan = self.plans[name]
+                if plan.source != first.source:
+                    raise PlanError(
+                        f"{moves[0]} reads {quoted(source)} as {first.source} on {first.source.mesh}, and {name} as "
+                        f"{plan.source} on {plan.source.mesh}; an array has one layout"
+                    )
+                if plan.donate != first.donate:
+                    raise PlanError(f"one of {moves[0]} and {name} donates {quoted(source)}, and both read it")
+            for name in moves if len(moves) > 1 else ():
+                if any(phase.of_source and phase.step.mode.in_place for phase in self.plans[name].phases):
+                    raise PlanError(
+                        f"{name} overwrites {quoted(source)}, which {len(moves)} moves read; plan them anew"
+                    )
+
+    def _check_targets(self) -> None:
+        for target, moves in self.parts.items():
+            plans = [self.plans[name] for name in moves]
+            for name, plan in zip(moves, plans, strict=True):
+                if plan.target != plans[0].target:
+                    raise PlanError(
+                        f"{moves[0]} fills {quoted(target)} as {plans[0].target} on {plans[0].target.mesh}, and {name} "
+                        f"as {plan.target} on {plan.target.mesh}; an array has one layout"
+                    )
+                if plan.fills and not all(phase.in_target for phase in plan.phases[-1:]):
+                    raise PlanError(
+                        f"{name} moves on what it has written to its part of {quoted(target)}; plan it anew"
+                    )
+            overlap = find_overlap(tuple(map(_view_of, plans))) if len(moves) > 1 else None
+            if overlap is not None:
+                one, other, index = overlap
+                raise PlanError(
+                    f"{moves[one]} and {moves[other]} both fill element {list(index)} of {quoted(target)} "
+                    f"({plans[0].target}); give parts of one target that do not overlap"
+                )
+
+    @cached_property
+    def source_of(self) -> Mapping[str, str]:
+        """The array that each move reads."""
+        return dict(zip(self.names, self.sources, strict=True))
+
+    @cached_property
+    def target_of(self) -> Mapping[str, str]:
+        """The array that each move fills, or fills a part of."""
+        return dict(zip(self.names, self.targets, strict=True))
+
+    @cached_property
+    def source_layouts(self) -> Mapping[str, Layout]:
+        """The layouts of the arrays that are read, by name."""
+        return {source: self.plans[name].source for name, source in self.source_of.items()}
+
+    @cached_property
+    def target_layouts(self) -> Mapping[str, Layout]:
+        """The layouts of the arrays that are filled, by name."""
+        return {target: self.plans[name].target for name, target in self.target_of.items()}
+
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[str, ...]]:
+        """The moves that fill each target."""
+        return group_moves(self.names, self.targets)
+
+    @cached_property
+    def filled(self) -> tuple[str, ...]:
+        """The targets of which something is left as it is, so that whoever runs the tree must give them."""
+        filled: list[str] = []
+        for target, moves in self.parts.items():
+            plans = [self.plans[name] for name in moves]
+            if plans[0].fills and find_uncovered(tuple(map(_view_of, plans))) is not None:
+                filled.append(target)
+        return tuple(filled)
+
+    @cached_property
+    def arrays(self) -> LiveArrays:
+        """The arrays that are there at first."""
+        plans = [self.plans[name] for name in self.names]
+        return LiveArrays(self.names, plans, (self.sources, self.targets), self.filled)
+
+    def footprints(self, kinds: DeviceKinds) -> list[Footprint]:
+        """What each batch needs of the memory of each kind of device, in its turn."""
+        arrays = self.arrays.within(self.batches)
+        return [arrays.run(batch, kinds) for batch in self.batches]
 
     @cached_property
     def plans(self) -> Mapping[str, Plan]:
@@ -712,7 +959,20 @@ class TreePlan(ShownPlan):
 
     @property
     def _ends(self) -> Iterator[tuple[Layout, Layout, View | None]]:
-        return ((plan.source, plan.target, plan.view) for plan in self.plans.values())
+        """The moves that the joint bounds add up: of those that read the same elements of one array, the largest.
+
+        What two moves need of one element may reach a device together, and leave its holder once.
+        """
+        for moves in group_moves(self.names, self.sources).values():
+            counted_views: list[View] = []
+            plans = sorted((self.plans[name] for name in moves), key=lambda plan: -plan.lower_bound_bytes)
+            for plan in plans if len(plans) > 1 else ():
+                taken = invert_view(_view_of(plan))
+                if all(find_overlap((other, taken)) is None for other in counted_views):
+                    counted_views.append(taken)
+                    yield plan.source, plan.target, plan.view
+            if len(plans) == 1:
+                yield plans[0].source, plans[0].target, plans[0].view
 
     @property
     def launches(self) -> int:
@@ -727,7 +987,8 @@ class TreePlan(ShownPlan):
     @cached_property
     def peaks(self) -> tuple[int, ...]:
         """The most bytes live on a device of each kind; see `plans.step`."""
-        return peaks_of(self.batches)
+        kinds = device_kinds(self.plans.values())
+        return find_peaks(self.footprints(kinds), live=self.arrays.live_bytes(kinds))
 
     @property
     def seconds(self) -> float | None:
@@ -748,7 +1009,13 @@ class TreePlan(ShownPlan):
             for batch in self.batches
         ]
         plans = [plan.to_dict() for plan in numbers]
-        return {"format": FORMAT, "names": list(self.names), "plans": plans, "batches": batches, **self._figures}
+        shared = {
+            what: list(arrays)
+            for what, arrays in (("sources", self.sources), ("targets", self.targets))
+            if arrays != self.names
+        }
+        names = {"format": FORMAT, "names": list(self.names), **shared}
+        return {**names, "plans": plans, "batches": batches, **self._figures}
 
     @property
     def _figures(self) -> dict[str, Any]:
@@ -779,7 +1046,8 @@ class TreePlan(ShownPlan):
             named = tuple(batch.listed("names", str))
             batches.append(Batch(named, tuple(plans[number] for number in numbers), read_seconds(batch)))
             _check_batch_seconds(batches[-1])
-        tree = cls(tuple(fields.listed("names", str)), tuple(batches))
+        shared = (tuple(fields.listed(what, str)) if what in fields.data else () for what in ("sources", "targets"))
+        tree = cls(tuple(fields.listed("names", str)), tuple(batches), *shared)
         compare_figures(fields.data, tree._figures, "the tree")
         return tree
 
@@ -787,13 +1055,18 @@ class TreePlan(ShownPlan):
         rows = [("batch", "arrays", "steps", "received", "launches")]
         for number, batch in enumerate(self.batches, 1):
             first, *others = batch.names
-            arrays = first if not others else f"{first} and {len(others)} more"
+            members = first if not others else f"{first} and {len(others)} more"
             steps = list_kinds(batch.plans[0])
-            rows.append((str(number), arrays, steps, bytes_text(batch.received_bytes), str(batch.launches)))
+            rows.append((str(number), members, steps, bytes_text(batch.received_bytes), str(batch.launches)))
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
+        ends = counted(len(self.source_layouts), "source"), counted(len(self.target_layouts), "target")
+        shared = (self.sources, self.targets) != (self.names, self.names)
+        arrays = (
+            f"{counted(len(self.names), 'move')}, {' to '.join(ends)}," if shared else counted(len(self.names), "array")
+        )
         return "\n".join(
             [
-                f"{counted(len(self.names), 'array')} in {counted(len(self.batches), 'batch')}",
+                f"{arrays} in {counted(len(self.batches), 'batch')}",
                 *_align_columns(rows, 3),
                 f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
                 f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device{time}",
@@ -801,6 +1074,22 @@ class TreePlan(ShownPlan):
                 f"{bytes_text(self.received_bytes + self.sent_bytes)}",
             ]
         )
+
+
+def group_moves(names: Sequence[str], arrays: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The moves of each array.
+
+    >>> group_moves(("q", "k", "o"), ("qkv", "qkv", "o"))
+    {'qkv': ('q', 'k'), 'o': ('o',)}
+    """
+    groups: dict[str, list[str]] = {}
+    for name, array in zip(names, arrays, strict=True):
+        groups.setdefault(array, []).append(name)
+    return {array: tuple(moves) for array, moves in groups.items()}
+
+
+def _view_of(plan: Plan) -> View:
+    return View.identity(plan.target.shape) if plan.view is None else plan.view
 
 
 def _check_batch_seconds(batch: Batch) -> None:

@@ -223,21 +223,20 @@ def _device_set(mesh: Mesh) -> tuple[int, ...] | int:
     return tuple(sorted(ids))
 
 
-def find_peaks(footprints: Sequence[Footprint], beside: Bytes | None = None) -> Bytes:
+def find_peaks(footprints: Sequence[Footprint], beside: Bytes | None = None, live: Bytes | None = None) -> Bytes:
     """The most bytes live on a device of each kind while batches with these footprints run in this order.
 
-    `beside` is what else is live all the time.
+    `beside` is what else is live all the time; `live` what is at first, unless that is what the batches start from.
 
     >>> find_peaks([Footprint((8,), (40,), (40,)), Footprint((128,), (640,), (640,))])
     (680,)
     """
-    live = [sum(each) for each in zip(*(footprint.before for footprint in footprints), strict=True)] or [0]
-    if beside is not None:
-        live = [one + other for one, other in zip(live, beside, strict=True)]
-    most = list(live)
+    start = live or tuple(map(sum, zip(*(footprint.before for footprint in footprints), strict=True))) or (0,)
+    now = list(start if beside is None else map(sum, zip(start, beside, strict=True)))
+    most = list(now)
     for before, during, after in footprints:
-        for kind in range(len(live)):
-            live[kind] -= before[kind]
-            most[kind] = max(most[kind], live[kind] + during[kind])
-            live[kind] += after[kind]
+        for kind in range(len(now)):
+            now[kind] -= before[kind]
+            most[kind] = max(most[kind], now[kind] + during[kind])
+            now[kind] += after[kind]
     return tuple(most)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, cast, overload
+from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from reshard.lower.program import (
     CastTiles,
     InParts,
     Instruction,
+    Joint,
     PackedCollective,
     Permute,
     Program,
@@ -96,7 +98,13 @@ def simulate(
 
 @overload
 def simulate(
-    plan: TreePlan, tiles: Mapping[str, Mapping[int, Array]], memory: Account | None = None, *, padded: bool = True
+    plan: TreePlan,
+    tiles: Mapping[str, Mapping[int, Array]],
+    memory: Account | None = None,
+    *,
+    padded: bool = True,
+    into: Mapping[str, Mapping[int, Array]] | None = None,
+    scale: Mapping[str, Any] | None = None,
 ) -> dict[str, Tiles]: ...
 
 
@@ -106,17 +114,18 @@ def simulate(
     memory: Account | None = None,
     *,
     padded: bool = True,
-    into: Mapping[int, Array] | None = None,
+    into: Mapping[Any, Any] | None = None,
     scale: Any = None,
 ) -> Tiles | dict[str, Tiles]:
     """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
 
     Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
     `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
-    bytes live and received. A tree of plans takes and returns {name: {device id: tile}}, and a `memory` in bytes,
-    `Account("uint8")`. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, and `scale` is
-    what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array
-    that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
+    bytes live and received. A tree of plans takes {name of a source: {device id: tile}}, returns the same by names of
+    targets, and takes a `memory` in bytes, `Account("uint8")`; `into` has the tiles of `tree.filled`, by name, and
+    `scale` the scales of moves. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, and
+    `scale` is what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id
+    an array that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
@@ -136,21 +145,77 @@ def simulate(
             raise TileError(f"the move {plan.source} -> {plan.target} {need}; got into={quoted(into)}")
         held = _copy_target_tiles(plan.target, into) if wanted else {}
         moved = run(program, given, memory, Extras(held, _scale_by_device(plan, scale)))
-        return moved if padded else _trim_padding(plan, moved)
+        return moved if padded else _trim_padding(plan.target, moved)
     if not isinstance(plan, TreePlan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a plan; give what reshard.plan() returns")
-    if into is not None or scale is not None:
-        raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
-    live = _tiles_by_name(plan, tiles)
+    results = _run_tree(plan, tiles, {} if into is None else into, {} if scale is None else scale, memory)
+    return results if padded else {name: _trim_padding(plan.target_layouts[name], results[name]) for name in results}
+
+
+def _run_tree(tree: TreePlan, tiles: object, into: object, scale: object, memory: Account | None) -> dict[str, Tiles]:
+    """Runs the batches of a tree; the tiles of its targets, by name."""
+    sources = _tiles_by_name("tiles", tree.source_layouts, tiles)
+    given = _tiles_by_name("into", {name: tree.target_layouts[name] for name in tree.filled}, into)
+    scales = cast("Mapping[str, Any]", scale) if isinstance(scale, Mapping) else None
+    if scales is None or any(name not in tree.plans for name in scales):
+        raise TileError(
+            f"scale {quoted(cast('object', scale))}: give a dict of scales by the names of the tree's moves"
+        )
     account = begin_account("uint8", memory)  # Arrays differ in dtype, so that bytes are counted.
-    for name, one in plan.plans.items():
-        _take_tiles(InBytes(one.source.dtype, account), live[name])
-    for batch in plan.batches:
-        in_bytes = InBytes(batch.plans[0].source.dtype, account)
-        results = _run_launches(lower_batch(batch), [live[name] for name in batch.names], in_bytes, NO_EXTRAS)
-        account.launches += in_bytes.launches
-        live.update(zip(batch.names, results, strict=True))
-    return live if padded else {name: _trim_padding(plan.plans[name], moved) for name, moved in live.items()}
+
+    def in_bytes(layout: Layout) -> InBytes:
+        return InBytes(layout.dtype, account)
+
+    for name, layout in tree.source_layouts.items():
+        _take_tiles(in_bytes(layout), sources[name])
+    results: dict[str, Tiles] = {}
+    for name, layout in tree.target_layouts.items():
+        results[name] = NewTiles(layout, in_bytes(layout))
+        if name in given:
+            _take_tiles(in_bytes(layout), given[name])
+            results[name].update((device, tile.copy()) for device, tile in given[name].items())
+    readers = Counter(tree.sources)
+    shared = {source for source, count in readers.items() if count > 1}
+    for batch in tree.batches:
+        reads = Counter(tree.source_of[name] for name in batch.names)
+        held: list[_Held] = []
+        for name, plan in zip(batch.names, batch.plans, strict=True):
+            source = tree.source_of[name]
+            keep = not plan.donate or reads[source] < readers[source]
+            fills = results[tree.target_of[name]] if plan.fills else {}
+            more = Extras(fills, _scale_by_device(plan, scales.get(name)))
+            held.append(_Held(sources[source], keep, more, source in shared))
+        of_batch = in_bytes(batch.plans[0].source)
+        made = _run_launches(lower_batch(batch), held, of_batch)
+        account.launches += of_batch.launches
+        for name, plan, moved in zip(batch.names, batch.plans, made, strict=True):
+            if not plan.fills:
+                results[tree.target_of[name]] = moved
+        readers -= reads
+    return {name: dict(tiles) for name, tiles in results.items()}
+
+
+class _Held(NamedTuple):
+    """What one array of a batch brings: its source's tiles, whether these stay, and whether others read them, too."""
+
+    tiles: Tiles
+    keep: bool
+    more: Extras = NO_EXTRAS
+    shared: bool = False
+
+
+class NewTiles(dict[int, Array]):
+    """The tiles of a target that is made by whichever move fills a part of it first."""
+
+    def __init__(self, layout: Layout, memory: Account) -> None:
+        super().__init__()
+        self._layout, self._memory = layout, memory
+
+    def __missing__(self, device: int) -> Array:
+        tile = np.zeros(self._layout.tile_shape, numpy_dtype(self._layout.dtype))
+        self._memory.take(device, tile.size)
+        self[device] = tile
+        return tile
 
 
 def _pad_tiles(layout: Layout, tiles: object) -> Tiles:
@@ -159,8 +224,8 @@ def _pad_tiles(layout: Layout, tiles: object) -> Tiles:
     return {device: with_padding(layout, device, tile) for device, tile in tile_per_device(shapes, tiles).items()}
 
 
-def _trim_padding(plan: Plan, moved: Tiles) -> Tiles:
-    return {device: without_padding(plan.target, device, tile) for device, tile in moved.items()}
+def _trim_padding(target: Layout, moved: Tiles) -> Tiles:
+    return {device: without_padding(target, device, tile) for device, tile in moved.items()}
 
 
 def _copy_target_tiles(target: Layout, into: object) -> Tiles:
@@ -189,25 +254,24 @@ def _scale_by_device(plan: Plan, scale: object) -> Mapping[int, Any]:
     return scales
 
 
-def _tiles_by_name(tree: TreePlan, tiles: object) -> dict[str, Tiles]:
-    """The tiles of all arrays with padding, each by device; errors name the array."""
+def _tiles_by_name(what: str, layouts: Mapping[str, Layout], tiles: object) -> dict[str, Tiles]:
+    """The tiles of some arrays with padding, each by device; errors name the array."""
     if not isinstance(tiles, Mapping):
-        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict with the tiles of each array, by its name")
+        raise TileError(f"{what} are a {type(tiles).__name__}; give a dict with the tiles of each array, by its name")
     given = cast("Mapping[str, object]", tiles)
-    missing = (name for name in tree.names if name not in given)
-    unknown = (name for name in given if name not in tree.plans)
+    missing = (name for name in layouts if name not in given)
+    unknown = (name for name in given if name not in layouts)
     wrong = list(itertools.islice(itertools.chain(missing, unknown), 4))
     if wrong:
         raise TileError(
-            f"tiles are given for {len(given)} arrays, the tree has {len(tree.names)}; {quoted(wrong)} are missing "
+            f"{what} are given for {len(given)} arrays, and are needed for {len(layouts)}; {quoted(wrong)} are missing "
             f"or unknown; give the tiles of each array by its name"
         )
     live: dict[str, Tiles] = {}
-    for name, plan in tree.plans.items():
-        source = plan.source
+    for name, layout in layouts.items():
         try:
-            padded = _pad_tiles(source, given[name])
-            live[name] = checked_tiles(source.mesh.devices, source.tile_shape, source.dtype, padded)
+            padded = _pad_tiles(layout, given[name])
+            live[name] = checked_tiles(layout.mesh.devices, layout.tile_shape, layout.dtype, padded)
         except TileError as error:
             raise TileError(f"{name}: {error}") from None
     return live
@@ -235,38 +299,67 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
         ends = dtype_after(each, ends)
     for device, tile in more.into.items():
         memory.take(device, tile.size, ends)
-    return _run_launches([program], [checked], memory, more)[0]
+    return _run_launches([program], [_Held(checked, program.keep_source, more)], memory)[0]
 
 
-def _run_launches(programs: Sequence[Program], sources: Sequence[Tiles], memory: Account, more: Extras) -> list[Tiles]:
+def _run_launches(programs: Sequence[Program], held: Sequence[_Held], memory: Account) -> list[Tiles]:
     """Runs the launches of one array or of several that share them; the sources are counted already.
 
     What is given may never be written to, nor returned as a result: `given` has, for each array, the tiles that still
-    share memory with its source.
+    share memory with its source. A source that several of them read is freed by the last that goes on from it.
     """
-    given, after = list(sources), list(sources)
+    given, after = [each.tiles for each in held], [each.tiles for each in held]
+    readers, extras = Counter(id(each.tiles) for each in held), [each.more for each in held]
+
+    def leave_source(at: int, dtype: str) -> None:
+        readers[id(held[at].tiles)] -= 1
+        if not held[at].keep and not readers[id(held[at].tiles)]:
+            for device, tile in held[at].tiles.items():
+                memory.free(device, tile.size, dtype)
+
     for number, joint in enumerate(join_launches(programs)):
         before, dtype = after, memory.dtype
         steps = [one.instructions[number] for one in programs]
         shapes = [one.tile_shapes[number] for one in programs]
-        if isinstance(joint, PackedCollective):
-            after = _run_packed_launch(joint, before, shapes, memory)
-        elif joint is not None:
-            after = _run_exchanges(joint, before, shapes, memory, more)
-        else:
-            each = zip(steps, before, shapes, strict=True)
-            after = [run_instruction(step, tiles, shape, memory, more) for step, tiles, shape in each]
-        for at, (one, step) in enumerate(zip(programs, steps, strict=True)):
+        after = _run_launch(joint, steps, before, shapes, memory, extras)
+        for at, step in enumerate(steps):
             over = isinstance(step, ExchangeInPlace) or (isinstance(step, InParts) and step.in_place)
             if is_alias(step):  # The same memory in another shape: it is still the source's if it was before.
                 given[at] = after[at] if before[at] is given[at] else given[at]
-            elif not over and (before[at] is not given[at] or not one.keep_source):
+            elif before[at] is given[at] and not over:
+                leave_source(at, dtype)
+            elif not over:
                 for device, tile in before[at].items():
                     memory.free(device, tile.size, dtype)
-    return [
-        {device: tile.copy() if tiles is source else tile for device, tile in tiles.items()}
-        for tiles, source in zip(after, given, strict=True)
-    ]
+    copied = [at for at, tiles in enumerate(after) if tiles is given[at]]
+    for at in copied:
+        after[at] = {device: tile.copy() for device, tile in after[at].items()}
+        if held[at].shared:
+            _take_tiles(memory, after[at])
+    for at in copied:
+        if held[at].shared:
+            leave_source(at, memory.dtype)
+    return after
+
+
+def _run_launch(
+    joint: Joint | None,
+    steps: Sequence[Instruction],
+    before: Sequence[Tiles],
+    shapes: Sequence[tuple[int, ...]],
+    memory: Account,
+    extras: Sequence[Extras],
+) -> list[Tiles]:
+    """One step of all arrays: together, or each array's own."""
+    if isinstance(joint, PackedCollective):
+        return _run_packed_launch(joint, before, shapes, memory)
+    if joint is not None:
+        return _run_exchanges(joint, before, shapes, memory, extras)
+    dtype, after = memory.dtype, list[Tiles]()
+    for step, tiles, shape, more in zip(steps, before, shapes, extras, strict=True):
+        memory.cast(dtype)
+        after.append(run_instruction(step, tiles, shape, memory, more))
+    return after
 
 
 def _run_packed_launch(
@@ -304,7 +397,7 @@ def run_instruction(
 ) -> Tiles:
     """Runs one instruction on a tile for each device; returns the tiles after it, which have this shape."""
     if isinstance(instruction, Exchange):
-        return _run_exchanges([instruction], [tiles], [shape], memory, more)[0]
+        return _run_exchanges([instruction], [tiles], [shape], memory, [more])[0]
     if isinstance(instruction, PutPart | CastTiles):
         return _run_with_extras(instruction, tiles, shape, memory, more)
     return _RUN[type(instruction)](instruction, tiles, shape, memory)
@@ -440,13 +533,17 @@ def _run_permute(step: Permute, tiles: Tiles, shape: Shape, memory: Account) -> 
 
 
 def _run_exchanges(
-    steps: Sequence[Exchange], before: Sequence[Tiles], shapes: Sequence[Shape], memory: Account, more: Extras
+    steps: Sequence[Exchange],
+    before: Sequence[Tiles],
+    shapes: Sequence[Shape],
+    memory: Account,
+    extras: Sequence[Extras],
 ) -> list[Tiles]:
     """The rounds of one exchange, or of several together: then each message holds the blocks of all arrays, packed."""
     results: list[Tiles] = []
     cast, was, wire = steps[0].dtype, memory.dtype, wire_dtype(memory.dtype, steps[0].dtype)
     memory.cast(cast or was)
-    for step, tiles, shape in zip(steps, before, shapes, strict=True):
+    for step, tiles, shape, more in zip(steps, before, shapes, extras, strict=True):
         if step.fills:
             results.append({device: more.into[device].reshape(tuple(shape)) for device in step.receivers})
         else:
@@ -459,13 +556,16 @@ def _run_exchanges(
         """The tiles in row-major order; those that are so already are not copied, and share their memory."""
         return {device: np.ascontiguousarray(tile).reshape(-1) for device, tile in tiles.items()}
 
-    # A scale belongs to the tiles of the wider dtype: those that are sent, or those that are filled.
-    scaled: tuple[Tiles, Tiles] = ({}, {})
-    if cast is not None and more.scale:
-        wide = before[0] if wire != was else results[0]
-        factors = {device: _factor_of(device, tile, more.scale.get(device, 1)) for device, tile in wide.items()}
-        scaled = (flat(factors), {}) if wire != was else ({}, flat(factors))
-    sides = [(flat(tiles), flat(result), *scaled) for tiles, result in zip(before, results, strict=True)]
+    sides: list[tuple[Tiles, Tiles, Tiles, Tiles]] = []
+    for tiles, result, more in zip(before, results, extras, strict=True):
+        # A scale belongs to the tiles of the wider dtype: those that are sent, or those that are filled.
+        factors: Tiles = {}
+        if cast is not None and more.scale:
+            wide = tiles if wire != was else result
+            factors = flat({d: _factor_of(d, tile, more.scale.get(d, 1)) for d, tile in wide.items()})
+        none: Tiles = {}
+        divisors, multipliers = (factors, none) if wire != was else (none, factors)
+        sides.append((flat(tiles), flat(result), divisors, multipliers))
     for step, side in zip(steps, sides, strict=True):
         for transfer in step.local:
             _copy_transfer(transfer, *side)

@@ -24,6 +24,7 @@ chosen without it allows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -32,8 +33,7 @@ from typing import Any, cast
 from reshard.errors import BudgetError, PlanError, ReshardError, StepError, quoted
 from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.plans.pipeline import Pipeline, plan_part
-from reshard.plans.plan import Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
-from reshard.plans.step import find_peaks
+from reshard.plans.plan import Batch, LiveArrays, Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
 from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
@@ -254,15 +254,23 @@ def plan_tree(
     network: Network | str | None = None,
     donate: bool = False,
     slack: float = SLACK,
+    *,
+    sources: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
 ) -> TreePlan:
     """The plans of many arrays, in batches that share launches.
 
     `moves` is a dict, list or tuple, nested or not, of (source, target) pairs, or of what `plan` takes in their place;
-    an array's name is the path to it, such as "layers.0.w". `budget` bounds what lives on a device at any time: all
+    a move's name is the path to it, such as "layers.0.w". `budget` bounds what lives on a device at any time: all
     sources, all targets and all buffers. The other options are those of `plan`, for every array. Equal trees give equal
     plans in every process.
 
-    Raises the errors of `plan`, with the array's name, and `BudgetError`, with the smallest budget that works.
+    `sources` and `targets` say, by the names of moves, which array a move reads and which one it fills, where that is
+    not one of its own name. Moves may read one array, and fill parts of one that do not overlap: such an array is
+    counted once. A target is made new if its parts cover it, and else given by whoever runs the plan. A source that is
+    donated is freed after the last move that reads it.
+
+    Raises the errors of `plan`, with the move's name, and `BudgetError`, with the smallest budget that works.
 
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=4)
@@ -270,23 +278,63 @@ def plan_tree(
     >>> tree = plan_tree({name: tuple(Layout.parse(end, mesh) for end in pair) for name, pair in ends.items()})
     >>> tree.launches, [batch.names for batch in tree.batches]
     (1, [('w', 'b')])
+    >>> half, both = (Layout.parse(text, mesh) for text in ("f32[{x}4]", "f32[2, {x}4]"))
+    >>> parts = {name: Move(half, both, into={0: at}) for at, name in enumerate("ab")}
+    >>> tree = plan_tree(parts, targets=dict.fromkeys("ab", "both"))
+    >>> tree.targets, tree.filled, tree.peak_bytes
+    (('both', 'both'), (), 64)
     """
-    return find_tree_plan(moves, PlanOptions.read(budget, network, donate, slack))
+    return find_tree_plan(moves, PlanOptions.read(budget, network, donate, slack), sources, targets)
 
 
-def find_tree_plan(moves: Mapping[str, Any] | Sequence[Any], options: PlanOptions) -> TreePlan:
+def find_tree_plan(
+    moves: Mapping[str, Any] | Sequence[Any],
+    options: PlanOptions,
+    sources: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+) -> TreePlan:
     """`plan_tree`, with options that were read before."""
     flat, free = flatten_tree(moves), options._replace(budget=None)
-    plans = {name: _plan_leaf(name, leaf, free) for name, leaf in flat.items()}
+    reads, fills = _name_arrays(flat, sources, "sources"), _name_arrays(flat, targets, "targets")
+    readers = Counter(reads)
+    shared = {name for name, source in zip(flat, reads, strict=True) if readers[source] > 1} if sources else set[str]()
+
+    def plan_move(name: str, leaf: Any, options: PlanOptions) -> Plan:
+        if not options.donate or name not in shared:
+            return _plan_leaf(name, leaf, options)
+        # No move may write over what another one reads; the tree frees it, after the last of them.
+        kept = _plan_leaf(name, leaf, options._replace(donate=False))
+        specs, times = [step.spec for step in kept.steps], [step.seconds for step in kept.steps]
+        return chain(kept.source, kept.target, specs, True, times, kept.view)
+
+    plans = {name: plan_move(name, leaf, free) for name, leaf in flat.items()}
+    # Whether arrays have one layout each, and parts do not overlap, is checked before anything is asked of them.
+    alone = tuple(Batch((name,), (plan,)) for name, plan in plans.items()) if sources or targets else ()
+    arrays = TreePlan(tuple(flat), alone, reads, fills).arrays if alone else LiveArrays(tuple(flat), [*plans.values()])
     kinds = device_kinds(plans.values())
-    batches = sort_batches(group_plans(plans, options.network), kinds)
-    if options.budget is not None and max(find_peaks([batch.footprint(kinds) for batch in batches])) > options.budget:
+    batches = sort_batches(group_plans(plans, options.network, arrays), kinds, arrays)
+    tree = TreePlan(tuple(flat), tuple(batches), reads, fills)
+    if options.budget is not None and tree.peak_bytes > options.budget:
 
         def replan(name: str, room: int) -> Plan:
-            return _plan_leaf(name, flat[name], options._replace(budget=room))
+            return plan_move(name, flat[name], options._replace(budget=room))
 
-        batches = fit_batches(plans, replan, kinds, options)
-    return TreePlan(tuple(flat), tuple(batches))
+        batches = fit_batches(plans, replan, kinds, options, arrays)
+        tree = TreePlan(tuple(flat), tuple(batches), reads, fills)
+    return tree
+
+
+def _name_arrays(moves: Mapping[str, Any], given: object, what: str) -> tuple[str, ...]:
+    """The array that each move reads, or fills: the one that is given for it, else one of its own name."""
+    if given is None:
+        return tuple(moves)
+    if not isinstance(given, Mapping):
+        raise PlanError(f"{what} {quoted(given)}: give a dict of move names and names of arrays")
+    named = cast("Mapping[str, str]", given)
+    wrong = [name for name, array in named.items() if name not in moves or not isinstance(array, str)]  # pyright: ignore
+    if wrong:
+        raise PlanError(f"{what}: {quoted(wrong[:4])} are not moves of the tree, or their arrays' names are not text")
+    return tuple(named.get(name, name) for name in moves)
 
 
 def _plan_leaf(name: str, leaf: Any, options: PlanOptions) -> Plan:

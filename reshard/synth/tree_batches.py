@@ -4,15 +4,16 @@ alike       plans whose steps share launches, by `plans.plan.lanes`
 batch       as many of them as the buffers of a batch may take: 32 MiB, or a sixteenth of the tree
 order       batches that leave less than they take first, least `during - before` first; then the others,
             largest `during - after` first: no order of arrays that do not depend on each other peaks lower
+together    batches that read one array, or fill parts of one, in a row, as if they were one
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from reshard.errors import BudgetError
-from reshard.plans.plan import Batch, Plan, buffer_bytes, list_lanes
+from reshard.plans.plan import Batch, LiveArrays, Plan, buffer_bytes, list_lanes
 from reshard.plans.step import Bytes, DeviceKinds, Footprint, find_peaks
 from reshard.synth import cost
 from reshard.synth.network import Network
@@ -30,10 +31,9 @@ _FAST = 1e300
 """A bandwidth, in bytes/second, at which only latency is left."""
 
 
-def group_plans(plans: Mapping[str, Plan], network: Network | None) -> list[Batch]:
+def group_plans(plans: Mapping[str, Plan], network: Network | None, arrays: LiveArrays) -> list[Batch]:
     """Plans that can share launches together, as many as the buffers of a batch may take."""
-    tiles = sum(plan.source.tile_bytes + plan.target.tile_bytes for plan in plans.values())
-    most = max(LEAST_BUFFERS, tiles // SHARE)
+    most = max(LEAST_BUFFERS, arrays.tile_bytes // SHARE)
     alike: dict[object, list[str]] = {}
     keys: dict[Plan, object] = {}
     for name, each in plans.items():
@@ -71,9 +71,37 @@ def make_batch(names: Sequence[str], plans: Mapping[str, Plan], network: Network
     return Batch(tuple(names), members, max(0.0, sum(times) - saved))
 
 
-def sort_batches(batches: Sequence[Batch], kinds: DeviceKinds) -> list[Batch]:
-    """The batches in the order in which the peak is lowest."""
-    return sorted(batches, key=lambda batch: rank_footprint(batch.footprint(kinds)))
+def sort_batches(batches: Sequence[Batch], kinds: DeviceKinds, arrays: LiveArrays) -> list[Batch]:
+    """The batches in the order in which the peak is lowest, if those that share an array are in a row."""
+    if not arrays.any_shared:
+        return sorted(batches, key=lambda batch: rank_footprint(batch.footprint(kinds, arrays)))
+    rows: list[tuple[tuple[bool, int], list[Batch]]] = []
+    for row in _join_rows(batches, arrays):
+        there = arrays.within(row)
+        order = sorted(row, key=lambda batch: rank_footprint(batch.footprint(kinds)))
+        start = there.live_bytes(kinds)
+        needs = [there.run(batch, kinds) for batch in order]
+        rows.append((rank_footprint(Footprint(start, find_peaks(needs, live=start), there.live_bytes(kinds))), order))
+    return [batch for _, row in sorted(rows, key=lambda each: each[0]) for batch in row]
+
+
+def _join_rows(batches: Sequence[Batch], arrays: LiveArrays) -> list[list[Batch]]:
+    """The batches that share an array with one another, directly or through others."""
+    parents, first = list(range(len(batches))), dict[str, int]()
+
+    def find_root(at: int) -> int:
+        while parents[at] != at:
+            parents[at] = at = parents[parents[at]]
+        return at
+
+    for at, batch in enumerate(batches):
+        for name in batch.names:
+            for end in arrays.ends_of(name):
+                parents[find_root(at)] = find_root(first.setdefault(end, at))
+    rows: dict[int, list[Batch]] = {}
+    for at, batch in enumerate(batches):
+        rows.setdefault(find_root(at), []).append(batch)
+    return [*rows.values()]
 
 
 def rank_footprint(footprint: Footprint) -> tuple[bool, int]:
@@ -97,7 +125,9 @@ Replan = Callable[[str, int], Plan]
 """The plan of an array, by name, within a budget in bytes."""
 
 
-def fit_batches(plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, options: PlanOptions) -> list[Batch]:
+def fit_batches(
+    plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, options: PlanOptions, arrays: LiveArrays
+) -> list[Batch]:
     """Batches whose peak is within the budget of the options.
 
     Raises `BudgetError`, with the smallest budget that works, if there are none.
@@ -109,38 +139,39 @@ def fit_batches(plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, o
                 known[plan] = replan(name, 0)
             except BudgetError as error:
                 known[plan] = replan(name, error.smallest)
-    least = {name: known[plan] for name, plan in plans.items()}
-    order = sorted(plans, key=lambda name: rank_footprint(_footprint_of(least[name], kinds)))
-    floor = max(find_peaks([_footprint_of(least[name], kinds) for name in order]))
+    least = [Batch((name,), (known[plan],)) for name, plan in plans.items()]
+    order = sort_batches(least, kinds, arrays)
+    start, there = arrays.live_bytes(kinds), arrays.within(order)
+    floor = max(find_peaks([there.run(batch, kinds) for batch in order], live=start))
     if floor > budget:
         raise BudgetError(
             f"budget {budget} B is too small for {counted(len(plans), 'array')}, whose sources and targets live on a "
             f"device together; the smallest that works is {floor} B",
             floor,
         )
-    live = _LiveBytes([_footprint_of(plans[name], kinds) for name in order])
+    live, there = _LiveBytes(start), arrays.within(order)
     fitted: dict[str, Plan] = {}
-    for name in order:
+    for own in order:
         check_deadline()
-        plan, needs = plans[name], _footprint_of(plans[name], kinds)
+        (name,), (smallest,) = own.names, own.plans
+        plan = plans[name]
+        needs = Batch((name,), (plan,)).footprint(kinds, there)
         if not live.fits(needs, budget):
             with suppress(BudgetError):
                 plan = replan(name, live.room(needs, budget))
         # Between two sets of devices, a plan's own peak may be that of no device, so its least plan may fit instead.
-        fitted[name] = plan if live.fits(_footprint_of(plan, kinds), budget) else least[name]
-        live.move(needs)  # What an array leaves does not depend on its plan.
-    return _join_in_order(order, fitted, kinds, options)
-
-
-def _footprint_of(plan: Plan, kinds: DeviceKinds) -> Footprint:
-    return plan.batches[0].footprint(kinds)
+        if not live.fits(Batch((name,), (plan,)).footprint(kinds, there), budget):
+            plan = smallest
+        fitted[name] = plan
+        live.move(there.run(own, kinds))  # What an array leaves does not depend on its plan.
+    return _join_in_order([own.names[0] for own in order], fitted, kinds, options, arrays)
 
 
 class _LiveBytes:
     """The bytes live on a device of each kind, between batches."""
 
-    def __init__(self, footprints: Iterable[Footprint]) -> None:
-        self.now: Bytes = tuple(map(sum, zip(*(each.before for each in footprints), strict=True)))
+    def __init__(self, now: Bytes) -> None:
+        self.now = now
 
     def fits(self, needs: Footprint, budget: int) -> bool:
         """Whether what has these needs can run next."""
@@ -157,31 +188,37 @@ class _LiveBytes:
 
 
 def _join_in_order(
-    order: Sequence[str], plans: Mapping[str, Plan], kinds: DeviceKinds, options: PlanOptions
+    order: Sequence[str], plans: Mapping[str, Plan], kinds: DeviceKinds, options: PlanOptions, arrays: LiveArrays
 ) -> list[Batch]:
     """Batches of arrays that share launches: they are brought forward, as many as leave room for all that follow."""
-    needs = {name: _footprint_of(plans[name], kinds) for name in order}
-    live, rest, made = _LiveBytes(needs.values()), list(order), list[Batch]()
+    alone = {name: Batch((name,), (plans[name],)) for name in order}
+    keys = {name: list_lanes(plans[name]) for name in order}
+    # What a move needs where no array is shared does not depend on what ran before it.
+    fixed = None if arrays.any_shared else {name: batch.footprint(kinds, arrays) for name, batch in alone.items()}
+    there, rest, made = arrays.within(alone.values()), list(order), list[Batch]()
+    live = _LiveBytes(there.live_bytes(kinds))
     while rest:
         check_deadline()
-        key = list_lanes(plans[rest[0]])
-        alike = [rest[0], *(name for name in rest[1:] if key is not None and list_lanes(plans[name]) == key)]
+        key = keys[rest[0]]
+        alike = [rest[0], *(name for name in rest[1:] if key is not None and keys[name] == key)]
         count = len(alike)
         while True:
             batch = make_batch(alike[:count], plans, options.network)
-            needed, taken = batch.footprint(kinds), set(batch.names)
+            needed, taken = batch.footprint(kinds, there), set(batch.names)
             later = [name for name in rest if name not in taken]
             if count == 1:
                 break
             if live.fits(needed, options.budget or 0):
                 # Each of the other arrays must fit after it, beside what is live by then.
-                following = [needed, *(needs[name] for name in later)]
-                waiting = _LiveBytes(following).now
-                moved = tuple(now - before for now, before in zip(live.now, waiting, strict=True))
-                if max(find_peaks(following, moved)) <= (options.budget or 0):
+                if fixed is not None:
+                    following = [needed, *(fixed[name] for name in later)]
+                else:
+                    ahead = there.within(alone.values())
+                    following = [ahead.run(one, kinds) for one in (batch, *(alone[name] for name in later))]
+                if max(find_peaks(following, live=live.now)) <= (options.budget or 0):
                     break
             count //= 2
         made.append(batch)
-        live.move(needed)
+        live.move(there.run(batch, kinds))
         rest = later
     return made

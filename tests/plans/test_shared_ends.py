@@ -1,0 +1,52 @@
+"""Trees whose moves read one array, or fill parts of one: what is checked, counted and written down."""
+
+import numpy as np
+import pytest
+
+import reshard as rs
+from reshard import Layout, Mesh, Move, TreePlan
+from reshard.errors import PlanError
+from reshard.plans.plan import Batch
+from reshard.runtime.account import Account
+from tests.view_oracle import cut
+
+MESH = Mesh(x=4, y=2)
+EACH = {"q": slice(0, 32), "k": slice(32, 48), "v": slice(48, 64)}
+
+
+def fuse(target: str = "f32[64, {x}4]") -> dict[str, Move]:
+    """Three arrays of rows into one."""
+    fused = Layout.parse(target, MESH)
+    sources = {name: Layout.parse(f"f32[{{x}}{(s.stop - s.start) // 4}, 16]", MESH) for name, s in EACH.items()}
+    return {name: Move(sources[name], fused, into={0: span}) for name, span in EACH.items()}
+
+
+def test_a_fused_target_is_written_and_counted_once() -> None:
+    moves = fuse()
+    tree = rs.plan_tree(moves, targets=dict.fromkeys(moves, "qkv"))
+    arrays = {name: np.random.default_rng(0).random(move.source.shape, "f") for name, move in moves.items()}
+    account = Account("uint8")
+    moved = rs.simulate(tree, {name: cut(moves[name].source, array) for name, array in arrays.items()}, account)
+    assert list(moved) == ["qkv"]
+    for device, tile in cut(moves["q"].target, np.concatenate([arrays[name] for name in "qkv"])).items():
+        assert (moved["qkv"][device] == tile).all()
+    assert account.peak_bytes == tree.peak_bytes == 3072
+    assert account.received_bytes == tree.received_bytes == tree.lower_bound_bytes
+    assert TreePlan.from_json(tree.to_json()) == tree
+
+
+@pytest.mark.parametrize("wrong", [slice(16, 32), slice(31, 47)])
+def test_parts_that_overlap_are_refused(wrong: slice) -> None:
+    moves = fuse()
+    moves["k"] = Move(moves["k"].source, moves["k"].target, into={0: wrong})
+    with pytest.raises(PlanError, match=rf"q and k both fill element \[{wrong.start}, 0\] of 'qkv'"):
+        rs.plan_tree(moves, targets=dict.fromkeys(moves, "qkv"))
+
+
+def test_an_array_has_one_layout() -> None:
+    moves = fuse()
+    moves["k"] = Move(moves["k"].source, Layout.parse("f32[64, {y}8]", MESH), into={0: EACH["k"]})
+    plans = [rs.plan(move) for move in moves.values()]
+    batches = tuple(Batch((name,), (plan,)) for name, plan in zip(moves, plans, strict=True))
+    with pytest.raises(PlanError, match=r"q fills 'qkv' as .*, and k as .*; an array has one layout"):
+        TreePlan(tuple(moves), batches, (), ("qkv",) * 3)
