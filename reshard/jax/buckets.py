@@ -16,7 +16,7 @@ Large arrays have programs of their own, one for all equal moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -24,11 +24,12 @@ from typing import NamedTuple
 import jax
 from jax import lax
 
-from reshard.jax import placement
+from reshard.errors import PlanError
+from reshard.jax import crossing, placement
 from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_pending
 from reshard.jax.request import plan_request
-from reshard.jax.running import start_program, weaken
+from reshard.jax.running import start_program, weaken, weaken_on
 from reshard.plans.plan import Batch, Plan, list_lanes
 from reshard.runtime import on_jax
 
@@ -53,24 +54,65 @@ class Bucket(NamedTuple):
     places: list[int]
 
 
-def run_moves(moves: Sequence[Pending]) -> list[jax.Array]:
-    """Starts all moves; the results are in the order of the moves."""
-    # The places of the moves that may share programs, by mesh and kind; one alone keeps its own program.
-    shared: dict[object, dict[EagerProgram, list[int]]] = {}
-    for at, move in enumerate(moves if len(moves) > 1 else ()):
-        if isinstance(move, EagerMove) and move.program.together:
-            shared.setdefault(_mesh_of_kind(move.program), {}).setdefault(move.program, []).append(at)
+def run_moves(moves: Sequence[Pending], results: Sequence[int] | None = None) -> list[jax.Array]:
+    """Starts all moves; the results are in the order of the moves, or in that of their numbers in `results`, from 0.
+
+    Moves of one number fill parts of one array, which is made once: all of it, or the rest is given `beside` them.
+    They are on CPU devices of this process, where they are copies of one exchange (`EagerProgram.host`).
+    """
+    places: dict[int, list[int]] = {}
+    for at, number in enumerate(range(len(moves)) if results is None else results):
+        places.setdefault(number, []).append(at)
     moved: dict[int, jax.Array] = {}
-    for places in shared.values():
-        for bucket in fill_buckets(places):
-            eager = [move for move in (moves[at] for at in bucket.places) if isinstance(move, EagerMove)]
+    # The moves that may share programs, by mesh and kind, and those that share an exchange; one alone keeps its own.
+    shared: dict[object, dict[EagerProgram, list[int]]] = {}
+    hosted: dict[int, list[EagerMove]] = {}
+    for number, group in places.items() if len(moves) > 1 else ():
+        parts = [move for move in (moves[at] for at in group) if isinstance(move, EagerMove)]
+        if len(parts) == len(group) and all(part.program.host is not None for part in parts):
+            hosted[number] = parts
+        elif len(group) > 1:
+            raise PlanError(f"{len(group)} moves into one array need another way than copies on the host; report this")
+        elif parts and parts[0].program.together:
+            shared.setdefault(_mesh_of_kind(parts[0].program), {}).setdefault(parts[0].program, []).append(number)
+    for kinds in shared.values():
+        for bucket in fill_buckets(kinds):
+            eager = [move for move in (moves[places[at][0]] for at in bucket.places) if isinstance(move, EagerMove)]
             if len(eager) == 1:
                 continue
             program = _bucket_program(bucket.kinds, bucket.stack, alone=not placement.is_tracing())
-            results = start_program(program, *(move.x for move in eager))
-            for at, move, x in zip(bucket.places, eager, results, strict=True):
-                moved[at] = x if move.wrapped is None else move.wrapped(x)
-    return [moved[at] if at in moved else run_pending(move) for at, move in enumerate(moves)]
+            started = start_program(program, *(move.x for move in eager))
+            for number, move, x in zip(bucket.places, eager, started, strict=True):
+                moved[number] = x if move.wrapped is None else move.wrapped(x)
+    rest = [moves[group[0]] for number, group in places.items() if number not in moved and number not in hosted]
+    # Of moves that read one array the last one donates it: here, after those that other programs make.
+    read = {id(move.x) for move in rest if isinstance(move, EagerMove)}
+    if hosted:
+        moved |= _run_on_host(hosted, read)
+    moved |= {number: run_pending(moves[group[0]]) for number, group in places.items() if number not in moved}
+    for part in (part for parts in hosted.values() for part in parts if id(part.x) in read):
+        if part.program.request.options.donate and not part.x.is_deleted():
+            part.x.delete()
+    return [moved[number] for number in sorted(moved)]
+
+
+def _run_on_host(groups: Mapping[int, Sequence[EagerMove]], read: Set[int]) -> dict[int, jax.Array]:
+    """The moves between CPU devices, each group into one array: all one exchange. Others `read` some arrays later."""
+    calls: list[crossing.HostCall] = []
+    for number, parts in groups.items():
+        for x, program, _, beside in parts:
+            assert program.host is not None
+            into, scale = (None, None) if beside is None else beside(program)
+            donate = program.request.options.donate and id(x) not in read
+            calls.append(crossing.HostCall(program.host, x, donate, into, scale, number))
+    with placement.without_mesh(), placement.without_transfer_guard():
+        moved = crossing.run_host_moves(calls)
+        for number, ((_, program, wrapped, _), *_) in groups.items():
+            if program.weak and program.request.plain:
+                moved[number] = weaken_on(program.request.target)(moved[number])
+            if wrapped is not None:
+                moved[number] = wrapped(moved[number])
+    return moved
 
 
 def _mesh_of_kind(kind: EagerProgram) -> placement.AnyMesh:

@@ -44,7 +44,8 @@ class EagerProgram:
     """A planned move of concrete arrays of one shape, dtype and sharding; there is one object for equal moves.
 
     `start` takes the array; for a view or a cast also the array of which a part is filled and the scale, or None, the
-    scale on the devices of `scale_on`. `together` says whether it may share a program with other moves.
+    scale on the devices of `scale_on`. `together` says whether it may share a program with other moves; `host` is what
+    shares one exchange with others, between CPU devices.
     """
 
     request: ReshardRequest
@@ -53,6 +54,7 @@ class EagerProgram:
     start: Callable[..., jax.Array]
     scale_on: NamedSharding
     together: bool = False
+    host: crossing.HostMove | None = None
 
 
 Beside = Callable[[EagerProgram], tuple[jax.Array | None, jax.Array | None]]
@@ -207,7 +209,8 @@ def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax
             moved = run(x, *beside)
             return moved if weaken is None else weaken(moved)
 
-    return EagerProgram(request, plan, weak, start, source if near else target)
+    host = run if isinstance(run, crossing.HostMove) else None
+    return EagerProgram(request, plan, weak, start, source if near else target, host=host)
 
 
 def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pending:

@@ -7,6 +7,9 @@ stages   other devices: messages are packed by one program, carried, and written
 across   which of these a move takes, compiled once; and pipelines, whose parts are gathered while the next ones cross
 """
 
+from reshard.jax.crossing.across import HostCall as HostCall
+from reshard.jax.crossing.across import HostMove as HostMove
 from reshard.jax.crossing.across import casts_before as casts_before
 from reshard.jax.crossing.across import compile_across as compile_across
 from reshard.jax.crossing.across import program_across as program_across
+from reshard.jax.crossing.across import run_host_moves as run_host_moves

@@ -13,8 +13,9 @@ Before and after, steps of the plan run on the source's and on the target's mesh
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +28,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.errors import BudgetError, LayoutError
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.jax.crossing.host import THREADED, HostExchange, plan_host_exchange, run_host_exchange, shards_of
+from reshard.jax.crossing.host import (
+    THREADED,
+    HostExchange,
+    HostPart,
+    plan_host_exchange,
+    run_host_exchanges,
+    shards_of,
+)
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
     InProcess,
@@ -134,42 +142,136 @@ def on_host(source: NamedSharding, target: NamedSharding) -> bool:
     return {device.platform for device in (*devices_of(source.mesh), *devices_of(target.mesh))} == {"cpu"}
 
 
-def _compile_host_move(parts: Legs, ends: Ends, donate: bool) -> Moving:
+@dataclass(frozen=True, eq=False)
+class HostMove:
+    """A move between CPU devices of one process, compiled; `run_host_moves` makes many at once.
+
+    `tile_at` are the numbers of the exchange's tiles by the indices of the target's shards; None if `finish` makes the
+    target from them. If it `stays`, each tile goes as it is to another device. It has `steps` beside the exchange, and
+    its result `nbytes`.
+    """
+
+    exchange: HostExchange
+    before: Moving
+    finish: Moving
+    ends: Ends
+    shape: tuple[int, ...]
+    tile_at: Mapping[tuple[tuple[Any, Any], ...], int] | None
+    stays: bool
+    steps: bool
+    nbytes: int
+    donate: bool
+
+    def __call__(self, x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
+
+
+class HostCall(NamedTuple):
+    """A move of an array, what it reads beside it, and the number of the array that it makes or fills a part of.
+
+    With `donate`, the array is deleted once no call reads it any more.
+    """
+
+    move: HostMove
+    x: jax.Array
+    donate: bool
+    into: jax.Array | None = None
+    scale: jax.Array | None = None
+    result: int = 0
+
+
+def _compile_host_move(parts: Legs, ends: Ends, donate: bool) -> HostMove:
     (step,) = parts.across.steps
     exchange, target = plan_host_exchange(step.operand, step.result, step.mode.view), ends.target
-    if _copies_tiles(exchange, parts, ends):
+    before, finish = _compile_before(parts.before, ends.source, False), _compile_after(parts.after, target)
+    shape, tile_at = parts.after.target.shape, None
+    if not parts.after.steps:
+        indices = target.devices_indices_map(shape)
+        numbers = zip(ends.far, exchange.tile_at, strict=True)
+        tile_at = {_spell_index(indices[device]): number for device, number in numbers}
+    steps, nbytes = bool(parts.before.steps or parts.after.steps), step.result.nbytes(exchange.elements)
+    stays = _copies_tiles(exchange, parts, ends)
+    return HostMove(exchange, before, finish, ends, shape, tile_at, stays, steps, nbytes, donate)
 
-        def copied(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-            there = jax.device_put(x, target)
-            if donate:
-                x.delete()
-            return there
 
-        return copied
-    before, finish = _compile_before(parts.before, ends.source, donate), _compile_after(parts.after, target)
-    shape = parts.after.target.shape
+def _spell_index(index: Any) -> tuple[tuple[Any, Any], ...]:
+    return tuple((each.start, each.stop) for each in index)  # Slices are no keys.
 
-    def spans(index: Any) -> tuple[tuple[Any, Any], ...]:  # Slices are no keys.
-        return tuple((each.start, each.stop) for each in index)
 
-    indices = {} if parts.after.steps else target.devices_indices_map(shape)
-    tile_at = {
-        spans(indices[device]): number
-        for device, number in zip(ends.far, exchange.tile_at, strict=True)
-        if device in indices
-    }
-
-    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        near, old = before(x, scale), None
-        if exchange.fills and into is not None:
-            shards = shards_of(into)
-            old = [shards[exchange.tile_at.index(number)] for number in range(exchange.tiles)]
-        tiles = run_host_exchange(exchange, near, donate or near is not x, old)
-        if not parts.after.steps:
-            return jax.make_array_from_callback(shape, target, lambda index: tiles[tile_at[spans(index)]])
-        return finish(jax.device_put([tiles[number] for number in exchange.tile_at], ends.far), into, scale)
-
+def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
+    """The moved arrays by their numbers. Those that parts fill are made once; most calls are one exchange together."""
+    moved: dict[int, jax.Array] = {}
+    uses = Counter(id(call.x) for call in calls)
+    donated = {id(call.x) for call in calls if call.donate}
+    staying = [call for call in calls if call.move.stays]
+    there = jax.device_put([call.x for call in staying], [call.move.ends.target for call in staying]) if staying else []
+    for call, result in zip(staying, there, strict=True):
+        moved[call.result] = result
+        uses[id(call.x)] -= 1
+        if call.donate and not uses[id(call.x)]:
+            call.x.delete()
+    for turn in _list_turns(calls):
+        parts: list[HostPart] = []
+        old: dict[int, list[jax.Array]] = {}
+        spent: list[jax.Array] = []
+        for move, x, _, into, scale, number in turn:
+            near, alone = move.before(x, scale), uses[id(x)] == 1
+            uses[id(x)] -= 1
+            over = id(x) in donated and not uses[id(x)]
+            if over and near is not x:  # Others of this turn may still read it.
+                x.delete() if alone else spent.append(x)
+            parts.append(HostPart(move.exchange, near, over or near is not x, number))
+            if move.exchange.fills and into is not None and number not in old:
+                shards = shards_of(into)
+                old[number] = [shards[move.exchange.tile_at.index(each)] for each in range(move.exchange.tiles)]
+        tiles = run_host_exchanges(parts, old)
+        for x in spent:
+            x.delete()
+        for move, _, _, into, scale, number in turn:
+            made, tile_at = tiles.get(number, []), move.tile_at
+            if number in moved:
+                continue
+            if tile_at is None:
+                shards = jax.device_put([made[each] for each in move.exchange.tile_at], move.ends.far)
+                moved[number] = move.finish(shards, into, scale)
+                continue
+            moved[number] = jax.make_array_from_callback(
+                move.shape, move.ends.target, lambda index, at=tile_at, of=made: of[at[_spell_index(index)]]
+            )
     return moved
+
+
+TURN = 32 << 20
+"""Bytes of the results of a turn; a larger one has a turn of its own."""
+
+
+def _list_turns(calls: Sequence[HostCall]) -> Iterator[list[HostCall]]:
+    """The calls that run together: first all that need only their results, then, a few at a time, those that free
+    memory, their donated sources or what their steps leave behind.
+    """
+    by_result: dict[int, list[HostCall]] = {}
+    for call in calls:
+        if not call.move.stays:
+            by_result.setdefault(call.result, []).append(call)
+    turn: list[HostCall] = []
+    waiting: list[list[HostCall]] = []
+    for group in by_result.values():
+        if any(call.donate or call.move.steps for call in group):
+            waiting.append(group)
+        else:
+            turn += group
+    if turn:
+        yield turn
+    turn, room = [], TURN
+    for group in waiting:
+        nbytes = group[0].move.nbytes
+        if turn and nbytes > room:
+            yield turn
+            turn, room = [], TURN
+        turn = [*turn, *group]
+        room -= nbytes
+    if turn:
+        yield turn
 
 
 def _copies_tiles(exchange: HostExchange, parts: Legs, ends: Ends) -> bool:

@@ -1,9 +1,13 @@
-"""The exchange between CPU devices of one process, whose tiles are memory of this process: one copy, and no messages.
+"""Exchanges between CPU devices of one process, whose tiles are memory of this process: one copy, and no messages.
 
-The source's shards are read where they are, and the blocks of the exchange are copied into new memory, which becomes
-the result's shards as it is; a view is part of the copy. Devices that hold the same tile share its memory, as they do
+The sources' shards are read where they are, and the blocks of the exchanges are copied into new memory, which becomes
+the results' shards as it is; a view is part of the copy. Devices that hold the same tile share its memory, as they do
 after `jax.device_put` of a numpy array; XLA copies such memory before it would overwrite it. A donated source is
 deleted shard by shard, each as soon as nobody needs it any more.
+
+The exchanges of a tree run at once, and several may fill one result:
+
+    q, k, v     the tiles of qkv, made once     copies, the large ones cut: thread 0, thread 1, thread 0, thread 1 ...
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -30,8 +35,10 @@ from reshard.types.view import View
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 """XLA takes memory as it is from this alignment on, and copies other memory."""
-THREADED = 32 << 20
+THREADED = 8 << 20
 """From this many bytes on, several threads copy; below it, waking them costs as much as they gain."""
+UNIT = 2 << 20
+"""About the bytes that a thread copies before it looks for more: that takes a twentieth of the copy."""
 
 
 class Strides(NamedTuple):
@@ -106,50 +113,113 @@ def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None
     return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, fills)
 
 
-def run_host_exchange(
-    exchange: HostExchange, near: jax.Array, donate: bool, into: Sequence[jax.Array] | None = None
-) -> list[Array]:
-    """The tiles of the result by their numbers; with `donate`, the source is deleted on the way.
+class HostPart(NamedTuple):
+    """An array that an exchange reads, and the number of the result of which it fills all or a part."""
 
-    `into` are the target's tiles by their numbers, if part of them stays.
+    exchange: HostExchange
+    near: jax.Array
+    donate: bool = False
+    result: int = 0
+
+
+Shard = tuple[int, int]
+"""An array, by its identity, and the position of the device that has the shard."""
+
+
+class _Piece(NamedTuple):
+    """Memory to fill, what it is filled with, and the shard whose copy is done with this piece."""
+
+    target: Array
+    source: Array
+    shard: Shard | None
+
+
+def run_host_exchanges(
+    parts: Sequence[HostPart], old: Mapping[int, Sequence[jax.Array]] = MappingProxyType({})
+) -> dict[int, list[Array]]:
+    """The tiles of each result by their numbers; sources that are donated are deleted on the way.
+
+    `old` are the tiles, by their numbers, of results of which some elements stay.
     """
-    uses, size = Counter(copy.sender for copy in exchange.copies), near.dtype.itemsize
+    uses = Counter((id(near), copy.sender) for exchange, near, _, _ in parts for copy in exchange.copies)
+    arrays = {id(part.near): part.near for part in parts}
+    donated = {id(part.near): part.near for part in parts if part.donate}
     # JAX returns the first shard of a replicated array for all others: good enough to read, but not to delete.
-    shards = shards_of(near) if donate else {at: near.addressable_data(at) for at in uses}
-    if donate:
-        _delete_shards(shard for at, shard in shards.items() if not uses[at])
-    views = {at: _as_plain_numbers(np.asarray(shards[at])) for at in uses}
-    tiles: list[Array] = []
-    for _ in range(exchange.tiles):
-        # New memory that XLA takes as it is.
-        length = math.prod(exchange.tile_shape) * size
-        raw = np.empty(length + ALIGNMENT, np.uint8)
-        start = -raw.__array_interface__["data"][0] % ALIGNMENT
-        tiles.append(raw[start : start + length].view(near.dtype).reshape(exchange.tile_shape))
-    plain = list(map(_as_plain_numbers, tiles))
-    for tile, old in zip(plain, into or (), strict=into is not None):
-        tile[...] = _as_plain_numbers(np.asarray(old))
-
-    def part(tile: Array, box: tuple[Any, ...] | Strides) -> Array:
-        if not isinstance(box, Strides):
-            return tile[box]
-        return np.ndarray(
-            box.extents, tile.dtype, tile, box.place, box.strides
-        )  # `as_strided` takes five times longer.
-
-    def run(copy: Copy) -> int:
-        part(plain[copy.receiver], copy.put)[...] = part(views[copy.sender], copy.taken)
-        return copy.sender
-
-    # Several threads copy large arrays; each sender comes in order, when its copy is done.
-    together = exchange.elements * size < THREADED or len(exchange.copies) < 2 or _count_threads() < 2
-    for sender in (map if together else _thread_pool().map)(run, exchange.copies):
-        uses[sender] -= 1
-        if donate and not uses[sender]:
-            del views[sender]
-            _delete_shards([shards[sender]])
-    if donate:
+    owned = {(key, at): shard for key, near in donated.items() for at, shard in shards_of(near).items()}
+    _delete_shards(shard for key, shard in owned.items() if key not in uses)
+    memory: dict[Shard, Array] = {}
+    for key in uses:
+        shard = owned[key] if key in owned else arrays[key[0]].addressable_data(key[1])
+        memory[key] = _as_plain_numbers(np.asarray(shard))
+    first: dict[int, HostPart] = {}
+    for part in parts:
+        first.setdefault(part.result, part)
+    tiles = {number: _make_tiles(part) for number, part in first.items()}
+    plain = {number: [_as_plain_numbers(tile) for tile in each] for number, each in tiles.items()}
+    for number, kept in old.items():
+        for tile, shard in zip(plain[number], kept, strict=True):
+            tile[...] = _as_plain_numbers(np.asarray(shard))
+    pieces = (
+        _Piece(_part_of(plain[number][receiver], put), _part_of(memory[id(near), sender], taken), (id(near), sender))
+        for exchange, near, _, number in parts
+        for sender, taken, receiver, put in exchange.copies
+    )
+    total = sum(part.exchange.elements * part.near.dtype.itemsize for part in first.values())
+    # Several threads copy much; shards come in order, when their copies are done.
+    alone = total < THREADED or _count_threads() < 2
+    units = map(lambda piece: [piece], pieces) if alone else _share_pieces(pieces)
+    for done in (map if alone else _thread_pool().map)(_copy_pieces, units):
+        for shard in done if donated else ():
+            uses[shard] -= 1
+            if not uses[shard] and shard in owned:
+                del memory[shard]
+                _delete_shards([owned[shard]])
+    for near in donated.values():
         near.delete()
+    return tiles
+
+
+def _copy_pieces(unit: list[_Piece]) -> list[Shard]:
+    """Makes some copies; what has been read by them, as often as it was wanted."""
+    for piece in unit:
+        piece.target[...] = piece.source
+    done = [piece.shard for piece in unit if piece.shard is not None]
+    unit.clear()  # A shard that is deleted stays while something reads it.
+    return done
+
+
+def _share_pieces(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """The pieces in lists of about equal bytes, for threads, in their order; the first axes of large ones are cut."""
+    unit: list[_Piece] = []
+    room = UNIT
+    for target, source, shard in pieces:
+        count = min(-(-target.nbytes // UNIT), len(target) if target.ndim else 1)
+        for at in range(count):
+            cut = slice(len(target) * at // count, len(target) * (at + 1) // count) if count > 1 else ...
+            unit.append(_Piece(target[cut], source[cut], shard if at == count - 1 else None))
+            room -= unit[-1].target.nbytes
+            if room <= 0:
+                yield unit
+                unit, room = [], UNIT
+    yield unit
+
+
+def _part_of(tile: Array, box: tuple[Any, ...] | Strides) -> Array:
+    if not isinstance(box, Strides):
+        return tile[box]
+    # `as_strided` takes five times longer.
+    return np.ndarray(box.extents, tile.dtype, tile, box.place, box.strides)
+
+
+def _make_tiles(part: HostPart) -> list[Array]:
+    """The tiles of a result: new memory that XLA takes as it is."""
+    shape, dtype = part.exchange.tile_shape, part.near.dtype
+    size = math.prod(shape) * dtype.itemsize
+    tiles: list[Array] = []
+    for _ in range(part.exchange.tiles):
+        raw = np.empty(size + ALIGNMENT, np.uint8)
+        start = -raw.__array_interface__["data"][0] % ALIGNMENT
+        tiles.append(raw[start : start + size].view(dtype).reshape(shape))
     return tiles
 
 

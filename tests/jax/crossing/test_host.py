@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.jax import redistribute
-from reshard.jax.crossing import host
-from tests.jax.crossing.cases import check, mesh, sampled
-from tests.jax.oracle import filled
+from reshard.jax import eager, redistribute
+from reshard.jax.buckets import run_moves
+from reshard.jax.crossing import across, host
+from reshard.jax.request import UNLIMITED, ReshardRequest
+from reshard.types.notation import einops
+from tests.jax.crossing.cases import check, mesh, sampled, some
+from tests.jax.oracle import assert_exact, filled
 from tests.oracle import tiles_of
 
 SOURCE = rs.Layout.parse("f32[{a}3, {b}4]", rs.Mesh(a=2, b=2))
@@ -50,7 +55,7 @@ def test_a_donated_source_is_deleted_shard_by_shard(monkeypatch: pytest.MonkeyPa
     exchange = host.plan_host_exchange(operand, result)
     gone: list[list[int]] = []
     monkeypatch.setattr(host, "_delete_shards", lambda shards: gone.append([shard.device.id for shard in shards]))
-    tiles = host.run_host_exchange(exchange, x, donate=True)
+    tiles = host.run_host_exchanges([host.HostPart(exchange, x, donate=True)])[0]
     read = sorted({copy.sender for copy in exchange.copies})
     assert gone == [sorted({0, 1, 2, 3} - {*read}), *([at] for at in read)] and x.is_deleted()
     assert np.array_equal(np.concatenate(tiles), filled((16, 8)))
@@ -60,7 +65,7 @@ def test_tiles_become_shards_as_they_are() -> None:
     """No copy is made of the memory that was filled."""
     exchange = host.plan_host_exchange(SOURCE, rs.Layout.parse("f32[6, 8]", rs.Mesh({"t": 1}, device_ids=[4])))
     x = jax.device_put(filled((6, 8)), NamedSharding(mesh(range(4), a=2, b=2), P("a", "b")))
-    (tile,) = host.run_host_exchange(exchange, x, donate=False)
+    (tile,) = host.run_host_exchanges([host.HostPart(exchange, x)])[0]
     assert tile.ctypes.data % host.ALIGNMENT == 0
     assert jax.device_put(tile, jax.devices()[3]).unsafe_buffer_pointer() == tile.ctypes.data
 
@@ -90,3 +95,70 @@ def test_a_move_takes_the_memory_of_its_tiles_and_no_more() -> None:
         tracemalloc.stop()
     assert x.nbytes <= peak < 1.05 * x.nbytes
     assert len({shard.data.unsafe_buffer_pointer() for shard in y.addressable_shards}) == 2
+
+
+# ---- many arrays in one exchange -------------------------------------------------------------------
+
+
+def into_move(x: jax.Array, target: NamedSharding, rows: slice, **options: Any) -> eager.EagerMove:
+    """The move of an array into these rows of a target of 12 rows."""
+    out = options.pop("out", None)
+    pattern = einops.parse_pattern("d0 d1 -> d0 d1")
+    view = einops.resolve_pattern(pattern, (x.shape, (12, x.shape[1])), {}, {}, {"d0": rows})
+    request = ReshardRequest(target, None, UNLIMITED._replace(**options), view)
+    move = eager.prepare_move(x, request, lambda program: (out, None))
+    assert isinstance(move, eager.EagerMove)
+    return move
+
+
+@pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16, jnp.float8_e4m3fn, "bool", "complex64"])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_parts_fill_one_target(monkeypatch: pytest.MonkeyPatch, dtype: Any, threaded: bool) -> None:
+    """Of sources on several meshes, one of them replicated; the target has replicas, which share its memory."""
+    if threaded:
+        monkeypatch.setattr(host, "THREADED", 0)
+        monkeypatch.setattr(host, "UNIT", 8)
+        monkeypatch.setattr(host, "_count_threads", lambda: 3)
+    values = some(dtype, (12, 6))
+    sources = [
+        NamedSharding(mesh(range(4), a=2, b=2), P("a", "b")),
+        NamedSharding(mesh(range(4), a=4), P()),
+        NamedSharding(mesh([0, 5], a=2), P(None, "a")),
+    ]
+    parts = [slice(0, 4), slice(4, 6), slice(6, 12)]
+    xs = [jax.device_put(values[rows], there) for rows, there in zip(parts, sources, strict=True)]
+    target = NamedSharding(mesh([4, 5, 6, 7], rep=2, t=2), P("t"))
+    plain = jax.device_put(values, sources[1])
+    moves = [into_move(x, target, rows, donate=True) for x, rows in zip(xs, parts, strict=True)]
+    beside, out = eager.prepare_move(plain, ReshardRequest(target)), jax.device_put(values, target)
+    y, other, z = run_moves([*moves, beside, into_move(plain[:2], target, slice(3, 5), out=out)], [0, 0, 0, 1, 2])
+    for made in (y, other):
+        assert_exact(made, target, values)
+    assert_exact(z, target, np.concatenate([values[:3], values[:2], values[5:]]))
+    assert all(x.is_deleted() for x in xs) and not plain.is_deleted()
+    assert len({shard.data.unsafe_buffer_pointer() for shard in y.addressable_shards}) == 2
+    # XLA overwrites nothing that a replica still shows.
+    doubled = jax.jit(lambda v: v + v, donate_argnums=0)(y)
+    assert np.array_equal(np.asarray(doubled), values + values)
+
+
+@pytest.mark.parametrize("turn", [0, 1 << 30])
+def test_a_tree_is_one_exchange_and_its_donated_sources_go_after_their_last_use(
+    monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    monkeypatch.setattr(across, "TURN", turn)
+    made: list[list[int]] = []
+    run = across.run_host_exchanges
+    monkeypatch.setattr(
+        across, "run_host_exchanges", lambda parts, old: made.append([part.result for part in parts]) or run(parts, old)
+    )
+    here, there = mesh(range(4), a=2, b=2), mesh([4, 5, 6, 7], s=4)
+    x, y, z = (jax.device_put(filled((16, 8)) + 200 * n, NamedSharding(here, P("a", "b"))) for n in range(3))
+    columns, rows = NamedSharding(there, P(None, "s")), NamedSharding(there, P("s"))
+    tree = [(x, columns, True), (y, columns, False), (x, rows, True), (z, NamedSharding(here, P("b", "a")), True)]
+    moves = [eager.prepare_move(v, ReshardRequest(to, None, UNLIMITED._replace(donate=gives))) for v, to, gives in tree]
+    want = [np.asarray(v) for v, _, _ in tree]
+    for result, (_, to, _), value in zip(run_moves(moves), tree, want, strict=True):
+        assert_exact(result, to, value)
+    assert x.is_deleted() and z.is_deleted() and not y.is_deleted()
+    assert made == ([[1], [0], [2]] if turn == 0 else [[1], [0, 2]])
