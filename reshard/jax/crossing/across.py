@@ -35,6 +35,7 @@ from reshard.jax.crossing.host import (
     plan_host_exchange,
     run_host_exchanges,
     shards_of,
+    shares_tiles,
 )
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
@@ -86,15 +87,20 @@ def casts_before(whole: Plan) -> bool:
     return split_legs(whole).before.casts
 
 
-def compile_across(whole: Plan, request: ReshardRequest, devices: tuple[Any, ...] | None = None) -> Moving:
-    """The compiled move by a plan whose devices are these, by their numbers; None for those of source and target."""
+def compile_across(
+    whole: Plan, request: ReshardRequest, devices: tuple[Any, ...] | None = None, *, overwrites: bool = False
+) -> Moving:
+    """The compiled move by a plan whose devices are these, by their numbers; None for those of source and target.
+
+    If it `overwrites` the array of which it fills a part, that must be a result of such a move, which nobody else has.
+    """
     source, target = request.ends
     budget, donate = request.options.budget, request.options.donate
     check_even(whole.target, request)
     ends = Ends(source, target, devices or tuple(number_devices(source.mesh, target.mesh)))
     between = between_processes(source, target)
     if not between and on_host(source, target):
-        return _compile_host_move(pull_tiles(whole), ends, donate)
+        return _compile_host_move(pull_tiles(whole), ends, donate, overwrites)
     platforms = {device.platform for device in (*ends.near, *ends.far)}
     # In parts on accelerators, like every plan there.
     parted = whole if platforms == {"cpu"} else on_jax.in_parts(whole, lanes="tpu" in platforms)
@@ -111,7 +117,7 @@ def compile_across(whole: Plan, request: ReshardRequest, devices: tuple[Any, ...
             return _compile_tile_move(parts, senders, ends, donate)
     if not isinstance(step, Exchange):
         raise LayoutError(f"{parts.across} does not go in messages; report this")
-    return _compile_message_move(parts, step, ends, donate, between)
+    return _compile_message_move(parts, step, ends, donate, between, overwrites)
 
 
 class Ends(NamedTuple):
@@ -161,6 +167,7 @@ class HostMove:
     steps: bool
     nbytes: int
     donate: bool
+    overwrites: bool
 
     def __call__(self, x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
@@ -180,7 +187,7 @@ class HostCall(NamedTuple):
     result: int = 0
 
 
-def _compile_host_move(parts: Legs, ends: Ends, donate: bool) -> HostMove:
+def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool) -> HostMove:
     (step,) = parts.across.steps
     exchange, target = plan_host_exchange(step.operand, step.result, step.mode.view), ends.target
     before, finish = _compile_before(parts.before, ends.source, False), _compile_after(parts.after, target)
@@ -191,7 +198,7 @@ def _compile_host_move(parts: Legs, ends: Ends, donate: bool) -> HostMove:
         tile_at = {_spell_index(indices[device]): number for device, number in numbers}
     steps, nbytes = bool(parts.before.steps or parts.after.steps), step.result.nbytes(exchange.elements)
     stays = _copies_tiles(exchange, parts, ends)
-    return HostMove(exchange, before, finish, ends, shape, tile_at, stays, steps, nbytes, donate)
+    return HostMove(exchange, before, finish, ends, shape, tile_at, stays, steps, nbytes, donate, overwrites)
 
 
 def _spell_index(index: Any) -> tuple[tuple[Any, Any], ...]:
@@ -223,8 +230,10 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
             parts.append(HostPart(move.exchange, near, over or near is not x, number))
             if move.exchange.fills and into is not None and number not in old:
                 shards = shards_of(into)
+                if move.overwrites and shares_tiles(move.exchange, shards):
+                    moved[number] = into
                 old[number] = [shards[move.exchange.tile_at.index(each)] for each in range(move.exchange.tiles)]
-        tiles = run_host_exchanges(parts, old)
+        tiles = run_host_exchanges(parts, old, moved.keys() & old.keys())
         for x in spent:
             x.delete()
         for move, _, _, into, scale, number in turn:
@@ -310,7 +319,9 @@ def _compile_tile_move(parts: Legs, pairs: dict[int, int], ends: Ends, donate: b
     return moved
 
 
-def _compile_message_move(parts: Legs, step: Exchange, ends: Ends, donate: bool, between: bool) -> Moving:
+def _compile_message_move(
+    parts: Legs, step: Exchange, ends: Ends, donate: bool, between: bool, overwrites: bool
+) -> Moving:
     near_layout, far_layout = parts.across.source, parts.across.target
     dtype = jnp.dtype(near_layout.dtype)
     meshes = flatten_mesh(ends.source.mesh), flatten_mesh(ends.target.mesh)
@@ -325,7 +336,8 @@ def _compile_message_move(parts: Legs, step: Exchange, ends: Ends, donate: bool,
         stack = stack_shards(local_shards(near), meshes[0], near_layout, dtype) if sends else None
         old = None
         if fills and into is not None:
-            old = stack_shards(local_shards(into), meshes[1], far_layout, dtype).copy()
+            old = stack_shards(local_shards(into), meshes[1], far_layout, dtype)
+            old = old if overwrites else old.copy()
         far = run_stages(exchange, stack, donate or near is not x, old)
         if donate and not x.is_deleted():
             x.delete()

@@ -12,10 +12,11 @@ The exchanges of a tree run at once, and several may fill one result:
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from types import MappingProxyType
@@ -135,11 +136,14 @@ class _Piece(NamedTuple):
 
 
 def run_host_exchanges(
-    parts: Sequence[HostPart], old: Mapping[int, Sequence[jax.Array]] = MappingProxyType({})
+    parts: Sequence[HostPart],
+    old: Mapping[int, Sequence[jax.Array]] = MappingProxyType({}),
+    kept: Set[int] = frozenset(),
 ) -> dict[int, list[Array]]:
     """The tiles of each result by their numbers; sources that are donated are deleted on the way.
 
-    `old` are the tiles, by their numbers, of results of which some elements stay.
+    `old` are the tiles, by their numbers, of results of which some elements stay; the memory of those in `kept` is that
+    of their results.
     """
     uses = Counter((id(near), copy.sender) for exchange, near, _, _ in parts for copy in exchange.copies)
     arrays = {id(part.near): part.near for part in parts}
@@ -154,10 +158,12 @@ def run_host_exchanges(
     first: dict[int, HostPart] = {}
     for part in parts:
         first.setdefault(part.result, part)
-    tiles = {number: _make_tiles(part) for number, part in first.items()}
+    tiles: dict[int, list[Array]] = {}
+    for number, part in first.items():
+        tiles[number] = [*map(_view_shard, old[number])] if number in kept else _make_tiles(part)
     plain = {number: [_as_plain_numbers(tile) for tile in each] for number, each in tiles.items()}
-    for number, kept in old.items():
-        for tile, shard in zip(plain[number], kept, strict=True):
+    for number in old.keys() - kept:
+        for tile, shard in zip(plain[number], old[number], strict=True):
             tile[...] = _as_plain_numbers(np.asarray(shard))
     pieces = (
         _Piece(_part_of(plain[number][receiver], put), _part_of(memory[id(near), sender], taken), (id(near), sender))
@@ -228,6 +234,18 @@ def shards_of(x: jax.Array) -> dict[int, jax.Array]:
     sharding: Any = x.sharding
     by_device = {shard.device: shard.data for shard in x.addressable_shards}
     return {at: by_device[device] for at, device in enumerate(placement.devices_of(sharding.mesh))}
+
+
+def shares_tiles(exchange: HostExchange, shards: Mapping[int, jax.Array]) -> bool:
+    """Whether the shards of an array, by position, are in one memory for each tile, as those that were made here."""
+    places = {(number, shards[at].unsafe_buffer_pointer()) for at, number in enumerate(exchange.tile_at)}
+    return len(places) == exchange.tiles
+
+
+def _view_shard(shard: jax.Array) -> Array:
+    """The memory of a shard, which nobody else has: JAX gives it to be read alone."""
+    raw = (ctypes.c_uint8 * shard.nbytes).from_address(shard.unsafe_buffer_pointer())
+    return np.frombuffer(raw, shard.dtype).reshape(shard.shape)
 
 
 def _count_threads() -> int:

@@ -149,9 +149,12 @@ def test_a_tree_is_one_exchange_and_its_donated_sources_go_after_their_last_use(
     monkeypatch.setattr(across, "TURN", turn)
     made: list[list[int]] = []
     run = across.run_host_exchanges
-    monkeypatch.setattr(
-        across, "run_host_exchanges", lambda parts, old: made.append([part.result for part in parts]) or run(parts, old)
-    )
+
+    def counted(parts: list[host.HostPart], *given: Any) -> Any:
+        made.append([part.result for part in parts])
+        return run(parts, *given)
+
+    monkeypatch.setattr(across, "run_host_exchanges", counted)
     here, there = mesh(range(4), a=2, b=2), mesh([4, 5, 6, 7], s=4)
     x, y, z = (jax.device_put(filled((16, 8)) + 200 * n, NamedSharding(here, P("a", "b"))) for n in range(3))
     columns, rows = NamedSharding(there, P(None, "s")), NamedSharding(there, P("s"))
@@ -162,3 +165,17 @@ def test_a_tree_is_one_exchange_and_its_donated_sources_go_after_their_last_use(
         assert_exact(result, to, value)
     assert x.is_deleted() and z.is_deleted() and not y.is_deleted()
     assert made == ([[1], [0], [2]] if turn == 0 else [[1], [0, 2]])
+
+
+def test_a_part_is_written_into_what_a_part_before_it_has_made() -> None:
+    values = filled((12, 6))
+    target = NamedSharding(mesh([4, 5, 6, 7], rep=2, t=2), P("t"))
+    made, tiles = None, set[int]()
+    for rows in (slice(0, 5), slice(5, 12)):
+        x = jax.device_put(values[rows], NamedSharding(mesh(range(4), a=2, b=2), P(None, "a")))
+        program = into_move(x, target, rows).program
+        run = across.compile_across(program.plan, program.request, overwrites=True)
+        made = run(x, made)
+        tiles |= {shard.data.unsafe_buffer_pointer() for shard in made.addressable_shards}
+    assert made is not None and len(tiles) == 2
+    assert_exact(made, target, values)
