@@ -35,7 +35,6 @@ from reshard.jax.crossing.host import (
     plan_host_exchange,
     run_host_exchanges,
     shards_of,
-    shares_tiles,
 )
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
@@ -230,7 +229,9 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
             parts.append(HostPart(move.exchange, near, over or near is not x, number))
             if move.exchange.fills and into is not None and number not in old:
                 shards = shards_of(into)
-                if move.overwrites and shares_tiles(move.exchange, shards):
+                # Replicas are one memory in what was made here, and are not in what XLA has made.
+                held = {(tile, shards[at].unsafe_buffer_pointer()) for at, tile in enumerate(move.exchange.tile_at)}
+                if move.overwrites and len(held) == move.exchange.tiles:
                     moved[number] = into
                 old[number] = [shards[move.exchange.tile_at.index(each)] for each in range(move.exchange.tiles)]
         tiles = run_host_exchanges(parts, old, moved.keys() & old.keys())

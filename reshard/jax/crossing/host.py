@@ -160,7 +160,10 @@ def run_host_exchanges(
         first.setdefault(part.result, part)
     tiles: dict[int, list[Array]] = {}
     for number, part in first.items():
-        tiles[number] = [*map(_view_shard, old[number])] if number in kept else _make_tiles(part)
+        tiles[number] = [] if number in kept else _make_tiles(part)
+        for shard in old[number] if number in kept else ():  # JAX gives a shard's memory to be read alone.
+            raw = (ctypes.c_uint8 * shard.nbytes).from_address(shard.unsafe_buffer_pointer())
+            tiles[number].append(np.frombuffer(raw, shard.dtype).reshape(shard.shape))
     plain = {number: [_as_plain_numbers(tile) for tile in each] for number, each in tiles.items()}
     for number in old.keys() - kept:
         for tile, shard in zip(plain[number], old[number], strict=True):
@@ -234,18 +237,6 @@ def shards_of(x: jax.Array) -> dict[int, jax.Array]:
     sharding: Any = x.sharding
     by_device = {shard.device: shard.data for shard in x.addressable_shards}
     return {at: by_device[device] for at, device in enumerate(placement.devices_of(sharding.mesh))}
-
-
-def shares_tiles(exchange: HostExchange, shards: Mapping[int, jax.Array]) -> bool:
-    """Whether the shards of an array, by position, are in one memory for each tile, as those that were made here."""
-    places = {(number, shards[at].unsafe_buffer_pointer()) for at, number in enumerate(exchange.tile_at)}
-    return len(places) == exchange.tiles
-
-
-def _view_shard(shard: jax.Array) -> Array:
-    """The memory of a shard, which nobody else has: JAX gives it to be read alone."""
-    raw = (ctypes.c_uint8 * shard.nbytes).from_address(shard.unsafe_buffer_pointer())
-    return np.frombuffer(raw, shard.dtype).reshape(shard.shape)
 
 
 def _count_threads() -> int:
