@@ -5,9 +5,9 @@
     python benchmarks/fuzz.py --seed 1 --kinds moves,trees
     python benchmarks/fuzz.py --seed 1 --programs 2000      wrong programs of all kinds instead (`fuzz_programs`)
 
-Of four moves, two are between random layouts of one array, taken in by any entry, on one set of devices (`layouts`),
-one has a view and a cast between any two sets of devices (`moves`), and one is a tree of these (`trees`); all with
-random options. Checked are
+Of four moves, one is between random layouts of one array, taken in by any entry, on one set of devices (`layouts`),
+one has a view and a cast between any two sets of devices (`moves`), one moves only what devices that hold another
+layout lack, or what has changed since (`updates`), and one is a tree (`trees`); all with random options. Checked are
 
     layouts     shape, tiles and meaning, by the definition of each notation (`fuzz_layouts`)
     elements    the plan runs on numpy, and every device has the elements that the target means (`fuzz_oracle`)
@@ -34,6 +34,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -355,9 +356,11 @@ def _right(choose: random.Random, made: Case, plan: rs.Plan, program: Any) -> bo
     return True
 
 
-def _check_with_view(choose: random.Random) -> str:
+def _check_with_view(
+    choose: random.Random, check: Callable[[random.Random], tuple[str, rs.Plan | None]] = fuzz_moves.check_move
+) -> str:
     """Makes a move with a view between any two sets of devices, checks it, and sometimes proves it."""
-    kind, plan = fuzz_moves.check_move(choose)
+    kind, plan = check(choose)
     if plan is not None and _now(choose, "proof"):
         rs.prove(plan)
     return kind
@@ -367,10 +370,11 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
     "layouts": check,
     "moves": _check_with_view,
     "trees": fuzz_moves.check_tree,
+    "updates": partial(_check_with_view, check=fuzz_moves.check_update),
 }
 """What is fuzzed, by name; `MIX` says in which turn."""
 
-MIX = ("layouts", "moves", "layouts", "trees")
+MIX = ("layouts", "moves", "updates", "trees")
 
 
 def fuzz(
@@ -413,7 +417,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first move, to go on where an earlier run ended")
     parser.add_argument("--moves", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--kinds", default=",".join(MIX), help="of layouts, moves, trees, in turn")
+    parser.add_argument("--kinds", default=",".join(MIX), help="of layouts, moves, updates, trees, in turn")
     parser.add_argument("--programs", type=int, help="plans of all kinds whose programs are changed, instead of moves")
     options = parser.parse_args()
     if options.programs is not None:

@@ -23,6 +23,7 @@ from benchmarks.fuzz_oracle import check_tiles, cut, fitted, marks, must, source
 from reshard.errors import BudgetError, PlanError
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.types import dtypes
 
 KEPT = 100
 """What the target holds before a move that fills part of it: the place of an element, from here on."""
@@ -307,3 +308,148 @@ def _check_cases(choose: random.Random, cases: Mapping[str, MoveCase]) -> str:
         check_tiles(case.target, tree.plans[name].target.tile_shape, all_tiles[name][2], moved[name])
     _check_account(account, tree)
     return "tree of one array" if len(cases) == 1 else "tree"
+
+
+# Updates: devices hold an array in some layout already, and some elements have changed since.
+
+
+@dataclass(frozen=True)
+class UpdateCase:
+    """A move beside what devices of the target hold; `have` is None for the target itself, `stale` a mask."""
+
+    move: MoveCase
+    have: Given | None
+    stale: np.ndarray
+    changed: Any
+
+    def __str__(self) -> str:
+        have = "the target" if self.have is None else self.have.text
+        return f"{self.move}\n  have {have}, changed {self.changed!r}"
+
+    def make(self) -> rs.Move:
+        """The move as the package takes it."""
+        ends = self.move.source.make(), self.move.target.make()
+        have = None if self.have is None else self.have.make()
+        return rs.Move(*ends, cast=True, have=have, changed=self.changed, **self.move.view.options)
+
+    def needed(self, device: int) -> int:
+        """The elements that a device needs and neither has in its source tile nor holds fresh, element by element."""
+        source, target, apply = self.move.source, self.move.target, self.move.view.apply
+        outside = np.zeros(target.shape, bool)
+        moved = apply(np.ones(source.shape, bool), outside)
+        here = apply(_mark_tile(source, device), outside)
+        fresh = apply(~self.stale, outside) & _mark_tile(self.have or target, device)
+        return int((_mark_tile(target, device) & moved & ~here & ~fresh).sum())
+
+
+def _mark_tile(given: Given, device: int) -> np.ndarray:
+    """Which elements of the array a device has; none outside of the layout's devices."""
+    here = np.zeros(given.shape, bool)
+    if device in given.indices:
+        here[np.ix_(*(index[index >= 0] for index in given.indices[device]))] = True
+    return here
+
+
+def random_changes(choose: random.Random, shape: Sequence[int]) -> tuple[Any, np.ndarray]:
+    """What changed, in one of the forms that are taken, and as a mask of all elements."""
+    stale = np.zeros(shape, bool)
+    way = choose.choice(("nothing", "all", "mask", "first dims", "rows", "boxes", "boxes"))
+    if way == "all" or not shape:
+        stale[...] = True
+        return stale.copy(), stale
+    if way == "mask":
+        rows = choose.choice((0.1, 0.5, 0.9))
+        stale = np.random.default_rng(choose.getrandbits(32)).random(shape) < rows
+        return stale.copy(), stale
+    if way == "first dims":
+        rank = choose.randint(1, len(shape))
+        part = np.random.default_rng(choose.getrandbits(32)).random(shape[:rank]) < 0.3
+        stale[part] = True
+        return part, stale
+    if way == "rows":
+        rows = [choose.randrange(shape[0]) for _ in range(choose.randint(0, 4) if shape[0] else 0)]
+        stale[rows] = True
+        return rows, stale
+    boxes: list[Any] = []
+    for _ in range(choose.randint(1, 4) if way == "boxes" else 0):
+        box: list[Any] = []
+        for size in shape[: choose.randint(1, len(shape))]:
+            ends = sorted(choose.randint(0, size) for _ in range(2))
+            step = choose.choice((None, None, 2))
+            box.append(choose.randrange(-size, size) if size and choose.random() < 0.3 else slice(*ends, step))
+        boxes.append(box[0] if len(box) == 1 and choose.random() < 0.5 else tuple(box))
+        stale[boxes[-1]] = True
+    return boxes, stale
+
+
+def random_update(choose: random.Random, most: int = 500) -> UpdateCase:
+    """A random move of what is no sum, with what devices hold, in any layout on any devices, and what changed."""
+    while True:
+        move = random_move(choose, choose.choice(CASTS), most)
+        if all(len(group) == 1 for group in (*move.source.groups, *move.target.groups)):
+            break
+    have = None
+    if not move.parts and choose.random() < 0.6:
+        devices = list(move.target.indices)
+        if choose.random() < 0.4:
+            devices = sorted({*choose.sample(range(24), choose.choice((1, 2, 4))), *devices[:2]})[
+                : choose.choice(COUNTS)
+            ]
+        have = any_given(choose, devices, move.target.shape, move.dtypes[1])
+    changed, stale = random_changes(choose, move.source.shape)
+    return UpdateCase(move, have, stale, changed)
+
+
+def check_update(choose: random.Random) -> tuple[str, rs.Plan | None]:
+    """Plans a random update and runs it; returns its kind, and the plan unless its budget was refused rightly."""
+    case = random_update(choose)
+    try:
+        return _check_update(choose, case)
+    except Exception as error:
+        error.add_note(str(case))
+        raise
+
+
+def _check_update(choose: random.Random, case: UpdateCase) -> tuple[str, rs.Plan | None]:
+    move = case.make()
+    must(rs.Move.from_json(move.to_json()) == move, "{} is another move after JSON", move)
+    must(move.changed is not None and move.changed.elements == case.stale.sum(), "{} has other changes", move)
+    options: dict[str, Any] = {"donate": True} if choose.random() < 0.3 else {}
+    if choose.random() < 0.3:
+        share = choose.choice((0.5, 1, 1.2, 2))
+        options["budget"] = int(share * (move.source.tile_bytes + move.target.tile_bytes))
+    kind = f"update, {_kind_of(case.move, move)}"
+    try:
+        plan = rs.plan(move, **options)
+    except BudgetError as error:
+        must(error.smallest > options["budget"], "{} is refused, but {} would do", options["budget"], error.smallest)
+        least = rs.plan(move, **{**options, "budget": error.smallest})
+        must(least.peak_bytes <= error.smallest, "a budget of {}, a peak of {}", error.smallest, least.peak_bytes)
+        return "update, refused budget", None
+    must(plan.peak_bytes <= options.get("budget", math.inf), "{} is over its budget", plan)
+    must(rs.Plan.from_json(plan.to_json()) == plan, "{} is another plan after JSON", plan)
+    bits = min(dtypes.bits(layout.dtype) for layout in (plan.source, plan.target))
+    lacked = {device: case.needed(device) for device in plan.target.mesh.devices}
+    bound = -(-max(lacked.values()) * bits // 8)
+    must(plan.received_bytes == plan.lower_bound_bytes == bound, "{} B are the difference, not as in {}", bound, plan)
+    ends = max(plan.received_bytes, plan.sent_bytes)
+    must(ends >= plan.endpoint_bound_bytes, "{} B at the busiest device are below its bound: {}", ends, plan)
+    given, _, wanted = case.move.tiles(choose, plan)
+    # What is held is what the target means, but where that is stale, or where no move fills it (`into`).
+    fresh = case.move.view.apply(~case.stale, np.ones(wanted.shape, bool))
+    old = np.where(fresh, wanted, (wanted == 0).astype(wanted.dtype))
+    have = case.have or case.move.target
+    layout = plan.have
+    must(layout is not None, "{} has forgotten what is held", plan)
+    held = {device: cut(old, fitted(at, layout.tile_shape)) for device, at in have.indices.items()} if layout else {}
+    kept = {device: tile.copy() for device, tile in (*given.items(), *((-1 - d, t) for d, t in held.items()))}
+    account = Account(plan.source.dtype)
+    moved = rs.simulate(plan, given, account, have=held)
+    check_tiles(case.move.target, plan.target.tile_shape, wanted, moved)
+    both = {**given, **{-1 - device: tile for device, tile in held.items()}}
+    must(all(np.array_equal(both[d], kept[d]) for d in kept), "a tile that was given was written to")
+    _check_account(account, plan)
+    counted = {device: -(-count * bits // 8) for device, count in lacked.items() if count}
+    received = {device: nbytes for device, nbytes in account.received.items() if nbytes}
+    must(received == counted, "{} bytes are received, and {} are the difference", received, counted)
+    return kind, plan

@@ -8,6 +8,7 @@ Where there is a closed form it is taken, and no message is listed:
     uneven ones                          from the pieces of each group of dims (`exchange_stats`)
     two sets of devices                  from queues of requests (`dealing`), or in two rounds of messages (`relay`)
     through a view                       from the messages, which are listed
+    beside what receivers hold           likewise
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from reshard.geometry.overlap import shares
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.geometry.remesh import disjoint, one_set
+from reshard.types.index_set import Holding
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.view import View
@@ -89,16 +91,22 @@ class ExchangeFigures(NamedTuple):
 
 
 def exchange_figures(
-    operand: Layout, result: Layout, view: View | None = None, *, relayed: bool = False
+    operand: Layout,
+    result: Layout,
+    view: View | None = None,
+    *,
+    relayed: bool = False,
+    holding: Holding | None = None,
 ) -> ExchangeFigures:
-    """The figures of the exchange; `relayed`, of one to other devices in which receivers pass elements on.
+    """The figures of the exchange; `relayed`, of one to other devices in which receivers pass elements on; beside a
+    `holding`, without what receivers hold.
 
     >>> mesh = Mesh(x=4)
     >>> exchange_figures(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))[:3]
     (3, 3, 1)
     """
-    if view is not None:
-        return _figures_through(operand, result, view)[0]
+    if view is not None or holding is not None:
+        return _figures_listed(operand, result, view, holding)[0]
     if relayed:
         # Both turns follow each other, and what is passed on lies in pieces of a tile.
         figures = relay_figures(operand, result)
@@ -125,9 +133,11 @@ def exchange_figures(
 
 
 @lru_cache(maxsize=256)
-def _figures_through(operand: Layout, result: Layout, view: View) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
-    """The figures through a view, and what each device receives and sends."""
-    sent = [m for m in exchange_messages(operand, result, view) if m.sender != m.receiver]
+def _figures_listed(
+    operand: Layout, result: Layout, view: View | None, holding: Holding | None
+) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
+    """The figures through a view or beside a holding, and what each device receives and sends."""
+    sent = [m for m in exchange_messages(operand, result, view, holding) if m.sender != m.receiver]
     message = max((m.elements for m in sent), default=0)
     run = message if all(m.is_run for m in sent) else 1
     tally = tally_messages(sent)
@@ -188,12 +198,19 @@ class ByDevice(NamedTuple):
         return ByDevice(0, {device: nbytes.nbytes(count) for device, count in self.listed.items()})
 
 
-def most_sent(operand: Layout, result: Layout, view: View | None = None, *, relayed: bool = False) -> int:
+def most_sent(
+    operand: Layout,
+    result: Layout,
+    view: View | None = None,
+    *,
+    relayed: bool = False,
+    holding: Holding | None = None,
+) -> int:
     """Elements that the busiest device sends."""
     if relayed:
         return relay_figures(operand, result).sent
-    if view is not None:
-        return sent_by_device(operand, result, view).most
+    if view is not None or holding is not None:
+        return sent_by_device(operand, result, view, holding).most
     if not one_set(operand.mesh, result.mesh):
         return crossing_figures(operand, result).sent
     r = refine(operand, result)
@@ -222,21 +239,25 @@ def _count_given(operand: Layout, result: Layout, copies: int) -> dict[int, int]
     return {device: copies * size - own.get(device, 0) for device, size in each}
 
 
-def received_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
+def received_by_device(
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+) -> ByDevice:
     """The elements that each device receives: those of its target tile that it does not hold.
 
     >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3/5]", "f32[5]")]
     >>> received_by_device(*both).listed
     {0: 2, 1: 3}
     """
-    if view is not None:
-        return _figures_through(operand, result, view)[1]
+    if view is not None or holding is not None:
+        return _figures_listed(operand, result, view, holding)[1]
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_lacked(operand, result))
     return lacked_by_device(operand, result)
 
 
-def sent_by_device(operand: Layout, result: Layout, view: View | None = None) -> ByDevice:
+def sent_by_device(
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+) -> ByDevice:
     """The elements that each device sends.
 
     In an even exchange every round is a bijection of the devices, so each sends what it receives; so it is taken for
@@ -246,8 +267,8 @@ def sent_by_device(operand: Layout, result: Layout, view: View | None = None) ->
     >>> sent_by_device(*both).listed
     {0: 3, 1: 2}
     """
-    if view is not None:
-        return _figures_through(operand, result, view)[2]
+    if view is not None or holding is not None:
+        return _figures_listed(operand, result, view, holding)[2]
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_sent_across(operand, result))
     r = refine(operand, result)

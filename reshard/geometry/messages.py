@@ -34,10 +34,12 @@ from typing import NamedTuple
 
 from reshard.geometry.blocks import Block, Factor, cut_range, multiply_blocks, scale_blocks, split_rows
 from reshard.geometry.dealing import assign_requests
+from reshard.geometry.held import NeededParts
 from reshard.geometry.holders import Tile, holders, holders_of, home_tile, pull_limit, tile_of, tiles
 from reshard.geometry.overlap import SharedDims, shared_dims, shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_layouts import view_dims
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain, merged_spans
 from reshard.types.view import View
@@ -85,7 +87,9 @@ class Message(NamedTuple):
 
 def count_product(product: Product) -> int:
     """The elements of a product of factors."""
-    return math.prod([sum([block.elements for block in factor]) for factor in product])
+    # Written out: messages of thousands of blocks are counted often.
+    counts = [sum([math.prod([axis[0] for axis in block[2]]) for block in factor]) for factor in product]
+    return math.prod(counts)
 
 
 def cut_product(product: Product, low: int, high: int) -> tuple[Product, ...]:
@@ -112,6 +116,16 @@ def cut_product(product: Product, low: int, high: int) -> tuple[Product, ...]:
             index += cut_range(block, max(first - below, 0), min(last - below, size))
             below += size
         parts += [(tuple(index), *rest) for rest in cut_product(product[1:], start, end)]
+    return tuple(parts)
+
+
+def cut_products(products: Sequence[Product], low: int, high: int) -> tuple[Product, ...]:
+    """The elements number `low` to `high` of some products, one after another."""
+    parts: list[Product] = []
+    for product in products:
+        size = count_product(product)
+        parts += cut_product(product, max(low, 0), min(high, size))
+        low, high = low - size, high - size
     return tuple(parts)
 
 
@@ -146,14 +160,20 @@ def tally_messages(messages: Iterable[Message]) -> Tally:
 # All messages of an exchange, or those of devices of every kind.
 
 
-def exchange_messages(operand: Layout, result: Layout, view: View | None = None) -> Sequence[Message]:
+def exchange_messages(
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+) -> Sequence[Message]:
     """Every message of the exchange, local copies included: their sender is their receiver.
+
+    What receivers hold already, and is not stale, is in none.
 
     >>> from reshard.types import Mesh
     >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]")]
     >>> sorted((each.sender, each.receiver, each.elements) for each in exchange_messages(*both))
     [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
     """
+    if holding is not None:
+        return _list_beside_held(operand, result, view, holding)
     if view is not None:
         return _list_through_view(operand, result, view)
     if not one_set(operand.mesh, result.mesh):
@@ -188,6 +208,67 @@ def _list_through_view(operand: Layout, result: Layout, view: View) -> Sequence[
     return tuple(_assign_messages(operand, result, result.mesh.devices, shared, held))
 
 
+@lru_cache(maxsize=32)
+def _list_beside_held(operand: Layout, result: Layout, view: View | None, holding: Holding) -> Sequence[Message]:
+    """The messages of an exchange whose receivers hold part of their tiles; requests are cut where that is fairer."""
+    demands, givers = _list_needed(operand, result, view, holding), holders_of(operand)
+    # What the busiest device must receive, or send if the holders of each tile share what is asked of them.
+    received, limit = Counter[int](), 0
+    for tile, demand in demands.items():
+        own = set(givers[tile])
+        asked = [(device, sum(map(count_product, products))) for device, products in demand if device not in own]
+        received.update(dict(asked))
+        limit = max(limit, -(-sum(count for _, count in asked) // len(own)))
+    return tuple(_assign_demands(demands, givers, max(limit, *received.values(), 0)))
+
+
+@lru_cache(maxsize=32)
+def _list_needed(
+    operand: Layout, result: Layout, view: View | None, holding: Holding
+) -> Mapping[Tile, Sequence[tuple[int, tuple[Product, ...]]]]:
+    """For each source tile, the receivers that need part of it, with what they need beside what they hold."""
+    shared = shared_dims(operand, result) if view is None else view_dims(operand, result, view)
+    needed = NeededParts(operand, result, holding, shared)
+    return {
+        tile: [(device, products) for device, product in wants if (products := needed.of(device, tile, product))]
+        for tile, wants in list_requests(operand, result, result.mesh.devices, shared).items()
+    }
+
+
+def list_held_copies(have: Layout, result: Layout) -> Iterator[Message]:
+    """What each device copies of what it holds into its tile of the result: nothing is sent.
+
+    >>> from reshard.types import Mesh
+    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]")]
+    >>> [(each.receiver, each.elements) for each in list_held_copies(*both)]
+    [(0, 2), (1, 2)]
+    """
+    held, shared = tiles(have), shared_dims(have, result)
+    for device, wanted in tiles(result).items():
+        if device in held:
+            each = zip(shared, wanted, held[device], strict=True)
+            product = [dim.wanted((q,)).get((p,)) for dim, q, p in each]
+            if None not in product:
+                yield Message(device, device, (tuple([factor for factor in product if factor is not None]),))
+
+
+def list_leaving_beside(
+    operand: Layout, result: Layout, view: View | None, holding: Holding
+) -> Iterator[tuple[Sequence[int], int]]:
+    """For each tile of the operand, its holders, and the elements of it that must leave them, at least.
+
+    Devices of one target tile that hold unlike parts of it are taken to need what the neediest one does.
+    """
+    givers, wanted = holders_of(operand), tiles(result)
+    for tile, demand in _list_needed(operand, result, view, holding).items():
+        most: dict[Tile, int] = {}
+        for device, products in demand:
+            if device not in givers[tile]:
+                size = sum(map(count_product, products))
+                most[wanted[device]] = max(size, most.get(wanted[device], 0))
+        yield givers[tile], sum(most.values())
+
+
 def _list_among(
     operand: Layout, result: Layout, devices: Sequence[int], shared: Sequence[SharedDims]
 ) -> Iterator[Message]:
@@ -206,20 +287,31 @@ def _assign_messages(
     held: Mapping[Tile, Sequence[int]],
     limit: int | None = None,
 ) -> Iterator[Message]:
+    requests = list_requests(operand, result, receivers, shared).items()
+    demands = {tile: [(device, (product,)) for device, product in demand] for tile, demand in requests}
+    return _assign_demands(demands, held, limit)
+
+
+def _assign_demands(
+    demands: Mapping[Tile, Sequence[tuple[int, tuple[Product, ...]]]],
+    held: Mapping[Tile, Sequence[int]],
+    limit: int | None,
+) -> Iterator[Message]:
     """The requests for each tile, assigned to its holders; cut where whole ones would load one beyond the limit."""
-    for tile, demand in list_requests(operand, result, receivers, shared).items():
+    for tile, demand in demands.items():
         check_deadline()
         givers = held[tile]
         own = set(givers)
-        yield from (Message(device, device, (product,)) for device, product in demand if device in own)
-        queue = [(device, product) for device, product in demand if device not in own]
+        yield from (Message(device, device, products) for device, products in demand if device in own)
+        queue = [(device, products) for device, products in demand if device not in own]
         if limit is None:
-            for at, (device, product) in enumerate(queue):
-                yield Message(givers[at * len(givers) // len(queue)], device, (product,))
+            for at, (device, products) in enumerate(queue):
+                yield Message(givers[at * len(givers) // len(queue)], device, products)
             continue
-        for share in assign_requests([count_product(product) for _, product in queue], len(givers), limit):
-            device, product = queue[share.request]
-            yield Message(givers[share.holder], device, cut_product(product, share.low, share.high))
+        sizes = [sum(map(count_product, products)) for _, products in queue]
+        for share in assign_requests(sizes, len(givers), limit) if sizes else ():
+            device, products = queue[share.request]
+            yield Message(givers[share.holder], device, cut_products(products, share.low, share.high))
 
 
 def list_requests(

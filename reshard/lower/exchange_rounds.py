@@ -184,8 +184,8 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
     >>> [[(each.sender, each.receiver) for each in turn] for turn in (step.local, *step.rounds)]
     [[(1, 1)], [(1, 0), (2, 1)], [(0, 1), (1, 2)]]
     """
-    operand, result, (chunk, _, _, relayed, view, _) = step.operand, step.result, step.mode
-    r = refine(operand, result) if view is None else None
+    operand, result, (chunk, _, _, relayed, view, _, holding) = step.operand, step.result, step.mode
+    r = refine(operand, result) if view is None and holding is None else None
     if r is not None and r.exact:
         send = _merged_view(operand, tile_view.before(operand, r), [d for d in r.digits if d.src is None])
         receive = _merged_view(result, tile_view.after(result, r), [d for d in r.digits if d.dst is None])
@@ -195,13 +195,13 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
             TileView(end.tile_shape, end.tile_shape, end.tile_shape, tuple(range(len(end.shape))), ())
             for end in (operand, result)
         )
-        largest = exchange_figures(operand, result, view, relayed=relayed).message
+        largest = exchange_figures(operand, result, view, relayed=relayed, holding=holding).message
         cap = None if chunk is None or chunk >= largest else chunk
         if relayed:
             first, second = (_coloured_turns(turn, cap, device) for turn in relay_messages(operand, result))
             turns = [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
         else:
-            turns = _coloured_turns(exchange_messages(operand, result, view), cap, device)
+            turns = _coloured_turns(exchange_messages(operand, result, view, holding), cap, device)
     # A turn in which every device keeps its own is no round.
     crossing = [any(t.sender != t.receiver for t in turn) for turn in turns]
     return Exchange(
@@ -211,8 +211,8 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         local=tuple(t for turn, crosses in zip(turns, crossing, strict=True) if not crosses for t in turn),
         rounds=tuple(tuple(turn) for turn, crosses in zip(turns, crossing, strict=True) if crosses),
         staged=step.cost.scratch > 0,
-        fills=view is not None and view.into,
-        strided=view is not None,
+        fills=step.mode.fills,
+        strided=view is not None or holding is not None,
         dtype=None if operand.dtype == result.dtype else result.dtype,
     )
 

@@ -152,17 +152,22 @@ def describe_steps(
 
 
 def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
-    operand, result, view = step.operand, step.result, step.mode.view
+    operand, result, view, holding = step.operand, step.result, step.mode.view, step.mode.holding
     if step.mode.relay:
         first, second = relay_messages(operand, result)
         yield first
         # The second turn reads what the first left in tiles of the result, which stays where it is.
         kept = (Message(to, to, tuple(map(read_from_result, products))) for _, to, products in first)
         yield (*kept, *second)
-    elif device is not None and view is None and one_set(operand.mesh, result.mesh) and device in operand.mesh.devices:
+    elif (
+        device is not None
+        and view is holding is None
+        and one_set(operand.mesh, result.mesh)
+        and device in operand.mesh.devices
+    ):
         yield messages_of(operand, result, device)
     else:
-        yield exchange_messages(operand, result, view)
+        yield exchange_messages(operand, result, view, holding)
 
 
 def _describe_message(message: Message, turn: int) -> Iterator[Descriptor]:

@@ -52,6 +52,7 @@ from reshard.plans.plan_data import (
 )
 from reshard.plans.plan_data import flatten_tree as flatten_tree
 from reshard.plans.rules.bounds import (
+    Ends,
     busiest_bytes,
     endpoint_bound,
     joint_endpoint_bound,
@@ -65,6 +66,7 @@ from reshard.plans.rules.view_steps import keeps_memory
 from reshard.plans.step import Bytes, DeviceKinds, Footprint, checked_seconds, find_peaks
 from reshard.plans.step import Step as Step
 from reshard.plans.step import StepSpec as StepSpec
+from reshard.types.index_set import Holding, IndexSet
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, prime_places
@@ -140,6 +142,7 @@ class Plan(ShownPlan):
     donate: bool = False
     seconds: float | None = None
     view: View | None = None
+    holding: Holding | None = None
 
     def __post_init__(self) -> None:
         _check_parts(self.source, self.target, self.steps)
@@ -166,6 +169,12 @@ class Plan(ShownPlan):
         if at != self.target:
             raise PlanError(
                 f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
+            )
+        held = [step.mode.holding for step in self.steps]
+        if any(held) if self.holding is None else held != [self.holding]:
+            raise PlanError(
+                f"what the devices of {self.target} hold already is what the one exchange of a plan leaves; plan it "
+                f"again, with have= and changed="
             )
         views = [step.mode.view for step in self.steps if step.mode.view is not None]
         if self.view is None and not views and self.source.shape == self.target.shape:
@@ -234,9 +243,24 @@ class Plan(ShownPlan):
         return tuple(split_by_role(turn, number) for turn in describe_steps(ends, self.steps, number))
 
     @property
+    def have(self) -> Layout | None:
+        """The layout in which devices of the target hold its array already, None for a plan that counts on nothing."""
+        return None if self.holding is None else self.holding.layout
+
+    @property
+    def changed(self) -> IndexSet | None:
+        """The elements of the source that are stale in what devices hold; None for a plan that counts on nothing."""
+        return None if self.holding is None else self.holding.stale
+
+    @property
+    def spreads(self) -> bool:
+        """Whether what devices hold is in other tiles than the target's, into which it is copied first."""
+        return self.holding is not None and self.holding.layout != self.target
+
+    @property
     def fills(self) -> bool:
-        """Whether it fills a part of a target that is there."""
-        return self.view is not None and self.view.into
+        """Whether it fills a part of a target that is there, or leaves what devices hold of it."""
+        return self.holding is not None or (self.view is not None and self.view.into)
 
     @cached_property
     def stays(self) -> bool:
@@ -250,7 +274,7 @@ class Plan(ShownPlan):
         in_source, in_target, waits = True, False, self.fills
         for step in self.steps:
             stays = keeps_memory(*step.judgement)
-            begins = waits and step.mode.view is not None and step.mode.view.into
+            begins = waits and step.mode.fills
             in_target, waits = begins or (in_target and stays), waits and not begins
             phases.append(Phase(step, in_source, in_target, waits))
             # A view that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
@@ -307,7 +331,7 @@ class Plan(ShownPlan):
                 given = dict.fromkeys({*out, *after.devices} if step.mode.relay else out, step.sent_bytes)
                 # All devices of a collective count as the busiest one, and of an exchange among too many to list.
                 if step.kind == "exchange" and (before.size <= MOST_LISTED or not one_set(before, after)):
-                    ends = step.operand, step.result, step.mode.view
+                    ends = step.operand, step.result, step.mode.view, step.mode.holding
                     into = received_by_device(*ends).scaled(step.wire).on(after.devices)
                     if not step.mode.relay:
                         given = sent_by_device(*ends).scaled(step.wire).on(before.devices)
@@ -322,7 +346,7 @@ class Plan(ShownPlan):
         If a sum stays unfinished, in every plan that keeps its summands; if one is finished, in every plan without
         idle axes.
         """
-        return lower_bound(self.source, self.target, self.view)
+        return lower_bound(self.source, self.target, self.view, self.holding)
 
     @cached_property
     def idle_axes(self) -> tuple[str, ...]:
@@ -331,14 +355,14 @@ class Plan(ShownPlan):
         Such a plan may receive more than `lower_bound_bytes`, on purpose, and less where it finishes a sum. Only plans
         for a network have any.
         """
-        if self.crosses or self.view is not None:
+        if self.crosses or self.view is not None or self.holding is not None:
             return ()
         return find_idle_axes(self.source, self.target, (step.result for step in self.steps))
 
     @property
     def endpoint_bound_bytes(self) -> int:
         """Bytes that some device sends or receives, in total, in every plan."""
-        return endpoint_bound(self.source, self.target, self.view)
+        return endpoint_bound(self.source, self.target, self.view, self.holding)
 
     @property
     def launches(self) -> int:
@@ -380,6 +404,7 @@ class Plan(ShownPlan):
             "donate": self.donate,
             "seconds": self.seconds,
             **view_data(self.view),
+            **({} if self.holding is None else self.holding.to_dict()),
         }
 
     @classmethod
@@ -399,7 +424,8 @@ class Plan(ShownPlan):
         source, target = read_layout_field(fields, "source", "mesh"), read_layout_field(fields, "target", "target_mesh")
         steps = fields.objects("steps", "step")
         donate = fields.get("donate", bool, default=False)
-        given = [read_step(step) for step in steps]
+        holding = Holding.read_fields(fields)
+        given = [read_step(step, holding) for step in steps]
         seconds, view = read_seconds(fields), read_view(fields)
         plan = chain(source, target, [spec for spec, _ in given], donate, [time for _, time in given], view)
         if not steps:
@@ -417,7 +443,8 @@ class Plan(ShownPlan):
     def __str__(self) -> str:
         meshes = f"{self.source.mesh} to {self.target.mesh}" if self.crosses else str(self.source.mesh)
         view = "" if self.view is None or self.view.plain else f", view {self.view}"
-        head = f"{self.source} -> {self.target} on {meshes}{view}"
+        held = "" if self.holding is None else f", have {self.holding.layout}, changed {self.holding.stale}"
+        head = f"{self.source} -> {self.target} on {meshes}{view}{held}"
         rows = [["step", "type after it", *(["sent"] if self.crosses else []), "received", "live"]]
         for step in self.steps:
             figures = [*([step.sent_bytes] if self.crosses else []), step.received_bytes, step.live_bytes]
@@ -472,7 +499,8 @@ def chain(
         at = spec.result
     known = [step.seconds for step in steps if step.seconds is not None]
     total = sum(known) if known and len(known) == len(steps) else None
-    return Plan(source, target, tuple(steps), donate, total, view)
+    holding = next((step.mode.holding for step in steps if step.mode.holding is not None), None)
+    return Plan(source, target, tuple(steps), donate, total, view, holding)
 
 
 def floor_bytes(source: Layout, target: Layout, donate: bool = False) -> int:
@@ -516,7 +544,7 @@ def _list_retained_bytes(source: Layout, target: Layout, specs: Sequence[StepSpe
 def _list_kept(source: Layout, specs: Sequence[StepSpec], donate: bool) -> list[tuple[bool, bool]]:
     """Whether each step has the source beside it, unless that is donated or the operand itself; and, before a step that
     fills part of the target, whether the target waits."""
-    fills = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), 0)
+    fills = next((n for n, spec in enumerate(specs) if spec.mode.fills), 0)
     kept: list[tuple[bool, bool]] = []
     at, is_source = source, True
     for number, spec in enumerate(specs):
@@ -632,6 +660,8 @@ class Batch:
                 before[target] = kinds.tile(plan.target)
             if plan.steps or arrays.is_shared(source):
                 after[target] = kinds.tile(plan.target)
+            if plan.spreads and plan.have is not None:  # What is held in other tiles stays as it is.
+                before[f"held {target}"] = after[f"held {target}"] = kinds.tile(plan.have)
             if plan.stays and arrays.is_shared(source):  # What lies in an array that others read is copied at the end.
                 copied[source] = before[source]
         live = [kinds.total(before.values()), kinds.total({**after, **copied}.values())]
@@ -644,6 +674,8 @@ class Batch:
                 both: Bytes = tuple(map(step.join_tiles, operand, result))
                 if phase.of_source or source not in freed:
                     there[source] = kinds.tile(plan.source)
+                if plan.spreads and plan.have is not None:
+                    there[f"held {target}"] = kinds.tile(plan.have)
                 if phase.of_source:
                     both = _subtract_bytes(both, operand)
                 if phase.in_target or (phase.waits and target in arrays.there):
@@ -662,6 +694,7 @@ class Batch:
 def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
     """The kinds of devices that the steps of some plans run on."""
     layouts = [layout for plan in dict.fromkeys(plans) for layout in (plan.source, *(s.result for s in plan.steps))]
+    layouts += [plan.have for plan in dict.fromkeys(plans) if plan.have is not None]
     return DeviceKinds(layout.mesh for layout in layouts)
 
 
@@ -697,7 +730,7 @@ class LiveArrays:
         for plan, (source, target) in zip(plans, self._ends.values(), strict=True):
             self._readers[source] += 1
             self._layouts[source], self._layouts[target] = plan.source, plan.target
-            if given is None and plan.fills:
+            if given is None and plan.fills and not plan.spreads:
                 self.there.add(target)
         self._shared = frozenset(source for source, count in self._readers.items() if count > 1)
         self.any_shared = len(self._layouts) < 2 * len(self._ends)
@@ -905,11 +938,13 @@ class TreePlan(ShownPlan):
 
     @cached_property
     def filled(self) -> tuple[str, ...]:
-        """The targets of which something is left as it is, so that whoever runs the tree must give them."""
+        """The targets of which something is left as it is, so that whoever runs the tree must give them: parts that no
+        move fills, or what devices hold already."""
         filled: list[str] = []
         for target, moves in self.parts.items():
             plans = [self.plans[name] for name in moves]
-            if plans[0].fills and find_uncovered(tuple(map(_view_of, plans))) is not None:
+            held = any(plan.holding is not None for plan in plans)
+            if held or (plans[0].fills and find_uncovered(tuple(map(_view_of, plans))) is not None):
                 filled.append(target)
         return tuple(filled)
 
@@ -958,7 +993,7 @@ class TreePlan(ShownPlan):
         return max(self.lower_bound_bytes, joint_endpoint_bound(self._ends))
 
     @property
-    def _ends(self) -> Iterator[tuple[Layout, Layout, View | None]]:
+    def _ends(self) -> Iterator[Ends]:
         """The moves that the joint bounds add up: of those that read the same elements of one array, the largest.
 
         What two moves need of one element may reach a device together, and leave its holder once.
@@ -970,9 +1005,9 @@ class TreePlan(ShownPlan):
                 taken = invert_view(_view_of(plan))
                 if all(find_overlap((other, taken)) is None for other in counted_views):
                     counted_views.append(taken)
-                    yield plan.source, plan.target, plan.view
+                    yield plan.source, plan.target, plan.view, plan.holding
             if len(plans) == 1:
-                yield plans[0].source, plans[0].target, plans[0].view
+                yield plans[0].source, plans[0].target, plans[0].view, plans[0].holding
 
     @property
     def launches(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from reshard.errors import PlanError, quoted
 from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.step import Step, StepSpec, checked_seconds
+from reshard.types.index_set import Holding
 from reshard.types.json_fields import Fields, same_json
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -77,6 +78,7 @@ def step_data(step: Step) -> dict[str, Any]:
         "launches": step.launches,
         "seconds": step.seconds,
         **view_data(step.mode.view),
+        **({} if step.mode.holding is None else {"beside_held": True}),
     }
 
 
@@ -84,8 +86,8 @@ _THROUGH_VIEW = "view_exchange"
 """How format 1 calls an exchange through a view."""
 
 
-def read_step(step: Fields) -> tuple[StepSpec, float | None]:
-    """What JSON says of a step, its figures left out, and its seconds."""
+def read_step(step: Fields, holding: Holding | None = None) -> tuple[StepSpec, float | None]:
+    """What JSON says of a step, its figures left out, and its seconds; `holding` is that of its plan."""
     mode = StepMode(
         step.get("chunk", int, NoneType, default=None),
         step.get("in_place", bool, default=False),
@@ -93,6 +95,7 @@ def read_step(step: Fields) -> tuple[StepSpec, float | None]:
         step.get("relay", bool, default=False),
         read_view(step),
         step.get("overlap", bool, default=False),
+        holding if step.get("beside_held", bool, default=False) else None,
     )
     kind, result = step.get("kind", str), read_layout_field(step, "result", "mesh")
     return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, result, mode), read_seconds(step)

@@ -20,6 +20,7 @@ from reshard.geometry.remesh import disjoint
 from reshard.plans.rules.collectives import RULES, VIEW_RULES, check_step
 from reshard.plans.rules.step_mode import PLAIN, Cost, StepMode, wire_layout
 from reshard.plans.rules.view_steps import keeps_memory
+from reshard.types.index_set import IndexSet
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.view import View
@@ -70,7 +71,8 @@ class Step:
         """Bytes that the busiest device sends in this step; a reduction's are those that it receives."""
         if self.kind != "exchange":
             return self.received_bytes
-        sent = most_sent(self.operand, self.result, self.mode.view, relayed=self.mode.relay)
+        mode = self.mode
+        sent = most_sent(self.operand, self.result, mode.view, relayed=mode.relay, holding=mode.holding)
         return self.wire.nbytes(sent)
 
     @property
@@ -107,10 +109,17 @@ class Step:
 
         This is the most that `Batch.footprint` counts on any kind of device, of the step alone.
         """
-        before, after = self.operand.tile_bytes, self.result.tile_bytes
+        before, after, holding = self.operand.tile_bytes, self.result.tile_bytes, self.mode.holding
+        held = 0  # What a device holds in other tiles than the result's stays beside these.
+        if (
+            holding is not None
+            and holding.layout != self.result
+            and not disjoint(holding.layout.mesh, self.result.mesh)
+        ):
+            held = holding.layout.tile_bytes
         if disjoint(self.operand.mesh, self.result.mesh):  # No device has both operand and result.
-            return max(self.retained_bytes + before, after) + self.cost.scratch
-        return self.retained_bytes + self.join_tiles(before, after) + self.cost.scratch
+            return max(self.retained_bytes + before, held + after) + self.cost.scratch
+        return self.retained_bytes + held + self.join_tiles(before, after) + self.cost.scratch
 
     def join_tiles(self, before: int, after: int) -> int:
         """The bytes of operand and result on a device that has so many of each: together, if one takes the place of
@@ -150,8 +159,11 @@ def _checked_mode(mode: object) -> StepMode:
     )
     if mode.view is not None and not isinstance(mode.view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: view is a View, or None")
+    held = mode.holding
+    if held is not None and not (isinstance(held.layout, Layout) and isinstance(held.stale, IndexSet)):  # pyright: ignore
+        raise StepError(f"{quoted(mode)}: holding is a Holding of a Layout and an IndexSet, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
-    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap)
+    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap, held)
 
 
 # What is live on each device while the batches of a plan run one after another.

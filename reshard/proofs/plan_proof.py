@@ -56,7 +56,8 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
     check_limit(limit)
     if plan.view is not None or any(map(_changes_indices, plan.steps)):
         if launches:
-            raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
+            why = "the search for fewer launches knows no views, no casts, and nothing that is held"
+            raise PlanError(f"{plan.source} -> {plan.target}: {why}")
         return _prove_view(plan, program)
     made = _outline(plan) if program is None else program
     try:
@@ -393,8 +394,8 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
                     raise UndecidedError(f"step {number}: another kind of exchange than the plan's")
             elif step.kind == "exchange":
                 tiles = step.operand.tile_shape, step.result.tile_shape
-                fills = step.mode.view is not None and step.mode.view.into
-                symbolic.check_view_exchange(made.instructions[number - 1], f"step {number}", tiles, fills=fills)
+                given, fills = made.instructions[number - 1], step.mode.fills
+                symbolic.check_view_exchange(given, f"step {number}", tiles, fills=fills)
             begun, why = number, _BOXES if step.kind == "exchange" else _LOCAL
         elif number < len(plan.steps) and not _changes_indices(plan.steps[number]):
             why = "proved with the steps that follow it"
@@ -408,8 +409,9 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
 
 
 def _changes_indices(step: Step) -> bool:
-    """Whether a step is proved at these sizes only: one that changes indices, or casts."""
-    return step.kind in VIEW_RULES or step.mode.view is not None or step.operand.dtype != step.result.dtype
+    """Whether a step is proved at these sizes only: one that changes indices, casts, or leaves what devices hold."""
+    at_these_sizes = step.mode.view is not None or step.mode.holding is not None
+    return step.kind in VIEW_RULES or at_these_sizes or step.operand.dtype != step.result.dtype
 
 
 def _prove_stretch(steps: Sequence[Step], program: Program | None, begun: int) -> tuple[str, tuple[Query, ...]]:
@@ -448,6 +450,8 @@ def _minimal_view(plan: Plan) -> ProofPart:
     index = np.full(plan.target.shape, -1, np.int64).reshape(-1)
     src, dst = oracle.index_pairs(plan.view or View.identity(plan.source.shape))
     index[dst] = src
+    have = plan.holding
+    kept = np.zeros(0, np.int64) if have is None else np.flatnonzero(~oracle.stale_marks(have))
     whole = np.arange(math.prod(plan.source.shape), dtype=np.int64).reshape(plan.source.shape)
     held, wanted = (
         oracle.cut_tiles(
@@ -457,10 +461,16 @@ def _minimal_view(plan: Plan) -> ProofPart:
         )
         for layout, array in ((plan.source, whole), (plan.target, index.reshape(plan.target.shape)))
     )
+    there = {}
+    if have is not None:  # What devices hold of the target, as indices of the source.
+        arrays = {(): index.reshape(plan.target.shape)}
+        there = oracle.cut_tiles(have.layout, arrays, partial(np.full, have.layout.tile_shape, -1, np.int64))
     lacked, none = 0, np.empty(0, np.int64)
     for device in plan.target.mesh.devices:
         needed = wanted[device][wanted[device] >= 0]
-        lacked = max(lacked, int(np.isin(needed, held.get(device, none), invert=True).sum()))
+        needed = needed[np.isin(needed, held.get(device, none), invert=True)]
+        fresh = np.isin(needed, np.intersect1d(there.get(device, none), kept))
+        lacked = max(lacked, int((~fresh).sum()))
     narrow = min((plan.source, plan.target), key=lambda layout: layout.nbytes(8))
     least = narrow.nbytes(lacked)
     argument = (f"the neediest device lacks {lacked} elements of its target tile, {least} bytes",)

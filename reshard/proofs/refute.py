@@ -19,7 +19,8 @@ from reshard.lower.program import Exchange
 from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import broken_rule
 from reshard.runtime import Account, oracle, run
-from reshard.runtime.on_numpy import Extras
+from reshard.runtime.on_numpy import Extras, hold_tiles
+from reshard.types.view import View
 
 MOST_ELEMENTS = 1 << 24
 """A larger array, over all devices, is not run."""
@@ -92,13 +93,22 @@ def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | Non
     marks: dict[oracle.Summand, Array] = dict(zip(summands, random, strict=True))
     kind = str(random.dtype)
     # What a target that is only filled in part holds before the move.
-    before = np.random.default_rng(_SEEDS).integers(0, 1 << 20, target.shape).astype(kind) if view is not None else None
+    before = np.random.default_rng(_SEEDS).integers(0, 1 << 20, target.shape).astype(kind) if plan.fills else None
     extras: tuple[Extras, ...] = ()
-    if view is not None or source.dtype != target.dtype:
-        into: dict[int, Array] = {}
-        if view is not None and view.into and before is not None:
-            into = oracle.cut_tiles(target, {(): before}, lambda: np.zeros(target.tile_shape, kind))
-        extras = (Extras(into, casts=False),)
+    if view is not None or source.dtype != target.dtype or before is not None:
+        extra = Extras()
+        if plan.holding is not None and before is not None:
+            # What is held is what the target means, and where that is stale, another mark.
+            stale = oracle.stale_marks(plan.holding)
+            same = view or View.identity(source.shape)
+            other = np.random.default_rng(_SEEDS + 1).integers(1, 1 << 20, stale.shape)
+            fresh = oracle.view_marks(same, np.where(stale, other, random[0]), before)
+            marked = [replace(layout, dtype=kind) for layout in (plan.holding.layout, target)]
+            held = oracle.cut_tiles(marked[0], {(): fresh}, lambda: np.zeros(marked[0].tile_shape, kind))
+            extra = hold_tiles(marked[0], marked[1], held)
+        elif before is not None:
+            extra = Extras(oracle.cut_tiles(target, {(): before}, lambda: np.zeros(target.tile_shape, kind)))
+        extras = (replace(extra, casts=False),)
     tiles = oracle.cut_tiles(source, marks, lambda: np.zeros(source.tile_shape, kind))
     given = {d: tile.copy() for d, tile in tiles.items()}
     memory = Account(source.dtype)
@@ -121,8 +131,9 @@ def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | Non
     with np.errstate(over="ignore"):
         meant, ended = oracle.finished(source, target, result)
         wanted = oracle.combine_summands(source, meant, marks)
-        if view is not None and before is not None:
-            wanted = {one: oracle.view_marks(view, array, before.astype(array.dtype)) for one, array in wanted.items()}
+        if view is not None:
+            base = np.zeros(target.shape, kind) if before is None else before
+            wanted = {one: oracle.view_marks(view, array, base.astype(array.dtype)) for one, array in wanted.items()}
     for device in target.mesh.devices:
         wrong = oracle.first_mismatch(meant, device, ended[device], wanted, _same)
         if wrong is None:
@@ -141,7 +152,8 @@ def _run_marked(plan: Plan, program: Program, seed: int) -> Counterexample | Non
 
 def fits_in_memory(plan: Plan) -> bool:
     """Whether the array and all its tiles are small enough to run in this process."""
-    tiles = (math.prod(lay.tile_shape) for lay in (plan.source, *(s.result for s in plan.steps)))
+    layouts = plan.source, *(step.result for step in plan.steps), *([] if plan.have is None else [plan.have])
+    tiles = (math.prod(lay.tile_shape) for lay in layouts)
     planes = math.prod(a.size for a in (*plan.source.partial, *plan.target.partial))
     return max(*tiles, 1) * max(plan.source.mesh.size, plan.target.mesh.size) * planes <= MOST_ELEMENTS
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, NamedTuple, cast, overload
 
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, TileError, quoted
+from reshard.geometry.messages import list_held_copies
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, Transfer, place_offsets
 from reshard.lower.program import (
@@ -73,10 +74,13 @@ Shape = Sequence[int]
 class Extras:
     """What a run needs beside the source's tiles: copies of the target's tiles that it fills, and the cast's scales.
 
+    `beside` are other tiles that are there all the time: they are counted.
+
     Without `casts`, values stay as they are where a program casts: the prover's marks are counted, not converted.
     """
 
     into: Tiles = field(default_factory=dict[int, Array])
+    beside: Mapping[int, Array] = field(default_factory=dict[int, Array])
     scale: Mapping[int, Any] = field(default_factory=dict[int, Any])
     casts: bool = True
 
@@ -92,6 +96,7 @@ def simulate(
     *,
     padded: bool = True,
     into: Mapping[int, Array] | None = None,
+    have: Mapping[int, Array] | None = None,
     scale: Any = None,
 ) -> Tiles: ...
 
@@ -115,6 +120,7 @@ def simulate(
     *,
     padded: bool = True,
     into: Mapping[Any, Any] | None = None,
+    have: Mapping[int, Array] | None = None,
     scale: Any = None,
 ) -> Tiles | dict[str, Tiles]:
     """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
@@ -123,9 +129,10 @@ def simulate(
     `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
     bytes live and received. A tree of plans takes {name of a source: {device id: tile}}, returns the same by names of
     targets, and takes a `memory` in bytes, `Account("uint8")`; `into` has the tiles of `tree.filled`, by name, and
-    `scale` the scales of moves. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, and
-    `scale` is what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id
-    an array that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
+    `scale` the scales of moves. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, `have`
+    the tiles that devices of the target hold already, as the plan says, and `scale` is what its cast divides by where
+    it narrows, and multiplies by where it widens: a number, or by device id an array that broadcasts to the wider tile.
+    Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
@@ -136,18 +143,27 @@ def simulate(
     padded = checked_flag(padded, "padded")
     if isinstance(plan, Plan):
         program, given = lower_plan(plan), _pad_tiles(plan.source, tiles)
+        if (plan.holding is None) != (have is None):
+            need = (
+                "moves all that devices need" if plan.holding is None else f"counts on what devices hold, {plan.have}"
+            )
+            raise TileError(f"the move {plan.source} -> {plan.target} {need}; got have={quoted(have)}")
         # A plan that fills part of its target needs the target's tiles, and no other may be given any.
-        wanted = plan.view is not None and plan.view.into
+        wanted = plan.view is not None and plan.view.into and plan.holding is None
         if wanted != (into is not None):
             need = (
                 "fills part of the target: give the target's tiles with into=" if wanted else "fills all of the target"
             )
             raise TileError(f"the move {plan.source} -> {plan.target} {need}; got into={quoted(into)}")
-        held = _copy_target_tiles(plan.target, into) if wanted else {}
-        moved = run(program, given, memory, Extras(held, _scale_by_device(plan, scale)))
+        extras = Extras(_copy_target_tiles(plan.target, into) if wanted else {})
+        if plan.holding is not None:
+            extras = hold_tiles(plan.holding.layout, plan.target, cast("Mapping[int, Array]", have))
+        moved = run(program, given, memory, replace(extras, scale=_scale_by_device(plan, scale)))
         return moved if padded else _trim_padding(plan.target, moved)
     if not isinstance(plan, TreePlan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a plan; give what reshard.plan() returns")
+    if have is not None:
+        raise TileError("have= is of one move; what a tree holds of its targets is given by name, with into=")
     results = _run_tree(plan, tiles, {} if into is None else into, {} if scale is None else scale, memory)
     return results if padded else {name: _trim_padding(plan.target_layouts[name], results[name]) for name in results}
 
@@ -239,6 +255,34 @@ def _copy_target_tiles(target: Layout, into: object) -> Tiles:
     return {device: tile.copy() for device, tile in tiles.items()}
 
 
+def hold_tiles(layout: Layout, target: Layout, have: Mapping[int, Array]) -> Extras:
+    """What devices hold already, as tiles of the target for a program to fill: each device copies its own.
+
+    >>> from reshard.types import Mesh
+    >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("int64[{x}1]", "int64[2]")]
+    >>> hold_tiles(*layouts, {0: np.array([5]), 1: np.array([6])}).into
+    {0: array([5, 0]), 1: array([0, 6])}
+    """
+    if not isinstance(have, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TileError(f"have= is {quoted(have)}; give a dict with the tiles of {layout}, by device id")
+    if layout == target:
+        return Extras(_copy_target_tiles(target, have))
+    # Of a layout on other devices, too, only those of the target matter.
+    devices = [device for device in layout.mesh.devices if device in frozenset(target.mesh.devices)]
+    shapes = {device: (layout.tile_shape, layout.tile_shape_of(device)) for device in devices}
+    mine = {device: have[device] for device in devices if device in have}
+    padded = {device: with_padding(layout, device, tile) for device, tile in tile_per_device(shapes, mine).items()}
+    given = checked_tiles(devices, layout.tile_shape, layout.dtype, padded)
+    dtype = numpy_dtype(target.dtype)
+    into = {device: np.zeros(target.tile_shape, dtype) for device in target.mesh.devices}
+    for message in list_held_copies(layout, target):
+        device = message.receiver
+        flat = {device: np.ascontiguousarray(given[device]).reshape(-1)}
+        blocks = tuple(message.blocks)
+        _copy_transfer(Transfer(device, device, blocks), flat, {device: into[device].reshape(-1)}, {}, {})
+    return Extras(into, given)
+
+
 def _scale_by_device(plan: Plan, scale: object) -> Mapping[int, Any]:
     if scale is None:
         return {}
@@ -297,7 +341,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     ends = memory.dtype
     for each in program.instructions:
         ends = dtype_after(each, ends)
-    for device, tile in more.into.items():
+    for device, tile in (*more.into.items(), *more.beside.items()):
         memory.take(device, tile.size, ends)
     return _run_launches([program], [_Held(checked, program.keep_source, more)], memory)[0]
 

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from reshard.geometry.remesh import one_set
 from reshard.runtime.numpy_tiles import ufunc
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.view import View
@@ -115,6 +116,21 @@ def view_marks(view: View, array: Array, held: Array) -> Array:
     full = held.reshape(-1).copy()
     full[dst] = array.reshape(-1)[src]
     return full.reshape(held.shape)
+
+
+def stale_marks(holding: Holding) -> Array:
+    """Which elements of the source are stale in what devices hold, one by one.
+
+    >>> from reshard.types import Mesh
+    >>> from reshard.types.index_set import IndexSet
+    >>> layout = Layout.parse("f32[4]", Mesh(x=2))
+    >>> stale_marks(Holding(layout, IndexSet.read([1, 2], (4,))))
+    array([False,  True,  True, False])
+    """
+    stale = np.zeros(holding.stale.shape, bool)
+    for product in holding.stale.products:
+        stale[np.ix_(*(np.concatenate([np.arange(*run) for run in runs]) for runs in product))] = True
+    return stale
 
 
 def finished(source: Layout, target: Layout, tiles: Mapping[int, Array]) -> tuple[Layout, Mapping[int, Array]]:

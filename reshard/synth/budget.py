@@ -23,6 +23,7 @@ from reshard.plans.rules.split_steps import possible_counts
 from reshard.plans.rules.step_mode import StepMode, wire_layout
 from reshard.synth import cost
 from reshard.synth.network import Links
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -83,14 +84,20 @@ def _cut_step(step: Step, budget: int) -> StepSpec | None:
 
 
 def cut_exchange(
-    operand: Layout, result: Layout, spare: int, view: View | None = None, *, relay: bool = False
+    operand: Layout,
+    result: Layout,
+    spare: int,
+    view: View | None = None,
+    *,
+    relay: bool = False,
+    holding: Holding | None = None,
 ) -> StepMode:
     """An exchange in chunks whose buffers fit in `spare` bytes: in the fewest rounds, and of the smallest chunks then.
 
     A chunk is at least a run of elements that lie side by side, which need no buffer; where not even that fits, the
     caller drops the plan by its peak.
     """
-    figures = exchange_figures(operand, result, view, relayed=relay)
+    figures = exchange_figures(operand, result, view, relayed=relay, holding=holding)
     buffers = count_buffers(operand, result, StepMode(relay=relay, view=view))
     # What is cast has no long runs: it is staged, but for single elements.
     least = max(1, figures.run) if operand.dtype == result.dtype else 1
@@ -104,7 +111,7 @@ def cut_exchange(
             chunk = middle
         else:
             least = middle + 1
-    return StepMode(chunk, relay=relay, view=view)
+    return StepMode(chunk, relay=relay, view=view, holding=holding)
 
 
 def _smallest_peak(plan: Plan) -> int:

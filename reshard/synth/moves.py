@@ -14,9 +14,10 @@ Where no common units exist, one `exchange` through the view does it all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NoReturn
 
 from reshard.errors import BudgetError, PlanError, StepError
 from reshard.geometry.remesh import disjoint
@@ -43,6 +44,8 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
     Raises `PlanError` for a move that no steps make, and `BudgetError` with the least peak among the candidates.
     """
     budget = options.budget
+    if move.holding is not None:
+        return _plan_update(move, options)
     # A cast that narrows runs first, so that fewer bytes move; one that widens, or that waits for a sum, runs last.
     first = not move.source.partial and dtypes.bits(move.target.dtype) < dtypes.bits(move.source.dtype)
     inner = move
@@ -66,8 +69,24 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
     least = min((plan.received_bytes for plan in fitting), default=math.inf)
     made += cast
     fitting += [p for p in cast if (budget is None or p.peak_bytes <= budget) and p.received_bytes < least]
-    if fitting:
-        return fitting
+    return fitting or _refuse_budget(move, made, budget)
+
+
+def _plan_update(move: Move, options: PlanOptions) -> list[Plan]:
+    """One exchange of what devices lack or hold stale, as it is, or in chunks where its buffers leave the budget.
+
+    No other route can do with less: each device receives what it needs, once, and holders share what is asked of them.
+    """
+    view = None if move.view.plain else move.view
+    specs = [StepSpec("exchange", move.target, StepMode(view=view, holding=move.holding))]
+    if options.budget is not None:
+        specs += _cut_exchanges(move, view, options.budget)
+    made = [chain(move.source, move.target, [spec], options.donate, None, view) for spec in specs]
+    fitting = [plan for plan in made if options.budget is None or plan.peak_bytes <= options.budget]
+    return fitting or _refuse_budget(move, made, options.budget)
+
+
+def _refuse_budget(move: Move, made: Sequence[Plan], budget: int | None) -> NoReturn:
     smallest = min(plan.peak_bytes for plan in made)
     raise BudgetError(
         f"budget {budget} B is too small for {move} (global {move.source.shape} -> {move.target.shape}, tiles of "
@@ -132,10 +151,12 @@ def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator
 def _cut_exchanges(move: Move, view: View | None, budget: int) -> Iterator[StepSpec]:
     """One exchange, of messages that what the budget leaves for buffers has room for, or of the smallest ones."""
     # Between disjoint sets, no device has both tiles.
-    tiles = move.source.tile_bytes, move.target.tile_bytes
+    held = 0 if move.have in (None, move.target) else move.have.tile_bytes
+    tiles = move.source.tile_bytes, move.target.tile_bytes + held
     spare = budget - (max(tiles) if disjoint(move.source.mesh, move.target.mesh) else sum(tiles))
     for room in dict.fromkeys((max(0, spare), 0)):
-        yield StepSpec("exchange", move.target, cut_exchange(move.source, move.target, room, view))
+        mode = cut_exchange(move.source, move.target, room, view, holding=move.holding)
+        yield StepSpec("exchange", move.target, mode)
 
 
 def _cast_on_way(move: Move, budget: int | None) -> Iterator[StepSpec]:

@@ -53,6 +53,9 @@ def plan(
     network: Network | str | None = None,
     donate: bool = False,
     slack: float = SLACK,
+    *,
+    have: Layout | None = None,
+    changed: object = None,
 ) -> Plan:
     """The best checked plan from source to target, or of a `Move` with its view, its parts and its cast.
 
@@ -66,6 +69,9 @@ def plan(
     The devices of source and target may differ. Then the best plan without a network is the one whose busiest device
     sends or receives the fewest bytes in all, then the one with the least sum of that over steps.
 
+    `have` is a layout in which devices of the target hold the array already, and `changed` says which elements have
+    changed since: boxes, rows or a mask (`IndexSet.read`). Then only the difference moves, in one exchange; see `Move`.
+
     Raises `PlanError` for layouts of different arrays, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
 
@@ -75,7 +81,14 @@ def plan(
     >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
     (['all_to_all'], 1792, 1792)
     """
-    return find_plan(source, target, PlanOptions.read(budget, network, donate, slack))
+    options = PlanOptions.read(budget, network, donate, slack)
+    if have is None and changed is None:
+        return find_plan(source, target, options)
+    if isinstance(source, Move):
+        raise PlanError(
+            f"have= and changed= are of the move: give Move(..., have=, changed=), not {source} beside them"
+        )
+    return find_plan(Move(*_check_ends(source, target), have=have, changed=changed), None, options)
 
 
 def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions) -> Plan:
@@ -344,6 +357,8 @@ def _plan_leaf(name: str, leaf: Any, options: PlanOptions) -> Plan:
         raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
     if not 1 <= len(ends) <= 2:
         raise PlanError(f"{name}: {quoted(ends)} is not a move; give a (source, target) pair of layouts")
+    if isinstance(leaf, Move) and leaf.have not in (None, leaf.target):
+        raise PlanError(f"{name}: {leaf} counts on other tiles than the target's; plan it alone, with rs.plan")
     try:
         return find_plan(ends[0], ends[1] if len(ends) == 2 else None, options)
     except BudgetError:

@@ -5,6 +5,7 @@
     Move(src, dst, view="(three h d) m -> h d m", take={"three": 0})        only part of the source
     Move(src, dst, view="h d m -> (three h d) m", into={"three": 0})        fills only part of the target
     Move(src, dst, cast=True)                                               another dtype
+    Move(src, dst, changed=[(slice(0, 4), 7), 12])                          only what changed since the last move
 
 A move says what is wanted. A plan says how, and is checked against it.
 """
@@ -18,6 +19,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from reshard.errors import NotationError, PlanError, quoted
+from reshard.types.index_set import Holding, IndexSet
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -32,8 +34,10 @@ class Move:
 
     `view` is text in einops' notation, with the sizes that cannot be inferred as further arguments; without it the
     arrays have the same dims. `take` says which index or slice of a source's atom the target wants, `into` which part
-    of a target's atom is filled; what the target's other parts hold stays. Atoms are named by the view, or by the
-    number of their dim. Raises `PlanError` or `NotationError` for arrays that do not fit.
+    of a target's atom is filled; what the target's other parts hold stays. `have` is a layout in which devices of the
+    target hold its array already, and `changed` the elements of the source that are stale there (`IndexSet.read`); with
+    `changed` alone, they hold the target. Only what they lack, and what is stale, moves. Atoms are named by the view,
+    or by the number of their dim. Raises `PlanError` or `NotationError` for arrays that do not fit.
 
     >>> mesh = Mesh(x=2)
     >>> source, target = Layout.parse("f32[6, {x}2]", mesh), Layout.parse("f32[{x}2, 3, 2]", mesh)
@@ -45,6 +49,7 @@ class Move:
     target: Layout
     view: View
     cast: bool = False
+    holding: Holding | None = None
 
     def __init__(
         self,
@@ -55,6 +60,8 @@ class Move:
         take: Mapping[Any, Any] | None = None,
         into: Mapping[Any, Any] | None = None,
         cast: bool = False,
+        have: Layout | None = None,
+        changed: object = None,
         **sizes: int,
     ) -> None:
         put = object.__setattr__
@@ -70,6 +77,12 @@ class Move:
             put(self, "view", view)
         else:
             put(self, "view", _resolve_view(source, target, view, (take, into), sizes))
+        held = have is not None or changed is not None
+        if held:
+            layout = target if have is None else _checked_layout("have=", have)
+            put(self, "holding", Holding(layout, IndexSet.read(changed, source.shape)))
+        else:
+            put(self, "holding", None)
         self._check()
 
     def _check(self) -> None:
@@ -94,10 +107,30 @@ class Move:
                 f"source {source}, target {target}: `into` fills part of an array, which no summand of a sum has; "
                 f"finish the sum first"
             )
+        if self.holding is not None:
+            self._check_holding(self.holding.layout)
         if self.casts and target.partial:
             raise PlanError(
                 f"source {source} is cast to the partial target {target}: the sum of rounded values is not the "
                 f"rounded sum; cast to a target that is not partial"
+            )
+
+    def _check_holding(self, have: Layout) -> None:
+        target = self.target
+        if self.source.partial or target.partial or have.partial:
+            raise PlanError(
+                f"source {self.source}, target {target}, have={have}: what devices hold of a sum are summands, and "
+                f"these change with every element; finish the sum first, or leave out have= and changed="
+            )
+        if (have.shape, have.dtype) != (target.shape, target.dtype):
+            raise PlanError(
+                f"have={have} is not of the target's array, {target.dtype} of global shape {target.shape}; give the "
+                f"layout in which its devices hold that array already"
+            )
+        if self.view.into and have != target:
+            raise PlanError(
+                f"have={have}: a move into part of {target} leaves its other parts as they are, so that devices hold "
+                f"the target itself; leave out have=, or give the target's layout"
             )
 
     @property
@@ -107,8 +140,18 @@ class Move:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether the array, its dims and its dtype stay as they are."""
-        return not self.casts and self.view.plain
+        """Whether the array, its dims and its dtype stay as they are, and all that devices need moves."""
+        return not self.casts and self.view.plain and self.holding is None
+
+    @property
+    def have(self) -> Layout | None:
+        """The layout in which devices of the target hold its array already, None if nothing is known to be held."""
+        return None if self.holding is None else self.holding.layout
+
+    @property
+    def changed(self) -> IndexSet | None:
+        """The elements of the source that are stale in what devices hold; None if nothing is known to be held."""
+        return None if self.holding is None else self.holding.stale
 
     def to_json(self) -> str:
         """The move as a JSON object; `from_json` reads it back.
@@ -125,7 +168,7 @@ class Move:
             "view": self.view.to_dict(),
             "cast": self.cast,
         }
-        return json.dumps(data)
+        return json.dumps({**data, **(self.holding.to_dict() if self.holding else {})})
 
     @classmethod
     def from_json(cls, text: str) -> Move:
@@ -133,11 +176,14 @@ class Move:
         fields = Fields.read(text, "a move")
         source = Layout.parse(fields.get("source", str), Mesh.from_dict(fields.object("mesh")))
         target = Layout.parse(fields.get("target", str), Mesh.from_dict(fields.object("target_mesh")))
-        return cls(source, target, View.from_dict(fields.object("view")), cast=fields.get("cast", bool))
+        have, changed = Holding.read_fields(fields) or (None, None)
+        view = View.from_dict(fields.object("view"))
+        return cls(source, target, view, cast=fields.get("cast", bool), have=have, changed=changed)
 
     def __str__(self) -> str:
         view = "" if self.view.plain else f", view {self.view}"
-        return f"{self.source} -> {self.target} on {self.source.mesh}{view}{', cast' * self.casts}"
+        held = "" if self.holding is None else f", have {self.holding.layout}, changed {self.holding.stale}"
+        return f"{self.source} -> {self.target} on {self.source.mesh}{view}{', cast' * self.casts}{held}"
 
 
 def _checked_layout(what: str, layout: object) -> Layout:

@@ -408,7 +408,7 @@ def _block_of_window(spans: Spans, full: Sequence[int], part: Sequence[int]) -> 
 def is_closed(step: Step, device: int) -> bool:
     """Whether the messages of a device follow from its own tiles: boxes that go straight from tile to tile."""
     mode, before, after = step.mode, step.operand, step.result
-    if step.kind != "exchange" or mode.in_place or mode.parts > 1 or mode.view is not None:
+    if step.kind != "exchange" or mode.in_place or mode.parts > 1 or mode.view is not None or mode.holding is not None:
         return False
     if not one_set(before.mesh, after.mesh):
         return True

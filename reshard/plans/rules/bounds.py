@@ -28,11 +28,13 @@ from functools import lru_cache
 from reshard.geometry.exchange_stats import fewest_received
 from reshard.geometry.figures import MOST_DEVICES, ByDevice, lacked_by_device, received_by_device
 from reshard.geometry.holders import fewest_through, least_received_across, list_leaving
+from reshard.geometry.messages import list_leaving_beside
 from reshard.geometry.overlap import fullest_piece
 from reshard.geometry.refine import PartialChange, partial_change, refine, release_digits
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_layouts import view_stages
 from reshard.types import dtypes
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, merged_spans
 from reshard.types.reductions import has_reduction
@@ -40,10 +42,11 @@ from reshard.types.view import View
 
 
 @lru_cache(maxsize=4096)
-def lower_bound(source: Layout, target: Layout, view: View | None = None) -> int:
+def lower_bound(source: Layout, target: Layout, view: View | None = None, holding: Holding | None = None) -> int:
     """Bytes that some device must receive in any redistribution from source to target; padding is not counted.
 
-    Of a move that reduces and whose view has no common units, it says 0.
+    Of a move that reduces and whose view has no common units, it says 0. What devices of the target hold already, and
+    is not stale, they need not receive.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=2)
@@ -52,14 +55,14 @@ def lower_bound(source: Layout, target: Layout, view: View | None = None) -> int
     >>> lower_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh))
     24
     """
-    ends = plain_ends(source, target, view)
+    ends = plain_ends(source, target, view) if holding is None else None
     if ends is None:
-        return _view_receipts(source, target, view).most
+        return _listed_receipts(source, target, view, holding).most
     return ends[0].nbytes(_bound_elements(*ends))
 
 
 @lru_cache(maxsize=4096)
-def endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> int:
+def endpoint_bound(source: Layout, target: Layout, view: View | None = None, holding: Holding | None = None) -> int:
     """Bytes that some device must send or receive, in total, in any redistribution; padding is not counted.
 
     Where a tile has few holders, these must send: what some device lacks of it leaves them at least once. Through a
@@ -71,7 +74,10 @@ def endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> 
     >>> lower_bound(source, target), endpoint_bound(source, target)
     (4, 16)
     """
-    received = lower_bound(source, target, view)
+    received = lower_bound(source, target, view, holding)
+    if holding is not None:
+        leaving = _must_leave(source, target, view, holding).items()
+        return max([received, *(-(-nbytes // len(holders)) for holders, nbytes in leaving)])
     ends = plain_ends(source, target, view)
     if ends is None or ends[0].partial or ends[1].partial or _receivers_bound(*ends):
         return received
@@ -166,8 +172,8 @@ def _bound_of_reduction(source: Layout, target: Layout, change: PartialChange | 
 # lack of the tiles that a group of devices holds must leave the group once, for all arrays together.
 
 
-Ends = tuple[Layout, Layout, View | None]
-"""Source, target and view of one array's move."""
+Ends = tuple[Layout, Layout, View | None, Holding | None]
+"""Source, target and view of one array's move, and what is held of its target."""
 
 
 def joint_lower_bound(moves: Iterable[Ends]) -> int:
@@ -176,7 +182,7 @@ def joint_lower_bound(moves: Iterable[Ends]) -> int:
     >>> from reshard.types import Mesh
     >>> meshes = Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])
     >>> a, b = ([Layout.parse(text, mesh) for text in ("f32[{x}3/5]", "f32[5]")] for mesh in meshes)
-    >>> lower_bound(*a), lower_bound(*b), joint_lower_bound([(*a, None), (*b, None)])
+    >>> lower_bound(*a), lower_bound(*b), joint_lower_bound([(*a, None, None), (*b, None, None)])
     (12, 12, 20)
     """
     counts = Counter(moves)
@@ -216,8 +222,8 @@ def busiest_bytes(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
 def _average_bound(counts: Counter[Ends]) -> int:
     """The bound for the average device: of a reduction, it is known where the busiest one's share is not."""
     plain: Counter[tuple[Layout, Layout]] = Counter()
-    for move, count in counts.items():
-        if (ends := plain_ends(*move)) is not None:
+    for (*move, holding), count in counts.items():
+        if holding is None and (ends := plain_ends(*move)) is not None:
             plain[ends] += count
     if len({(target.mesh.size, target.mesh.device_ids) for _, target in plain}) != 1:
         return 0
@@ -225,7 +231,7 @@ def _average_bound(counts: Counter[Ends]) -> int:
     total = 0
     for (source, target), count in plain.items():
         if sums_stay(source, target):
-            each, listed = _must_receive(source, target, None)
+            each, listed = _must_receive(source, target, None, None)
             total += count * (each * size if listed is None else sum(listed.values()))
         elif _reduces_evenly(source, target):
             total += count * lower_bound(source, target) * size
@@ -233,14 +239,14 @@ def _average_bound(counts: Counter[Ends]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice:
+def _must_receive(source: Layout, target: Layout, view: View | None, holding: Holding | None) -> ByDevice:
     """What each device receives at least; nothing where only the worst device's figure is known.
 
     Of a sum that is finished no device has an element before it has received something for it.
     """
-    ends = plain_ends(source, target, view)
+    ends = plain_ends(source, target, view) if holding is None else None
     if ends is None:
-        return _view_receipts(source, target, view)
+        return _listed_receipts(source, target, view, holding)
     source, target = ends
     if not sums_stay(source, target):
         even = not target.partial and _reduces_evenly(source, target)
@@ -253,8 +259,14 @@ def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice
 
 
 @lru_cache(maxsize=4096)
-def _must_leave(source: Layout, target: Layout, view: View | None) -> Mapping[frozenset[int], int]:
+def _must_leave(
+    source: Layout, target: Layout, view: View | None, holding: Holding | None
+) -> Mapping[frozenset[int], int]:
     """The bytes that each group of devices with one tile must send; none of sums, or where receivers bound as much."""
+    if holding is not None:
+        narrow = _narrower_layout(source, target)
+        each = list_leaving_beside(source, target, view, holding)
+        return {frozenset(holders): narrow.nbytes(elements) for holders, elements in each}
     ends = plain_ends(source, target, view)
     if ends is None:
         return {}
@@ -300,11 +312,12 @@ def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tupl
     return None if parts is None else (parts.middle.source, parts.middle.target)
 
 
-def _view_receipts(source: Layout, target: Layout, view: View | None) -> ByDevice:
-    """The bytes that each device lacks, counted through a view without common units; nothing of a reduction."""
-    if view is None or not source.partial_as(target):
+def _listed_receipts(source: Layout, target: Layout, view: View | None, holding: Holding | None) -> ByDevice:
+    """The bytes that each device lacks, counted through a view without common units, or beside what is held; nothing
+    of a reduction."""
+    if (view is None and holding is None) or not source.partial_as(target):
         return ByDevice(0)
-    return received_by_device(source, target, view).scaled(_narrower_layout(source, target))
+    return received_by_device(source, target, view, holding).scaled(_narrower_layout(source, target))
 
 
 def _narrower_layout(source: Layout, target: Layout) -> Layout:

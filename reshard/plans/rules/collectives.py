@@ -39,6 +39,7 @@ from reshard.plans.rules.step_mode import (
 )
 from reshard.plans.rules.tile_view import scatter_order
 from reshard.plans.rules.view_steps import check_cast, check_put, check_take, check_view, view_of
+from reshard.types.index_set import IndexSet
 from reshard.types.layout import Layout
 from reshard.types.reductions import all_reduce_elements, identity
 from reshard.types.whole import check_deadline
@@ -266,15 +267,21 @@ def check_all_gather(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 #
 # A message of several elements then always lies in buffers, at both ends.
 #
+# Beside what receivers hold already, only what they lack or is stale moves, into tiles that are there:
+#
+#     mesh <x=2>, f32[8] -> f32[8], device 1 on, that hold f32[8] of which element 3 changed       1 element each
+#
 # Views serve where no layout on common units leads from one side to the other: digits that lie across atoms of both
 # sides, and parts that are taken from, or put into, dims that are spread over devices.
 
 
 def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Any layout to any other; each device receives exactly the elements that it needs and does not hold."""
-    across, view = not one_set(operand.mesh, result.mesh), mode.view
+    across, view, holding = not one_set(operand.mesh, result.mesh), mode.view, mode.holding
     if view is not None:
         view_of("exchange", operand, result, StepMode(view=view))
+    if holding is not None:
+        _check_holding(operand, result, mode)
     if not operand.partial_as(result):
         raise refuse_step("exchange", operand, result, "an exchange moves data and reduces nothing")
     if operand.partial and (across or (view is not None and operand.mesh != result.mesh)):
@@ -291,16 +298,31 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         return _check_in_place(operand, result, mode.chunk)
     if mode.relay and (view is not None or not across):
         raise refuse_step("exchange", operand, result, "only an exchange to other devices, without a view, is relayed")
-    figures = exchange_figures(operand, result, view, relayed=mode.relay)
+    figures = exchange_figures(operand, result, view, relayed=mode.relay, holding=holding)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
     # A chunk that is one run of memory in both tiles is sent and received where it lies; what stays needs no buffer. So
     # is a single element, but no longer run where elements are cast.
     direct = 1 if casts else figures.run
     scratch = 0 if cap <= direct or not rounds else count_buffers(operand, result, mode) * wire.nbytes(chunk)
-    if view is None:
+    if view is None and holding is None:
         return Cost(lower_bound(operand, result), rounds, scratch)
-    return Cost(wire.nbytes(received_by_device(operand, result, view).most), rounds, scratch)
+    return Cost(wire.nbytes(received_by_device(operand, result, view, holding).most), rounds, scratch)
+
+
+def _check_holding(operand: Layout, result: Layout, mode: StepMode) -> None:
+    """Refuses what devices are said to hold if it is not of the result's array, and modes that fill no tiles."""
+    layout, stale = mode.holding or (result, IndexSet(operand.shape))
+    if operand.partial or mode.in_place or mode.relay:
+        why = "only an exchange of what is no sum, neither in place nor relayed, leaves what receivers hold"
+        raise refuse_step("exchange", operand, result, why)
+    same = (layout.shape, layout.dtype, layout.partial) == (result.shape, result.dtype, ())
+    if not same or stale.shape != operand.shape:
+        why = f"what is held, {layout}, must be of the result's array, and what is stale of it of the operand's"
+        raise refuse_step("exchange", operand, result, why)
+    if mode.view is not None and mode.view.into and layout != result:
+        why = f"what is held, {layout}, must lie as the result does where only part of that is filled"
+        raise refuse_step("exchange", operand, result, why)
 
 
 def count_buffers(operand: Layout, result: Layout, mode: StepMode) -> int:
@@ -430,7 +452,8 @@ def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     {0: 0, 1: 8, 2: 8, 3: 0}
     """
     if kind == "exchange" and not mode.relay:
-        ends = received_by_device(operand, result, mode.view), sent_by_device(operand, result, mode.view)
+        move = operand, result, mode.view, mode.holding
+        ends = received_by_device(*move), sent_by_device(*move)
         return Loads(*(each.scaled(wire_layout(operand, result)) for each in ends))
     received = ByDevice(check_step(kind, operand, result, mode).received)
     if kind == "exchange":  # Of a relay, only the busiest device is known.

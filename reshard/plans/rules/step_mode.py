@@ -8,6 +8,7 @@ from typing import NamedTuple
 from reshard.errors import StepError
 from reshard.geometry.refine import Refinement, refine
 from reshard.types import dtypes
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -26,7 +27,8 @@ class StepMode(NamedTuple):
 
     For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
     operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
-    `view` is that of the steps that change indices (`rules.view_steps`).
+    `view` is that of the steps that change indices (`rules.view_steps`). Beside a `holding`, an exchange writes into
+    tiles of the result that are there, and leaves what they hold and is not stale.
     """
 
     chunk: int | None = None
@@ -35,12 +37,19 @@ class StepMode(NamedTuple):
     relay: bool = False
     view: View | None = None
     overlap: bool = False
+    holding: Holding | None = None
+
+    @property
+    def fills(self) -> bool:
+        """Whether the step writes into tiles of the result that are there already, and whose other elements stay."""
+        return self.holding is not None or (self.view is not None and self.view.into)
 
     def __repr__(self) -> str:
         """The options; relays, a view and an overlap only where there are some."""
         more = ", relay=True" if self.relay else ""
         more += "" if self.view is None else f", view={self.view!r}"
         more += ", overlap=True" if self.overlap else ""
+        more += "" if self.holding is None else f", holding={self.holding!r}"
         return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{more})"
 
 

@@ -208,9 +208,9 @@ def test_a_reduction_that_the_narrower_dtype_has_not_is_bounded_too(reduced: str
 # ---- of several arrays: below what runs, and above what one array alone makes necessary ----
 
 
-def plain(moves: list[tuple[rs.Layout, rs.Layout]]) -> list[tuple[rs.Layout, rs.Layout, None]]:
-    """The moves, without views."""
-    return [(source, target, None) for source, target in moves]
+def plain(moves: list[tuple[rs.Layout, rs.Layout]]) -> list[tuple[rs.Layout, rs.Layout, None, None]]:
+    """The moves, without views, beside nothing that is held."""
+    return [(source, target, None, None) for source, target in moves]
 
 
 def test_it_is_the_busiest_devices_sum():
