@@ -11,7 +11,6 @@ for Llama, Qwen3, Mixtral and DeepSeek-V3 come along (docs/names.md).
     rules           one rule: two names, and the view between their arrays
     patterns        names with wildcards and alternatives
     expressions     sizes, as whole numbers written with a model's sizes
-    coverage        whether parts fill an array exactly once
     tables/         the tables that come along
 
 >>> table = read('''

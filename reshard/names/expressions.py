@@ -1,8 +1,11 @@
 """Sizes in a table: whole numbers written with the names of a model's sizes.
 
-heads * head_dim / tp              / is exact: 10 / 4 is an error, not 2
-max(tp, kv_heads) / kv_heads       max and min
-(rows + block - 1) // block        // rounds down
+    heads * head_dim / tp              / is exact: 10 / 4 is an error, not 2
+    max(tp, kv_heads) / kv_heads       max and min
+    (rows + block - 1) // block        // rounds down
+    l < dense_layers                   1 or 0
+
+They are read as Python reads them, and nothing else of Python is let in.
 """
 
 from __future__ import annotations
@@ -75,13 +78,17 @@ def _check_node(node: ast.AST, text: str) -> None:
             ast.Name()
             | ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.FloorDiv())
             | ast.UnaryOp(op=ast.USub())
+            | ast.Compare(ops=[ast.Lt()])
+            | ast.Lt()
             | ast.operator()
             | ast.unaryop()
             | ast.expr_context()
         ):
             return
         case _:
-            raise NotationError(f"size {quoted(text)}: write it with whole numbers, names, + - * / // ( ), max and min")
+            raise NotationError(
+                f"size {quoted(text)}: write it with whole numbers, names, + - * / // ( ) <, max and min"
+            )
 
 
 class Sizes:
@@ -114,6 +121,8 @@ class Sizes:
                 made = cast("int", value)
             case ast.Name(id=name):
                 made = values[name] if name in values else self._look_up(name, text)
+            case ast.Compare(left=left, comparators=[right]):
+                made = int(self._fold(left, text, values) < self._fold(right, text, values))
             case ast.UnaryOp(operand=operand):
                 made = -self._fold(operand, text, values)
             case ast.Call(func=ast.Name(id=name), args=args):

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import NotationError, PlanError, did_you_mean, quoted, shortened
-from reshard.names.coverage import find_fault, list_region
+from reshard.geometry.cover import find_overlap, find_uncovered, list_combs
+from reshard.geometry.view_layouts import invert_view
 from reshard.names.expressions import Expression, Sizes
 from reshard.names.patterns import split_numbers
 from reshard.names.rules import Case, NamedView, about_place, read_cases, read_fields
@@ -89,7 +90,14 @@ class Table:
                 f"{self.name} has no size {quoted(unknown)}{did_you_mean(unknown, self._size_names)}; its sizes are "
                 f"{', '.join(sorted(self._size_names))}"
             )
-        matches = [match for name, shape in shapes.items() for match in self._match_name(name, shape, model)]
+        # For each level, the cases that a model of these sizes has, by the key of their source.
+        found: list[dict[str, list[Case]]] = []
+        for cases in self.levels:
+            found.append({})
+            for case in cases:
+                if case.when is None or case.wildcards.intersection(case.when.names) or model.value(case.when):
+                    found[-1].setdefault(case.source.key, []).append(case)
+        matches = [match for name, shape in shapes.items() for match in self._match_name(name, shape, model, found)]
         counts: dict[tuple[str, str], int] = {}
         for match in matches:
             for name in match.case.counted:
@@ -151,42 +159,37 @@ class Table:
         }
         return used | self.defaults.keys() | {name for size in self.defaults.values() for name in size.names}
 
-    @cached_property
-    def _cases(self) -> list[dict[str, list[Case]]]:
-        """For each level, the cases by the key of their source."""
-        found: list[dict[str, list[Case]]] = []
-        for cases in self.levels:
-            found.append({})
-            for case in cases:
-                found[-1].setdefault(case.source.key, []).append(case)
-        return found
-
-    def _match_name(self, name: object, shape: object, model: Sizes) -> Iterator[_Match]:
+    def _match_name(
+        self, name: object, shape: object, model: Sizes, cases: Sequence[Mapping[str, Sequence[Case]]]
+    ) -> Iterator[_Match]:
         sizes: Shape | None = read_items(shape)
         if not isinstance(name, str) or sizes is None or any(whole(size) is None for size in sizes):
             raise PlanError(
                 f'{quoted(name)} of shape {quoted(shape)}: give names and global shapes, such as "w": (4, 2)'
             )
         key, numbers = split_numbers(name)
-        for level in self._cases:
-            bound = [
-                (case, values)
-                for case in level.get(key, ())
-                if (values := case.source.bind(numbers)) is not None and (case.when is None or model.value(case.when))
-            ]
-            for case, values in bound:
-                if case.target is None:
+        for level in cases:
+            found = False
+            for case in level.get(key, ()):
+                values = case.source.bind(numbers)
+                if values is None:
                     continue
-                with about_place(f"{case.where}: {quoted(name)}"):
-                    counts = [case.count_each(each, sizes, model) for each in case.each]
                 indices = {each: _read_index(values[each]) for each in case.indices if each not in case.each}
+                if case.when is not None and not model.value(case.when, indices):
+                    continue
+                counts: list[int] = []
+                if case.each:
+                    with about_place(f"{case.where}: {quoted(name)}"):
+                        counts = [case.count_each(each, sizes, model) for each in case.each]
+                found = True
                 for every in itertools.product(*map(range, counts)):
                     own = {**indices, **dict(zip(case.each, every, strict=True))}
-                    target = case.target.fill({**values, **{each: str(at) for each, at in own.items()}})
-                    yield _Match(case, name, target, sizes, own)
-            if bound:
+                    if case.target is not None:
+                        target = case.target.fill({**values, **{each: str(at) for each, at in own.items()}})
+                        yield _Match(case, name, target, sizes, own)
+            if found:
                 return
-        known = [key for level in self._cases for key in level]
+        known = [key for level in cases for key in level]
         raise PlanError(
             f"{self.name}: no rule names {quoted(name)}{did_you_mean(key, known)}; add one, without a target if the "
             f"array goes nowhere"
@@ -218,28 +221,31 @@ class Table:
                     f"{quoted(name)} has shape {shape} by {matches[0].about}, and {view.target_shape} by "
                     f"{match.about}; give arrays of one model, or mend the views"
                 )
-        # Copies of a source are one part of it.
-        regions = dict.fromkeys(
-            (filled and at, match.case if not filled else None, list_region(view, filled))
-            for at, (match, view) in enumerate(zip(matches, views, strict=True))
-        )
-        fault = find_fault(
-            shape, [region for *_, region in regions], gaps=filled and not any(m.case.partly for m in matches)
-        )
-        if fault is None:
-            return
-        index, several = fault
-        who = " and ".join([matches[at].about for at in several[:2]])
         if not filled:
+            views = [invert_view(view) for view in views]
+        # Copies of a source are one part of it.
+        parts = {
+            (at if filled else match.case, list_combs(view)): (match, view)
+            for at, (match, view) in enumerate(zip(matches, views, strict=True))
+        }
+        whose = [match for match, _ in parts.values()]
+        views = [view for _, view in parts.values()]
+        overlap = find_overlap(tuple(views))
+        if overlap is not None:
+            one, other, index = overlap
+            cure = "let parts not overlap" if filled else "write also = true where that is meant"
+            what = "filled" if filled else "moved"
             raise PlanError(
-                f"element {index} of {quoted(name)} is moved by {who}; write also = true where that is meant"
+                f"element {index} of {quoted(name)} is {what} by {whose[one].about} and by {whose[other].about}; {cure}"
             )
-        if several:
-            raise PlanError(f"element {index} of {quoted(name)} is filled by {who}; let parts not overlap")
-        raise PlanError(
-            f"element {index} of {quoted(name)}, of shape {shape}, is filled by none of its {len(matches)} parts, the "
-            f"first of which is by {matches[0].about}; give the arrays that are missing, or write partly = true"
-        )
+        if not filled or any(match.case.partly for match in matches):
+            return
+        missing = find_uncovered(tuple(views))
+        if missing is not None:
+            raise PlanError(
+                f"element {missing} of {quoted(name)}, of shape {shape}, is filled by none of its {len(views)} parts, "
+                f"the first of which is {whose[0].about}; give the arrays that are missing, or write partly = true"
+            )
 
 
 class _Match(NamedTuple):
