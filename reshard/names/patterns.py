@@ -148,7 +148,7 @@ class NameTemplate:
                 return None
         return bound
 
-    def fill(self, bound: Mapping[str, str]) -> str:
+    def fill(self, bound: Mapping[str, object]) -> str:
         """The name with these numbers."""
         return self.text % bound
 

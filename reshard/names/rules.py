@@ -55,7 +55,7 @@ class Case:
 
     source: NameTemplate
     target: NameTemplate | None
-    view: tuple[str, str]
+    view: einops.Pattern
     sizes: Mapping[str, Expression]
     take: Mapping[str, Bounds]
     into: Mapping[str, Bounds]
@@ -78,7 +78,7 @@ class Case:
             self,
             source=self.target,
             target=self.source,
-            view=self.view[::-1],
+            view=self.view._replace(source=self.view.target, target=self.view.source),
             take={**self.into, **single},
             into=self.take,
             each=each,
@@ -106,19 +106,20 @@ class Case:
         """The indices of the target that have no size: there are as many as arrays with them."""
         return tuple(name for name in self.indices if name in self.into and name not in self.sizes)
 
-    def count_each(self, name: str, shape: tuple[int, ...], sizes: Sizes) -> int:
-        """How many indices an atom of `each` has; where the rule does not say, as many as the array's first dim."""
-        if name in self.sizes:
-            count = sizes.value(self.sizes[name])
-        elif self.view[0].split()[:1] == [name] and shape:
-            count = shape[0]
-        else:
-            count = None
-        if count is not None and 0 <= count <= _MOST_EACH:
-            return count
-        if count is not None:
-            raise NotationError(f"it has {count} of {name}; at most {_MOST_EACH} go each its own way")
-        raise NotationError(f"how many {name} there are is not known; give its size, as in sizes = {{{name} = 8}}")
+    def list_each(self, shape: tuple[int, ...], sizes: Sizes) -> Iterator[dict[str, int]]:
+        """The values of `each`; where the rule does not say how many, as many as the array's first dim."""
+        counts: list[int] = []
+        for name in self.each:
+            if name in self.sizes:
+                counts.append(sizes.value(self.sizes[name]))
+            elif self.view.source[:1] == ((name,),) and shape:
+                counts.append(shape[0])
+            else:
+                raise NotationError(f"how many {name} there are is not known; write sizes = {{{name} = ...}}")
+        if min(counts, default=0) < 0 or math.prod(counts) > _MOST_EACH:
+            raise NotationError(f"its {' x '.join(self.each)} are {counts}; at most {_MOST_EACH} go each its own way")
+        for values in itertools.product(*map(range, counts)):
+            yield dict(zip(self.each, values, strict=True))
 
     def make_view(
         self, shape: tuple[int, ...], sizes: Sizes, values: Mapping[str, int], counted: Mapping[str, int]
@@ -129,8 +130,7 @@ class Case:
         for bounds in (self.take, self.into):
             ends = {name: tuple(sizes.value(each, values) for each in pair) for name, pair in bounds.items()}
             parts.append({name: pair[0] if len(pair) == 1 else pair for name, pair in ends.items()})
-        pattern = einops.parse_pattern(" -> ".join(self.view))
-        view = einops.resolve_pattern(pattern, (shape, None), given, *parts)
+        view = einops.resolve_pattern(self.view, (shape, None), given, *parts)
         # A part that is all of its atom is no part.
         whole = [
             atom._replace(
@@ -168,56 +168,67 @@ def read_cases(data: object, where: str) -> Iterator[Case]:
     """The cases of a rule of TOML, which stands at `where`; raises `NotationError` for anything else."""
     fields = read_fields(data, _FIELDS, "a rule")
     patterns = [parse_name(fields.get("source"))] + ([parse_name(fields["target"])] if "target" in fields else [])
-    text = fields.get("view", "... -> ...")
-    atoms = [{name for dim in side for name in dim} for side in einops.parse_pattern(text)[1:]]
-    sizes = read_fields(fields.get("sizes", {}), (), "sizes")
-    parts = [
-        {name: _read_bounds(bounds) for name, bounds in read_fields(fields.get(which, {}), (), which).items()}
-        for which in ("take", "into")
-    ]
     flags = {name: fields.get(name, False) for name in ("also", "partly")}
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise NotationError(f"{name} is {quoted(flag)}; give true or false")
     when = Expression.read(fields["when"]) if "when" in fields else None
+    sizes = dict(read_fields(fields.get("sizes", {}), (), "sizes"))
+    parts = [
+        {name: _read_bounds(bounds) for name, bounds in read_fields(fields.get(which, {}), (), which).items()}
+        for which in ("take", "into")
+    ]
+    view = einops.parse_pattern(fields.get("view", "... -> ..."))
+    dims = [view.source, view.target]
+    for side, bracket in enumerate(pattern.bracket for pattern in patterns):
+        # Brackets are an index of a first dim that only this side has.
+        if bracket is not None:
+            name = bracket.name if isinstance(bracket, Wildcard) else _INDEX[side]
+            dims[side] = ((name,), *dims[side])
+            if isinstance(bracket, Options):
+                sizes[name] = 1 + max(map(int, bracket.texts))
+    shown = " -> ".join(" ".join(f"({' '.join(dim)})" for dim in each) for each in dims)
+    view = einops.parse_pattern(shown.replace("(...)", "..."))
+    atoms = [{name for dim in side for name in dim} for side in dims]
+    for what, given, known in (
+        ("sizes", sizes, atoms[0] | atoms[1]),
+        ("take", parts[0], atoms[0]),
+        ("into", parts[1], atoms[1]),
+    ):
+        wrong = next((name for name in given if name not in known), None)
+        if wrong is not None:
+            raise NotationError(
+                f"{what} names {quoted(wrong)}, no atom there{did_you_mean(wrong, known)}; those of {shown} are "
+                f"{', '.join(sorted(known))}"
+            )
+    # An atom that only one side has is indexed by the wildcard of its name.
     wildcards = [pattern.wildcards for pattern in patterns]
-    if len(patterns) == 2 and (lost := (wildcards[0] ^ wildcards[1]) - atoms[0] - atoms[1]):
-        raise NotationError(
-            f"wildcard {{{min(lost)}}} is in one name only; write it in the other, or as an index of it"
-        )
-    # An atom of one side that has a wildcard's name is indexed by it.
     for name in sorted((wildcards[0] | wildcards[-1]) & (atoms[0] ^ atoms[1])):
         parts[name in atoms[1]].setdefault(name, _read_bounds(name))
+    lost = (wildcards[0] ^ wildcards[-1]) - (atoms[0] ^ atoms[1])
+    if lost:
+        raise NotationError(f"wildcard {{{min(lost)}}} is in one name only; write it in both, or as an index")
     copies = fields.get("copies")
     if copies is not None:
         if not isinstance(copies, str) or copies not in sizes or copies not in atoms[1] - atoms[0]:
             raise NotationError(f"copies is {quoted(copies)}; name an atom of the target alone that has a size")
         parts[1][copies] = _read_bounds(copies)
     for choice in _list_choices(patterns):
-        case_sizes, case_parts, case_text = dict(sizes), [dict(part) for part in parts], text.split("->")
+        own = [dict(part) for part in parts]
         names: list[NameTemplate] = []
         for side, (pattern, texts) in enumerate(zip(patterns, choice.texts, strict=True)):
             chosen = iter(texts)
             pieces = [next(chosen) if isinstance(piece, Options) else piece for piece in pattern.pieces]
             names.append(NameTemplate.build(pieces))
-            if pattern.bracket is None:
-                continue
-            # Brackets are an index of a first dim that only this side has.
-            atom = pattern.bracket.name if isinstance(pattern.bracket, Wildcard) else _INDEX[side]
             if isinstance(pattern.bracket, Options):
-                case_sizes[atom] = 1 + max(map(int, pattern.bracket.texts))
-            case_parts[side][atom] = (
-                Expression.read(atom if isinstance(pattern.bracket, Wildcard) else int(next(chosen))),
-            )
-            case_text[side] = f" {atom} {case_text[side].strip()} "
-        read = {name: _read_size(name, size, choice.alone, case_parts) for name, size in case_sizes.items()}
+                own[side][_INDEX[side]] = _read_bounds(next(chosen))
         yield Case(
             names[0],
             names[1] if len(names) == 2 else None,
-            (case_text[0].strip(), case_text[1].strip()),
-            read,
-            case_parts[0],
-            case_parts[1],
+            view,
+            {name: _read_size(name, size, choice.alone, own) for name, size in sizes.items()},
+            own[0],
+            own[1],
             () if copies is None else (copies,),
             flags["also"],
             flags["partly"],

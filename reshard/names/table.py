@@ -13,7 +13,6 @@ each target is filled exactly once.
 
 from __future__ import annotations
 
-import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ _FIELDS = ("extends", "sizes", "rule")
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
     """Rules that map the names of one framework to another's; `read` makes one.
 
@@ -177,16 +176,16 @@ class Table:
                 indices = {each: _read_index(values[each]) for each in case.indices if each not in case.each}
                 if case.when is not None and not model.value(case.when, indices):
                     continue
-                counts: list[int] = []
-                if case.each:
-                    with about_place(f"{case.where}: {quoted(name)}"):
-                        counts = [case.count_each(each, sizes, model) for each in case.each]
                 found = True
-                for every in itertools.product(*map(range, counts)):
-                    own = {**indices, **dict(zip(case.each, every, strict=True))}
-                    if case.target is not None:
-                        target = case.target.fill({**values, **{each: str(at) for each, at in own.items()}})
-                        yield _Match(case, name, target, sizes, own)
+                if case.target is None:
+                    continue
+                if not case.each:
+                    yield _Match(case, name, case.target.fill(values), sizes, indices)
+                    continue
+                with about_place(f"{case.where}: {quoted(name)}"):
+                    every = list(case.list_each(sizes, model))
+                for own in every:
+                    yield _Match(case, name, case.target.fill({**values, **own}), sizes, {**indices, **own})
             if found:
                 return
         known = [key for level in cases for key in level]
@@ -210,7 +209,8 @@ class Table:
                     continue
                 key = (side, *map(id, views))
                 if key not in checked:
-                    self._check_parts(name, [matches[at] for at in numbers], views, filled=bool(side))
+                    with about_place(self.name):
+                        self._check_parts(name, [matches[at] for at in numbers], views, filled=bool(side))
                     checked.add(key)
 
     def _check_parts(self, name: str, matches: Sequence[_Match], views: Sequence[View], filled: bool) -> None:
