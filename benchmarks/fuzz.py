@@ -3,6 +3,7 @@
     python benchmarks/fuzz.py --seed 1 --moves 10000
     python benchmarks/fuzz.py --seed 1 --start 10000 --seconds 3600
     python benchmarks/fuzz.py --seed 1 --kinds moves,trees
+    python benchmarks/fuzz.py --seed 1 --kinds transfers    wrong lists of transfers (`fuzz_transfers`)
     python benchmarks/fuzz.py --seed 1 --programs 2000      wrong programs of all kinds instead (`fuzz_programs`)
 
 Of four moves, one is between random layouts of one array, taken in by any entry, on one set of devices (`layouts`),
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 import reshard as rs
-from benchmarks import fuzz_moves, fuzz_programs
+from benchmarks import fuzz_moves, fuzz_programs, fuzz_transfers
 from benchmarks.fuzz_faults import mutated_json, mutated_program, mutated_text
 from benchmarks.fuzz_layouts import COUNTS as DEVICES
 from benchmarks.fuzz_layouts import SIZES, Given, any_given, finished
@@ -371,6 +372,7 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
     "moves": _check_with_view,
     "trees": fuzz_moves.check_tree,
     "updates": partial(_check_with_view, check=fuzz_moves.check_update),
+    "transfers": fuzz_transfers.check_transfers,
 }
 """What is fuzzed, by name; `MIX` says in which turn."""
 
@@ -417,7 +419,7 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first move, to go on where an earlier run ended")
     parser.add_argument("--moves", type=int, default=None)
     parser.add_argument("--seconds", type=float, default=None)
-    parser.add_argument("--kinds", default=",".join(MIX), help="of layouts, moves, updates, trees, in turn")
+    parser.add_argument("--kinds", default=",".join(MIX), help="of layouts, moves, updates, trees, transfers, in turn")
     parser.add_argument("--programs", type=int, help="plans of all kinds whose programs are changed, instead of moves")
     options = parser.parse_args()
     if options.programs is not None:

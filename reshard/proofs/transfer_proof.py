@@ -132,8 +132,7 @@ copied there from device 1 (transfer 3)
         )
     turns = _read_turns(transfers)
     ends = move.source, move.target
-    runs = sum(end.mesh.size * math.prod(end.tile_shape) // max(1, _row_length(end)) for end in ends)
-    _limit_runs(move, max(runs, *(sum(len(loops.rows) * loops.runs for loops in turn) for turn in turns)))
+    _limit_runs(move, sum(end.mesh.size * math.prod(end.tile_shape) // max(1, _row_length(end)) for end in ends))
     held = _Tiles.of({device: math.prod(move.source.tile_shape) for device in move.source.mesh.devices})
     held = held.filled([_list_rows(move.source, int(device)) for device in held.devices])
     for turn in turns[:-1]:
@@ -418,7 +417,7 @@ def _repeat_each(count: Indices) -> tuple[Indices, Indices]:
 
 def _run_turn(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> _Tiles:
     """What every device holds after a turn."""
-    reads, writes, lengths = _list_runs(turn, before, after)
+    reads, writes, lengths = _list_runs(move, turn, before, after)
     if len(reads):
         # A transfer that reads several runs is one transfer for each.
         first = np.searchsorted(before.starts, reads, "right") - 1
@@ -435,34 +434,31 @@ def _run_turn(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> _Tiles:
     return _lay_runs(after, writes, lengths, values)
 
 
-def _list_runs(turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
+def _list_runs(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
     """The runs that a turn copies: where each is read, where it is written, and how long it is."""
+    outside = [_find_outside(loops, tiles, side) for loops in turn for side, tiles in enumerate((before, after))]
+    if errors := [each for each in outside if each is not None]:
+        raise min(errors, key=lambda each: each[0])[1]
+    _limit_runs(move, sum(len(loops.rows) * loops.runs for loops in turn))
     none = np.zeros(0, np.int64)
     found = [(none, none, none)]
-    outside: list[tuple[int, ProofError]] = []
     for loops in turn:
-        offsets = [loops.offsets(side) for side in (0, 1)]
-        places: list[Indices] = []
-        for side, tiles in enumerate((before, after)):
-            at = tiles.place(loops.rows[:, side])
-            if (wrong := _find_outside(loops, offsets[side], tiles, at, side)) is not None:
-                outside.append(wrong)
-            else:
-                starts = tiles.bases[at] + loops.rows[:, 2 + side]
-                places.append((starts[:, None] + offsets[side]).ravel())
-        if not outside:
-            found.append((places[0], places[1], np.repeat(loops.rows[:, 4], loops.runs)))
-    if outside:
-        raise min(outside, key=lambda each: each[0])[1]
+        reads, writes = (
+            (tiles.bases[tiles.place(loops.rows[:, side])] + loops.rows[:, 2 + side])[:, None] + loops.offsets(side)
+            for side, tiles in enumerate((before, after))
+        )
+        found.append((reads.ravel(), writes.ravel(), np.repeat(loops.rows[:, 4], loops.runs)))
     reads, writes, lengths = (np.concatenate(each) for each in zip(*found, strict=True))
     return reads, writes, lengths
 
 
-def _find_outside(
-    loops: _Loops, offsets: Indices, tiles: _Tiles, at: Indices, side: int
-) -> tuple[int, ProofError] | None:
+def _find_outside(loops: _Loops, tiles: _Tiles, side: int) -> tuple[int, ProofError] | None:
     """The first transfer that leaves the tile of its device, and the error that says so."""
-    start, low, high = loops.rows[:, 2 + side], int(offsets.min()), int(offsets.max())
+    at, start = tiles.place(loops.rows[:, side]), loops.rows[:, 2 + side]
+    low, high = (
+        sum((axis[0] - 1) * end(0, axis[1 + side]) for axis in loops.axes)
+        for end in cast("tuple[Any, ...]", (min, max))
+    )
     sizes = np.where(at < 0, 0, tiles.sizes[at]) if len(tiles.sizes) else np.zeros(len(at), np.int64)
     outside = (start < -low) | (start > sizes - high - loops.rows[:, 4])  # No sum of both, which could overflow.
     if not outside.any():
