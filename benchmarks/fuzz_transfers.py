@@ -122,8 +122,8 @@ def _find_outside(turn: Sequence[tuple[int, Descriptor]], room: dict[int, int], 
 def _copy_turn(turn: Sequence[tuple[int, Descriptor]], tiles: Marks, ends: dict[int, int]) -> Marks:
     written: Marks = {device: {} for device in ends}
     for _, each in turn:
-        tile = written[each.target_device]
         for src, dst in list_copies(each):
+            tile = written[each.target_device]
             tile[dst] = "several" if dst in tile else tiles[each.source_device].get(src, "nothing")
     return written
 

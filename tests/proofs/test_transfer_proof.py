@@ -61,15 +61,22 @@ def test_planted_faults_are_refuted_by_the_first_wrong_element(moves: int) -> No
     assert len(refused) >= min(len(fuzz_transfers.FAULTS), moves // 6)
 
 
-def test_a_verdict_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, broken in (
-        ("_find_outside", lambda loops, tiles, side: None),  # What leaves a tile lands in the next one.
-        ("_list_rows", lambda layout, device: ROWS(layout, min(layout.mesh.devices))),  # All hold the same.
-        ("_unravel", lambda flat, shape: (0,) * len(shape)),  # Another element is named.
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(transfer_proof, name, broken)
-            assert any(kind.startswith("wrong") for _, kind in fuzz.fuzz(3, moves=12, kinds=["transfers"])), name
+def give_all_alike(layout: rs.Layout, device: int) -> Any:
+    """Tiles that all have what the first device's has."""
+    return ROWS(layout, min(layout.mesh.devices))
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_find_outside", lambda *_: None),  # What leaves a tile lands in the next one.
+        ("_list_rows", give_all_alike),
+        ("_unravel", lambda *_: (0,)),  # Another element is named.
+    ],
+)
+def test_a_verdict_that_is_wrong_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_proof, name, broken)
+    assert any(kind.startswith("wrong") for _, kind in fuzz.fuzz(3, moves=12, kinds=["transfers"]))
 
 
 @pytest.mark.parametrize("form", ["tuples", "lists", "array", "transfers", "pairs"])
@@ -209,6 +216,24 @@ PUBLIC_BUGS: dict[str, tuple[rs.Move, list[Any], str]] = {
         rs.Move(placed("f16[4, 2, 2]", 1), placed("f16[4, {d}1, 2]", 2, 1)),
         [(0, 1 + head, 8 * head, 0, 8) for head in range(2)],
         r"device 2 must hold element \(0, 1, 0\) .* but element \(2, 0, 0\)",
+    ),
+    # vllm-ascend#11885: 8 heads on 8 ranks for two that have 4 each; a rank's own head is taken for all that there are.
+    "heads of a rank for those of the model": (
+        rs.Move(placed("u8[{d}1, 16]", 8), placed("u8[{d}4, 16]", 2, 8)),
+        [(4 * rank, 8 + rank, 0, 0, 16) for rank in range(2)],
+        r"device 8 must hold element \(1, 0\) .* but no transfer writes it",
+    ),
+    # vllm-gguf-plugin#103: a loader that is not told its rank takes that of rank 0, and all have the same columns.
+    "the shard of rank 0 on every rank": (
+        rs.Move(placed("f16[6, 8]", 1), placed("f16[6, {d}4]", 2, 1)),
+        [(0, 1 + rank, 0, 0, (6, 4), (8, 1), (4, 1)) for rank in range(2)],
+        r"device 2 must hold element \(0, 4\) .* but element \(0, 0\)",
+    ),
+    # sglang#32781: shards of 3 rows are padded to 4, and 4 is where the next one is looked for in rows without padding.
+    "offsets of padded shards": (
+        rs.Move(placed("f16[12, 2]", 1), placed("f16[{d}3, 2]", 4, 1)),
+        [(0, 1 + rank, 8 * rank, 0, 6) for rank in range(3)] + [(0, 4, 24, 0, 0)],
+        r"device 2 must hold element \(3, 0\) .* but element \(4, 0\)",
     ),
     # cubed#896: two tasks each read a chunk, fill their part and write all of it back.
     "a chunk that two tasks write": (
