@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -71,9 +71,9 @@ class RandomView:
         for at, (source, taken, count, target, filled) in enumerate(self.windows):
             given[f"a{at}"] = max(source, target)
             if count < source:
-                given["take"] = {f"a{at}": slice(taken, taken + count)}
+                given.setdefault("take", {})[f"a{at}"] = slice(taken, taken + count)
             if count < target:
-                given["into"] = {f"a{at}": slice(filled, filled + count)}
+                given.setdefault("into", {})[f"a{at}"] = slice(filled, filled + count)
         return given
 
     def apply(self, source: np.ndarray, held: np.ndarray) -> np.ndarray:
@@ -268,20 +268,114 @@ def _check_account(account: Account, plan: rs.Plan | rs.TreePlan) -> None:
     must(peak <= plan.peak_bytes, "{} B are live, {} promised", peak, plan.peak_bytes)
 
 
+def random_parts(choose: random.Random, most: int = 160) -> list[RandomView]:
+    """The views of parts of one target that do not overlap and mostly cover it: fused, stacked, interleaved, and boxes
+    of several atoms, each part of an array with an order and dims of its own."""
+    sizes = [size for size, *_ in random_view(choose, most, 0).windows]
+    boxes = [[(0, size) for size in sizes]]
+    for _ in range(choose.randint(1, 4)):
+        box = boxes.pop(choose.randrange(len(boxes)))
+        several = [at for at, (_, count) in enumerate(box) if count > 1]
+        if not several:
+            boxes.append(box)
+            continue
+        start, count = box[at := choose.choice(several)]
+        ends = [0, *(range(1, count) if choose.random() < 0.3 else [choose.randrange(1, count)]), count]
+        boxes += [[*box[:at], (start + low, high - low), *box[at + 1 :]] for low, high in pairwise(ends)]
+    choose.shuffle(boxes)
+    left_out = 1 if len(boxes) > 1 and choose.random() < 0.3 else 0
+    groups = _random_groups(choose, len(sizes))
+    return [_random_part(choose, sizes, box, groups) for box in boxes[left_out:]]
+
+
+def _random_part(
+    choose: random.Random, sizes: Sequence[int], box: Sequence[tuple[int, int]], groups: Sequence[int]
+) -> RandomView:
+    """The view that fills a box of a target's atoms, some of which it has in finer ones."""
+    there: list[Window] = []
+    ends: list[int] = []
+    sized = iter(zip(sizes, box, strict=True))
+    for group in groups:
+        for size, (start, count) in (next(sized) for _ in range(group)):
+            finer = choose.choice([one for one in range(1, size + 1) if size % one == 0])
+            split = count == size and choose.random() < 0.4
+            there += (
+                [Window(one, 0, one, one, 0) for one in (finer, size // finer)]
+                if split
+                else [Window(count, 0, count, size, start)]
+            )
+        ends.append(len(there) - sum(ends))
+    here = list(range(len(there)))
+    if choose.random() < 0.5:
+        choose.shuffle(here)
+    order = tuple(here.index(at) for at in range(len(there)))
+    return RandomView(tuple(there[at] for at in here), order, (_random_groups(choose, len(there)), tuple(ends)))
+
+
+def _reverse_view(view: RandomView) -> RandomView:
+    """The view back, which takes the part that this one fills."""
+    back = [view.windows[at] for at in view.order]
+    windows = tuple(Window(to, filled, count, of, taken) for of, taken, count, to, filled in back)
+    return RandomView(windows, tuple(view.order.index(at) for at in range(len(view.order))), view.groups[::-1])
+
+
+@dataclass
+class TreeCase:
+    """The moves of a tree, and the arrays that they read and fill where these are not their own."""
+
+    moves: dict[str, MoveCase]
+    sources: dict[str, str]
+    targets: dict[str, str]
+
+    def __str__(self) -> str:
+        moves = "\n".join(f"{name}: {case}" for name, case in self.moves.items())
+        return f"{moves}\nsources {self.sources}, targets {self.targets}"
+
+    def add_parts(self, choose: random.Random, name: str) -> None:
+        """Adds moves into parts of one target, or from parts of one source, between two sets of devices."""
+        views, fuse = random_parts(choose), choose.random() < 0.6
+        count = choose.choice(COUNTS), choose.choice(COUNTS)
+        start = choose.choice((0, 0, 0, count[0] // 2, min(count[0], 24 - count[1])))
+        each, whole = range(count[0]), range(start, start + count[1])
+        dtype = choose.choice(("int16", "int32", "float32", "bfloat16", "int8"))
+        shape = views[0].shapes[1]
+        shared = any_given(choose, whole, shape, dtype)
+        alike = choose.random() < 0.5
+        known: dict[tuple[int, ...], Given] = {}  # Parts of one shape are often in one layout, and share launches.
+        for number, view in enumerate(views):
+            part = f"{name}{number}"
+            own, cast = view.shapes[0], choose.choice(("int16", "float32")) if choose.random() < 0.15 else dtype
+            given = known.setdefault(own, any_given(choose, each, own, cast)) if alike and cast == dtype else None
+            given = any_given(choose, each, own, cast) if given is None else given
+            if fuse:
+                self.moves[part], self.targets[part] = MoveCase(given, shared, view, (cast, dtype)), name
+            else:
+                self.moves[part] = MoveCase(shared, given, _reverse_view(view), (dtype, cast))
+                self.sources[part] = name
+
+
 def check_tree(choose: random.Random) -> str:
-    """Plans a tree of random moves, some of them equal, and runs it; returns its kind."""
-    few = [random_move(choose, choose.choice(CASTS), 120, 0.0) for _ in range(choose.randint(1, 4))]
-    cases = {f"w{at}": choose.choice(few) for at in range(choose.randint(1, 8))}
+    """Plans a tree of random moves, some of them equal and some with shared ends, and runs it; returns its kind."""
+    few = [random_move(choose, choose.choice(CASTS), 120, 0.2) for _ in range(choose.randint(1, 4))]
+    case = TreeCase({f"w{at}": choose.choice(few) for at in range(choose.randint(1, 8))}, {}, {})
+    if choose.random() < 0.6:
+        for name in "pq"[: choose.randint(1, 2)]:
+            case.add_parts(choose, name)
+        items = list(case.moves.items())
+        choose.shuffle(items)
+        case.moves = dict(items)
     try:
-        return _check_cases(choose, cases)
+        return _check_cases(choose, case)
     except Exception as error:
-        error.add_note("\n".join(f"{name}: {case}" for name, case in cases.items()))
+        error.add_note(str(case))
         raise
 
 
-def _check_cases(choose: random.Random, cases: Mapping[str, MoveCase]) -> str:
+def _check_cases(choose: random.Random, tree_case: TreeCase) -> str:
+    cases = tree_case.moves
     moves = {name: case.make() for name, case in cases.items()}
-    options: dict[str, Any] = {"donate": True} if choose.random() < 0.3 else {}
+    options: dict[str, Any] = {"sources": tree_case.sources, "targets": tree_case.targets}
+    options |= {"donate": True} if choose.random() < 0.3 else {}
     if choose.random() < 0.3:
         options["network"] = choose.choice(("tpu-v5p", "h100", "ethernet-100g"))
     try:
@@ -290,7 +384,9 @@ def _check_cases(choose: random.Random, cases: Mapping[str, MoveCase]) -> str:
         must(any(move.source.partial for move in moves.values()) and "finish the sum" in str(error), "{}", error)
         return "tree, refused sum"
     if choose.random() < 0.3:
-        floor = sum(map(_floor_of, moves.values()))
+        summed = any(math.isinf(_floor_of(move)) for move in moves.values())
+        ends = {*tree.source_layouts.items(), *((f">{name}", end) for name, end in tree.target_layouts.items())}
+        floor = math.inf if summed else sum(end.tile_bytes for _, end in ends)
         budget = int(tree.peak_bytes * choose.choice((0.6, 0.8, 0.9, 1)))
         budget = int(floor) if choose.random() < 0.5 and floor < math.inf else budget
         try:
@@ -301,13 +397,39 @@ def _check_cases(choose: random.Random, cases: Mapping[str, MoveCase]) -> str:
             tree = rs.plan_tree(moves, budget=(budget := error.smallest), **options)
         must(tree.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, tree.peak_bytes)
     must(rs.TreePlan.from_json(tree.to_json()) == tree, "{} is another tree after JSON", tree)
-    all_tiles = {name: case.tiles(choose, tree.plans[name]) for name, case in cases.items()}
+    arrays: dict[str, np.ndarray] = {}
+    tiles: dict[str, dict[int, np.ndarray]] = {}
+    wanted: dict[str, np.ndarray] = {}
+    into: dict[str, dict[int, np.ndarray]] = {}
+    ends_of: dict[str, MoveCase] = {}
+    for number, (name, case) in enumerate(cases.items()):
+        source, target = tree.source_of[name], tree.target_of[name]
+        if source not in arrays:
+            arrays[source] = _number_elements(number, case)
+            tiles[source] = source_tiles(choose, case.source, tree.source_layouts[source].tile_shape, arrays[source])
+        if target not in wanted:
+            count, after = math.prod(case.target.shape), numpy_dtype(case.dtypes[1])
+            held = wanted[target] = ((np.arange(count) + KEPT) % 127).reshape(case.target.shape).astype(after)
+            shape = tree.target_layouts[target].tile_shape
+            if target in tree.filled:
+                into[target] = {d: cut(held, fitted(at, shape)) for d, at in case.target.indices.items()}
+            ends_of[target] = case
+        wanted[target] = case.view.apply(arrays[source].astype(wanted[target].dtype), wanted[target])
     account = Account("uint8")
-    moved = rs.simulate(tree, {name: given for name, (given, _, _) in all_tiles.items()}, account)
-    for name, case in cases.items():
-        check_tiles(case.target, tree.plans[name].target.tile_shape, all_tiles[name][2], moved[name])
+    moved = rs.simulate(tree, tiles, account, into=into)
+    must(list(moved) == list(wanted), "{} are made, not {}", list(moved), list(wanted))
+    for target, case in ends_of.items():
+        check_tiles(case.target, tree.target_layouts[target].tile_shape, wanted[target], moved[target])
     _check_account(account, tree)
-    return "tree of one array" if len(cases) == 1 else "tree"
+    shared = ", shared ends" if tree_case.sources or tree_case.targets else ""
+    return ("tree of one array" if len(cases) == 1 else "tree") + shared
+
+
+def _number_elements(number: int, case: MoveCase) -> np.ndarray:
+    """The array that a move reads; others of its shape have other elements, where the dtypes have so many."""
+    whole = marks(case.source.shape, np.dtype("int64"))
+    small = any(numpy_dtype(dtype).itemsize == 1 or dtype == "bfloat16" for dtype in case.dtypes)
+    return ((whole * 37 + 11 * number) % 127 if small else whole + 1000 * number).astype(numpy_dtype(case.dtypes[0]))
 
 
 # Updates: devices hold an array in some layout already, and some elements have changed since.

@@ -53,7 +53,7 @@ def live_peak(tree: rs.TreePlan) -> int:
     takes more than it says."""
 
     def ends(plan: rs.Plan) -> list[rs.Layout]:
-        return [plan.source, plan.target] if plan.view is not None and plan.view.into else [plan.source]
+        return [plan.source, plan.target] if plan.fills else [plan.source]
 
     def held(plans: Iterable[rs.Plan]) -> Counter[int]:
         tiles = Counter[int]()
@@ -64,14 +64,14 @@ def live_peak(tree: rs.TreePlan) -> int:
     live = held(tree.plans.values())
     peak = Counter(live)
     for batch in tree.batches:
-        plan, account = batch.plans[0], Account("uint8")
+        plan, account, alone = batch.plans[0], Account("uint8"), rs.TreePlan(batch.names, (batch,))
         tiles = {name: source_tiles(plan) for name, plan in zip(batch.names, batch.plans, strict=True)}
-        if len(ends(plan)) == 1:
-            rs.simulate(rs.TreePlan(batch.names, (batch,)), tiles, account)
-        else:  # What is filled in part is run alone.
-            account = Account(plan.source.dtype)
-            target = {device: np.zeros(plan.target.tile_shape, "int32") for device in plan.target.mesh.devices}
-            rs.simulate(plan, tiles[batch.names[0]], account, into=target)
+        targets = {name: alone.plans[name].target for name in alone.filled}
+        into = {
+            name: {device: np.zeros(end.tile_shape, end.dtype) for device in end.mesh.devices}
+            for name, end in targets.items()
+        }
+        rs.simulate(alone, tiles, account, into=into)
         assert len(batch.plans) > 1 or account.peak_bytes <= plan.peak_bytes, plan
         live.subtract(held(batch.plans))
         peak |= live + account.peak

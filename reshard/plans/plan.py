@@ -804,7 +804,7 @@ def buffer_bytes(plan: Plan) -> int:
 def _count_buffers(steps: Sequence[Step]) -> int:
     """The buffers in which the blocks of one step leave and arrive, both live at once, beside operands and results."""
     lanes = [lane for step in steps if (lane := step_lane(*step.judgement)) is not None]
-    return steps[0].operand.nbytes(sum(lane.packed + lane.arrived for lane in lanes))
+    return steps[0].wire.nbytes(sum(lane.packed + lane.arrived for lane in lanes))
 
 
 def list_kinds(plan: Plan) -> str:

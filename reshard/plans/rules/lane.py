@@ -5,9 +5,10 @@
                     together: one all_gather of 34 elements, w's block and b's one after the other
 
 Shapes and sizes do not matter to a lane, only the groups of devices, the order of their members, and the dtype. An
-exchange or a permute without a common refinement has a lane that it shares with equal steps alone; to other devices,
-one that it shares with those that have the same senders and receivers. A step that is cut, in parts, in place or
-relayed has none, and neither has one through a view.
+exchange or a permute without a common refinement has a lane that it shares with equal steps alone; to other devices or
+through a view, one that it shares with those that have the same senders and receivers. A step that is cut, in parts, in
+place or relayed has none. What a step does with a tile where it is, such as to take or to put a part, it does beside
+the others, which then need not be alike in it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
+from reshard.geometry.figures import exchange_figures
 from reshard.geometry.holders import Tile, tiles
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
-from reshard.plans.rules.collectives import CROSSING, RULES, check_step
+from reshard.plans.rules.collectives import CROSSING, check_step, count_buffers
 from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.types.layout import Layout
+from reshard.types.view import View
 
 _MOST_LISTED = 1 << 10
 """Pairs of devices: between more, only equal exchanges share a launch."""
@@ -34,7 +37,7 @@ class Lane(NamedTuple):
     """What steps that share a launch have in common, and this step's part of the buffers, in elements.
 
     `packed` elements are copied to the buffer that leaves a device, `arrived` is what the buffer that arrives has room
-    for; in an exchange, whose rounds need less, whole tiles.
+    for; in an exchange, whose rounds need less, whole tiles, and through a view, messages.
     """
 
     key: Hashable
@@ -53,16 +56,19 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     >>> w.key == b.key, w.packed, b.packed, b.arrived
     (True, 32, 2, 8)
     """
-    cost = check_step(kind, operand, result, mode)
-    if mode != PLAIN or kind not in RULES or operand.dtype != result.dtype:
+    cost, view = check_step(kind, operand, result, mode), mode.view
+    if mode != PLAIN and mode != StepMode(view=view):
         return None
-    where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype)
+    where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype, result.dtype)
     if not cost.launches:
         return Lane(where, 0, 0)
-    r = refine(operand, result)
+    r = refine(operand, result) if view is None else None
     if kind in CROSSING:
         both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
-        return Lane((where, *_who_sends_to_whom(kind, operand, result, r)), *both)
+        if view is not None:  # Of a fused array, a message has what its view takes: at most one each way in a round.
+            message = exchange_figures(operand, result, view).message
+            both = message, message * (count_buffers(operand, result, mode) - 1)
+        return Lane((where, *_who_sends_to_whom(kind, (operand, result, view), r)), *both)
     if r is None:
         return None
     sent, arrived = tile_view.before(operand, r), tile_view.after(result, r)
@@ -76,19 +82,22 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     return Lane((*where, factors, reduction), sent.elements, arrived.elements)
 
 
-def _who_sends_to_whom(kind: str, operand: Layout, result: Layout, r: Refinement | None) -> tuple[Hashable, ...]:
-    """What decides the senders and receivers of a permute or an exchange; its two layouts where nothing less does."""
-    if not one_set(operand.mesh, result.mesh):
+def _who_sends_to_whom(
+    kind: str, ends: tuple[Layout, Layout, View | None], r: Refinement | None
+) -> tuple[Hashable, ...]:
+    """What decides the senders and receivers of a permute or an exchange; its two ends where nothing less does."""
+    operand, result, view = ends
+    if view is not None or not one_set(operand.mesh, result.mesh):
         if kind == "permute":
             # Who sends to whom depends on which tiles are the same, and on nothing else.
             numbers: dict[Tile, int] = {}
             held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
             return result.mesh.devices, tuple(held)
         if operand.mesh.size * result.mesh.size <= _MOST_LISTED:
-            messages = exchange_messages(operand, result)
+            messages = exchange_messages(operand, result, view)
             return result.mesh.devices, tuple((m.sender, m.receiver) for m in messages if m.sender != m.receiver)
     if r is None or not (r.exact if kind == "exchange" else operand.partial_as(result)):
-        return operand, result
+        return ends
     # The refined digits that change holders; an exchange goes over them in their order, round by round.
     changed = [(d.radix, d.src, d.dst) for d in r.digits if d.src != d.dst]
     return (tuple(changed) if kind == "exchange" else frozenset(changed),)
