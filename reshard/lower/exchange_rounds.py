@@ -83,9 +83,9 @@ class Exchange:
 
     `send` and `receive` are the tiles, reshaped to the digits that the axes of blocks follow. `receivers` are the
     devices that have a tile of the result; in a crossing these are not the ones that have the operand's. If it `fills`
-    part of the result, the tile is there already, and its other parts stay. Where a view ties the two ends together,
-    the blocks are `strided`: their elements come in another order at the other end, and are no slices of digits. With a
-    `dtype`, elements are cast to it: before they are sent if it is narrower, else after they have arrived.
+    part of the result, the tile is there already, and its other parts stay; `viewed` says that a view ties the two ends
+    together. With a `dtype`, elements are cast to it: before they are sent if it is narrower, else after they have
+    arrived.
     """
 
     send: TileView
@@ -95,8 +95,22 @@ class Exchange:
     rounds: Rounds
     staged: bool
     fills: bool = False
-    strided: bool = False
+    viewed: bool = False
     dtype: str | None = None
+
+    @cached_property
+    def strided(self) -> bool:
+        """Whether the elements of some block come in another order at the other end, or are no slice of the dims there.
+
+        A part of an array that is taken as it is, or put into one, is a slice at both ends, like what no view moves.
+        """
+        if not self.viewed:
+            return False
+        try:
+            each = (t for turn in (self.local, *self.rounds) for t in turn)
+            return any(len(self.slice_transfer(t).blocks) != len(t.blocks) for t in each)
+        except PlanError:
+            return True
 
     @cached_property
     def sliced(self) -> tuple[tuple[Transfer, ...], Rounds]:
@@ -212,7 +226,7 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         rounds=tuple(tuple(turn) for turn, crosses in zip(turns, crossing, strict=True) if crosses),
         staged=step.cost.scratch > 0,
         fills=step.mode.fills,
-        strided=view is not None or holding is not None,
+        viewed=view is not None or holding is not None,
         dtype=None if operand.dtype == result.dtype else result.dtype,
     )
 

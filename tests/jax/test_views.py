@@ -113,6 +113,26 @@ def test_a_reshape_along_atoms_compiles_to_no_collective():
 
 
 @pytest.mark.parametrize(
+    ("source", "target", "view", "shape"),
+    [
+        (on("b"), on("b"), {"take": {0: slice(8, 40)}}, (96, 64)),
+        (on("b"), on("a"), {"view": "(three h) d -> three h d", "three": 3}, (96, 64)),
+        (on("b"), on("b"), {"view": "(three h) d -> d h", "three": 3, "take": {"three": 1}}, (96, 64)),
+        (on("b"), on("b", "a"), {"into": {0: slice(8, 40)}}, (32, 64)),
+    ],
+)
+def test_slices_of_tiles_are_no_elements_at_computed_places(source, target, view, shape):
+    """XLA would hold an index for each element, and read and write them one by one."""
+    out = {"out": jnp.zeros((96, 64), "float32")} if "into" in view else {}
+
+    def move(x):
+        return redistribute(x, target, source=source, **view, **out)
+
+    compiled = jax.jit(move).lower(jax.ShapeDtypeStruct(shape, "float32", sharding=source)).compile()
+    assert " gather(" not in compiled.as_text() and "scatter(" not in compiled.as_text()
+
+
+@pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: redistribute([fused()], on(), view=SPLIT, three=3), PlanError, "one jax array"),

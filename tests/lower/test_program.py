@@ -212,7 +212,7 @@ def test_instructions():
 
 def test_an_exchange_of_one_device_has_the_rounds_of_all():
     whole = program_of_move("f32[{x}6]", "f32[{x}2]", view="(t h) -> h", take={"t": 1}, t=3).instructions[0]
-    assert isinstance(whole, Exchange) and whole.strided
+    assert isinstance(whole, Exchange) and whole.viewed
     for device in M4.devices:
         mine = program_of_move("f32[{x}6]", "f32[{x}2]", device, view="(t h) -> h", take={"t": 1}, t=3).instructions[0]
         assert len(mine.rounds) == len(whole.rounds)

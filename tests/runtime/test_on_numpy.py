@@ -541,6 +541,6 @@ def test_a_block_outside_of_a_tile_is_refused():
     tile = TileView((4,), (4,), (4,), (0,), ())
     for place, stride in ((3, 1), (-1, 1), (0, 4)):
         block = Block(place, 0, (Axis(2, stride, 1),))
-        step = Exchange(tile, tile, (0,), (Transfer(0, 0, (block,)),), (), staged=False, strided=True)
+        step = Exchange(tile, tile, (0,), (Transfer(0, 0, (block,)),), (), staged=False, viewed=True)
         with pytest.raises(TileError, match="leaves a tile"):
             run_instruction(step, {0: np.zeros(4)}, (4,), Account("float64"))

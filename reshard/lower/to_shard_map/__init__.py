@@ -8,6 +8,7 @@ joins_in_one_copy          whether XLA:CPU joins the messages of an exchange in 
 sent_as_it_lies            whether a TPU copies neither what an all-to-all sends nor its result more than once
 find_regions_on_tpu        where the parts of a step in place lie in a TPU's memory
 choose_memory_order        the order of dims in a TPU's memory
+make_unfilled              an array of which every element is written later
 is_cut_in_place            whether a TPU cuts boxes out of a tile as it lies
 count_padded_bytes         the bytes that an array takes there
 LANES, SUBLANES            what a TPU pads the minor dim of an array to a multiple of, and the dim before
@@ -36,3 +37,4 @@ from reshard.lower.to_shard_map.tile_memory import SUBLANES as SUBLANES
 from reshard.lower.to_shard_map.tile_memory import choose_memory_order as choose_memory_order
 from reshard.lower.to_shard_map.tile_memory import count_padded_bytes as count_padded_bytes
 from reshard.lower.to_shard_map.tile_memory import is_cut_in_place as is_cut_in_place
+from reshard.lower.to_shard_map.tile_memory import make_unfilled as make_unfilled

@@ -169,7 +169,7 @@ def _run_by_rounds(
 def _start_result(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
     """The result before anything is written: zeros where blocks leave padding out, or what it is written into."""
     if step.fills and into is not None:
-        return into.reshape(-1)
+        return into.reshape(_list_tile_digits(step, True))
     received = Counter[int]()
     for transfer in itertools.chain(step.local, *step.rounds):
         received[transfer.receiver] += transfer.elements
@@ -295,6 +295,14 @@ def group_by_form(transfers: Round) -> list[list[Transfer]]:
     return list(kinds.values())
 
 
+class FlatBox(NamedTuple):
+    """A block as a box in a flat tile that is reshaped to these digits, one for each of the block's `axes`."""
+
+    digits: list[int]
+    axes: list[int]
+    starts: list[Array]
+
+
 class BlockMessages:
     """Transfers of one form in one round, or in several alike: the devices that take part, and where blocks start."""
 
@@ -319,6 +327,9 @@ class BlockMessages:
             if self.sliced:
                 part = cut_box(tile, self._columns(at, "sender"), box.extents[0])
                 parts.append(part if order is None else fix_layout(part, order))
+            elif (flat := self._find_flat_box(at, "sender", tile.size)) is not None:
+                part = cut_box(tile.reshape(flat.digits), flat.starts, [box.extents[axis] for axis in flat.axes])
+                parts.append(part.transpose(np.argsort(flat.axes)))
             else:
                 parts.append(tile[self._places(at, "sender")])
         parts = [part.astype(narrow) for part in parts]
@@ -330,6 +341,10 @@ class BlockMessages:
         table = self._members("receiver")
         gets = None if table.all() else self._look_up(table) != 0
         message = message.astype(filled.dtype)
+        if gets is not None:
+            # What the others have there is read again: XLA would read it where it was before earlier writes, and copy
+            # all of the tile to keep it.
+            filled = lax.optimization_barrier(filled)
         done = 0
         for at, box in enumerate(self.blocks):
             part = message if len(self.blocks) == 1 else message[done : done + box.elements]
@@ -339,6 +354,10 @@ class BlockMessages:
                 if order is not None:
                     content, starts = content.transpose(order), [starts[axis] for axis in order]
                 filled = write_box(filled, content, starts, gets)
+            elif (flat := self._find_flat_box(at, "receiver", filled.size)) is not None:
+                content = part.reshape([box.extents[axis] for axis in sorted(flat.axes)])
+                content = content.transpose(np.argsort(np.argsort(flat.axes)))
+                filled = write_box(filled.reshape(flat.digits), content, flat.starts, gets).reshape(filled.shape)
             else:
                 places = self._places(at, "receiver")
                 # Elsewhere all places are behind the tile's end, and dropped: a select would copy the tile.
@@ -374,6 +393,31 @@ class BlockMessages:
                 table[number, self.place.positions[getattr(t, side)]] = row(t)
         return [self._look_up(table[..., column]) for column in range(table.shape[-1])]
 
+    def _find_flat_box(self, at: int, side: str, size: int) -> FlatBox | None:
+        """Block `at` at one end as a slice of the flat tile of this size, where it is one on all devices.
+
+        XLA gathers and scatters at computed places element by element, and holds an index for each of them.
+        """
+        end = "src" if side == "sender" else "dst"
+        blocks = [(one, t, t.blocks[at]) for one, transfers in enumerate(self.rounds) for t in transfers]
+        extents, strides = self.first.blocks[at].extents, [getattr(axis, end) for axis in self.first.blocks[at].axes]
+        if any([getattr(axis, end) for axis in block.axes] != strides for _, _, block in blocks):
+            return None
+        axes = sorted((axis for axis, extent in enumerate(extents) if extent > 1), key=lambda axis: -strides[axis])
+        ends = [size, *(strides[axis] for axis in axes)]
+        # Strides that divide one another are places of digits. Those of single elements apart would be a dim of few
+        # elements at the end, which a TPU pads to 128.
+        if not axes or ends[-1] != 1 or any(high % low for high, low in itertools.pairwise(ends)):
+            return None
+        digits = [high // low for high, low in itertools.pairwise(ends)]
+        table = np.zeros((len(self.rounds), len(self.place.devices), len(axes)), np.int32)
+        for one, transfer, block in blocks:
+            start = [getattr(block, end) // low % digit for low, digit in zip(ends[1:], digits, strict=True)]
+            if any(first + extents[axis] > digit for first, axis, digit in zip(start, axes, digits, strict=True)):
+                return None  # It goes on in the next value of the digit before.
+            table[one, self.place.positions[getattr(transfer, side)]] = start
+        return FlatBox(digits, axes, [self._look_up(table[..., column]) for column in range(len(axes))])
+
     def _places(self, at: int, side: str) -> Array:
         """The places of the elements of block `at` in this device's flat tile: computed, since a table of them would be
         as large as the tile on every device."""
@@ -404,12 +448,12 @@ Order = tuple[int, ...]
 def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     """For each device, the rounds whose messages lie one after another in its result; local copies are the first round.
 
-    None unless all messages are one box of one shape, they tile the result, and none is sent in pieces.
+    None unless all messages are one box of one shape, they tile all of the result, and none is sent in pieces.
 
     For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
     round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
     """
-    if step.strided or len(step.rounds) > MOST:
+    if step.strided or step.fills or len(step.rounds) > MOST:
         return None
     rounds = list_rounds(step)
     forms = {t.form for one in rounds for t in one}

@@ -139,7 +139,7 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
             return run_part_loop(in_parts, shapes, place, partial(run_plain, in_part=True), tile)
         case Exchange(dtype=str()) if beside.scale is not None:
             return _exchange_and_scale(step, place, tile, shape, beside.scale, beside.into)
-        case Exchange(strided=True):
+        case Exchange(viewed=True):
             return run_exchange([step], place, [tile], [shape], into=beside.into)[0]
         case Reorder(order=order):
             return tile.reshape(order.digits).transpose(order.order).reshape(shape)
