@@ -2,7 +2,9 @@
 
     redistribute(x, sharding)    moves an array, or a tree of arrays; replaces `device_put` and sharding constraints
     reshard_pytree(tree, target) moves a tree as one, within one budget, once all processes agree on it
-    Target(sharding, view=...)   a sharding, and the view, parts and dtype of the array on it: for a leaf of a tree
+    Target(sharding, view=...)   a sharding, and the view and dtype of the array on it: for a leaf of a tree of targets,
+                                 which may name the array that it reads (source=), or several (parts=)
+    Part(source, into=...)       one of the arrays that fill a Target together
     jit(f)                       `jax.jit` with the pass inside XLA switched on for this function
     enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process
     enabled()                    a context in which it is on
@@ -25,6 +27,7 @@ if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax h
 from reshard.jax.jit import deserialize as deserialize
 from reshard.jax.jit import jit as jit
 from reshard.jax.jit import strict as strict
+from reshard.jax.placement import Part as Part
 from reshard.jax.placement import Target as Target
 from reshard.jax.program_report import report as report
 from reshard.jax.program_report import show as show

@@ -44,8 +44,9 @@ class EagerProgram:
     """A planned move of concrete arrays of one shape, dtype and sharding; there is one object for equal moves.
 
     `start` takes the array; for a view or a cast also the array of which a part is filled and the scale, or None, the
-    scale on the devices of `scale_on`. `together` says whether it may share a program with other moves; `host` is what
-    shares one exchange with others, between CPU devices.
+    scale on the devices of `scale_on`. `fill` is the same, and may overwrite the array of which it fills a part.
+    `together` says whether it may share a program with other moves; `host` is what shares one exchange with others,
+    between CPU devices.
     """
 
     request: ReshardRequest
@@ -53,6 +54,7 @@ class EagerProgram:
     weak: bool
     start: Callable[..., jax.Array]
     scale_on: NamedSharding
+    fill: Callable[..., jax.Array]
     together: bool = False
     host: crossing.HostMove | None = None
 
@@ -106,7 +108,7 @@ def prepare_move(x: jax.Array, request: ReshardRequest, beside: Beside | None = 
         check_given_source(x, request.source, known)
     if request.plain and not donate and _has_sharding(known, request.target, x.ndim):
         return partial(put_by_jax, x, request.target, donate=False)
-    near = _device_memory(known)
+    near = find_device_memory(known)
     if beside is not None and near != known.memory_kind:  # What is read beside the array must follow it.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
         moved = replace(request, source=None)
@@ -134,7 +136,7 @@ def _make_mover(
 ) -> Callable[[jax.Array], Pending]:
     """How arrays of this type and sharding move."""
     donate = request.options.donate
-    near = _device_memory(known)
+    near = find_device_memory(known)
     if near != known.memory_kind:  # Collectives work in the devices' own memory.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
         return lambda x: lambda: move_now(put_by_jax(x, there, donate=donate), request)
@@ -145,7 +147,7 @@ def _make_mover(
     if 0 in shape and not (request.plain or (request.view is not None and request.view.into)):
         empty = np.zeros(request.target_shape(shape), jnp.dtype(request.target_dtype(dtype.name)))
         return lambda x: partial(put_by_jax, empty, target, donate=False)
-    far = _device_memory(target)
+    far = find_device_memory(target)
     if request.crosses and far != target.memory_kind:  # A memory of another kind is filled from the devices' own.
         there = NamedSharding(target.mesh, target.spec, memory_kind=far)
         program = program_of(replace(request, target=there), shape, dtype, weak)
@@ -195,7 +197,11 @@ def compile_plan(
     sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
     alone = sums or request.options.donate or request.options.budget is not None
     together = small and request.plain and not alone
-    return EagerProgram(request, plan, weak, partial(start_program, run), target, together)
+    fills = request.view is not None and request.view.into
+    fill = jax.jit(moved, out_shardings=target, donate_argnums=1) if fills else run
+    return EagerProgram(
+        request, plan, weak, partial(start_program, run), target, partial(start_program, fill), together
+    )
 
 
 def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax.Array], weak: bool) -> EagerProgram:
@@ -210,7 +216,7 @@ def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax
             return moved if weaken is None else weaken(moved)
 
     host = run if isinstance(run, crossing.HostMove) else None
-    return EagerProgram(request, plan, weak, start, source if near else target, host=host)
+    return EagerProgram(request, plan, weak, start, source if near else target, start, host=host)
 
 
 def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pending:
@@ -228,7 +234,8 @@ def unwrap_shard(x: jax.Array, device: Any, weak: bool) -> jax.Array:
 
 
 @lru_cache(maxsize=256)
-def _device_memory(sharding: NamedSharding) -> str:
+def find_device_memory(sharding: NamedSharding) -> str:
+    """The kind of memory that is the own of the devices of a sharding."""
     return str(next(iter(sharding.device_set)).default_memory().kind)
 
 

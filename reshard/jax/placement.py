@@ -1,6 +1,7 @@
 """What callers give as a target or source, for one array or for each leaf of a tree: read as one `NamedSharding`.
 
-Target, spread_targets     what becomes of an array, and a tree of that for a tree of arrays
+Target, Part               what becomes of an array, or of several that fill one
+spread_targets, read_goals  a tree of that for a tree of arrays, of the same structure or of another
 resolve_sharding           a sharding, a spec or a layout as a `NamedSharding` on one mesh, checked against the array
 layout_of                  a `NamedSharding` as a `Layout`
 the rest                   what JAX says of meshes and arrays: traced or not, explicit or auto, where and how many
@@ -12,11 +13,12 @@ the rest                   what JAX says of meshes and arrays: traced or not, ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +34,8 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.notation import jax_sharding
 from reshard.types.notation.sharding import place_sharding
+from reshard.types.view import View
+from reshard.types.whole import read_items
 
 AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
@@ -44,13 +48,15 @@ _DEEPEST = 200
 class ViewOptions:
     """What a move is beside its sharding: a view, parts, another dtype, and what these need."""
 
-    view: str | None = None
+    view: str | View | None = None
     take: Mapping[Any, Any] | None = None
     into: Mapping[Any, Any] | None = None
     out: jax.Array | None = None
     dtype: Any = None
     scale: Any = None
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
+    shape: tuple[int, ...] | None = None
+    """The shape of the result, where a pattern does not say it."""
 
     @property
     def plain(self) -> bool:
@@ -58,32 +64,81 @@ class ViewOptions:
         given = (self.view, self.take, self.into, self.out, self.dtype, self.scale)
         return not self.sizes and all(each is None for each in given)
 
+    @property
+    def fills(self) -> bool:
+        """Whether the array fills a part of the result."""
+        return bool(self.into) or (isinstance(self.view, View) and self.view.into)
+
+
+class Part:
+    """The array of a tree that fills a part of a `Target`: its name, and where it goes.
+
+    The name is the path to the array, joined by dots. The arguments are those of `redistribute`; `scale` is that of the
+    cast of this part.
+
+    >>> Part("attn.q", into={0: slice(0, 4096)})
+    Part('attn.q', into={0: slice(0, 4096, None)})
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        view: str | View | None = None,
+        take: Mapping[Any, Any] | None = None,
+        into: Mapping[Any, Any] | None = None,
+        scale: Any = None,
+        **sizes: int,
+    ) -> None:
+        self.source = _checked_name(source)
+        self.options = ViewOptions(view, take, into, None, None, scale, sizes)
+
+    def __repr__(self) -> str:
+        each = ("view", "take", "into", "scale")
+        given = {name: getattr(self.options, name) for name in each} | {**self.options.sizes}
+        more = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
+        return f"Part({self.source!r}{more})"
+
 
 class Target:
-    """A sharding, and the view, parts and dtype of the array on it: the target of one leaf of a tree.
+    """A sharding, and the view, parts and dtype of the array on it: one leaf of a tree of targets.
 
     `redistribute(x, Target(sharding, view=...))` is `redistribute(x, sharding, view=...)`; the arguments are the same.
 
     >>> import numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec
-    >>> from reshard.jax import Target, redistribute
+    >>> from reshard.jax import Part, Target, redistribute
     >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
     >>> rows = NamedSharding(mesh, PartitionSpec("x"))
     >>> fused = jax.device_put(np.arange(48.0, dtype="float32").reshape(24, 2), rows)
-    >>> parts = {
-    ...     name: Target(rows, view="(three h) d -> h d", take={"three": at}, three=3)
-    ...     for at, name in enumerate(("query", "key", "value"))
-    ... }
-    >>> moved = redistribute(dict.fromkeys(parts, fused), parts)
-    >>> [x.shape for x in moved.values()], float(moved["key"][0, 0])
+
+    With `source`, the name of an array, or `parts`, several of them, a tree of targets has a structure of its own. The
+    name is the path to the array in the tree of arrays, joined by dots; a leaf that names none reads the array at its
+    own path.
+
+    >>> split = {"view": "(three h) d -> h d", "three": 3}
+    >>> layer = {name: Target(rows, source="qkv", take={"three": at}, **split) for at, name in enumerate("qkv")}
+    >>> moved = redistribute({"qkv": fused}, {"attn": layer})
+    >>> [x.shape for x in moved["attn"].values()], float(moved["attn"]["k"][0, 0])
     ([(8, 2), (8, 2), (8, 2)], 16.0)
+
+    `parts` fill an array of this `shape`, all of it, each element once; or an array that is given as `out`, whose other
+    elements stay.
+
+    >>> parts = [Part(f"attn.{name}", into={0: slice(8 * at, 8 * at + 8)}) for at, name in enumerate("qkv")]
+    >>> again = redistribute(moved, {"qkv": Target(rows, shape=(24, 2), parts=parts)})
+    >>> np.array_equal(again["qkv"], fused)
+    True
     """
 
     def __init__(
         self,
         sharding: Any,
         *,
-        view: str | None = None,
+        source: str | None = None,
+        parts: Sequence[Part] | None = None,
+        shape: Sequence[int] | None = None,
+        view: str | View | None = None,
         take: Mapping[Any, Any] | None = None,
         into: Mapping[Any, Any] | None = None,
         out: jax.Array | None = None,
@@ -91,8 +146,46 @@ class Target:
         scale: Any = None,
         **sizes: int,
     ) -> None:
+        whole = None if shape is None else read_items(shape)
+        if shape is not None and whole is None:
+            raise PlanError(f"shape {quoted(shape)} of a target: give one size for each dim, such as (6144, 1024)")
+        options = ViewOptions(view, take, into, out, dtype, scale, sizes, whole)
         self.sharding = sharding
-        self.options = ViewOptions(view, take, into, out, dtype, scale, sizes)
+        self.options = options
+        self.source = None if source is None else _checked_name(source)
+        self.parts = _checked_parts(parts, source, options)
+
+    @property
+    def named(self) -> bool:
+        """Whether it names the arrays that it reads."""
+        return self.source is not None or bool(self.parts)
+
+
+def _checked_name(source: object) -> str:
+    if isinstance(source, str):
+        return source
+    raise PlanError(
+        f"source {quoted(source)} is a {type(source).__name__}; give the name of an array: the path to it in the tree "
+        f'of arrays, joined by dots, such as "layers.0.q"'
+    )
+
+
+def _checked_parts(parts: object, source: object, given: ViewOptions) -> tuple[Part, ...]:
+    if parts is None:
+        return ()
+    listed = tuple(cast("Sequence[object]", parts)) if isinstance(parts, list | tuple) else ()
+    wrong = next((part for part in listed if not isinstance(part, Part)), None)
+    if not listed or wrong is not None:
+        what = quoted(parts) if wrong is None else quoted(wrong)
+        raise PlanError(
+            f"parts: {what}; give a list of reshard.jax.Part(name, into=...), one for each array that fills it"
+        )
+    own = {name: getattr(given, name) for name in ("view", "take", "into", "scale")}
+    own |= {"source": source, **given.sizes}
+    twice = next((name for name, value in own.items() if value is not None), None)
+    if twice is not None:
+        raise PlanError(f"{twice} {quoted(own[twice])} beside parts: give it to each Part, since parts differ in it")
+    return cast("tuple[Part, ...]", listed)
 
 
 _FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space | Target
@@ -138,6 +231,74 @@ def spread_targets(given: Any, arrays: Any, what: str) -> list[Any]:
     listed: list[Any] = []
     jax.tree.map(lambda _, one: listed.append(one), arrays, each)  # Nodes that are None have no leaf.
     return listed
+
+
+class ArrayGoal(NamedTuple):
+    """One array of the result: its name if targets have names, its target, and the numbers of the leaves it reads."""
+
+    name: str
+    target: Any
+    reads: tuple[int, ...]
+
+
+def name_leaves(tree: Any, is_leaf: Any = None) -> list[str]:
+    """The names of the leaves of a tree: the paths to them, joined by dots."""
+    listed = jax.tree.leaves_with_path(tree, is_leaf=is_leaf)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in listed]
+
+
+def read_goals(given: Any, arrays: Any) -> tuple[list[ArrayGoal], Any]:
+    """The arrays that a target for all leaves, or a tree of targets, asks for, and their structure.
+
+    Goals have names where targets name arrays. Raises `PlanError` for a name that no array has, or several, and for a
+    tree without names that is of another structure.
+    """
+    check_tree(given, "the tree of target shardings")
+    if not any(isinstance(each, Target) and each.named for each in jax.tree.leaves(given, is_leaf=is_target)):
+        targets = spread_targets(given, arrays, "target")
+        return [ArrayGoal("", target, (at,)) for at, target in enumerate(targets)], jax.tree.structure(arrays)
+    numbers: dict[str, list[int]] = {}
+    for at, name in enumerate(name_leaves(arrays)):
+        numbers.setdefault(name, []).append(at)
+
+    def find_array(name: str, leaf: str, reads: str) -> int:
+        found = numbers.get(name, [])
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise PlanError(
+                f"the target {leaf!r} {reads}, which is the name of {len(found)} arrays; rename one of them"
+            )
+        below = [each for each in numbers if each.startswith(f"{name}.")] if name else []
+        near = below[:4] or get_close_matches(name, numbers, 4, 0.5) or [*numbers][:4]
+        listed = ", ".join(map(repr, near)) or "none at all"
+        raise PlanError(
+            f"the target {leaf!r} {reads}, and there is no such array; there are {listed}; name an array by the path "
+            f"to it, joined by dots{'; that of an array which is no tree is empty' if near == [''] else ''}"
+        )
+
+    goals: list[ArrayGoal] = []
+    listed, structure = jax.tree.flatten(given, is_leaf=is_target)
+    for leaf, target in zip(name_leaves(given, is_target), listed, strict=True):
+        if isinstance(target, Target) and target.named:
+            names = [part.source for part in target.parts] or [target.source or ""]
+            reads = [(name, f"reads {name!r}") for name in names]
+        else:
+            reads = [(leaf, "names no source, so it reads the array of its own name")]
+        goals.append(ArrayGoal(leaf, target, tuple(find_array(name, leaf, text) for name, text in reads)))
+    return goals, structure
+
+
+def unwrap_target(target: Any, x: Any) -> Any:
+    """The sharding of a target; raises `PlanError` if it leaves the array as it is and gives the shape of another."""
+    if not isinstance(target, Target):
+        return target
+    shape = target.options.shape
+    if target.options.plain and shape not in (None, np.shape(x)):
+        raise PlanError(
+            f"the target has shape {shape}, the array that it reads {np.shape(x)}; give a view, or no shape"
+        )
+    return target.sharding
 
 
 def check_tree(given: Any, what: str) -> None:

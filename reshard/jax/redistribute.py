@@ -12,6 +12,7 @@ traced                  moves a traced array by a JAX primitive, to which every 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from reshard.errors import LayoutError, quoted, shortened
+from reshard.errors import LayoutError, PlanError, quoted, shortened
 from reshard.jax import placement, traced
 from reshard.jax.agreement import agree_between
 from reshard.jax.buckets import run_moves
@@ -35,15 +36,16 @@ from reshard.jax.eager import (
     put_by_jax,
     run_pending,
 )
-from reshard.jax.placement import Target, ViewOptions, is_target, spread_targets
+from reshard.jax.placement import ArrayGoal, Target, ViewOptions, is_target, spread_targets
 from reshard.jax.request import UNLIMITED, ReshardRequest
 from reshard.jax.tree_budget import joint_moves
-from reshard.jax.view_moves import prepare_view, read_jax_view
+from reshard.jax.view_moves import PartMove, prepare_parts, prepare_view, read_jax_view, read_parts
 from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
 from reshard.synth.options import PlanOptions, read_budget
 from reshard.types.layout import Layout
 from reshard.types.move import Move
+from reshard.types.view import View
 from reshard.types.whole import checked_flag
 
 
@@ -55,7 +57,7 @@ def redistribute(
     budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
-    view: str | None = None,
+    view: str | View | None = None,
     take: Mapping[Any, Any] | None = None,
     into: Mapping[Any, Any] | None = None,
     out: jax.Array | None = None,
@@ -119,44 +121,102 @@ def redistribute(
         there = concrete and isinstance(sharding, NamedSharding) and x.sharding == sharding
         if there and not options.donate and source is None:
             return put_by_jax(x, sharding, donate=False)
-        if source is None and isinstance(x, jax.Array) and is_target(sharding):
+        alone = is_target(sharding) and not (isinstance(sharding, Target) and sharding.named)
+        if source is None and isinstance(x, jax.Array) and alone:
             return run_pending(_prepare_leaf(x, sharding, None, options))
-        leaves, tree = jax.tree.flatten(x)
-        targets = spread_targets(sharding, x, "target")
+        leaves = jax.tree.leaves(x)
+        goals, tree = placement.read_goals(sharding, x)
         sources = [None] * len(leaves) if source is None else spread_targets(source, x, "source")
-        return jax.tree.unflatten(tree, _move_leaves(x, leaves, targets, sources, options))
+        return jax.tree.unflatten(tree, _move_leaves(x, leaves, goals, sources, options))
     except RuntimeError:
         placement.check_not_deleted(x)
         raise
 
 
 def _move_leaves(
-    x: Any, leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
+    x: Any, leaves: Sequence[Any], goals: Sequence[ArrayGoal], sources: Sequence[Any], options: PlanOptions
 ) -> list[Any]:
-    """The leaves of the tree `x` on their new shardings."""
-    joint = options.budget is not None and len(leaves) > 1
+    """The arrays that the goals ask for, made of the leaves of the tree `x`."""
+    _check_outs(goals)
+    # Arrays that are read and made in the same way are one, under all their names.
+    first: dict[object, int] = {}
+    same = [first.setdefault(_key_of_goal(goal, leaves, sources), at) for at, goal in enumerate(goals)]
+    if len(first) < len(goals):
+        places = {at: number for number, at in enumerate(first.values())}
+        moved = _move_leaves(x, leaves, [goals[at] for at in places], sources, options)
+        return [moved[places[at]] for at in same]
+    joint = options.budget is not None and sum(len(goal.reads) for goal in goals) > 1
     # Leaves of a trace run when XLA chooses, so that each of them has the budget for itself.
-    if joint and not (placement.is_tracing() or any(isinstance(leaf, Tracer) for leaf in leaves)):
+    tracing = placement.is_tracing() or any(isinstance(leaf, Tracer) for leaf in leaves)
+    if joint and not tracing:
         for leaf, source in zip(leaves, sources, strict=True):
             known = placement.sharding_of(leaf)
             if source is not None and known is not None:
                 check_given_source(leaf, placement.resolve_sharding(source, leaf, "source"), known)
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
 
         def place(at: int) -> jax.Array:
-            return run_pending(_prepare_leaf(leaves[at], targets[at], None, options._replace(budget=None)))
+            (read,) = goals[at].reads
+            return run_pending(_prepare_leaf(leaves[read], goals[at].target, None, options._replace(budget=None)))
 
-        return joint_moves(names, leaves, targets, place, options)
-    # An array that is donated in several places is deleted once all its moves are under way.
-    shared = options.donate and len({*map(id, leaves)}) < len(leaves)
-    used = options._replace(donate=False) if shared else options
-    moved = run_moves([_prepare_leaf(*each, used) for each in zip(leaves, targets, sources, strict=True)])
-    if shared:
-        kept = {id(array) for array in moved}
-        for leaf in {id(leaf): leaf for leaf in leaves}.values():
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
+        return joint_moves(placement.name_leaves(x), leaves, goals, place, options)
+    # An array that is donated in several places is deleted by the last of its moves; or once all are under way, where a
+    # result may share its memory.
+    uses = Counter(id(leaves[at]) for goal in goals for at in goal.reads)
+    left, shares = Counter(uses), set[int]()
+    pending: list[Pending] = []
+    results: list[int] = []
+    for number, goal in enumerate(goals):
+        arrays, its = [leaves[at] for at in goal.reads], [sources[at] for at in goal.reads]
+        each: list[PlanOptions] = []
+        for x in arrays:
+            left[id(x)] -= 1
+            once = uses[id(x)] == 1 or (not left[id(x)] and id(x) not in shares)
+            each.append(options if once else options._replace(donate=False))
+        if isinstance(goal.target, Target) and goal.target.parts:
+            moves = prepare_parts(read_parts(goal.name, arrays, goal.target, its, each), tracing)
+        else:
+            moves = [_prepare_leaf(arrays[0], goal.target, its[0], each[0])]
+        if not all(isinstance(move, EagerMove) and move.program.plan.steps for move in moves):
+            shares |= set(map(id, arrays))
+        pending += moves
+        results += [number] * len(moves)
+    moved = run_moves(pending, results)
+    if options.donate:
+        made = {id(array) for array in moved}
+        for leaf in {id(leaf): leaf for leaf in leaves if uses[id(leaf)] > 1}.values():
+            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in made:
                 discard_donated(leaf, moved)
     return moved
+
+
+def _check_outs(goals: Sequence[ArrayGoal]) -> None:
+    """Refuses several targets that each fill a part of one array: each would be an array with that part alone."""
+    filled: dict[int, int] = {}
+    for at, goal in enumerate(goals):
+        out = goal.target.options.out if isinstance(goal.target, Target) else None
+        if out is not None and filled.setdefault(id(out), at) != at:
+            names = " and ".join(repr(each.name) for each in (goals[filled[id(out)]], goal) if each.name)
+            raise PlanError(
+                f"the targets {names or f'{filled[id(out)]} and {at}'} fill parts of one out= of shape {out.shape}, "
+                f"and would make an array each, with one part alone; give one Target(sharding, out=..., "
+                f"parts=[Part(name, into=...), ...])"
+            )
+
+
+def _key_of_goal(goal: ArrayGoal, leaves: Sequence[Any], sources: Sequence[Any]) -> object:
+    """What two goals have in common if their results are equal, bit by bit and shard by shard."""
+    reads, target = tuple((id(leaves[at]), sources[at]) for at in goal.reads), goal.target
+    if isinstance(target, Target):
+        given = target.options
+        if target.parts or given.out is not None:
+            return id(goal)
+        view = repr((given.view, given.take, given.into, given.dtype, given.sizes, given.shape))
+        target = target.sharding if given.plain else (target.sharding, view, id(given.scale))
+    try:
+        hash((reads, target))
+    except TypeError:  # It is no sharding, as its move will say.
+        return id(goal)
+    return reads, target
 
 
 def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
@@ -170,7 +230,7 @@ def _prepare_leaf(x: Any, sharding: Any, source: Any, options: PlanOptions) -> P
     if isinstance(sharding, Target):
         if not sharding.options.plain:
             return prepare_view(x, sharding.sharding, source, sharding.options, options)
-        sharding = sharding.sharding
+        sharding = placement.unwrap_target(sharding, x)
     if isinstance(x, jax.Array):
         aval = x
     else:
@@ -263,23 +323,35 @@ def _read_shardings(target: Any) -> Any:
 
 
 def _describe_tree(source: Any, target: Any, version: Version | Mapping[str, Version]) -> Manifest:
-    """What this process moves, each leaf by its path in the tree; devices by their ids."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(source)
-    goals = spread_targets(_read_shardings(target), source, "target")
+    """What this process moves, each array by its path in the tree; devices by their ids."""
+    leaves = jax.tree.leaves(source)
+    goals, _ = placement.read_goals(_read_shardings(target), source)
+    names = placement.name_leaves(source)
     entries: dict[str, Move | tuple[Layout, Layout]] = {}
-    for (path, leaf), goal in zip(pairs, goals, strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        if isinstance(goal, Target) and not goal.options.plain:
-            request = read_jax_view(leaf, goal.sharding, None, goal.options, UNLIMITED)
+    for goal in goals:
+        name, aim, arrays = goal.name or names[goal.reads[0]], goal.target, [leaves[at] for at in goal.reads]
+        given = aim.options if isinstance(aim, Target) else ViewOptions()
+        if isinstance(aim, Target) and aim.parts:
+            unknown = [None] * len(arrays)
+            moves = read_parts(name, arrays, aim, unknown, [UNLIMITED] * len(arrays))
+            read = [
+                (f"{name}, part {at} {part.source}", each)
+                for at, (part, each) in enumerate(zip(aim.parts, moves, strict=True))
+            ]
+        elif isinstance(aim, Target) and not given.plain:
+            read = [(name, PartMove(arrays[0], read_jax_view(arrays[0], aim.sharding, None, given, UNLIMITED), given))]
+        else:
+            (leaf,) = arrays
+            after = placement.resolve_sharding(placement.unwrap_target(aim, leaf), leaf, "target")
+            before = placement.sharding_of(leaf) or after
+            near, far = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))
+            entries[name] = near, far
+            continue
+        for part, (leaf, request, _) in read:
             before, after = request.ends
             shape, dtype = request.target_shape(leaf.shape), request.target_dtype(leaf.dtype.name)
             near, far = Layout.from_jax(before, leaf.shape, leaf.dtype.name), Layout.from_jax(after, shape, dtype)
-            entries[name] = Move(near, far, request.view, cast=True)
-            continue
-        after = placement.resolve_sharding(goal.sharding if isinstance(goal, Target) else goal, leaf, "target")
-        before = placement.sharding_of(leaf) or after
-        near, far = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))
-        entries[name] = near, far
+            entries[part] = Move(near, far, request.view, cast=True)
     return Manifest.of(entries, version)
 
 

@@ -26,16 +26,24 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.errors import BudgetError, LayoutError, MeshError
 from reshard.jax import placement
 from reshard.jax.agreement import agree_on_moves
-from reshard.jax.eager import EagerMove, compile_plan, discard_donated, on_devices, run_pending, unwrap_shard
-from reshard.jax.placement import Target, ViewOptions, devices_of
+from reshard.jax.eager import (
+    EagerMove,
+    EagerProgram,
+    compile_plan,
+    discard_donated,
+    on_devices,
+    run_pending,
+    unwrap_shard,
+)
+from reshard.jax.placement import ArrayGoal, Target, ViewOptions, devices_of
 from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move, options_on
 from reshard.jax.running import start_program, weaken_on
-from reshard.jax.view_moves import place_beside, read_jax_view
+from reshard.jax.view_moves import PartMove, fill_part, place_beside, read_jax_view, read_parts
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.plans.step import Footprint, find_peaks
 from reshard.runtime import on_jax
+from reshard.synth import planner
 from reshard.synth.options import PlanOptions
-from reshard.synth.planner import find_tree_plan
 
 OWN = 64 << 10
 """Bytes that a program on an accelerator needs for itself."""
@@ -45,31 +53,45 @@ _compile_alone = lru_cache(maxsize=1024)(compile_plan)
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A concrete array that moves by a plan, and what is then made of its result."""
+    """A concrete array that moves by a plan, and what is then made of its result.
+
+    `goal` is the number of the array that it makes; `part` says that it fills a part of it.
+    """
 
     name: str
+    goal: int
     x: jax.Array
     request: ReshardRequest
     given: ViewOptions
     finish: Callable[[jax.Array], jax.Array] | None = None
+    part: bool = False
 
 
 def joint_moves(
     names: Sequence[str],
     leaves: Sequence[Any],
-    targets: Sequence[Any],
+    goals: Sequence[ArrayGoal],
     place: Callable[[int], Any],
     options: PlanOptions,
 ) -> list[jax.Array]:
-    """Moves all leaves within the budget of the options, all together; `place` makes what no plan does.
+    """Makes all that is asked for within the budget of the options, all together; `place` makes what no plan does.
 
     Raises `BudgetError` with the smallest budget that works, before anything moves.
     """
-    made = [_read_leaf(*each) for each in zip(names, leaves, targets, strict=True)]
-    others = [at for at, leaf in enumerate(made) if leaf is None]
+    taken: Counter[str] = Counter()
+    made: list[Leaf] = []
+    others: list[int] = []
+    for at, goal in enumerate(goals):
+        found = _read_goal(at, goal, goal.name or names[goal.reads[0]], leaves)
+        # Two paths may be joined to one name, and moves are known by theirs.
+        taken.update(leaf.name for leaf in found)
+        made += [replace(leaf, name=f"{leaf.name} {n}") if (n := taken[leaf.name]) > 1 else leaf for leaf in found]
+        others += [] if found else [at]
     # What JAX places counts from the start: its bytes on the busiest device, before and after.
     held: Counter[Any] = Counter()
-    for x, target in ((leaves[at], targets[at]) for at in others):
+    for at in others:
+        x = leaves[goals[at].reads[0]]
+        target = placement.unwrap_target(goals[at].target, x)
         aval = x if isinstance(x, jax.Array) else jax.typeof(x)
         itemsize = 4 if placement.is_key_dtype(aval.dtype) else aval.dtype.itemsize
         device = placement.one_device(target)
@@ -80,17 +102,34 @@ def joint_moves(
             held.update(dict.fromkeys(sharding.device_set, math.prod(sharding.shard_shape(aval.shape)) * itemsize))
         if isinstance(x, jax.Array):
             held.update({shard.device: shard.data.nbytes for shard in x.addressable_shards})
-    runs = _compile_tree([leaf for leaf in made if leaf is not None], max(held.values(), default=0), options)
-    moved = {at: place(at) for at in others}
+    moved: dict[int, jax.Array] = {}
+    runs = _compile_tree(made, max(held.values(), default=0), options, moved)
+    moved |= {at: place(at) for at in others}
     for run in runs:
-        moved |= {names.index(name): array for name, array in run().items()}
-    return [moved[at] for at in range(len(leaves))]
+        run()
+    return [moved[at] for at in range(len(goals))]
 
 
-def _read_leaf(name: str, x: Any, target: Any) -> Leaf | None:
+def _read_goal(at: int, goal: ArrayGoal, name: str, leaves: Sequence[Any]) -> list[Leaf]:
+    """What plans move for one goal, checked; nothing for what JAX places."""
+    arrays, target = [leaves[read] for read in goal.reads], goal.target
+    if not (isinstance(target, Target) and target.parts):
+        leaf = _read_leaf(name, at, arrays[0], target)
+        return [] if leaf is None else [leaf]
+    parts = read_parts(name, arrays, target, [None] * len(arrays), [UNLIMITED] * len(arrays))
+    for _, request, _ in parts:
+        _check_ends(name, request)
+    sources = [part.source for part in target.parts]
+    return [
+        Leaf(f"{name} from {source}", at, x, request, given, part=True)
+        for source, (x, request, given) in zip(sources, parts, strict=True)
+    ]
+
+
+def _read_leaf(name: str, at: int, x: Any, target: Any) -> Leaf | None:
     """What a plan moves, checked; None for what JAX places."""
     given = target.options if isinstance(target, Target) else ViewOptions()
-    sharding = target.sharding if isinstance(target, Target) else target
+    sharding = placement.unwrap_target(target, x)
     device = placement.one_device(sharding)
     alone = device is not None and given.plain and placement.is_spread(x)
     if alone:
@@ -113,14 +152,18 @@ def _read_leaf(name: str, x: Any, target: Any) -> Leaf | None:
         request = read_jax_view(x, sharding, None, given, UNLIMITED)
     except (LayoutError, MeshError) as error:
         raise type(error)(f"{name}: {error}") from None
+    _check_ends(name, request)
+    shape, dtype = request.target_shape(x.shape), request.target_dtype(x.dtype.name)
+    if not placement.layout_of(request.target, shape, dtype).even:
+        raise LayoutError(f"{name}: the target {request.target.spec} does not divide the shape {shape}; pad the array")
+    return Leaf(name, at, x, request, given, finish)
+
+
+def _check_ends(name: str, request: ReshardRequest) -> None:
     for end in request.ends:
         kind = next(iter(end.device_set)).default_memory().kind
         if end.memory_kind not in (None, kind):
             raise MeshError(f"{name} is or goes to {end.memory_kind} memory, which no budget counts; leave budget out")
-    shape, dtype = request.target_shape(x.shape), request.target_dtype(x.dtype.name)
-    if not placement.layout_of(request.target, shape, dtype).even:
-        raise LayoutError(f"{name}: the target {request.target.spec} does not divide the shape {shape}; pad the array")
-    return Leaf(name, x, request, given, finish)
 
 
 def _weaken_result(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array) -> jax.Array:
@@ -132,9 +175,9 @@ def _weaken_result(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array
 
 
 def _compile_tree(
-    leaves: Sequence[Leaf], placed: int, options: PlanOptions
-) -> list[Callable[[], dict[str, jax.Array]]]:
-    """The compiled batches of a tree whose peak is within the budget, in their order."""
+    leaves: Sequence[Leaf], placed: int, options: PlanOptions, moved: dict[int, jax.Array]
+) -> list[Callable[[], None]]:
+    """The compiled batches of a tree whose peak is within the budget, in their order; they put results into `moved`."""
     budget = options.budget or 0
     if not leaves:
         if placed > budget:
@@ -146,8 +189,11 @@ def _compile_tree(
     moves = {leaf.name: numbered_move(leaf.request, numbers, leaf.x.shape, leaf.x.dtype.name) for leaf in leaves}
     cpu = all(device.platform == "cpu" for device in numbers)
     used = options_on(devices_of(leaves[0].request.target.mesh), options)
+    # An array that several leaves read is one source, and one that several fill is one target.
+    sources = {leaf.name: str(id(leaf.x)) for leaf in leaves}
+    targets = {leaf.name: str(leaf.goal) for leaf in leaves}
     try:
-        tree = bounded_tree(moves, used._replace(budget=budget - placed), 0 if cpu else OWN)
+        tree = bounded_tree(moves, used._replace(budget=budget - placed), 0 if cpu else OWN, sources, targets)
     except BudgetError as error:
         if not placed:
             raise
@@ -157,20 +203,32 @@ def _compile_tree(
     by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
     return [
-        _compile_batch(batch, [by_name[name] for name in batch.names], tuple(numbers), spare, options.donate, uses)
+        _compile_batch(
+            batch, [by_name[name] for name in batch.names], tuple(numbers), spare, options.donate, uses, moved
+        )
         for batch in tree.batches
     ]
 
 
-def bounded_tree(moves: Mapping[str, Any], options: PlanOptions, own: int = 0) -> TreePlan:
-    """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything."""
+def bounded_tree(
+    moves: Mapping[str, Any],
+    options: PlanOptions,
+    own: int = 0,
+    sources: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+) -> TreePlan:
+    """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything.
+
+    `sources` and `targets` name the arrays that moves share, as in `reshard.plan_tree`.
+    """
+    find_tree_plan = partial(planner.find_tree_plan, moves, sources=sources, targets=targets)
     budget = options.budget or 0
     room, least, needed = budget, 0, budget
     for _ in range(_TRIES):
         try:
-            tree = find_tree_plan(moves, options._replace(budget=max(room, least)))
+            tree = find_tree_plan(options=options._replace(budget=max(room, least)))
         except BudgetError as error:
-            needed = xla_peak_bytes(find_tree_plan(moves, options._replace(budget=error.smallest)), own)
+            needed = xla_peak_bytes(find_tree_plan(options=options._replace(budget=error.smallest)), own)
             if needed <= error.smallest:
                 raise
             break
@@ -182,7 +240,7 @@ def bounded_tree(moves: Mapping[str, Any], options: PlanOptions, own: int = 0) -
         # The next try leaves room for what XLA needs beyond the plan's own peak, down to the least that plans need.
         room = min(room, tree.peak_bytes) - (needed - budget)
         try:
-            least = find_tree_plan(moves, options._replace(budget=0)).peak_bytes
+            least = find_tree_plan(options=options._replace(budget=0)).peak_bytes
         except BudgetError as error:
             least = error.smallest
     text = f"budget {budget} B is too small for {len(moves)} arrays; with what XLA needs, {needed} B work"
@@ -216,8 +274,14 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
 
 
 def _compile_batch(
-    batch: Batch, leaves: Sequence[Leaf], devices: tuple[Any, ...], spare: int, donate: bool, uses: Counter[int]
-) -> Callable[[], dict[str, jax.Array]]:
+    batch: Batch,
+    leaves: Sequence[Leaf],
+    devices: tuple[Any, ...],
+    spare: int,
+    donate: bool,
+    uses: Counter[int],
+    moved: dict[int, jax.Array],
+) -> Callable[[], None]:
     """A batch, compiled: one program where it can be, else the plan of each of its arrays, one after another."""
     meshes = [end.mesh for leaf in leaves for end in leaf.request.ends]
     # One program has one order of devices, one mesh if it is explicit, and changes layouts alone.
@@ -225,22 +289,27 @@ def _compile_batch(
     one_mesh = len(set(meshes)) == 1 or not any(placement.has_explicit(mesh) for mesh in meshes)
     together = one_order and one_mesh and all(leaf.request.plain for leaf in leaves)
     sources, targets = zip(*(leaf.request.ends for leaf in leaves), strict=True)
-    moves: list[EagerMove] = []
+    programs: list[EagerProgram] = []
     for plan, leaf in zip(() if together else batch.plans, leaves, strict=not together):
         # What crosses sends messages within the budget, and frees a donated source as it goes; of other moves the
         # source is freed when the batch is done, since results may share its memory.
         once = donate and uses[id(leaf.x)] == 1
         limits = PlanOptions(plan.peak_bytes + spare, donate=once) if leaf.request.crosses else UNLIMITED
-        program = _compile_alone(plan, replace(leaf.request, options=limits), False, devices)
-        moves.append(
-            EagerMove(leaf.x, program, None, None if leaf.request.plain else partial(place_beside, leaf.given))
-        )
+        programs.append(_compile_alone(plan, replace(leaf.request, options=limits), False, devices))
 
-    def run() -> dict[str, jax.Array]:
+    def run() -> None:
         arrays = [leaf.x for leaf in leaves]
         results: Sequence[jax.Array]
         if not together:
-            results = [run_pending(move).block_until_ready() for move in moves]
+            results = []
+            for leaf, program in zip(leaves, programs, strict=True):
+                if leaf.part:
+                    result = fill_part(PartMove(leaf.x, leaf.request, leaf.given), program, moved.get(leaf.goal))
+                    moved[leaf.goal] = result
+                else:
+                    beside = None if leaf.request.plain else partial(place_beside, leaf.given)
+                    result = run_pending(EagerMove(leaf.x, program, None, beside))
+                results.append(result.block_until_ready())
         elif batch.steps:
             results = start_program(_batch_program(batch.plans, sources, targets), *arrays)
         else:  # They are where they should go.
@@ -250,8 +319,8 @@ def _compile_batch(
             uses[id(x)] -= 1
             if donate and not uses[id(x)] and result is not x and not x.is_deleted():
                 discard_donated(x, [result])
-        finished = (x if leaf.finish is None else leaf.finish(x) for leaf, x in zip(leaves, results, strict=True))
-        return dict(zip(batch.names, finished, strict=True))
+        for leaf, x in zip(leaves, results, strict=True):
+            moved[leaf.goal] = x if leaf.finish is None else leaf.finish(x)
 
     return run
 

@@ -3,6 +3,7 @@
 read_jax_view  what a call asks for, checked: a `ReshardRequest` like that of any move
 prepare_view   a concrete array's move, by `eager`; or that of a traced one, whose derivatives are those of reshapes,
                slices and permutes
+prepare_parts  the same of several arrays that fill one
 """
 
 # jax annotates its functions only in part.
@@ -10,9 +11,11 @@ prepare_view   a concrete array's move, by `eager`; or that of a traced one, who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,20 +23,27 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import MeshError, PlanError, quoted
+from reshard.errors import BudgetError, MeshError, NotationError, PlanError, ReshardError, quoted
+from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.jax import placement
+from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import (
+    EagerMove,
     EagerProgram,
     Pending,
     check_given_source,
     discard_donated,
+    find_device_memory,
     move_now,
+    on_devices,
     prepare_move,
+    program_of,
     put_by_jax,
     run_pending,
 )
-from reshard.jax.placement import ViewOptions
+from reshard.jax.placement import Target, ViewOptions
 from reshard.jax.request import ReshardRequest, plan_request
+from reshard.jax.running import start_program
 from reshard.jax.traced import pin_sharding
 from reshard.lower.to_shard_map.run_program import check_scale
 from reshard.runtime import on_jax
@@ -73,14 +83,16 @@ def prepare_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options
     return moved if options.donate else move
 
 
-def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, options: PlanOptions) -> ReshardRequest:
-    """What a call asks for one array, checked; its source is known."""
+def read_jax_view(
+    x: Any, sharding: Any, source: Any, given: ViewOptions, options: PlanOptions, *, part: bool = False
+) -> ReshardRequest:
+    """What a call asks for one array, checked; its source is known. A `part` is one of several that fill a target."""
     if not isinstance(x, jax.Array) or placement.is_key_dtype(x.dtype):
         raise PlanError(
             f"{quoted(x)} is a {type(x).__name__}; a view is of one jax array of numbers; for a tree of them give "
             f"reshard.jax.Target(sharding, view=...) for each leaf"
         )
-    _check_view_options(x, given)
+    _check_view_options(x, given, part)
     known = placement.sharding_of(x)
     before = known if source is None else placement.resolve_sharding(source, x, "source")
     if before is None:
@@ -88,11 +100,19 @@ def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, option
     if source is not None and known is not None and not isinstance(x, Tracer):
         check_given_source(x, before, known)
         before = known  # A source on an abstract mesh has no devices.
-    # The target has the shape of `out`, or of a layout, or the one that follows from the pattern.
-    shape = given.out.shape if given.out is not None else sharding.shape if isinstance(sharding, Layout) else None
+    # The target has the shape that is given, of `out`, or of a layout, or the one that follows from the pattern.
+    filled = given.out if given.out is not None else sharding if isinstance(sharding, Layout) else None
+    shape = given.shape if given.shape is not None or filled is None else filled.shape
     moves = given.view is not None or given.take or given.into
     view = View.identity(x.shape)
-    if moves:
+    if isinstance(given.view, View):
+        view = given.view
+        if view.source_shape != x.shape or shape not in (None, view.target_shape):
+            raise PlanError(
+                f"the view {view} leads from shape {view.source_shape} to {view.target_shape}, the array has {x.shape}"
+                f"{'' if shape is None else f' and the target {shape}'}; give the view of these"
+            )
+    elif moves:
         named = given.view is not None  # Without a pattern, the atoms are dims: `take={0: ...}` is of `d0`.
         dims = " ".join(f"d{at}" for at in range(x.ndim))
         take, into = (
@@ -102,6 +122,8 @@ def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, option
         pattern = einops.parse_pattern(given.view if given.view is not None else f"{dims} -> {dims}")
         view = einops.resolve_pattern(pattern, (x.shape, shape), given.sizes, take, into)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise PlanError(f"the dtype {dtype} is one that JAX has with jax.config.update('jax_enable_x64', True) alone")
     if isinstance(sharding, Layout):
         sharding = sharding.to_jax(before.mesh)
     if isinstance(sharding, PartitionSpec):
@@ -116,6 +138,174 @@ def read_jax_view(x: Any, sharding: Any, source: Any, given: ViewOptions, option
             f"give one like the target"
         )
     return request
+
+
+# Several arrays that fill one.
+#
+#     q, k, v on one set of devices    one program: each plan writes its part of the tiles, which nothing filled before
+#     on CPUs of this process          copies into one memory, those of all parts in one list (`run_moves`)
+#     on others, or in another order   part after part, each by its own program
+
+
+class PartMove(NamedTuple):
+    """An array that fills a part of a target, what is asked of it, and what it needs beside."""
+
+    x: Any
+    request: ReshardRequest
+    given: ViewOptions
+
+
+def read_parts(
+    name: str, arrays: Sequence[Any], target: Target, sources: Sequence[Any], options: Sequence[PlanOptions]
+) -> list[PartMove]:
+    """What is asked of each array that fills a part of the target of this name, checked: all together fill all of it.
+
+    Raises `PlanError` for parts that overlap or leave something out, or of different dtypes.
+    """
+    out, dtype = target.options.out, target.options.dtype
+    kinds = {str(each.dtype): part.source for each, part in zip(arrays, target.parts, strict=True)}
+    if dtype is None and out is None and len(kinds) > 1:
+        (one, first), (other, second) = list(kinds.items())[:2]
+        raise PlanError(f"the target {name!r}: {first!r} has dtype {one} and {second!r} {other}; give dtype=")
+    moves: list[PartMove] = []
+    for part, x, source, its in zip(target.parts, arrays, sources, options, strict=True):
+        kind = dtype if dtype is not None or out is None else out.dtype
+        given = replace(part.options, out=out, dtype=kind, shape=target.options.shape)
+        try:
+            moves.append(PartMove(x, read_jax_view(x, target.sharding, source, given, its, part=True), given))
+        except NotationError as error:
+            hint = "; or give shape=, that of the target" if given.shape is None else ""
+            raise NotationError(f"the target {name!r}, part {part.source!r}: {error}{hint}") from None
+        except ReshardError as error:
+            if isinstance(error, BudgetError):
+                raise
+            raise type(error)(f"the target {name!r}, part {part.source!r}: {error}") from None
+    ends = {(move.request.target, move.request.target_shape(move.x.shape)) for move in moves}
+    if len(ends) > 1:
+        shown = " and ".join(f"{list(shape)} on {end.spec} of {dict(end.mesh.shape)}" for end, shape in list(ends)[:2])
+        raise PlanError(f"the target {name!r}: its parts lead to {shown}; give shape= and a NamedSharding")
+    views = tuple(request.view or View.identity(x.shape) for x, request, _ in moves)
+    shape = list(views[0].target_shape)
+    overlap = find_overlap(views)
+    if overlap is not None:
+        one, other = (f"{at} ({target.parts[at].source!r})" for at in overlap[:2])
+        raise PlanError(
+            f"the target {name!r} of shape {shape}: its parts {one} and {other} both fill element {list(overlap[2])}; "
+            f"give parts that do not overlap"
+        )
+    missing = find_uncovered(views) if out is None else None
+    if missing is not None:
+        count = sum(math.prod(atom.size for atom in view.atoms) for view in views)
+        raise PlanError(
+            f"the target {name!r} of shape {shape}: no part fills element {list(missing)}; its parts fill {count} of "
+            f"{math.prod(shape)} elements, so give the part that is missing, or out= the array that has the rest"
+        )
+    return moves
+
+
+def prepare_parts(moves: Sequence[PartMove], inside: bool) -> list[Pending]:
+    """The moves of several arrays that fill one, checked and planned; concrete ones do not move yet.
+
+    They are one, unless they are to be run as moves with one number (`run_moves`).
+    """
+    if inside:
+        return [partial(_fill_traced, moves)]
+    # Programs work in the devices' own memory: what is in another one is brought there, and the result back.
+    target = on_devices(moves[0].request.target, moves[0].x.sharding)
+    there = target.with_memory_kind(find_device_memory(target))
+    near = [move.x.sharding.with_memory_kind(find_device_memory(move.x.sharding)) for move in moves]
+    requests = [replace(each.request, source=at, target=there) for each, at in zip(moves, near, strict=True)]
+    programs = [
+        program_of(request, x.shape, x.dtype, x.weak_type) for request, (x, _, _) in zip(requests, moves, strict=True)
+    ]
+    # Written into the target's memory by copies of this process, which nothing follows.
+    copied = all(each.host is not None and each.host.tile_at is not None for each in programs)
+    if copied and there == target and near == [move.x.sharding for move in moves]:
+        each = zip(moves, programs, strict=True)
+        return [EagerMove(move.x, program, None, partial(place_beside, move.given)) for move, program in each]
+    fill = fill_in_turn if any(each.crosses or each.reorders for each in requests) else fill_together
+
+    def filled() -> jax.Array:
+        brought = [
+            move
+            if move.x.sharding == at
+            else move._replace(x=put_by_jax(move.x, at, donate=move.request.options.donate))
+            for move, at in zip(moves, near, strict=True)
+        ]
+        made = fill(brought, programs)
+        return made if there == target else put_by_jax(made, target, donate=True)
+
+    return [filled]
+
+
+def fill_together(moves: Sequence[PartMove], programs: Sequence[EagerProgram]) -> jax.Array:
+    """The target of several arrays on its devices, filled by one program."""
+    scales = [place_beside(move.given, each)[1] for move, each in zip(moves, programs, strict=True)]
+    out = _place_out(moves[0].given.out, programs[0].request.target)
+    made = start_program(_parts_program(tuple(programs)), [move.x for move in moves], scales, out)
+    for move in moves:
+        if move.request.options.donate and not move.x.is_deleted():
+            move.x.delete()
+    return made
+
+
+@lru_cache(maxsize=1024)
+def _parts_program(programs: tuple[EagerProgram, ...]) -> Callable[..., jax.Array]:
+    """The program in which several arrays fill one."""
+    agree_on_moves([(each.request, each.plan.source.shape, each.plan.source.dtype) for each in programs], "into one")
+
+    def filled(arrays: list[jax.Array], scales: list[jax.Array | None], out: jax.Array | None) -> jax.Array:
+        for each, x, scale in zip(programs, arrays, scales, strict=True):
+            source, _ = each.request.ends
+            out = on_jax.make_unfilled_array(each.plan.target, source.mesh) if out is None else out
+            out = on_jax.apply_plan(each.plan, source.mesh, x, out, scale)
+        assert out is not None
+        return out
+
+    return jax.jit(filled, out_shardings=programs[0].request.target)
+
+
+def fill_in_turn(moves: Sequence[PartMove], programs: Sequence[EagerProgram]) -> jax.Array:
+    """The target of several arrays, filled by a program for each."""
+    filled = None
+    for move, program in zip(moves, programs, strict=True):
+        filled = fill_part(move, program, filled)
+        if move.request.options.donate and not move.x.is_deleted():
+            move.x.delete()
+    assert filled is not None
+    return filled
+
+
+def fill_part(move: PartMove, program: EagerProgram, filled: jax.Array | None) -> jax.Array:
+    """The target with one more part, which may be in the memory of what is `filled` so far: None before the first."""
+    out, scale = place_beside(move.given, program)
+    if filled is None and out is not None:
+        return program.start(move.x, out, scale)  # The caller's, and still so when the move is over.
+    if filled is None:
+        goal, target = program.plan.target, program.request.target
+        dtype = jnp.dtype(goal.dtype)
+        here = bool(target.addressable_devices)
+        filled = (
+            jnp.zeros(goal.shape, dtype, device=target)
+            if here
+            else jax.make_array_from_single_device_arrays(goal.shape, target, [], dtype=dtype)
+        )
+    return program.fill(move.x, filled, scale)
+
+
+def _fill_traced(moves: Sequence[PartMove]) -> jax.Array:
+    """The move of several arrays into one inside a trace."""
+    filled = None
+    for x, request, given in moves:
+        _, after = request.ends
+        if filled is None and given.out is None:
+            mesh = placement.manual_mesh() or request.ends[0].mesh
+            with placement.without_context_mesh():
+                goal = placement.layout_of(after, request.target_shape(x.shape), request.target_dtype(x.dtype.name))
+                filled = on_jax.make_unfilled_array(goal, mesh)
+        filled = _move_traced(x, request, given if filled is None else replace(given, out=filled))
+    assert filled is not None
+    return filled
 
 
 def _move_traced(x: jax.Array, request: ReshardRequest, given: ViewOptions) -> jax.Array:
@@ -156,18 +346,24 @@ def _place_out(out: jax.Array | None, target: NamedSharding) -> jax.Array | None
     return move_now(out, ReshardRequest(target)) if placement.is_spread(out) else put_by_jax(out, target, donate=False)
 
 
-def _check_view_options(x: jax.Array, given: ViewOptions) -> None:
+def _check_view_options(x: jax.Array, given: ViewOptions, part: bool) -> None:
     if given.sizes and given.view is None:
         name = min(given.sizes)
         raise PlanError(f"unknown argument {quoted(name)}; sizes of atoms need a view, as in '(a b) -> b a'")
+    if isinstance(given.view, View) and (given.sizes or given.take or given.into):
+        raise PlanError(f"the view {given.view} has its sizes and parts already; give take, into and sizes with text")
     for name, parts in (("take", given.take), ("into", given.into)):
         if not (parts is None or isinstance(parts, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlanError(f'{name} {quoted(parts)}: give a dict of atom to index or slice, such as {{"three": 0}}')
     if not (given.out is None or isinstance(given.out, jax.Array)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"out {quoted(given.out)} is a {type(given.out).__name__}; give the jax array to fill")
     placement.check_not_deleted((given.out, given.scale))
-    if bool(given.into) != (given.out is not None):
-        need = "fills part of the target: give its array with out=" if given.into else "fills all of it: give no out="
+    if not part and given.fills != (given.out is not None):
+        need = (
+            "fills part of the target: give its array with out=, or reshard.jax.Target(..., parts=[...]) for all of it"
+            if given.fills
+            else "fills all of it: give no out="
+        )
         raise PlanError(f"the move of the array of shape {x.shape} {need}")
 
 
@@ -185,6 +381,6 @@ def _check_jax_scale(x: jax.Array, request: ReshardRequest, given: ViewOptions) 
     except ValueError as error:
         raise PlanError(f"scale {quoted(given.scale)}: {error}; give a number or an array of numbers") from None
     narrows = request.narrows(x.dtype.name)
-    if given.into and not narrows and any(size > 1 for size in shape):
+    if given.fills and not narrows and any(size > 1 for size in shape):
         raise PlanError(f"a scale of shape {shape} for an array that fills part of another: give one number")
     check_scale(shape, x.shape if narrows else request.target_shape(x.shape))

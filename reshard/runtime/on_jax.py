@@ -11,7 +11,7 @@ so neither moves data.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -24,7 +24,7 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import MeshError
 from reshard.lower import lower_plan
 from reshard.lower.program import Program, lower_batch, lower_steps
-from reshard.lower.to_shard_map import Beside, batch_function, shares_lie_in_order, spread_scale
+from reshard.lower.to_shard_map import Beside, batch_function, make_unfilled, shares_lie_in_order, spread_scale
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.runtime.xla import LEAST as LEAST
 from reshard.runtime.xla import PARTS as PARTS
@@ -58,6 +58,25 @@ def apply_plan(
     if not plan.steps:
         return array
     return _move_arrays([plan], [lower_plan(plan)], mesh, [array], into, scale)[0]
+
+
+def make_unfilled_array(layout: Layout, mesh: AnyMesh) -> jax.Array:
+    """An array of this layout, traced, of which plans fill every part: its memory is not written before where XLA can
+    leave it so.
+
+    >>> import reshard as rs
+    >>> rows = rs.Layout.parse("f32[{x}4, 4]", rs.Mesh(x=1))
+    >>> make_unfilled_array(rows, jax.make_mesh((1,), ("x",))).shape
+    (4, 4)
+    """
+    mesh = cut_mesh(mesh, [layout])
+    axes = list_free_axes(mesh)
+    held = spell_spec(layout, axes)
+    make = partial(make_unfilled, layout.tile_shape, layout.dtype)
+    whole = jax.shard_map(
+        make, mesh=mesh, in_specs=(), out_specs=held, axis_names=frozenset(axes.axes), check_vma=False
+    )()
+    return whole if layout.even else _trim_array(whole, layout, NamedSharding(mesh, held))
 
 
 def apply_batch(batch: Batch, mesh: AnyMesh, arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -109,10 +128,7 @@ def _move_arrays(
     moved = _map_tiles(programs, mesh, axes, specs, tuple(after), tuple(more))(*given, *more.values())
     results: list[jax.Array] = []
     for plan, array, held in zip(plans, moved, after, strict=True):
-        if not plan.target.even:
-            cut = lax.slice(array, [0] * array.ndim, plan.target.shape)
-            array = lax.with_sharding_constraint(cut, NamedSharding(mesh, held))
-        results.append(array)
+        results.append(array if plan.target.even else _trim_array(array, plan.target, NamedSharding(mesh, held)))
     return results
 
 
@@ -263,6 +279,10 @@ def _pad_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax
     room = [(0, to - now, 0) for now, to in zip(layout.shape, layout.padded_shape, strict=True)]
     array = lax.with_sharding_constraint(array, sharding)
     return lax.with_sharding_constraint(lax.pad(array, np.zeros((), array.dtype), room), sharding)
+
+
+def _trim_array(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
+    return lax.with_sharding_constraint(lax.slice(array, [0] * array.ndim, layout.shape), sharding)
 
 
 def cut_mesh(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
