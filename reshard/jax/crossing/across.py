@@ -161,7 +161,7 @@ class HostMove:
     finish: Moving
     ends: Ends
     shape: tuple[int, ...]
-    tile_at: Mapping[tuple[tuple[Any, Any], ...], int] | None
+    tile_at: Mapping[Any, int] | None
     stays: bool
     steps: bool
     nbytes: int
@@ -194,14 +194,10 @@ def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool) 
     if not parts.after.steps:
         indices = target.devices_indices_map(shape)
         numbers = zip(ends.far, exchange.tile_at, strict=True)
-        tile_at = {_spell_index(indices[device]): number for device, number in numbers}
+        tile_at = {indices[device]: number for device, number in numbers}
     steps, nbytes = bool(parts.before.steps or parts.after.steps), step.result.nbytes(exchange.elements)
     stays = _copies_tiles(exchange, parts, ends)
     return HostMove(exchange, before, finish, ends, shape, tile_at, stays, steps, nbytes, donate, overwrites)
-
-
-def _spell_index(index: Any) -> tuple[tuple[Any, Any], ...]:
-    return tuple((each.start, each.stop) for each in index)  # Slices are no keys.
 
 
 def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
@@ -246,7 +242,7 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
                 moved[number] = move.finish(shards, into, scale)
                 continue
             moved[number] = jax.make_array_from_callback(
-                move.shape, move.ends.target, lambda index, at=tile_at, of=made: of[at[_spell_index(index)]]
+                move.shape, move.ends.target, lambda index, at=tile_at, of=made: of[at[index]]
             )
     return moved
 
