@@ -235,21 +235,20 @@ def _list_needed(
     }
 
 
-def list_held_copies(have: Layout, result: Layout) -> Iterator[Message]:
-    """What each device copies of what it holds into its tile of the result: nothing is sent.
+def list_held_copies(have: Layout, result: Layout, devices: Sequence[int]) -> Iterator[Message]:
+    """What devices that have tiles of both copy of what they hold into their tiles of the result: nothing is sent.
 
     >>> from reshard.types import Mesh
     >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2]", "f32[4]")]
-    >>> [(each.receiver, each.elements) for each in list_held_copies(*both)]
+    >>> [(each.receiver, each.elements) for each in list_held_copies(*both, [0, 1])]
     [(0, 2), (1, 2)]
     """
-    held, shared = tiles(have), shared_dims(have, result)
-    for device, wanted in tiles(result).items():
-        if device in held:
-            each = zip(shared, wanted, held[device], strict=True)
-            product = [dim.wanted((q,)).get((p,)) for dim, q, p in each]
-            if None not in product:
-                yield Message(device, device, (tuple([factor for factor in product if factor is not None]),))
+    shared = shared_dims(have, result)
+    for device in devices:
+        each = zip(shared, tile_of(result, device), tile_of(have, device), strict=True)
+        product = [dim.wanted((q,)).get((p,)) for dim, q, p in each]
+        if None not in product:
+            yield Message(device, device, (tuple([factor for factor in product if factor is not None]),))
 
 
 def list_leaving_beside(

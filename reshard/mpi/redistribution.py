@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi import seat_of
+from reshard.lower.to_mpi import device_of, seat_of
 from reshard.mpi.tile_checks import (
     check_filled,
     check_given_tile,
@@ -58,6 +58,7 @@ from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepare
 from reshard.runtime.on_mpi.run_plan import list_wide_shapes, rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent_tile, locate_tile, post_tile
+from reshard.runtime.on_numpy import hold_tiles
 from reshard.synth import Network
 from reshard.types import Layout
 from reshard.types.move import Move
@@ -78,6 +79,9 @@ class RedistributeOptions(TypedDict, total=False):
     memory: Account | None
     cuda_aware: bool | None
     padded: bool
+    have: Array | None
+    have_layout: Layout | None
+    changed: Any
 
 
 class TreeOptions(TypedDict, total=False):
@@ -142,6 +146,9 @@ def redistribute(
     version: Version | Mapping[str, Version] = None,
     verify: str | None = None,
     scale: Any = None,
+    have: Array | None = None,
+    have_layout: Layout | None = None,
+    changed: Any = None,
 ) -> Array | Any:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
@@ -163,6 +170,10 @@ def redistribute(
     - `limit` is how many seconds the call may take to plan (`PlanError` on all ranks) and to wait for other ranks
       (`RankError`).
     - `memory` is filled with the bytes that this call received and held live.
+    - `have` is what this rank holds of the array already, in `have_layout`, by default the target's; `changed` are the
+      elements that are stale in it, as in `reshard.plan`, and the same on all ranks, as is `have_layout`. Only the
+      difference moves. A tile of the target is brought up to date where it is, and returned; one of another layout is
+      copied into a new tile. A rank outside the target's mesh gives no `have`.
     - `padded=False` returns the tile without padding, a view of the one with it; `out` then has no padding either. Not
       for uneven layouts on a GPU.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
@@ -194,7 +205,7 @@ def redistribute(
     """
     arguments = MoveArguments(
         tile, source, target, comm, limit, out, budget, network, donate, relabel, memory, cuda_aware, padded, version,
-        verify, scale,
+        verify, scale, have=have, have_layout=have_layout, changed=changed,
     )  # fmt: skip
     prepared = find_prepared(comm, (source, target)) if arguments.is_plain else None
     return arguments.run() if prepared is None else arguments.run_again(prepared)
@@ -211,6 +222,7 @@ def move(
     scale: Any = None,
     limit: float = TIME_LIMIT,
     memory: Account | None = None,
+    have: Array | None = None,
 ) -> Array | None:
     """This rank's tile of the move's target; every rank of `comm` calls it with its tile of the source.
 
@@ -219,8 +231,10 @@ def move(
 
     `out` receives the result; a move that fills part of its target needs it, and leaves the rest of it as it is.
     `scale` is what a cast divides by where it narrows, and multiplies by where it widens: a number, or an array that
-    broadcasts to this rank's wider tile. The other options are those of `redistribute`. The result has memory of its
-    own, also where nothing has to move: a budget bounds source, target and buffers, as that of `rs.plan_tree` does.
+    broadcasts to this rank's wider tile. `have` is this rank's tile of `move.have`, what ranks hold already; one of the
+    target is brought up to date where it is, and returned. The other options are those of `redistribute`. The result
+    has memory of its own, also where nothing has to move: a budget bounds source, target and buffers, as that of
+    `rs.plan_tree` does.
 
     Before any data move, the ranks compare their requests. If these differ, or if an argument of one rank is wrong, all
     ranks raise the same error: `AgreementError`, `TileError`, `LayoutError`, `PlanError` or `BudgetError`.
@@ -234,9 +248,12 @@ def move(
     [[0, 2, 4], [1, 3, 5]]
     """
     given, by = ({"": each} if each is not None else None for each in (out, scale))
+    # Ranks that hold nothing take the same way as the others; the tile that is held may also be given as `out`.
+    held = None if out is not None and have is None else getattr(move, "have", None)
     arguments = MoveArguments(
-        {"": tile}, {"": move}, None, comm, limit, given, budget, network, memory=memory, scale=by
-    )
+        {"": tile}, {"": move}, None, comm, limit, given, budget, network,
+        memory=memory, scale=by, have=have, have_layout=held,
+    )  # fmt: skip
     return arguments.run()[""]
 
 
@@ -259,6 +276,9 @@ class MoveArguments(NamedTuple):
     version: Version | Mapping[str, Version] = None
     verify: str | None = None
     scale: Any = None
+    have: Any = None
+    have_layout: Any = None
+    changed: Any = None
     handle: bool = False
     """Whether it is a call of a handle, which all ranks prepare to make again at once."""
 
@@ -268,7 +288,7 @@ class MoveArguments(NamedTuple):
         agree on this, or on an error.
         """
         options = self.budget is self.network is None and self.donate is self.relabel is False
-        of_one = self.version is self.verify is self.scale is None
+        of_one = self.version is self.verify is self.scale is self.have is self.have_layout is self.changed is None
         return options and of_one and type(self.source) is type(self.target) is Layout and not self._is_tree
 
     @property
@@ -323,17 +343,20 @@ class MoveArguments(NamedTuple):
         def seated(leaf: Any, group: int) -> Any:
             if isinstance(leaf, Move):
                 ends = groups.seated(leaf.source, group), groups.seated(leaf.target, 1 - group)
-                return Move(*ends, leaf.view, cast=leaf.cast)
+                have = None if leaf.have is None else groups.seated(leaf.have, 1 - group)
+                return Move(*ends, leaf.view, cast=leaf.cast, have=have, changed=leaf.changed)
             return groups.seated(leaf, group) if isinstance(leaf, Layout) else leaf
 
         source = map_leaves(self.source, lambda _, leaf: seated(leaf, giving))
         target = map_leaves(self.target, lambda _, leaf: seated(leaf, 1 - giving))
-        return self._replace(source=source, target=target)
+        return self._replace(source=source, target=target, have_layout=seated(self.have_layout, 1 - giving))
 
     def _prepare(self, team: Team) -> ReadyCall:
         """Checks what this rank gave, and plans. Everything that can fail for one rank's arguments is done here: from
         the agreement on, all ranks move.
         """
+        if not (self.have is self.have_layout is self.changed is None):
+            return self._prepare_update(team)
         if self._is_tree:
             return self._prepare_tree(team)
         if not (self.version is self.verify is self.scale is None):
@@ -423,6 +446,61 @@ class MoveArguments(NamedTuple):
 
         return ReadyCall(text, NOWHERE, run)
 
+    def _prepare_update(self, team: Team) -> ReadyCall:
+        """The call that moves what ranks lack or hold stale: a tree of one move, into the tile that this rank holds."""
+        one: object = leaf.get("") if isinstance(leaf := cast("Any", self.source), dict) else None  # pyright: ignore
+        given = one if isinstance(one, Move) else None
+        if self._is_tree and given is None:
+            raise PlanError(
+                "have=, have_layout= and changed= are for one tile; in a tree, give reshard.Move(..., changed=) in "
+                "place of its layouts, and the tile that is held with out="
+            )
+        options = {"out": self.out is not None, "donate": self.donate, "relabel": self.relabel}
+        wrong = [name for name, value in {**options, "cuda_aware": self.cuda_aware is not None}.items() if value]
+        if wrong or is_on_gpu(self.tiles) or is_on_gpu(self.have):
+            what = ", ".join(wrong) or "tiles on a GPU"
+            raise PlanError(f"{what}: not beside have= and changed=, which bring a tile on the host up to date")
+        if given is None:
+            if self.have_layout is self.changed is None:
+                raise PlanError(
+                    "have= says what is held: say with changed= what is stale in it, or give its have_layout="
+                )
+            ends = check_layout(cast("Any", self).source, "source"), check_layout(self.target, "target")
+            given = Move(*ends, have=self.have_layout, changed=self.changed)
+        if given.have is None:
+            raise PlanError(f"have= is given, and {given} counts on nothing; give Move(..., have=) or changed=")
+        out = self._spread_held(given, given.have, team)
+        tree = self._replace(tiles=self.tiles if self._is_tree else {"": self.tiles}, source={"": given}, target=None)
+        outs = None if out is None else {"": out}
+        ready = tree._replace(out=outs, have=None, have_layout=None, changed=None)._prepare_tree(team)
+        if self._is_tree or (finish := ready.finish) is None:
+            return ready
+
+        def finish_one(moved: Any) -> Any:
+            return finish(moved)[""]
+
+        return ready._replace(finish=finish_one)
+
+    def _spread_held(self, move: Move, layout: Layout, team: Team) -> Array | None:
+        """This rank's tile of the target, with what it holds of it; None if it has none."""
+        target, size = move.target, team.size
+        if seat_of(target.mesh, team.rank, size) is None:
+            check_nothing(self.have, "have", target, team.rank)
+            return None
+        if layout == target:
+            if self.have is None:
+                raise TileError(
+                    f"rank {team.rank} has a tile of {target}, which have= or changed= say is held; give it"
+                )
+            return self.have
+        device = device_of((target.mesh,), team.rank, size)
+        if device not in layout.mesh.devices:
+            check_nothing(self.have, "have", layout, team.rank)
+            held = {}
+        else:
+            held = {device: check_source(self.have, layout, team.rank, size, self.budget)}
+        return hold_tiles(layout, target, held, device).into[device]
+
     def _prepare_tree(self, team: Team) -> ReadyCall:
         """Checks and plans a dict of tiles."""
         of_one = {"donate": self.donate, "relabel": self.relabel, "cuda_aware": self.cuda_aware is not None}
@@ -448,7 +526,7 @@ class MoveArguments(NamedTuple):
         with NamedErrors() as at:
             for at.name, (source, _) in ends.items():
                 tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
-        filled = {name: None for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into}
+        filled = {name: None for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.fills}
         outs, gave = self._outs(ends, filled, tiles, team)
         scales = _check_scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
         if scales and self.verify is not None:
@@ -473,7 +551,7 @@ class MoveArguments(NamedTuple):
         if unknown := [name for name in given if name not in ends]:
             raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
         if missing := [name for name in filled if name in results and given.get(name) is None]:
-            raise TileError(f"{quoted(missing[:4])} fill part of their targets: give their tiles with out=")
+            raise TileError(f"{quoted(missing[:4])} leave something of their targets: give their tiles with out=")
         if gave and (without := [name for name in rest if given.get(name) is None]):
             raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
         outs: dict[str, Array] = {}

@@ -81,6 +81,11 @@ class Manifest:
                 raise PlanError(f"{name!r}: {quoted(pair or given)} is neither a layout nor a (source, target) pair")
             layout = " -> ".join(f"{end} on {end.mesh!r}" for end in ends)
             view = "" if getattr(given, "view", None) is None else str(given.view)
+            if (holding := getattr(given, "holding", None)) is not None:
+                # Thousands of runs may have changed: both sides compare their hash.
+                stale = hashlib.sha256(holding.stale.to_json().encode()).hexdigest()[:16]
+                have = f"{holding.layout} on {holding.layout.mesh!r}"
+                view += f", have {have}, changed {holding.stale} (sha256 {stale})"
             checked = checked_version(one, repr(name))
             entries.append(ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, view, checked))
         return cls(tuple(entries))

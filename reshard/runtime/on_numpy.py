@@ -255,8 +255,10 @@ def _copy_target_tiles(target: Layout, into: object) -> Tiles:
     return {device: tile.copy() for device, tile in tiles.items()}
 
 
-def hold_tiles(layout: Layout, target: Layout, have: Mapping[int, Array]) -> Extras:
+def hold_tiles(layout: Layout, target: Layout, have: Mapping[int, Array], device: int | None = None) -> Extras:
     """What devices hold already, as tiles of the target for a program to fill: each device copies its own.
+
+    Only those of one device, if it is given.
 
     >>> from reshard.types import Mesh
     >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("int64[{x}1]", "int64[2]")]
@@ -268,18 +270,17 @@ def hold_tiles(layout: Layout, target: Layout, have: Mapping[int, Array]) -> Ext
     if layout == target:
         return Extras(_copy_target_tiles(target, have))
     # Of a layout on other devices, too, only those of the target matter.
-    devices = [device for device in layout.mesh.devices if device in frozenset(target.mesh.devices)]
-    shapes = {device: (layout.tile_shape, layout.tile_shape_of(device)) for device in devices}
-    mine = {device: have[device] for device in devices if device in have}
-    padded = {device: with_padding(layout, device, tile) for device, tile in tile_per_device(shapes, mine).items()}
+    ends = target.mesh.devices if device is None else (device,)
+    devices = [each for each in layout.mesh.devices if each in frozenset(ends)]
+    shapes = {each: (layout.tile_shape, layout.tile_shape_of(each)) for each in devices}
+    mine = {each: have[each] for each in devices if each in have}
+    padded = {at: with_padding(layout, at, tile) for at, tile in tile_per_device(shapes, mine).items()}
     given = checked_tiles(devices, layout.tile_shape, layout.dtype, padded)
-    dtype = numpy_dtype(target.dtype)
-    into = {device: np.zeros(target.tile_shape, dtype) for device in target.mesh.devices}
-    for message in list_held_copies(layout, target):
-        device = message.receiver
-        flat = {device: np.ascontiguousarray(given[device]).reshape(-1)}
-        blocks = tuple(message.blocks)
-        _copy_transfer(Transfer(device, device, blocks), flat, {device: into[device].reshape(-1)}, {}, {})
+    into = {each: np.zeros(target.tile_shape, numpy_dtype(target.dtype)) for each in ends}
+    for message in list_held_copies(layout, target, devices):
+        at, blocks = message.receiver, tuple(message.blocks)
+        flat = {at: np.ascontiguousarray(given[at]).reshape(-1)}
+        _copy_transfer(Transfer(at, at, blocks), flat, {at: into[at].reshape(-1)}, {}, {})
     return Extras(into, given)
 
 

@@ -357,8 +357,6 @@ def _plan_leaf(name: str, leaf: Any, options: PlanOptions) -> Plan:
         raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
     if not 1 <= len(ends) <= 2:
         raise PlanError(f"{name}: {quoted(ends)} is not a move; give a (source, target) pair of layouts")
-    if isinstance(leaf, Move) and leaf.have not in (None, leaf.target):
-        raise PlanError(f"{name}: {leaf} counts on other tiles than the target's; plan it alone, with rs.plan")
     try:
         return find_plan(ends[0], ends[1] if len(ends) == 2 else None, options)
     except BudgetError:

@@ -138,6 +138,11 @@ class Move:
         """Whether the dtypes differ."""
         return self.source.dtype != self.target.dtype
 
+    @property
+    def fills(self) -> bool:
+        """Whether the target is there already, and what the move does not write of it stays."""
+        return self.view.into or self.holding is not None
+
     @cached_property
     def plain(self) -> bool:
         """Whether the array, its dims and its dtype stay as they are, and all that devices need moves."""

@@ -19,7 +19,14 @@ FAST = {
     3: [
         *(f"modules.{name}" for name in ("cma", "exchange", "in_place", "node_sync", "reduction")),
         *("sharing.arenas", "sharing.segments", "calls.global_arrays", "crossing.groups"),
-        *("trees.across_sampled", "trees.shared", "again.creations", "again.mistakes", "again.endings"),
+        *(
+            "trees.across_sampled",
+            "trees.shared",
+            "views.updates",
+            "again.creations",
+            "again.mistakes",
+            "again.endings",
+        ),
         *("again.begun", "schedules.sampled"),
     ],
     4: ["calls.plans", "cases.moves_sampled", "cases.streamed", "by_node.joined", "again.moves", "strides.sampled"],
@@ -54,7 +61,7 @@ SLOW = [
     ),
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
-    (6, ["cases.moves_sampled", "crossing.relays", "trees.moves_through_views"]),
+    (6, ["cases.moves_sampled", "crossing.relays", "trees.moves_through_views", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
     (8, ["cases.moves_sampled", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
 ]

@@ -97,8 +97,6 @@ def test_requests_that_make_no_sense_are_refused():
     move = rs.Move(ROWS, COLUMNS, changed=[1])
     with pytest.raises(PlanError, match="are of the move"):
         rs.plan(move, changed=[2])
-    with pytest.raises(PlanError, match="counts on other tiles than the target's"):
-        rs.plan_tree({"w": rs.Move(ROWS, COLUMNS, have=ROWS)})
     with pytest.raises(PlanError, match="leave out have="):
         ends = [rs.Layout.parse(text, MESH) for text in ("f32[9, 6]", "f32[{x}5/9, 6]")]
         rs.Move(ROWS, ends[0], into={0: slice(0, 8)}, have=ends[1])

@@ -88,7 +88,8 @@ Hops = tuple[Hop, ...]
 
 
 def list_hops(plan: Plan, several: bool) -> Hops | None:
-    """The hops of a plan, on several nodes or one; None if its steps must be run: for sums, casts and tight budgets.
+    """The hops of a plan, on several nodes or one; None if its steps must be run: for sums, casts, tight budgets, and
+    beside what ranks hold already.
 
     >>> import reshard as rs
     >>> one, four = rs.Layout.parse("f32[12]", rs.Mesh(x=1)), rs.Layout.parse("f32[12]", rs.Mesh(d=5))
@@ -98,7 +99,7 @@ def list_hops(plan: Plan, several: bool) -> Hops | None:
     source, target = plan.source, plan.target
     view = None if plan.view is None or plan.view.plain else plan.view
     summed = bool(source.partial or target.partial) if plan.crosses or view else not source.partial_as(target)
-    if summed or source.dtype != target.dtype:
+    if summed or source.dtype != target.dtype or plan.holding is not None:
         return None
     if not (several and passes_on(plan)):
         return (Hop(source, target, view, view is not None and view.into),)
@@ -311,7 +312,8 @@ def _list_stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
     for name, one in plans.items():
         large = max(one.source.tile_bytes, one.target.tile_bytes) > STACKED
         words = one.source.partial and one.source.dtype.startswith(("u", "complex"))
-        groups.setdefault(name if large or words or one.view is not None else one, []).append(name)
+        alone = large or words or one.view is not None or one.holding is not None
+        groups.setdefault(name if alone else one, []).append(name)
     room = max(batch.scratch_bytes, default=0)
     for names in groups.values():
         one = plans[names[0]]
