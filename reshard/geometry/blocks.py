@@ -75,6 +75,16 @@ class Block(NamedTuple):
 Factor = tuple[Block, ...]
 """What two pieces of some dims share: blocks without common elements."""
 
+Product = tuple[Factor, ...]
+"""A block of each factor, in every combination."""
+
+
+def count_product(product: Product) -> int:
+    """The elements of a product of factors."""
+    # Written out: messages of thousands of blocks are counted often.
+    counts = [sum([math.prod([axis[0] for axis in block[2]]) for block in factor]) for factor in product]
+    return math.prod(counts)
+
 
 def block_part(block: Block, spans: Sequence[tuple[int, int]]) -> Block:
     """The part of a block that has these (start, extent) spans of its axes.

@@ -18,11 +18,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reshard.geometry.holders import holders
 from reshard.geometry.overlap import shared_elements
+from reshard.geometry.view_layouts import Unit, count_shared
 from reshard.types.layout import Layout
+from reshard.types.view import View
 
 _FEW = 16
 """Up to this many left-out requests are skipped one by one; with more, the others are listed anew."""
@@ -230,7 +232,7 @@ def _leave_out(values: Sequence[int], gone: Sequence[int]) -> list[int]:
 # Every device of the target asks for 8 x 2 elements of every tile: one queue of 2,048 requests for 512 tiles.
 
 
-Sizes = tuple[tuple[int, int], ...]
+Sizes = tuple[tuple[Any, int], ...]
 """What a piece of a source dim shares with pieces of the target: (piece, elements)."""
 
 Kinds = tuple[int, ...]
@@ -240,25 +242,31 @@ Kinds = tuple[int, ...]
 class TileQueues:
     """The queue of each source tile: the positions of a target that need part of it, whoever holds it.
 
-    `sizes` says what a piece of a dim shares, by the numbers of both. Tiles of equal `kinds` have one queue.
+    `sizes` says what a piece of a dim shares, by the numbers of both. Tiles of equal `kinds` have one queue. Through a
+    view, a group of dims is one whose pieces are those of all, and `order` makes a tile of the target's.
     """
 
-    def __init__(self, target: Layout, sizes: Callable[[int, int], Sizes]) -> None:
-        self._holders, self._sizes = holders(target), sizes
+    def __init__(
+        self,
+        target: Layout,
+        sizes: Callable[[int, Any], Sizes],
+        order: Callable[[Sequence[Any]], Sequence[int]] = tuple,
+    ) -> None:
+        self._holders, self._sizes, self._order = holders(target), sizes, order
         self._numbers: dict[tuple[int, Sizes], int] = {}
         self._shared: list[Sizes] = []
         self._kind = lru_cache(maxsize=None)(self._number_sizes)
         self.listed = lru_cache(maxsize=64)(self._list)
 
-    def of(self, tile: Sequence[int]) -> Queue:
+    def of(self, tile: Sequence[Any]) -> Queue:
         """The queue of a tile."""
         return self.listed(self.kinds(tile))
 
-    def kinds(self, tile: Sequence[int]) -> Kinds:
+    def kinds(self, tile: Sequence[Any]) -> Kinds:
         """What the pieces of a tile share, as numbers: equal for pieces that are asked for alike."""
         return tuple([self._kind(dim, piece) for dim, piece in enumerate(tile)])
 
-    def _number_sizes(self, dim: int, piece: int) -> int:
+    def _number_sizes(self, dim: int, piece: Any) -> int:
         sizes = self._sizes(dim, piece)
         number = self._numbers.setdefault((dim, sizes), len(self._shared))
         if number == len(self._shared):
@@ -269,17 +277,28 @@ class TileQueues:
         requests: list[tuple[int, int]] = []
         for parts in itertools.product(*(self._shared[kind] for kind in kinds)):
             size = math.prod([size for _, size in parts])
-            requests += [(at, size) for at in self._holders.of([piece for piece, _ in parts])]
+            tile = self._order([piece for piece, _ in parts])
+            requests += [(at, size) for at in self._holders.of(tile)]
         return Queue.of(requests)
 
 
-def tile_queues(source: Layout, target: Layout) -> TileQueues:
-    """The queues of all tiles, from what all pieces share.
+def tile_queues(source: Layout, target: Layout, view: View | None = None) -> TileQueues:
+    """The queues of all tiles, from what all pieces share; through a view, of the pieces of each group of dims.
 
     >>> from reshard.types.mesh import Mesh
     >>> queues = tile_queues(Layout.parse("f32[{x}3/5]", Mesh(x=2)), Layout.parse("f32[{y}2/5]", Mesh(y=3)))
     >>> [(queues.of([piece]).positions, queues.of([piece]).sizes()) for piece in range(2)]
     [([0, 1], [2, 1]), ([1, 2], [1, 1])]
     """
+    if view is not None:
+        groups = count_shared(source, target, view)
+        dims = [at for each in groups for at in each.target]
+        places = [dims.index(at) for at in range(len(target.dims))]
+
+        def order(pieces: Sequence[Unit]) -> Sequence[int]:
+            numbers = [number for each in pieces for number in each]
+            return [numbers[at] for at in places]
+
+        return TileQueues(target, lambda group, pieces: groups[group].sizes(pieces), order)
     shared = [shared_elements(t, s) for s, t in zip(source.dims, target.dims, strict=True)]
     return TileQueues(target, lambda dim, piece: tuple(shared[dim][piece].items()))

@@ -7,8 +7,9 @@ Where there is a closed form it is taken, and no message is listed:
     even layouts on the same devices     equal messages (`refine`)
     uneven ones                          from the pieces of each group of dims (`exchange_stats`)
     two sets of devices                  from queues of requests (`dealing`), or in two rounds of messages (`relay`)
-    through a view                       from the messages, which are listed
-    beside what receivers hold           likewise
+    through a view                       likewise, from what groups of dims that share atoms have in common
+    beside what receivers hold, or of
+    sums through a view                  from the messages, which are listed
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry import exchange_stats
-from reshard.geometry.blocks import measure_pieces
+from reshard.geometry.blocks import Factor, measure_pieces
 from reshard.geometry.dealing import Queue, tile_queues
 from reshard.geometry.exchange_stats import count_overlaps, dim_shares, largest_sent
 from reshard.geometry.holders import (
@@ -40,10 +41,11 @@ from reshard.geometry.holders import (
     tiles,
 )
 from reshard.geometry.messages import Message, Shape, exchange_messages, spans_apart, tally_messages, typical_messages
-from reshard.geometry.overlap import shares
+from reshard.geometry.overlap import list_owners, piece_extents, shares
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.geometry.remesh import disjoint, one_set
+from reshard.geometry.view_layouts import count_shared, pick_numbers, view_dims
 from reshard.types.index_set import Holding
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
@@ -137,13 +139,54 @@ def _figures_listed(
     operand: Layout, result: Layout, view: View | None, holding: Holding | None
 ) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
     """The figures through a view or beside a holding, and what each device receives and sends."""
-    sent = [m for m in exchange_messages(operand, result, view, holding) if m.sender != m.receiver]
-    message = max((m.elements for m in sent), default=0)
+
+    def list_sent() -> list[Message]:
+        return [m for m in exchange_messages(operand, result, view, holding) if m.sender != m.receiver]
+
+    if view is not None and holding is None and not operand.partial:  # Each summand has tiles of its own.
+        return _figures_through(operand, result, view, lambda: [loads_of(list_sent())])
+    sent = list_sent()
+    message, tally = max((m.elements for m in sent), default=0), tally_messages(sent)
     run = message if all(m.is_run for m in sent) else 1
-    tally = tally_messages(sent)
     received = ByDevice(0, {device: tally.received[device] for device in result.mesh.devices})
     given = ByDevice(0, {device: tally.sent[device] for device in operand.mesh.devices})
     return ExchangeFigures(tally.rounds, message, run, lambda: [loads_of(sent)]), received, given
+
+
+def _figures_through(
+    operand: Layout, result: Layout, view: View, loads: Callable[[], Sequence[Collection[Load]]]
+) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
+    """The figures through a view, from what pieces share."""
+    shared, own = _share_out(operand, result, view), count_kept(operand, result, view)
+    groups = count_shared(operand, result, view)
+    owners = [math.prod([each.total(tile)[1] for each in groups]) for tile in tiles(result).values()]
+    receives = [
+        count + shared.extra[at] - (device in own)
+        for at, (device, count) in enumerate(zip(result.mesh.devices, owners, strict=True))
+    ]
+    rounds = max(shared.sends, *receives)
+    run = shared.message if _sends_runs(operand, result, view) else 1
+    received, sent = ByDevice(0, count_lacked(operand, result, view)), ByDevice(0, shared.sent)
+    return ExchangeFigures(rounds, shared.message, run, loads), received, sent
+
+
+def _sends_runs(operand: Layout, result: Layout, view: View) -> bool:
+    """Whether each message through a view lies in one run of both tiles."""
+    shared = view_dims(operand, result, view)
+    # What pieces share is of few kinds, and every combination of them occurs.
+    kinds: list[dict[Factor, None]] = []
+    for each in shared:
+        pieces = itertools.product(*(range(len(piece_extents(result.dims[at]))) for at in each.target))
+        factors = (factor for taken in pieces for factor in each.wanted(taken).values())
+        kinds.append(dict.fromkeys(tuple([block._replace(src=0, dst=0) for block in factor]) for factor in factors))
+    if all(Message(0, 1, (product,)).is_run for product in itertools.product(*kinds)):
+        return True
+    # What is no run may be what the devices have already. Most often the first of these is sent.
+    for tile, devices in holders_of(result).items():
+        for owner, product in list_owners(shared, tile):
+            if not Message(0, 1, (product,)).is_run and not set(devices).issubset(holders_of(operand)[owner]):
+                return False
+    return True
 
 
 def even_rounds(r: Refinement) -> int:
@@ -429,14 +472,16 @@ class _SharedOut(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _share_out(operand: Layout, result: Layout) -> _SharedOut:
+def _share_out(operand: Layout, result: Layout, view: View | None = None) -> _SharedOut:
     """What the holders of all tiles send, queue by queue."""
-    queues, limit = tile_queues(operand, result), pull_limit(operand, result)
-    own, place = count_kept(operand, result), result.mesh.position
+    queues, groups = tile_queues(operand, result, view), () if view is None else count_shared(operand, result, view)
+    limit = pull_limit(operand, result) if view is None else math.prod(result.shape) * result.mesh.size
+    own, place = count_kept(operand, result, view), result.mesh.position
     sent, extra, sends, message = dict[int, int](), Counter[int](), 0, 0
     for tile, devices in holders_of(operand).items():
         check_deadline()
-        queue = queues.of(tile).without(place(device) for device in devices if device in own)
+        pieces = tile if view is None else [pick_numbers(tile, each.source) for each in groups]
+        queue = queues.of(pieces).without(place(device) for device in devices if device in own)
         figures = queue.figures(len(devices), limit)
         sent.update(zip(devices, figures.sent, strict=True))
         extra.update(figures.extra)

@@ -25,9 +25,11 @@ from operator import mul
 from reshard.errors import MeshError
 from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece, piece_extents, shared_elements
 from reshard.geometry.remesh import disjoint
+from reshard.geometry.view_layouts import count_shared
 from reshard.types.dims import numbers_along
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain
+from reshard.types.view import View
 from reshard.types.whole import MOST_DEVICES
 
 Tile = tuple[int, ...]
@@ -171,7 +173,7 @@ def tile_elements(layout: Layout) -> Sequence[int]:
 
 
 @lru_cache(maxsize=64)
-def count_kept(source: Layout, target: Layout) -> Mapping[int, int]:
+def count_kept(source: Layout, target: Layout, view: View | None = None) -> Mapping[int, int]:
     """The elements of its target tile that each device holds already; only devices that hold some are listed.
 
     >>> from reshard.types.mesh import Mesh
@@ -180,6 +182,11 @@ def count_kept(source: Layout, target: Layout) -> Mapping[int, int]:
     """
     if disjoint(source.mesh, target.mesh):
         return {}
+    if view is not None:
+        held, groups = tiles(source), count_shared(source, target, view)
+        here = ((device, held[device], tile) for device, tile in tiles(target).items() if device in held)
+        both = ((device, math.prod([each.count(s, t) for each in groups])) for device, s, t in here)
+        return {device: count for device, count in both if count}
     one, other = source.mesh, target.mesh
     columns = [piece_columns(source), piece_columns(target)]
     if one.device_ids is None and other.device_ids is None:
@@ -203,10 +210,14 @@ def count_kept(source: Layout, target: Layout) -> Mapping[int, int]:
     return {device: count for device, count in zip(devices, counts, strict=True) if count}
 
 
-def count_lacked(source: Layout, target: Layout) -> dict[int, int]:
-    """The elements of its target tile that each device does not hold already."""
-    own = count_kept(source, target)
-    each = zip(target.mesh.devices, tile_elements(target), strict=True)
+def count_lacked(source: Layout, target: Layout, view: View | None = None) -> dict[int, int]:
+    """The elements of its target tile that each device does not hold already; of a part, those that fill it."""
+    own = count_kept(source, target, view)
+    sizes = tile_elements(target)
+    if view is not None:
+        groups = count_shared(source, target, view)
+        sizes = [math.prod([each.total(tile)[0] for each in groups]) for tile in tiles(target).values()]
+    each = zip(target.mesh.devices, sizes, strict=True)
     return {device: size - own.get(device, 0) for device, size in each}
 
 

@@ -32,11 +32,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.blocks import Block, Factor, cut_range, multiply_blocks, scale_blocks, split_rows
+from reshard.geometry.blocks import (
+    Block,
+    Product,
+    count_product,
+    cut_range,
+    multiply_blocks,
+    scale_blocks,
+    split_rows,
+)
 from reshard.geometry.dealing import assign_requests
 from reshard.geometry.held import NeededParts
 from reshard.geometry.holders import Tile, holders, holders_of, home_tile, pull_limit, tile_of, tiles
-from reshard.geometry.overlap import SharedDims, shared_dims, shares_from, shares_of
+from reshard.geometry.overlap import SharedDims, list_owners, shared_dims, shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_layouts import view_dims
 from reshard.types.index_set import Holding
@@ -44,9 +52,6 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain, merged_spans
 from reshard.types.view import View
 from reshard.types.whole import check_deadline
-
-Product = tuple[Factor, ...]
-"""A block of each factor, in every combination."""
 
 Shape = tuple[tuple[tuple[int, ...], int], ...]
 """The blocks that make up one message: their extents, and how many have these."""
@@ -83,13 +88,6 @@ class Message(NamedTuple):
         for each in itertools.chain.from_iterable(itertools.product(*product) for product in self.products):
             shapes[tuple([axis.extent for block in each for axis in block.axes])] += 1
         return tuple(sorted(shapes.items()))
-
-
-def count_product(product: Product) -> int:
-    """The elements of a product of factors."""
-    # Written out: messages of thousands of blocks are counted often.
-    counts = [sum([math.prod([axis[0] for axis in block[2]]) for block in factor]) for factor in product]
-    return math.prod(counts)
 
 
 def cut_product(product: Product, low: int, high: int) -> tuple[Product, ...]:
@@ -324,21 +322,13 @@ def list_requests(
     whole = tiles(result) if len(receivers) == result.mesh.size else {d: tile_of(result, d) for d in receivers}
     homes = tiles(operand) if operand.partial else {}
     rank = len(operand.dims)
-    dims = [dim for each in shared for dim in each.source]
-    in_order = None if dims == list(range(rank)) else [dims.index(dim) for dim in range(rank)]
     # Many devices want the same tile: what it is made of is worked out once.
     made_of: dict[Tile, list[tuple[Tile, Product]]] = {}
     for device in receivers:
         tile = whole[device]
         if tile not in made_of:
             check_deadline()
-            wanted = [each.wanted(tuple([tile[at] for at in each.target])).items() for each in shared]
-            parts: list[tuple[Tile, Product]] = []
-            made_of[tile] = parts
-            for owners in itertools.product(*wanted):
-                numbers = tuple([number for pieces, _ in owners for number in pieces])
-                source = numbers if in_order is None else tuple([numbers[at] for at in in_order])
-                parts.append((source, tuple([factor for _, factor in owners])))
+            made_of[tile] = [*list_owners(shared, tile)]
         summand = homes.get(device, ())[rank:]
         for source, product in made_of[tile]:
             listed.setdefault(source + summand, []).append((device, product))

@@ -18,13 +18,14 @@ One period is walked, and its runs are repeated. The time grows with the runs in
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.blocks import Axis, Block, Factor, scale_blocks
+from reshard.geometry.blocks import Axis, Block, Factor, Product, scale_blocks
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
 
@@ -199,6 +200,16 @@ class SharedDims(NamedTuple):
     source: tuple[int, ...]
     target: tuple[int, ...]
     wanted: Callable[[tuple[int, ...]], Mapping[tuple[int, ...], Factor]]
+
+
+def list_owners(shared: Sequence[SharedDims], tile: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Product]]:
+    """The source tiles that a target tile takes elements from, with what it shares with each."""
+    dims = [dim for each in shared for dim in each.source]
+    in_order = [dims.index(dim) for dim in range(len(dims))]
+    wanted = [each.wanted(tuple([tile[at] for at in each.target])).items() for each in shared]
+    for owners in itertools.product(*wanted):
+        numbers = [number for pieces, _ in owners for number in pieces]
+        yield tuple([numbers[at] for at in in_order]), tuple([factor for _, factor in owners])
 
 
 def shared_dims(operand: Layout, result: Layout) -> list[SharedDims]:

@@ -25,10 +25,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.geometry.blocks import Axis, Block
+from reshard.geometry.blocks import Axis, Block, Product, count_product
 from reshard.geometry.dealing import assign_by_quota, assign_whole
 from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of
-from reshard.geometry.messages import Message, Product, count_product, cut_product, list_requests, tally_messages
+from reshard.geometry.messages import Message, cut_product, list_requests, tally_messages
 from reshard.geometry.overlap import shared_dims
 from reshard.types.layout import Layout
 from reshard.types.whole import check_deadline

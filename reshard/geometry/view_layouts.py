@@ -17,13 +17,14 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from operator import lt, mul, sub
 from typing import NamedTuple
 
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, split_rows
-from reshard.geometry.overlap import SharedDims, list_runs, shares
+from reshard.geometry.overlap import SharedDims, list_runs, piece_extents, shares
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import SubAxis
 from reshard.types.view import Atom, Groups, View
@@ -340,7 +341,8 @@ def _open_side(layout: Layout, groups: Groups, view: View) -> Opened | None:
 # not on elements. Dims that share no atoms, on either side, are independent: each group of dims is worked out alone.
 
 
-def view_dims(operand: Layout, result: Layout, view: View) -> list[SharedDims]:
+@lru_cache(maxsize=64)
+def view_dims(operand: Layout, result: Layout, view: View) -> Sequence[SharedDims]:
     """What the tiles of two layouts share through a view, for each group of dims that share atoms.
 
     >>> from reshard.types import Mesh
@@ -363,6 +365,61 @@ def view_dims(operand: Layout, result: Layout, view: View) -> list[SharedDims]:
         factor = _AtomFactor((operand, result), view, source, target, tuple(sorted(atoms)))
         shared.append(SharedDims(source, target, factor))
     return shared
+
+
+@dataclass(frozen=True)
+class SharedCounts:
+    """Some dims of both layouts, by number, and the elements that pieces of these share, by those of the source."""
+
+    source: Unit
+    target: Unit
+    counts: Mapping[Unit, Mapping[Unit, int]]
+
+    def count(self, source: Unit, target: Unit) -> int:
+        """The elements that the pieces of two tiles share."""
+        return self.counts.get(pick_numbers(source, self.source), {}).get(pick_numbers(target, self.target), 0)
+
+    def sizes(self, pieces: Unit) -> tuple[tuple[Unit, int], ...]:
+        """What these pieces of the source share with which of the target."""
+        return tuple(self.counts.get(pieces, {}).items())
+
+    def total(self, target: Unit) -> tuple[int, int]:
+        """The elements that the pieces of a target tile share with all of the source's, and with how many of these."""
+        return self._totals.get(pick_numbers(target, self.target), (0, 0))
+
+    @cached_property
+    def _totals(self) -> Mapping[Unit, tuple[int, int]]:
+        each: dict[Unit, tuple[int, int]] = {}
+        for shared in self.counts.values():
+            for pieces, elements in shared.items():
+                total, owners = each.get(pieces, (0, 0))
+                each[pieces] = total + elements, owners + 1
+        return each
+
+
+def pick_numbers(numbers: Unit, dims: Unit) -> Unit:
+    """The numbers of some dims."""
+    return tuple([numbers[at] for at in dims])
+
+
+@lru_cache(maxsize=64)
+def count_shared(operand: Layout, result: Layout, view: View) -> Sequence[SharedCounts]:
+    """How many elements the tiles of two layouts share through a view, for each group of dims that share atoms.
+
+    >>> from reshard.types import Mesh
+    >>> both = Layout.parse("f32[{x}6]", Mesh(x=2, y=2)), Layout.parse("f32[3, {y}2]", Mesh(x=2, y=2))
+    >>> (shared,) = count_shared(*both, View((Atom("three", 3), Atom("h", 4)), ((0, 1),), ((0,), (1,))))
+    >>> shared.counts[1,], shared.total((0, 0))
+    ({(0, 0): 2, (0, 1): 4}, (6, 2))
+    """
+    groups: list[SharedCounts] = []
+    for each in view_dims(operand, result, view):
+        counts: dict[Unit, dict[Unit, int]] = {}
+        for pieces in itertools.product(*(range(len(piece_extents(result.dims[at]))) for at in each.target)):
+            for owner, factor in each.wanted(pieces).items():
+                counts.setdefault(owner, {})[pieces] = sum([block.elements for block in factor])
+        groups.append(SharedCounts(each.source, each.target, counts))
+    return groups
 
 
 class _AtomFactor:

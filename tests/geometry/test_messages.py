@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 from reshard.geometry.blocks import Axis, Block
-from reshard.geometry.figures import exchange_figures, received_by_device
+from reshard.geometry.figures import exchange_figures, received_by_device, sent_by_device
 from reshard.geometry.messages import Message, Product, count_product, cut_product, exchange_messages, messages_of
 from reshard.geometry.view_layouts import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
@@ -192,9 +192,12 @@ def test_figures_through_a_view_are_those_of_the_messages():
         both = (case.move.source, case.move.target, case.move.view)
         sent = [m for m in exchange_messages(*both) if m.sender != m.receiver]
         loads = [*Counter(m.sender for m in sent).values(), *Counter(m.receiver for m in sent).values()]
-        figures = exchange_figures(*both)
+        figures, by_sender = exchange_figures(*both), Counter[int]()
+        for message in sent:
+            by_sender[message.sender] += message.elements
+        assert sent_by_device(*both).listed == {device: by_sender[device] for device in both[0].mesh.devices}
         assert (figures.rounds, figures.message) == (max(loads, default=0), max((m.elements for m in sent), default=0))
-        assert figures.run < figures.message or all(next(m.blocks).is_run for m in sent)
+        assert figures.run == (figures.message if all(m.is_run for m in sent) else 1)
 
 
 def test_the_boxes_of_a_piece_are_its_indices():

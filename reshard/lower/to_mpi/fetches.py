@@ -15,10 +15,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from reshard.geometry.blocks import Block, scale_blocks
+from reshard.geometry.blocks import Block, Product, count_product, scale_blocks
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
-from reshard.geometry.messages import Message, Product, count_product, cut_product, exchange_messages
+from reshard.geometry.messages import Message, cut_product, exchange_messages
 from reshard.geometry.overlap import Shares, shares_from, shares_of
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
