@@ -169,7 +169,18 @@ class HostMove:
     overwrites: bool
 
     def __call__(self, x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
+        if self.stays and not self.donate:
+            return jax.device_put(x, self.ends.target)
+        if self.steps or self.donate or into is not None:
+            return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
+        return self.make_result(run_host_exchanges([HostPart(self.exchange, x)])[0], None, None)
+
+    def make_result(self, tiles: Sequence[Any], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
+        """The target from the exchange's tiles."""
+        tile_at, target = self.tile_at, self.ends.target
+        if tile_at is not None:
+            return jax.make_array_from_callback(self.shape, target, lambda index: tiles[tile_at[index]])
+        return self.finish(jax.device_put([tiles[at] for at in self.exchange.tile_at], self.ends.far), into, scale)
 
 
 class HostCall(NamedTuple):
@@ -234,16 +245,8 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
         for x in spent:
             x.delete()
         for move, _, _, into, scale, number in turn:
-            made, tile_at = tiles.get(number, []), move.tile_at
-            if number in moved:
-                continue
-            if tile_at is None:
-                shards = jax.device_put([made[each] for each in move.exchange.tile_at], move.ends.far)
-                moved[number] = move.finish(shards, into, scale)
-                continue
-            moved[number] = jax.make_array_from_callback(
-                move.shape, move.ends.target, lambda index, at=tile_at, of=made: of[at[index]]
-            )
+            if number not in moved:
+                moved[number] = move.make_result(tiles[number], into, scale)
     return moved
 
 

@@ -68,7 +68,8 @@ class Copy(NamedTuple):
 
 
 class HostExchange(NamedTuple):
-    """The blocks to copy; `tile_at` is the number of the tile of the device at each position of the target.
+    """The blocks to copy; `tile_at` is the number of the tile of the device at each position of the target, and
+    `senders` are the positions of the shards that are read.
 
     If it `fills` part of the target, the rest of the target's tiles stays.
     """
@@ -78,7 +79,8 @@ class HostExchange(NamedTuple):
     tile_at: tuple[int, ...]
     tile_shape: tuple[int, ...]
     elements: int
-    fills: bool = False
+    senders: tuple[int, ...]
+    fills: bool
 
 
 def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None) -> HostExchange:
@@ -123,7 +125,8 @@ def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None
     copies.sort(key=lambda copy: (copy.receiver, copy.sender))  # So that senders are done with one after another.
     elements = len(numbers) * math.prod(result.tile_shape)
     fills = view is not None and view.into
-    return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, fills)
+    senders = tuple(dict.fromkeys(copy.sender for copy in copies))
+    return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, senders, fills)
 
 
 class HostPart(NamedTuple):
@@ -157,44 +160,45 @@ def run_host_exchanges(
     `old` are the tiles, by their numbers, of results of which some elements stay; the memory of those in `kept` is that
     of their results.
     """
-    uses = Counter((id(near), copy.sender) for exchange, near, _, _ in parts for copy in exchange.copies)
-    arrays = {id(part.near): part.near for part in parts}
     donated = {id(part.near): part.near for part in parts if part.donate}
     # JAX returns the first shard of a replicated array for all others: good enough to read, but not to delete.
     owned = {(key, at): shard for key, near in donated.items() for at, shard in shards_of(near).items()}
-    _delete_shards(shard for key, shard in owned.items() if key not in uses)
-    memory: dict[Shard, Array] = {}
-    for key in uses:
-        shard = owned[key] if key in owned else arrays[key[0]].addressable_data(key[1])
-        memory[key] = _as_plain_numbers(np.asarray(shard))
+    memory: dict[int, dict[int, Array]] = {}
+    for exchange, near, _, _ in parts:
+        key = id(near)
+        read = memory.setdefault(key, {})
+        for at in exchange.senders:
+            if at not in read:
+                shard = owned[key, at] if donated and key in donated else near.addressable_data(at)
+                read[at] = _as_plain_numbers(np.asarray(shard))
     first: dict[int, HostPart] = {}
     for part in parts:
         first.setdefault(part.result, part)
-    tiles: dict[int, list[Array]] = {}
-    for number, part in first.items():
-        tiles[number] = [] if number in kept else _make_tiles(part)
-        for shard in old[number] if number in kept else ():  # JAX gives a shard's memory to be read alone.
-            raw = (ctypes.c_uint8 * shard.nbytes).from_address(shard.unsafe_buffer_pointer())
-            tiles[number].append(np.frombuffer(raw, shard.dtype).reshape(shard.shape))
+    tiles = {number: _make_tiles(part, old.get(number, ()), number in kept) for number, part in first.items()}
     plain = {number: [_as_plain_numbers(tile) for tile in each] for number, each in tiles.items()}
-    for number in old.keys() - kept:
-        for tile, shard in zip(plain[number], old[number], strict=True):
-            tile[...] = _as_plain_numbers(np.asarray(shard))
+    total = sum(part.exchange.elements * part.near.dtype.itemsize for part in first.values())
+    alone = total < THREADED or _count_threads() < 2
+    if alone and not donated:
+        for exchange, near, _, number in parts:
+            into, read = plain[number], memory[id(near)]
+            for sender, taken, receiver, put in exchange.copies:
+                _part_of(into[receiver], put)[...] = _part_of(read[sender], taken)
+        return tiles
     pieces = (
-        _Piece(_part_of(plain[number][receiver], put), _part_of(memory[id(near), sender], taken), (id(near), sender))
+        _Piece(_part_of(plain[number][receiver], put), _part_of(memory[id(near)][sender], taken), (id(near), sender))
         for exchange, near, _, number in parts
         for sender, taken, receiver, put in exchange.copies
     )
-    total = sum(part.exchange.elements * part.near.dtype.itemsize for part in first.values())
+    uses = Counter((id(near), copy.sender) for exchange, near, _, _ in parts for copy in exchange.copies)
+    _delete_shards(shard for key, shard in owned.items() if key not in uses)
     # Several threads copy much; shards come in order, when their copies are done.
-    alone = total < THREADED or _count_threads() < 2
     units = map(lambda piece: [piece], pieces) if alone else _share_pieces(pieces)
     for done in (map if alone else _thread_pool().map)(_copy_pieces, units):
-        for shard in done if donated else ():
-            uses[shard] -= 1
-            if not uses[shard] and shard in owned:
-                del memory[shard]
-                _delete_shards([owned[shard]])
+        for key in done:
+            uses[key] -= 1
+            if not uses[key] and key in owned:
+                del memory[key[0]][key[1]]
+                _delete_shards([owned[key]])
     for near in donated.values():
         near.delete()
     return tiles
@@ -232,15 +236,20 @@ def _part_of(tile: Array, box: tuple[Any, ...] | Strides) -> Array:
     return np.ndarray(box.extents, box.kind, tile, box.place, box.strides)
 
 
-def _make_tiles(part: HostPart) -> list[Array]:
-    """The tiles of a result: new memory that XLA takes as it is."""
+def _make_tiles(part: HostPart, old: Sequence[jax.Array], kept: bool) -> list[Array]:
+    """The tiles of a result, with what the `old` ones hold: new memory that XLA takes as it is, or if `kept` theirs."""
     shape, dtype = part.exchange.tile_shape, part.near.dtype
+    if kept:  # JAX gives it to be read alone.
+        held = [(ctypes.c_uint8 * shard.nbytes).from_address(shard.unsafe_buffer_pointer()) for shard in old]
+        return [np.ndarray(shape, dtype, each) for each in held]
     size = math.prod(shape) * dtype.itemsize
     tiles: list[Array] = []
     for _ in range(part.exchange.tiles):
         raw = np.empty(size + ALIGNMENT, np.uint8)
         start = -raw.__array_interface__["data"][0] % ALIGNMENT
         tiles.append(np.ndarray(shape, dtype, raw, start))
+    for tile, shard in zip(tiles, old, strict=bool(old)):
+        _as_plain_numbers(tile)[...] = _as_plain_numbers(np.asarray(shard))
     return tiles
 
 
