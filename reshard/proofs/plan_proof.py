@@ -20,7 +20,8 @@ import numpy as np
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
-from reshard.lower.program import Exchange, Instruction, join_launches, lower_batch
+from reshard.lower.exchange_rounds import ExchangeInPlace
+from reshard.lower.program import Exchange, InParts, Instruction, is_alias, join_launches, lower_batch
 from reshard.plans.plan import Batch, Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
@@ -244,6 +245,8 @@ def resized(layout: Layout, form: Form, sizes: Mapping[str, int]) -> Layout:
 #
 # plans      every program of every batch is right and bounded for all sizes of its plan's form, and minimal where it is
 # batches    each launch does together what the programs say one by one, in no more launches and buffers than promised
+# parts      those of one target have no element in common, and as many as it has, or it is given; and no program writes
+#            over a source that other moves read
 # tree       the sums and maxima that follow: bytes received against the joint bound, and the peak
 
 
@@ -260,6 +263,8 @@ class TreeProof:
 
     tree: TreePlan
     proofs: tuple[Proof, ...]
+    parts: tuple[str, ...] = ()
+    """What is shown of each target that is filled in parts."""
 
     @cached_property
     def of(self) -> Mapping[str, Proof]:
@@ -282,7 +287,7 @@ class TreeProof:
             f"the busiest device receives {bytes_text(tree.received_bytes)} of all arrays together, {bound}\n"
             f"at most {bytes_text(tree.peak_bytes)} live on a device"
         )
-        return "\n".join([head, *(proof.explain(width) for proof in self.proofs)])
+        return "\n".join([head, *self.parts, *(proof.explain(width) for proof in self.proofs)])
 
     def __str__(self) -> str:
         return self.explain()
@@ -320,12 +325,75 @@ def prove(
         programs = lower_batch(batch)
         if len(programs) != len(batch.plans):
             raise UndecidedError(f"{batch}: {len(programs)} programs for {len(batch.plans)} arrays")
-        for each, own in zip(batch.plans, programs, strict=True):
+        for name, each, own in zip(batch.names, batch.plans, programs, strict=True):
+            if plan.sources.count(plan.source_of[name]) > 1:
+                _check_source_stays(name, own)
             known = proofs.setdefault(each, [])
             if not any(own is other or own == other for other, _ in known):
                 known.append((own, prove_plan(each, own, launches=launches, limit=limit)))
         _check_batch(batch, programs)
-    return TreeProof(plan, tuple(known[0][1] for known in proofs.values()))
+    return TreeProof(plan, tuple(known[0][1] for known in proofs.values()), _check_parts(plan))
+
+
+def _check_source_stays(name: str, program: Program) -> None:
+    """Checks that a program does not write over its source, which others read."""
+    for instruction in program.instructions:
+        if isinstance(instruction, ExchangeInPlace) or (isinstance(instruction, InParts) and instruction.in_place):
+            raise UndecidedError(f"{name}: {type(instruction).__name__} overwrites an array that other moves read")
+        if not is_alias(instruction):
+            return
+
+
+_MOST_MARKS = 1 << 30
+"""Marks of parts along the dims of their targets, in bytes, and pairs of parts that are compared."""
+
+
+def _check_parts(tree: TreePlan) -> tuple[str, ...]:
+    """What is shown of each target that moves fill in parts: that they have no element in common, and how many they
+    leave to the array that is given.
+
+    A part is the product of what it has along each dim, which is marked, index by index; two parts meet only where they
+    do along every dim.
+    """
+    shown: dict[tuple[View, ...], int] = {}
+    lines: list[str] = []
+    for target, moves in tree.parts.items():
+        plans = [tree.plans[name] for name in moves]
+        if len(plans) == 1 and not plans[0].fills:
+            continue
+        views = tuple(plan.view or View.identity(plan.target.shape) for plan in plans)
+        if views not in shown:
+            shown[views] = math.prod(plans[0].target.shape) - _count_filled(target, moves, views)
+        left = shown[views]
+        if (left == 0) == (target in tree.filled) and not plans[0].have:
+            given = "is not given" if left else "is to be given"
+            raise ProofError(f"{target} {given}, and {left} of its elements are in no part", left)
+        rest = f"{left} elements stay as the given array has them" if left else "which is all of it"
+        lines.append(f"{target} is filled in {counted(len(moves), 'part')} without an element in common, {rest}")
+    return tuple(lines)
+
+
+def _count_filled(target: str, moves: Sequence[str], views: Sequence[View]) -> int:
+    """The elements that some parts of a target have together; raises `ProofError` if two of them have one in common."""
+    shape, count = views[0].target_shape, len(views)
+    if max(count * sum(shape), count * count) > _MOST_MARKS:
+        raise UndecidedError(f"{target}: {count} parts of an array of {shape} are too many to mark")
+    meet, sizes = np.ones((count, count), bool), np.ones(count, object)
+    for dim, size in enumerate(shape):
+        marks = np.zeros((count, size), np.float32)
+        for number, view in enumerate(views):
+            index = np.zeros(1, np.int64)
+            for atom in (view.atoms[at] for at in view.target[dim]):
+                values = np.arange(atom.size) + (atom.into.start if atom.into else 0)
+                index = (index[:, None] * atom.target_size + values).reshape(-1)
+            marks[number, index] = 1
+        sizes *= marks.sum(axis=1, dtype=np.int64)
+        meet &= marks @ marks.T > 0
+    pairs = np.argwhere(np.triu(meet, 1))
+    if len(pairs):
+        both = tuple(moves[at] for at in pairs[0])
+        raise ProofError(f"{target}: {both[0]} and {both[1]} fill an element both", both)
+    return int(sizes.sum())
 
 
 def _check_batch(batch: Batch, programs: Sequence[Program]) -> None:
@@ -340,7 +408,7 @@ def _check_batch(batch: Batch, programs: Sequence[Program]) -> None:
                 raise UndecidedError(f"{about}: arrays of several dtypes in one launch")
             cost = symbolic.check_joint_launch(about, each, joint)
             launches += cost.launches
-            nbytes, scratch = plans[0].operand.nbytes(cost.buffers), batch.scratch_bytes[number - 1]
+            nbytes, scratch = plans[0].wire.nbytes(cost.buffers), batch.scratch_bytes[number - 1]
             if nbytes > scratch:
                 raise UndecidedError(f"{about}: buffers of {nbytes} bytes, the batch promises {scratch}")
     except (PlanError, *MALFORMED) as error:

@@ -12,7 +12,7 @@ import pytest
 import reshard as rs
 from benchmarks.fuzz_moves import check_tree
 from reshard import Layout, Mesh, Move, TreePlan
-from reshard.errors import PlanError
+from reshard.errors import PlanError, ProofError
 from reshard.plans.plan import Batch
 from reshard.runtime.account import Account
 from tests.view_oracle import cut
@@ -63,3 +63,20 @@ def test_an_array_has_one_layout() -> None:
 def test_random_trees_with_shared_ends_do_what_they_mean() -> None:
     kinds = Counter(check_tree(random.Random(f"shared/{number}")) for number in range(24))
     assert kinds["tree, shared ends"] > 8
+
+
+def test_a_tree_of_parts_is_proved() -> None:
+    pytest.importorskip("z3")
+    moves = fuse("f32[{x}16, 16]")
+    targets = dict.fromkeys(moves, "qkv")
+    assert "qkv is filled in 3 parts without an element in common, which is all of it" in str(
+        rs.prove(rs.plan_tree(moves, targets=targets))
+    )
+    del moves["k"], targets["k"]
+    tree = rs.plan_tree(moves, targets=targets)
+    assert tree.filled == ("qkv",) and "256 elements stay as the given array has them" in str(rs.prove(tree))
+    # What the constructor refuses, the proof refutes by itself.
+    wrong = rs.plan_tree(fuse("f32[{x}16, 16]") | {"k": fuse("f32[{x}16, 16]")["v"]})
+    object.__setattr__(wrong, "targets", ("qkv",) * 3)
+    with pytest.raises(ProofError, match="k and v fill an element both"):
+        rs.prove(wrong)

@@ -197,6 +197,7 @@ def check_joint_launch(about: str, each: Sequence[Instruction], joint: Joint | N
     if isinstance(joint, tuple):
         exchanges = [step for step in each if isinstance(step, Exchange)]
         require(list(joint) == exchanges == list(each), f"{about}: other exchanges than those of the arrays")
+        require(len({step.dtype for step in exchanges}) == 1, f"{about}: one message in several dtypes")
         ends = [[[t[:2] for t in turn] for turn in step.rounds] for step in exchanges]
         require(all(other == ends[0] for other in ends), f"{about}: exchanges between other devices in one launch")
         messages = (itertools.chain(*turns) for turns in zip(*(step.rounds for step in exchanges), strict=True))
