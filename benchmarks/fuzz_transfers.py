@@ -3,10 +3,10 @@ must be the one that is named.
 
     python benchmarks/fuzz.py --kinds transfers --moves 1000
 
-A list is that of a random plan: plain or with a view, padded, on equal, overlapping or other devices, with relays, or
-of two plans one after another. It must be verified as it is. A fault (`FAULTS`) changes it, and a judge that copies
-marked elements one by one (`judge_transfers`) says what is wrong then. It shares no code with what it judges: what the
-layouts mean comes from `fuzz_layouts`.
+A list is that of a random plan: plain or with a view, padded, on equal, overlapping or other devices, with relays, of
+two plans one after another, or of what devices that hold another version lack. It must be verified as it is. A fault
+(`FAULTS`) changes it, and a judge that copies marked elements one by one (`judge_transfers`) says what is wrong then.
+It shares no code with what it judges: what the layouts mean comes from `fuzz_layouts`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 import reshard as rs
 from benchmarks.fuzz_layouts import any_given
-from benchmarks.fuzz_moves import MoveCase, random_move
+from benchmarks.fuzz_moves import MoveCase, UpdateCase, random_move, random_update
 from benchmarks.fuzz_oracle import cut, fitted, must
 from reshard.errors import PlanError, ProofError, UndecidedError
 from reshard.plans.descriptors import Descriptor
@@ -45,8 +45,24 @@ MALFORMED = Wrong()
 """What is no list of transfers, or one that no machine runs."""
 
 
-def random_transfers(choose: random.Random) -> tuple[MoveCase, rs.Move, list[Descriptor]] | None:
-    """A random move that adds and casts nothing, and the transfers of a plan for it; None if they are not made."""
+class Subject(NamedTuple):
+    """A move that adds and casts nothing, the transfers of a plan for it, and what devices hold of their tiles already,
+    as offsets."""
+
+    case: MoveCase
+    move: rs.Move
+    transfers: list[Descriptor]
+    fresh: dict[int, set[int]]
+
+
+def random_transfers(choose: random.Random) -> Subject | None:
+    """A random move and the transfers of a plan for it; None if it adds or casts."""
+    if choose.random() < 0.15:
+        update = random_update(choose)
+        case, move = update.move, update.make()
+        if move.casts or move.source.partial:
+            return None
+        return Subject(case, move, list(rs.plan(move).to_descriptors()), _list_fresh(update, move))
     case = random_move(choose, choose.choice(("int32", "uint8", "float64")), 120)
     move = case.make()
     if move.casts or move.source.partial:
@@ -58,8 +74,20 @@ def random_transfers(choose: random.Random) -> tuple[MoveCase, rs.Move, list[Des
         first = list(rs.plan(move.source, middle, **options).to_descriptors())
         rest = rs.plan(rs.Move(middle, move.target, cast=True, **case.view.options), **options).to_descriptors()
         turns = 1 + max((each.step for each in first), default=-1)
-        return case, move, first + [each._replace(step=each.step + turns) for each in rest]
-    return case, move, list(rs.plan(move, **options).to_descriptors())
+        return Subject(case, move, first + [each._replace(step=each.step + turns) for each in rest], {})
+    return Subject(case, move, list(rs.plan(move, **options).to_descriptors()), {})
+
+
+def _list_fresh(update: UpdateCase, move: rs.Move) -> dict[int, set[int]]:
+    unchanged = update.move.view.apply(~update.stale, np.zeros(move.target.shape, bool))
+    fresh: dict[int, set[int]] = {}
+    for device, tile in update.move.target.indices.items():
+        held = np.zeros(move.target.shape, bool)
+        if device in (have := (update.have or update.move.target).indices):
+            held[np.ix_(*(index[index >= 0] for index in have[device]))] = True
+        local = cut((held & unchanged).astype(int), fitted(tile, move.target.tile_shape), 0)
+        fresh[device] = set(np.flatnonzero(local).tolist())
+    return fresh
 
 
 # ---- the judge ------------------------------------------------------------------------------------
@@ -69,8 +97,9 @@ Marks = dict[int, dict[int, Any]]
 """What is at the offsets of the tile of each device."""
 
 
-def judge_transfers(case: MoveCase, move: rs.Move, transfers: Sequence[Descriptor]) -> Wrong | None:
+def judge_transfers(subject: Subject) -> Wrong | None:
     """What is wrong with transfers first, by copying elements one after another; None if nothing is."""
+    case, move, transfers, fresh = subject
     if any(map(_is_malformed, transfers)):
         return MALFORMED
     source, wanted, order = mark_tiles(case, move)
@@ -96,6 +125,8 @@ def judge_transfers(case: MoveCase, move: rs.Move, transfers: Sequence[Descripto
     for device, tile in wanted.items():
         for local, belongs in enumerate(tile):
             has = tiles[device].get(local)
+            if has is None and local in fresh.get(device, ()):
+                continue
             if has == "several" if belongs is None else has != (None if belongs == "kept" else belongs):
                 wrong.append((order[device][local], device, local, belongs, has))
     if not wrong:
@@ -285,7 +316,9 @@ FAULTS: dict[str, Fault] = {
         made, at, **{choose.choice(("source_device", "target_device", "source_offset", "target_offset", "step")): -1}
     ),
     "huge": lambda choose, made, at, move: _changed(
-        made, at, **{choose.choice(("source_device", "target_offset", "source_offset")): choose.choice((2**62, 2**70))}
+        made,
+        at,
+        **{choose.choice(("source_device", "target_offset", "source_offset")): choose.choice((2**63 - 1, 2**70))},
     ),
     "huge extent": _scale_axis("extents", lambda n: 2**40, lambda n: 2**64),
     "huge stride": _scale_axis("target_strides", lambda n: 2**61, lambda n: -(2**62)),
@@ -295,18 +328,17 @@ FAULTS: dict[str, Fault] = {
 # ---- one list, and what is said of it -------------------------------------------------------------
 
 
-def compare_verdict(case: MoveCase, move: rs.Move, transfers: Sequence[Descriptor]) -> bool:
+def compare_verdict(subject: Subject) -> bool:
     """Whether the transfers are right, by the judge; raises `WrongError` where `rs.verify` says something else."""
-    wrong = judge_transfers(case, move, transfers)
+    wrong = judge_transfers(subject)
     try:
-        rs.verify(transfers, move)
+        rs.verify(subject.transfers, subject.move)
     except (ProofError, PlanError, UndecidedError) as error:
         must(wrong is not None, "a right list is refused: {}", error)
-        assert wrong is not None
-        if wrong is MALFORMED:
+        if wrong is None or wrong is MALFORMED:
             return False
         must(isinstance(error, ProofError) and error.counterexample, "{} is refused by {!r}", wrong, error)
-        _compare_counterexample(move, wrong, str(error), error.counterexample)  # pyright: ignore
+        _compare_counterexample(subject.move, wrong, str(error), error.counterexample)  # pyright: ignore
         return False
     must(wrong is None, "{} is not refused", wrong)
     return True
@@ -333,16 +365,17 @@ def _compare_counterexample(move: rs.Move, wrong: Wrong, text: str, named: Any) 
 def check_transfers(choose: random.Random) -> str:
     """Verifies the transfers of a random plan, as they are and with a fault; returns what the fault was and did."""
     while True:
-        made = random_transfers(choose)
+        subject = random_transfers(choose)
         fault = choose.choice(list(FAULTS))
-        if made is None or not made[2]:
+        if subject is None or not subject.transfers:
             continue
-        case, move, transfers = made
         try:
-            must(compare_verdict(case, move, transfers), "the list of a plan is refused")
-            changed = FAULTS[fault](choose, list(transfers), choose.randrange(len(transfers)), move)
-            if changed is not None and changed != transfers:
-                return f"{fault}, {'right all the same' if compare_verdict(case, move, changed) else 'refused'}"
+            must(compare_verdict(subject), "the list of a plan is refused")
+            transfers, at = list(subject.transfers), choose.randrange(len(subject.transfers))
+            changed = FAULTS[fault](choose, transfers, at, subject.move)
+            if changed is not None and changed != subject.transfers:
+                right = compare_verdict(subject._replace(transfers=changed))
+                return f"{fault}, {'right all the same' if right else 'refused'}"
         except Exception as error:
-            error.add_note(f"{fault} in transfers of\n{case}")
+            error.add_note(f"{fault} in transfers of\n{subject.case}")
             raise

@@ -25,7 +25,8 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -911,6 +912,53 @@ class TreePlan(ShownPlan):
                     f"({plans[0].target}); give parts of one target that do not overlap"
                 )
 
+    def to_descriptors(self) -> dict[str, Descriptors]:
+        """The transfers of each move by its name, as `Plan.to_descriptors` lists them; `source_of` and `target_of` say
+        between which arrays.
+
+        A turn of a move waits for the turn before it of the same move, and for no other. `reshard.verify` proves them
+        all together. Plans that are equal have one list.
+
+        >>> import reshard as rs
+        >>> half, both = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[2, {x}4]"))
+        >>> parts = {name: rs.Move(half, both, into={0: at}) for at, name in enumerate("ab")}
+        >>> tree = rs.plan_tree(parts, targets={"a": "both", "b": "both"})
+        >>> [tuple(each) for each in tree.to_descriptors()["b"]]
+        [(0, 0, 0, 4, (4,), (1,), (1,), 0), (1, 1, 0, 4, (4,), (1,), (1,), 0)]
+        """
+        made: dict[Plan, Descriptors] = {}
+        for name, plan in self.plans.items():
+            if plan not in made:
+                with _name_in_errors(name):
+                    made[plan] = plan.to_descriptors()
+        return {name: made[plan] for name, plan in self.plans.items()}
+
+    def schedule_for(self, device: int) -> tuple[dict[str, DeviceStep], ...]:
+        """What one device sends, receives and copies in each turn, by the names of the moves in which it does any.
+
+        >>> import reshard as rs
+        >>> before, after = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))
+        >>> tree = rs.plan_tree({"w": (before, after), "v": (before, after)})
+        >>> [{name: len(step.sends) for name, step in turn.items()} for turn in tree.schedule_for(1)]
+        [{'w': 1, 'v': 1}]
+        """
+        turns: list[dict[str, DeviceStep]] = []
+        made: dict[Plan, tuple[DeviceStep, ...]] = {}
+        number = whole(device)
+        for name, plan in self.plans.items():
+            if plan not in made and number in {*plan.source.mesh.devices, *plan.target.mesh.devices}:
+                with _name_in_errors(name):
+                    made[plan] = plan.schedule_for(device)
+            for at, step in enumerate(made.get(plan, ())):
+                turns += [{}] * (at + 1 - len(turns))
+                if any(step):
+                    turns[at] = {**turns[at], name: step}
+        if not made and self.plans:
+            raise PlanError(
+                f"device {quoted(device)} is in no source or target of the tree; give the id of one that is"
+            )
+        return tuple(turns)
+
     @cached_property
     def source_of(self) -> Mapping[str, str]:
         """The array that each move reads."""
@@ -1140,6 +1188,15 @@ def _check_batch_seconds(batch: Batch) -> None:
             f"the JSON says seconds {quoted(batch.seconds)} of the batch of {quoted(batch.names[:4])}, but {of}; plan "
             f"it again"
         )
+
+
+@contextmanager
+def _name_in_errors(name: str) -> Generator[None]:
+    """Errors raised inside say which move they are of."""
+    try:
+        yield
+    except PlanError as error:
+        raise PlanError(f"{name}: {error}") from None
 
 
 AnyPlan = Plan | TreePlan

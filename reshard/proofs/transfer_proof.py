@@ -26,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
+from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.plans.descriptors import Descriptor, read_descriptor
-from reshard.plans.rules.bounds import endpoint_bound, lower_bound
+from reshard.plans.plan import group_moves
+from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
 from reshard.proofs.refute import Counterexample
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -48,7 +50,8 @@ Indices = NDArray[np.int64]
 class Verified:
     """Transfers that are proved to make a move, and what they send: bytes of the busiest device beside the bounds.
 
-    `ratio` is what the busiest device sends or receives over `endpoint_bound_bytes`, 1.0 at the bound.
+    `ratio` is what the busiest device sends or receives over `endpoint_bound_bytes`, 1.0 at the bound. `filled` are the
+    targets of a tree of which something is left as it is, so that they must be there before.
     """
 
     transfers: int
@@ -57,6 +60,7 @@ class Verified:
     sent_bytes: int
     lower_bound_bytes: int
     endpoint_bound_bytes: int
+    filled: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
@@ -67,10 +71,11 @@ class Verified:
         return busiest / self.endpoint_bound_bytes
 
     def __str__(self) -> str:
+        left = f"; something is left as it is in {quoted(list(self.filled[:4]))}" if self.filled else ""
         return (
             f"{counted(self.transfers, 'transfer')} in {counted(self.turns, 'turn')}, proved: "
             f"sent {bytes_text(self.sent_bytes)}, received {bytes_text(self.received_bytes)}, "
-            f"{self.ratio:.3g} times the bound"
+            f"{self.ratio:.3g} times the bound{left}"
         )
 
 
@@ -100,14 +105,26 @@ class _Loops(NamedTuple):
 _Turn = list[_Loops]
 
 
-def verify(transfers: Iterable[Any], source: Layout | Move, target: Layout | None = None) -> Verified:
+def verify(
+    transfers: Any,
+    source: Layout | Move | Mapping[str, Layout | Move],
+    target: Layout | Mapping[str, Layout] | None = None,
+    *,
+    sources: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+) -> Verified:
     """Proves that transfers make a move: every element of every target tile is written once, from the right place.
 
     A transfer is what `Plan.to_descriptors` lists, or a tuple of the same fields (`Descriptor`); a run of neighbours
     may be (source device, target device, source offset, target offset, length). Offsets, lengths and strides count
     elements of flat row-major tiles, padding included; what stays on its device is a transfer to itself. An array of
-    whole numbers of five columns is a list of runs. Turns after the first (`step`) read what the turn before them
-    wrote. What a move with `into` leaves must not be written; padding may be.
+    whole numbers of five columns is a list of runs, and a table of Arrow has the columns of `Descriptor`, or these
+    five. Turns after the first (`step`) read what the turn before them wrote. What a move with `into` leaves must not
+    be written, what devices hold already (`have`) need not; padding may be.
+
+    Of a tree, `transfers` are a dict of such lists by the names of moves, and `source` and `target` dicts of moves or
+    layouts; `sources` and `targets` say which array each move reads and fills, as in `plan_tree`. Parts of one target
+    may not overlap: each of its elements is written once by all moves together.
 
     Raises `ProofError` with the first wrong element, by its index in the target; `PlanError` for anything that is not a
     list of transfers, and for sums and casts, which copies cannot make; `UndecidedError` for more than `MOST_RUNS`
@@ -122,16 +139,57 @@ def verify(transfers: Iterable[Any], source: Layout | Move, target: Layout | Non
     Traceback (most recent call last):
     reshard.errors.ProofError: device 1 must hold element (4,) of the array at local index (4,), but element (5,) is \
 copied there from device 1 (transfer 3)
+    >>> verify({"w": runs, "v": runs}, {"w": before, "v": before}, {"w": after, "v": after}).received_bytes
+    32
     """
-    if not isinstance(source, Move) and target is None:
-        raise PlanError(f"the source {quoted(source)} has no target: give verify(transfers, source, target), or a Move")
-    move = source if isinstance(source, Move) else Move(source, cast("Layout", target))
+    tree = isinstance(source, Mapping)
+    moves = _read_moves(source, target) if tree else {"": _read_move(source, target)}
+    lists = _match_lists(transfers, moves) if tree else {"": transfers}
+    filled = _find_filled(moves, sources, targets) if tree else ()
+    known: dict[tuple[int, Move], _Loads] = {}  # Layers are alike: `TreePlan.to_descriptors` has one list for all.
+    loads: list[_Loads] = []
+    for name, move in moves.items():
+        key = id(lists[name]), move
+        try:
+            known[key] = known.get(key) or _prove_transfers(lists[name], move)
+        except ProofError as error:
+            raise ProofError(f"{name}: {error}", error.counterexample) if tree else error from None
+        except (PlanError, UndecidedError) as error:
+            raise type(error)(f"{name}: {error}") if tree else error from None
+        loads.append(known[key])
+    sent, received = Counter[int](), Counter[int]()
+    for load in loads:
+        sent.update(load.sent)
+        received.update(load.received)
+    ends = [(m.source, m.target, None if m.view.plain else m.view, m.holding) for m in moves.values()]
+    least = joint_lower_bound(ends)
+    return Verified(
+        sum(load.transfers for load in loads),
+        max((load.turns for load in loads), default=0),
+        max(received.values(), default=0),
+        max(sent.values(), default=0),
+        least,
+        max(least, joint_endpoint_bound(ends)),
+        filled,
+    )
+
+
+class _Loads(NamedTuple):
+    """What transfers that were proved come to: how many in how many turns, and the bytes of each device."""
+
+    transfers: int
+    turns: int
+    sent: Mapping[int, int]
+    received: Mapping[int, int]
+
+
+def _prove_transfers(transfers: Iterable[Any], move: Move) -> _Loads:
     if move.casts or move.source.partial or move.target.partial:
         raise PlanError(
             f"{move} adds or casts, and transfers only copy; verify the moves before and after it, each by its own list"
         )
     turns = _read_turns(transfers)
-    ends = move.source, move.target
+    ends = move.source, move.target, *(() if move.have is None else (move.have,))
     _limit_runs(move, sum(end.mesh.size * math.prod(end.tile_shape) // max(1, _row_length(end)) for end in ends))
     held = _Tiles.of({device: math.prod(move.source.tile_shape) for device in move.source.mesh.devices})
     held = held.filled([_list_rows(move.source, int(device)) for device in held.devices])
@@ -141,11 +199,70 @@ copied there from device 1 (transfer 3)
             _refuse_doubles(turn, held)
     room = _Tiles.of({device: math.prod(move.target.tile_shape) for device in move.target.mesh.devices})
     _compare(move, turns[-1], _run_turn(move, turns[-1], held, room))
-    loads = [_count_loads(turns, device) for device in (0, 1)]
-    sent, received = (move.source.nbytes(max(load.values(), default=0)) for load in loads)
-    bounded = *ends, None if move.view.plain else move.view
-    count = sum(len(loops.numbers) for loops in itertools.chain.from_iterable(turns))
-    return Verified(count, len(turns), received, sent, lower_bound(*bounded), endpoint_bound(*bounded))
+    sent, received = (
+        {device: move.source.nbytes(elements) for device, elements in _count_loads(turns, side).items()}
+        for side in (0, 1)
+    )
+    return _Loads(sum(len(loops.numbers) for turn in turns for loops in turn), len(turns), sent, received)
+
+
+# Trees: by the names of moves, what is wanted and what is given.
+
+
+def _read_move(source: object, target: object) -> Move:
+    if isinstance(source, Move):
+        return source
+    if target is None:
+        raise PlanError(f"the source {quoted(source)} has no target: give verify(transfers, source, target), or a Move")
+    return Move(cast("Layout", source), cast("Layout", target))
+
+
+def _read_moves(source: Mapping[str, Any], target: Any) -> dict[str, Move]:
+    if target is not None and not (isinstance(target, Mapping) and set(cast("Iterable[Any]", target)) == set(source)):
+        given, names = quoted(cast("object", target)), quoted(list(source)[:4])
+        raise PlanError(f"the targets {given} of a tree are not a dict of layouts of the same names, {names}")
+    ends = cast("Mapping[str, Any]", target or {})
+    return {name: _read_move(leaf, ends.get(name)) for name, leaf in source.items()}
+
+
+def _match_lists(transfers: Any, moves: Mapping[str, Move]) -> Mapping[str, Any]:
+    if not isinstance(transfers, Mapping):
+        given = quoted(cast("object", transfers))
+        raise PlanError(f"the transfers {given} of a tree are not a dict of lists by the names of its moves")
+    lists = cast("Mapping[str, Any]", transfers)
+    if wrong := sorted(set(lists) ^ set(moves), key=str):
+        raise PlanError(
+            f"{quoted(wrong[:4])} have transfers and no move, or a move and no transfers; give both, or none"
+        )
+    return lists
+
+
+def _find_filled(moves: Mapping[str, Move], sources: object, targets: object) -> tuple[str, ...]:
+    """The targets of which moves leave something as it is; refuses moves that do not go together."""
+    filled: list[str] = []
+    for what, given in (("sources", sources), ("targets", targets)):
+        named = cast("Mapping[str, str]", given if isinstance(given, Mapping) else {})
+        if given is not None and (not isinstance(given, Mapping) or not set(named) <= set(moves)):
+            raise PlanError(
+                f"{what} {quoted(cast('object', given))}: give a dict of names of moves and names of arrays"
+            )
+        for array, names in group_moves(tuple(moves), [named.get(name, name) for name in moves]).items():
+            layouts = {moves[name].source if what == "sources" else moves[name].target for name in names}
+            if len(layouts) > 1:
+                raise PlanError(
+                    f"{quoted(names[:4])} are of one array, {quoted(array)}, in {len(layouts)} layouts; give one"
+                )
+            views = tuple(moves[name].view for name in names)
+            if what == "targets" and len(names) > 1 and (overlap := find_overlap(views)) is not None:
+                one, other, index = overlap
+                raise PlanError(
+                    f"{names[one]} and {names[other]} both fill element {index} of {quoted(array)}; parts of one "
+                    f"target may not overlap"
+                )
+            kept = any(moves[name].holding is not None for name in names)
+            if what == "targets" and (kept or (views[0].into and find_uncovered(views) is not None)):
+                filled.append(array)
+    return tuple(filled)
 
 
 def _limit_runs(move: Move, runs: int) -> None:
@@ -406,6 +523,48 @@ def _list_wanted(move: Move, device: int) -> tuple[Indices, Indices, Indices]:
     return starts[of] + pieces - np.where(real[of], index[of], 0), np.where(real[of], pieces, MOST), value
 
 
+def _list_stale(move: Move) -> tuple[Indices, Indices]:
+    """The runs of the flat source that have changed since devices got what they hold: starts and lengths."""
+    found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    for box in move.holding.stale.boxes if move.holding is not None else ():
+        starts, length, place = np.zeros(1, np.int64), 1, 1
+        for (low, high), size in zip(reversed(box), reversed(move.source.shape), strict=True):
+            if length == place:  # All of the dims after this one: their runs are one.
+                starts, length = starts + low * place, (high - low) * place
+            else:
+                _limit_runs(move, len(starts) * (high - low))
+                starts = (np.arange(low, high)[:, None] * place + starts).ravel()
+            place *= size
+        found.append((starts, np.full(len(starts), length)))
+    starts, lengths = (np.concatenate(each) for each in zip(*found, strict=True))
+    return starts, lengths
+
+
+def _list_fresh(
+    move: Move, device: int, wanted: tuple[Indices, Indices, Indices], stale: tuple[Indices, Indices]
+) -> tuple[Indices, Indices]:
+    """The runs of a flat tile of the target that its device holds, and that have not changed: starts and ends."""
+    starts, index, values = wanted
+    if move.holding is None or device not in move.holding.layout.mesh.devices:
+        return starts[:0], starts[:0]
+    have = move.holding.layout
+    at, rows = _list_rows(have, device)
+    held = rows[rows >= 0], (np.append(at[1:], math.prod(have.tile_shape)) - at)[rows >= 0]
+    lengths = np.append(starts[1:], math.prod(move.target.tile_shape)) - starts
+    keep = values >= 0
+    starts, index, values, lengths = starts[keep], index[keep], values[keep], lengths[keep]
+    for inside, (begins, extents), shape in ((1, held, move.target.shape), (0, stale, move.source.shape)):
+        # The flat array in pieces that are in turn without and within: even ones and odd ones.
+        order = np.argsort(begins)
+        edges = np.append(0, np.stack([begins, begins + extents], 1)[order].ravel())
+        flat = index if inside else values
+        of, pieces, low, cut = _cut_runs(move, edges, math.prod(shape), flat, lengths)
+        keep = (pieces % 2 == inside) & (cut > 0)
+        of, shift, lengths = of[keep], (low - flat[of])[keep], cut[keep]
+        starts, index, values = starts[of] + shift, index[of] + shift, values[of] + shift
+    return starts, starts + lengths
+
+
 def _repeat_each(count: Indices) -> tuple[Indices, Indices]:
     """As many of each number as `count` says, and how many of its own are before each."""
     of = np.repeat(np.arange(len(count)), count)
@@ -419,19 +578,26 @@ def _run_turn(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> _Tiles:
     """What every device holds after a turn."""
     reads, writes, lengths = _list_runs(move, turn, before, after)
     if len(reads):
-        # A transfer that reads several runs is one transfer for each.
-        first = np.searchsorted(before.starts, reads, "right") - 1
-        count = np.searchsorted(before.starts, reads + lengths, "left") - first
-        _limit_runs(move, int(count.sum()))
-        of, at = _repeat_each(count)
-        runs = first[of] + at
-        low = np.maximum(before.starts[runs], reads[of])
-        lengths = np.minimum(before.ends[runs], (reads + lengths)[of]) - low
+        of, runs, low, lengths = _cut_runs(move, before.starts, before.total, reads, lengths)
         values = before.read(runs, low)
         writes, values = writes[of] + low - reads[of], np.where(values == _UNWRITTEN, _EMPTY, values)
     else:
         values = reads
     return _lay_runs(after, writes, lengths, values)
+
+
+def _cut_runs(
+    move: Move, edges: Indices, total: int, starts: Indices, lengths: Indices
+) -> tuple[Indices, Indices, Indices, Indices]:
+    """Runs, cut where others begin at `edges`: for each piece the run that it is of, the number of the edge before it,
+    where it starts and how long it is."""
+    first = np.searchsorted(edges, starts, "right") - 1
+    count = np.searchsorted(edges, starts + lengths, "left") - first
+    _limit_runs(move, int(count.sum()))
+    of, at = _repeat_each(count)
+    pieces = first[of] + at
+    low = np.maximum(edges[pieces], starts[of])
+    return of, pieces, low, np.minimum(np.append(edges[1:], total)[pieces], (starts + lengths)[of]) - low
 
 
 def _list_runs(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
@@ -548,10 +714,20 @@ def _compare(move: Move, last: _Turn, held: _Tiles) -> None:
     wanted = [_list_wanted(move, int(device)) for device in held.devices]
     want = held.filled([(starts, values) for starts, _, values in wanted])
     order = np.concatenate([index for _, index, _ in wanted])
-    marks = np.union1d(want.starts, held.starts)
+    stale = _list_stale(move)
+    fresh = [_list_fresh(move, int(device), each, stale) for device, each in zip(held.devices, wanted, strict=True)]
+    edges = [
+        np.concatenate([each[side] + base for base, each in zip(held.bases, fresh, strict=True)] or [held.starts])
+        for side in (0, 1)
+    ]
+    marks = np.unique(np.concatenate([want.starts, held.starts, *edges]))
+    marks = marks[marks < held.total]
     here, there = (np.searchsorted(tiles.starts, marks, "right") - 1 for tiles in (want, held))
     means, has = want.read(here, marks), held.read(there, marks)
     wrong = has != np.where(means == _KEPT, _UNWRITTEN, means)
+    # What a device holds already may be left as it is.
+    kept = np.searchsorted(edges[0], marks, "right") > np.searchsorted(edges[1], marks, "right")
+    wrong &= ~kept | (has != _UNWRITTEN)
     wrong = np.flatnonzero((wrong & (means != _PADDING)) | (has == _DOUBLED))
     if not len(wrong):
         return

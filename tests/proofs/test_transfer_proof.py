@@ -76,7 +76,7 @@ def give_all_alike(layout: rs.Layout, device: int) -> Any:
 )
 def test_a_verdict_that_is_wrong_is_found(name: str, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_proof, name, broken)
-    assert any(kind.startswith("wrong") for _, kind in fuzz.fuzz(3, moves=12, kinds=["transfers"]))
+    assert any(kind.startswith("wrong") for _, kind in fuzz.fuzz(3, moves=30, kinds=["transfers"]))
 
 
 @pytest.mark.parametrize("form", ["tuples", "lists", "array", "transfers", "pairs"])
@@ -250,3 +250,77 @@ def test_public_bugs_are_refuted(bug: str) -> None:
     with pytest.raises(ProofError, match=message):
         rs.verify(transfers, move)
     assert rs.verify(rs.plan(move).to_descriptors(), move).ratio <= 2
+
+
+TRAINER, SERVER = rs.Mesh(fsdp=4), rs.Mesh({"tp": 2, "rep": 2}, device_ids=range(4, 8))
+FUSED = rs.Layout.parse("bf16[{tp}8, 6]", SERVER)
+
+
+def parts_of(target: rs.Layout) -> dict[str, rs.Move]:
+    """Moves of q, k and v into one array, of 8, 4 and 4 rows; and of the output, whole."""
+    rows = {"q": (0, 8), "k": (8, 12), "v": (12, 16)}
+    moves = {
+        name: rs.Move(
+            rs.Layout.parse(f"bf16[{{fsdp}}{(stop - start) // 4}, 6]", TRAINER), target, into={0: slice(start, stop)}
+        )
+        for name, (start, stop) in rows.items()
+    }
+    return {
+        **moves,
+        "o": rs.Move(
+            *(rs.Layout.parse(text, mesh) for text, mesh in (("f32[6, {fsdp}4]", TRAINER), ("f32[6, {tp}8]", SERVER)))
+        ),
+    }
+
+
+def test_a_tree_is_verified_as_one_and_carried_by_its_schedules() -> None:
+    moves, targets = parts_of(FUSED), dict.fromkeys("qkv", "qkv")
+    tree = rs.plan_tree(moves, targets=targets)
+    lists = tree.to_descriptors()
+    verified = rs.verify(lists, moves, targets=targets)
+    assert verified.filled == () and verified.transfers == sum(map(len, lists.values()))
+    assert (verified.received_bytes, verified.sent_bytes) == (tree.received_bytes, tree.sent_bytes)
+    assert verified.endpoint_bound_bytes == tree.endpoint_bound_bytes
+    assert rs.verify(
+        {name: lists[name] for name in "qk"}, {name: moves[name] for name in "qk"}, targets={"q": "qkv", "k": "qkv"}
+    ).filled == ("qkv",)
+    for turns in zip(*(tree.schedule_for(device) for device in range(8)), strict=True):
+        sent = Counter((name, each) for turn in turns for name, step in turn.items() for each in step.sends)
+        received = Counter((name, each) for turn in turns for name, step in turn.items() for each in step.receives)
+        assert sent == received and sent
+    with pytest.raises(ProofError, match=r"^v: device 6 must keep what it has at local index \(0, 0\)"):
+        rs.verify({**lists, "v": [each._replace(target_offset=0) for each in lists["v"]]}, moves, targets=targets)
+
+
+def test_both_sides_of_a_transfer_list_it_in_the_same_place() -> None:
+    """Messages between two devices are matched by their order."""
+    for _, move in copying_moves(7, 60):
+        plan = rs.plan(move)
+        schedules = {d: plan.schedule_for(d) for d in {*move.source.mesh.devices, *move.target.mesh.devices}}
+        for one, turns in schedules.items():
+            for at, turn in enumerate(turns):
+                for other in {each.target_device for each in turn.sends}:
+                    there = [each for each in schedules[other][at].receives if each.source_device == one]
+                    assert there == [each for each in turn.sends if each.target_device == other]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"transfers": []}, "not a dict of lists"),
+        ({"transfers": {"q": []}}, "transfers and no move, or a move and no transfers"),
+        ({"target": {"q": FUSED}}, "not a dict of layouts of the same names"),
+        ({"targets": {"w": "qkv"}}, "give a dict of names of moves"),
+        ({"sources": ["q"]}, "give a dict of names of moves"),
+        ({"sources": {"q": "x", "k": "x"}}, "in 2 layouts"),
+        ({"targets": {"q": "qkv", "o": "qkv"}}, "in 2 layouts"),
+    ],
+)
+def test_trees_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
+    moves = parts_of(FUSED)
+    given: dict[str, Any] = {"transfers": rs.plan_tree(moves).to_descriptors(), "source": moves, **changed}
+    with pytest.raises(PlanError, match=message):
+        rs.verify(**given)
+    with pytest.raises(PlanError, match=r"k and q both fill element \[0, 0\]|q and k both fill element"):
+        both = {"q": moves["q"], "k": rs.Move(moves["k"].source, FUSED, into={0: slice(6, 10)})}
+        rs.verify(rs.plan_tree(both).to_descriptors(), both, targets={"q": "qkv", "k": "qkv"})
