@@ -52,6 +52,11 @@ def test_one_version():
     assert rs.__version__ == PROJECT["project"]["version"] == yaml.safe_load(text("CITATION.cff"))["version"]
 
 
+def test_the_tables_of_names_are_in_the_wheel():
+    (pattern,) = PROJECT["tool"]["setuptools"]["package-data"]["reshard.names"]
+    assert {*(ROOT / "reshard/names").glob(pattern)} == {*(ROOT / "reshard/names").rglob("*.toml")} != set()
+
+
 @pytest.fixture
 def given_to_setuptools(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What setup.py gives to setuptools, which need not be installed."""

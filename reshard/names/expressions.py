@@ -11,7 +11,7 @@ They are read as Python reads them, and nothing else of Python is let in.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +19,16 @@ from reshard.errors import NotationError, PlanError, did_you_mean, quoted
 from reshard.types.whole import MOST, whole
 
 _LONGEST = 200
+_OPERATORS: Mapping[type, Callable[..., int]] = {
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__,
+    ast.Div: int.__floordiv__,
+    ast.Lt: int.__lt__,
+    ast.USub: int.__neg__,
+}
+_NODES = (ast.Constant, ast.Name, ast.Load, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, *_OPERATORS)
 
 
 @dataclass(frozen=True)
@@ -47,13 +57,23 @@ class Expression:
             raise NotationError(
                 f'size {quoted(text)} cannot be read; write text such as "heads * head_dim / tp"'
             ) from None
-        names: dict[str, None] = {}
-        called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and id(node) not in called:
-                names[node.id] = None
-            _check_node(node, text)
-        return cls(text, tuple(sorted(names)), tree)
+            fits = isinstance(node, _NODES)
+            match node:
+                case ast.Constant(value=value):
+                    fits = whole(value) is not None
+                case ast.Compare(ops=ops):
+                    fits = len(ops) == 1
+                case ast.Call(func=func, args=args, keywords=keywords):
+                    fits = isinstance(func, ast.Name) and func.id in ("max", "min") and bool(args) and not keywords
+                case _:
+                    pass
+            if not fits:
+                raise NotationError(
+                    f"size {quoted(text)}: write it with whole numbers, names, + - * / // ( ) <, max and min"
+                )
+        return cls(text, tuple(sorted(names - {"max", "min"})), tree)
 
     @classmethod
     def total(cls, parts: Sequence[Expression]) -> Expression:
@@ -66,29 +86,6 @@ class Expression:
         for part in parts:
             tree = ast.BinOp(tree, ast.Add(), part.tree)
         return cls(" + ".join(part.text for part in parts), tuple({n for part in parts for n in part.names}), tree)
-
-
-def _check_node(node: ast.AST, text: str) -> None:
-    match node:
-        case ast.Constant(value=value) if whole(value) is not None:
-            return
-        case ast.Call(func=ast.Name(id="max" | "min"), keywords=[], args=args) if args:
-            return
-        case (
-            ast.Name()
-            | ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.FloorDiv())
-            | ast.UnaryOp(op=ast.USub())
-            | ast.Compare(ops=[ast.Lt()])
-            | ast.Lt()
-            | ast.operator()
-            | ast.unaryop()
-            | ast.expr_context()
-        ):
-            return
-        case _:
-            raise NotationError(
-                f"size {quoted(text)}: write it with whole numbers, names, + - * / // ( ) <, max and min"
-            )
 
 
 class Sizes:
@@ -113,27 +110,32 @@ class Sizes:
 
         Raises `PlanError` where a size is missing, or no whole number comes out.
         """
-        return self._fold(expression.tree, expression.text, values or {})
+        text = expression.text
 
-    def _fold(self, node: ast.expr, text: str, values: Mapping[str, int]) -> int:
-        match node:
-            case ast.Constant(value=value):
-                made = cast("int", value)
-            case ast.Name(id=name):
-                made = values[name] if name in values else self._look_up(name, text)
-            case ast.Compare(left=left, comparators=[right]):
-                made = int(self._fold(left, text, values) < self._fold(right, text, values))
-            case ast.UnaryOp(operand=operand):
-                made = -self._fold(operand, text, values)
-            case ast.Call(func=ast.Name(id=name), args=args):
-                made = (max if name == "max" else min)(self._fold(each, text, values) for each in args)
-            case _:
-                pair = cast("ast.BinOp", node)  # `Expression.read` lets no other node in.
-                left, right = (self._fold(each, text, values) for each in (pair.left, pair.right))
-                made = _combine(pair.op, left, right, text)
-        if abs(made) > MOST:
-            raise PlanError(f"size {quoted(text)} is more than {MOST}, the largest index")
-        return made
+        def fold(node: ast.expr) -> int:
+            match node:
+                case ast.Name(id=name):
+                    made = values[name] if values and name in values else self._look_up(name, text)
+                case ast.UnaryOp(op=op, operand=operand):
+                    made = _OPERATORS[type(op)](fold(operand))
+                case ast.Call(func=ast.Name(id=name), args=args):
+                    made = (max if name == "max" else min)(map(fold, args))
+                case ast.BinOp(op=op, left=left, right=right) | ast.Compare(ops=[op], left=left, comparators=[right]):
+                    one, other = fold(left), fold(right)
+                    if isinstance(op, ast.Div | ast.FloorDiv) and (
+                        not other or (isinstance(op, ast.Div) and one % other)
+                    ):
+                        raise PlanError(
+                            f"size {quoted(text)}: {one} / {other} is no whole number; give sizes that divide"
+                        )
+                    made = int(_OPERATORS[type(op)](one, other))
+                case _:
+                    made = cast("int", cast("ast.Constant", node).value)  # `Expression.read` lets no other node in.
+            if abs(made) > MOST:
+                raise PlanError(f"size {quoted(text)} is more than {MOST}, the largest index")
+            return made
+
+        return fold(expression.tree)
 
     def _look_up(self, name: str, text: str) -> int:
         if name not in self._known:
@@ -146,17 +148,3 @@ class Sizes:
         if size is None:
             raise PlanError(f"size {name} is defined by itself, in {quoted(text)}; give {name}=...")
         return size
-
-
-def _combine(op: ast.operator, left: int, right: int, text: str) -> int:
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case _:
-            if not right or (isinstance(op, ast.Div) and left % right):
-                raise PlanError(f"size {quoted(text)}: {left} / {right} is no whole number; give sizes that divide")
-            return left // right

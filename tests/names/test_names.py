@@ -51,6 +51,22 @@ def test_layers_are_stacked_along_any_dim():
     assert read(sized).inverse().target_shapes({"w": (2, 5, 3)}) == shapes
 
 
+def test_each_array_has_as_many_indices_as_sources_have_them():
+    text = rule(source='"{l}.{e}.w"', target='"{l}.w[{e}]"')
+    shapes = {"0.0.w": (3,), "0.1.w": (3,), "1.0.w": (3,), "1.1.w": (3,), "1.2.w": (3,)}
+    assert read(text).target_shapes(shapes) == {"0.w": (2, 3), "1.w": (3, 3)}
+    assert read(text).inverse().target_shapes({"0.w": (2, 3), "1.w": (3, 3)}) == shapes
+    with pytest.raises(ReshardError, match=re.escape("element (1, 0) of '0.w', of shape (3, 3), is filled by none")):
+        read(text).resolve({"0.0.w": (3,), "0.2.w": (3,)})
+
+
+def test_a_wildcard_is_one_number_wherever_it_stands():
+    table = read(rule(source='"{l}.layer.{l}.w"', target='"{l}.w"'))
+    assert table.target_shapes({"12.layer.12.w": (3,)}) == {"12.w": (3,)}
+    with pytest.raises(ReshardError, match=re.escape("no rule names '1.layer.2.w'")):
+        table.resolve({"1.layer.2.w": (3,)})
+
+
 def test_an_array_has_the_rules_of_the_first_table_that_names_it(tmp_path: Path):
     base = tmp_path / "base.toml"
     base.write_text(rule(source='"{l}.w"', target='"{l}.x"') + rule(source='"{l}.b"', target='"{l}.c"'))
