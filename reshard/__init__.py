@@ -4,7 +4,7 @@
     Move                source and target with a view between their indices, parts, and a cast
     plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
     plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget
-    Manifest            names, shapes, layouts and versions that two sides compare before anything moves
+    Manifest, Update    names, shapes, layouts and versions that two sides compare before anything moves
     Network, Link       what bytes cost along each mesh axis
     from_xarray         the layout of an xarray.DataArray, by the names of its dims
     from_jaxtyping      that of a jaxtyping annotation
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from reshard import mpi as mpi
     from reshard import names as names
     from reshard.plans.manifest import Manifest as Manifest
+    from reshard.plans.manifest import Update as Update
     from reshard.plans.plan import Plan as Plan
     from reshard.plans.plan import TreePlan as TreePlan
     from reshard.plans.step import Step as Step
@@ -71,6 +72,7 @@ __all__ = [
     "ProofError",
     "Step",
     "TreePlan",
+    "Update",
     "errors",
     "from_jaxtyping",
     "from_xarray",
@@ -90,6 +92,7 @@ _HOMES = {
     "Proof": "reshard.proofs",
     "Step": "reshard.plans.step",
     "TreePlan": "reshard.plans.plan",
+    "Update": "reshard.plans.manifest",
     "from_jaxtyping": "reshard.types.named_dims",
     "from_xarray": "reshard.types.named_dims",
     "plan": "reshard.synth",

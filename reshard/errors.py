@@ -78,6 +78,10 @@ class AgreementError(ReshardError):
     """Ranks called one collective operation with different requests; raised on all of them."""
 
 
+class VersionError(AgreementError):
+    """An update that does not start from what is held: it was applied already, or one before it is missing."""
+
+
 class RankError(ReshardError):
     """A rank failed or did not answer in time while data were moving; raised on all other ranks."""
 

@@ -34,7 +34,7 @@ from reshard.mpi.tile_checks import (
     relabelled,
     true_part,
 )
-from reshard.plans.manifest import Version, checked_version
+from reshard.plans.manifest import Update, Version, checked_version
 from reshard.plans.plan import Plan
 from reshard.plans.plan_data import MOST_DEPTH, spell_key
 from reshard.runtime.account import Account, begin_account
@@ -66,6 +66,8 @@ from reshard.types.whole import checked_flag
 
 Array = NDArray[Any]
 Tree = Mapping[str, Any]
+Versions = Version | Update | Mapping[str, Version | Update]
+"""The version of all arrays of a call, or of each by its name, or the two between which an update leads."""
 
 
 class RedistributeOptions(TypedDict, total=False):
@@ -82,6 +84,8 @@ class RedistributeOptions(TypedDict, total=False):
     have: Array | None
     have_layout: Layout | None
     changed: Any
+    version: Versions
+    have_version: Version
 
 
 class TreeOptions(TypedDict, total=False):
@@ -94,7 +98,8 @@ class TreeOptions(TypedDict, total=False):
     memory: Account | None
     padded: bool
     scale: Mapping[str, Any] | None
-    version: Version | Mapping[str, Version]
+    version: Versions
+    have_version: Version | Mapping[str, Version]
     verify: str | None
 
 
@@ -143,12 +148,13 @@ def redistribute(
     memory: Account | None = None,
     cuda_aware: bool | None = None,
     padded: bool = True,
-    version: Version | Mapping[str, Version] = None,
+    version: Versions = None,
     verify: str | None = None,
     scale: Any = None,
     have: Array | None = None,
     have_layout: Layout | None = None,
     changed: Any = None,
+    have_version: Version | Mapping[str, Version] = None,
 ) -> Array | Any:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
@@ -173,7 +179,8 @@ def redistribute(
     - `have` is what this rank holds of the array already, in `have_layout`, by default the target's; `changed` are the
       elements that are stale in it, as in `reshard.plan`, and the same on all ranks, as is `have_layout`. Only the
       difference moves. A tile of the target is brought up to date where it is, and returned; one of another layout is
-      copied into a new tile. A rank outside the target's mesh gives no `have`.
+      copied into a new tile. A rank outside the target's mesh gives no `have`. With `version=reshard.Update(base,
+      version)`, ranks whose `have_version` is not the base refuse, and so do all (`VersionError`).
     - `padded=False` returns the tile without padding, a view of the one with it; `out` then has no padding either. Not
       for uneven layouts on a GPU.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
@@ -205,7 +212,7 @@ def redistribute(
     """
     arguments = MoveArguments(
         tile, source, target, comm, limit, out, budget, network, donate, relabel, memory, cuda_aware, padded, version,
-        verify, scale, have=have, have_layout=have_layout, changed=changed,
+        verify, scale, have=have, have_layout=have_layout, changed=changed, have_version=have_version,
     )  # fmt: skip
     prepared = find_prepared(comm, (source, target)) if arguments.is_plain else None
     return arguments.run() if prepared is None else arguments.run_again(prepared)
@@ -273,12 +280,13 @@ class MoveArguments(NamedTuple):
     memory: Account | None = None
     cuda_aware: bool | None = None
     padded: bool = True
-    version: Version | Mapping[str, Version] = None
+    version: Versions = None
     verify: str | None = None
     scale: Any = None
     have: Any = None
     have_layout: Any = None
     changed: Any = None
+    have_version: Version | Mapping[str, Version] = None
     handle: bool = False
     """Whether it is a call of a handle, which all ranks prepare to make again at once."""
 
@@ -519,6 +527,16 @@ class MoveArguments(NamedTuple):
         with NamedErrors() as at:
             for at.name in first.values():
                 check_seats(*ends[at.name], team.size)
+            for at.name in leaves if self.have_version is not None else ():
+                update, had = (
+                    cast("Any", each).get(at.name) if isinstance(each, Mapping) else each
+                    for each in (self.version, self.have_version)
+                )
+                if not isinstance(update, Update):
+                    raise PlanError(
+                        f"have_version={quoted(had)} is compared with version=reshard.Update(base, version)"
+                    )
+                update.check_held(checked_version(had, "what is held"))
         options = read_options(self.budget, self.network)
         request = Request(tuple(leaves.items()), options, version=_freeze_version(self.version), verify=self.verify)
         prepared = prepare_tree(request, team.rank, team.facts)
@@ -672,12 +690,20 @@ def _check_scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) 
     return scales
 
 
-def _freeze_version(version: object) -> Version | tuple[tuple[str, Version], ...]:
+def _freeze_version(version: object) -> Version | Update | tuple[tuple[str, Version | Update], ...]:
     """The version of all arrays, or of each by its name, as a cache takes it; raises `PlanError` for anything else."""
+
+    def checked(one: object, whose: str) -> Version | Update:
+        return (
+            Update(*(checked_version(each, whose) for each in one))
+            if isinstance(one, Update)
+            else checked_version(one, whose)
+        )
+
     if not isinstance(version, Mapping):
-        return checked_version(version, "all arrays")
+        return checked(version, "all arrays")
     each = cast("Mapping[object, object]", version)
-    return tuple(sorted((str(name), checked_version(one, quoted(name))) for name, one in each.items()))
+    return tuple((str(name), checked(each[name], quoted(name))) for name in sorted(each, key=str))
 
 
 # The nested dicts that `redistribute` takes, by the names of their arrays: tiles, layouts, moves, results.

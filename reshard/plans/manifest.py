@@ -18,9 +18,9 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import AgreementError, PlanError, quoted
+from reshard.errors import AgreementError, PlanError, VersionError, quoted
 from reshard.plans.plan_data import flatten_tree
-from reshard.types.json_fields import Fields
+from reshard.types.json_fields import Fields, same_json
 from reshard.types.layout import Layout
 from reshard.types.whole import MOST
 
@@ -32,8 +32,40 @@ Version = str | int | None
 """The version of an array's values, such as a training step."""
 
 
+class Update(NamedTuple):
+    """Which versions a move leads between, if it brings only what has changed since `base`.
+
+    >>> held = Update(41, 42).check_held(41)
+    >>> Update(42, 43).check_held(held)
+    43
+    >>> Update(42, 43).check_held(43)
+    Traceback (most recent call last):
+    reshard.errors.VersionError: the update from 42 to 43 was applied already; what is held has version 43
+    """
+
+    base: Version
+    version: Version
+
+    def check_held(self, held: Version, what: str = "what is held") -> Version:
+        """The version after the update; raises `VersionError` unless `held` is what it starts from."""
+        base, version = (checked_version(each, "an update") for each in self)
+        if base is None or version is None or base == version:
+            raise PlanError(f"{self} is no update; give two different versions, such as Update(41, 42)")
+        if same_json(held, base):
+            return version
+        if same_json(held, version):
+            raise VersionError(f"the update from {base} to {version} was applied already; {what} has version {held}")
+        raise VersionError(
+            f"the update from {base} to {version} starts from another version than {what} has, {held}; apply those "
+            f"before it first, or move all of the array"
+        )
+
+
 class ManifestEntry(NamedTuple):
-    """One array: its layout, or those of its source and target with their meshes, and a view between them, as text."""
+    """One array: its layout, or those of its source and target with their meshes, and a view between them, as text.
+
+    `base` is the version from which a move of what has changed starts, None for a move of all.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,6 +73,7 @@ class ManifestEntry(NamedTuple):
     layout: str
     view: str
     version: Version
+    base: Version = None
 
 
 @dataclass(frozen=True)
@@ -65,15 +98,17 @@ class Manifest:
             raise PlanError(f"{quoted(self.entries)} are not entries of a manifest; make one with Manifest.of(tree)")
 
     @classmethod
-    def of(cls, tree: object, version: Version | Mapping[str, Version] = None) -> Manifest:
+    def of(cls, tree: object, version: Version | Update | Mapping[str, Version | Update] = None) -> Manifest:
         """The manifest of a tree of layouts, of (source, target) pairs, or of moves.
 
-        `version` is that of all arrays, or of each by its name. Raises `PlanError` for any other tree.
+        `version` is that of all arrays, or of each by its name; an `Update` has the one that it starts from, too.
+        Raises `PlanError` for any other tree.
         """
         flat = {"": tree} if isinstance(tree, Layout) else flatten_tree(tree)
         entries: list[ManifestEntry] = []
         for name, leaf in flat.items():
             one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
+            base, one = one if isinstance(one, Update) else (None, one)
             given = cast("Any", leaf)
             pair: list[Any] = list(given) if isinstance(leaf, tuple | list) else []
             ends = [leaf] if isinstance(leaf, Layout) else pair or [getattr(given, end, None) for end in _ENDS]
@@ -86,14 +121,15 @@ class Manifest:
                 stale = hashlib.sha256(holding.stale.to_json().encode()).hexdigest()[:16]
                 have = f"{holding.layout} on {holding.layout.mesh!r}"
                 view += f", have {have}, changed {holding.stale} (sha256 {stale})"
-            checked = checked_version(one, repr(name))
-            entries.append(ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, view, checked))
+            versions = checked_version(one, repr(name)), checked_version(base, repr(name))
+            entries.append(ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, view, *versions))
         return cls(tuple(entries))
 
     @cached_property
     def sha256(self) -> str:
         """The hash of the manifest, in hexadecimal; equal in every process for equal manifests."""
-        return hashlib.sha256(json.dumps([list(entry) for entry in self.entries]).encode()).hexdigest()
+        fields = [entry if entry.base is not None else entry[:-1] for entry in self.entries]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
     def to_json(self) -> str:
         """The manifest as a JSON object, with its hash; `from_json` reads it back.
@@ -102,6 +138,9 @@ class Manifest:
         True
         """
         entries = [entry._asdict() for entry in self.entries]
+        for entry in entries:
+            if entry["base"] is None:
+                del entry["base"]
         return json.dumps({"format": FORMAT, "entries": entries, "sha256": self.sha256})
 
     @classmethod
@@ -114,12 +153,34 @@ class Manifest:
         entries: list[ManifestEntry] = []
         for entry in fields.objects("entries", "entry"):
             name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
-            version = entry.get("version", str, int, NoneType)
-            entries.append(ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version))
+            version = entry.get("version", str, int, NoneType), entry.get("base", str, int, NoneType, default=None)
+            entries.append(ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, *version))
         manifest = cls(tuple(entries))
         if fields.get("sha256", str) != manifest.sha256:
             raise PlanError("this manifest is not the one that was hashed; write it again with to_json()")
         return manifest
+
+    def updated(self, update: Manifest) -> Manifest:
+        """The manifest of what is held, this one, once an update has been applied to it; the arrays of the update that
+        move as a whole, which have no base, get its version.
+
+        Raises `VersionError` if one starts from another version than is held here, and `PlanError` for other arrays.
+
+        >>> from reshard.types import Mesh
+        >>> layout = Layout.parse("f32[{x}4, 8]", Mesh(x=4))
+        >>> held = Manifest.of({"w": layout, "v": layout}, version=41)
+        >>> held = held.updated(Manifest.of({"w": layout}, version=Update(41, 42)))
+        >>> [entry.version for entry in held.entries]
+        [42, 41]
+        """
+        versions = {entry.name: entry.version for entry in self.entries}
+        for entry in update.entries:
+            if entry.name not in versions:
+                raise PlanError(f"{entry.name!r} is updated, and not held; held are {quoted(list(versions)[:4])}")
+            if entry.base is not None:
+                Update(entry.base, entry.version).check_held(versions[entry.name], repr(entry.name))
+            versions[entry.name] = entry.version
+        return Manifest(tuple(entry._replace(version=versions[entry.name]) for entry in self.entries))
 
     def check(self, other: Manifest, here: str = "here", there: str = "there") -> None:
         """Raises `AgreementError`, which says what differs, unless the other side's manifest is the same."""

@@ -126,6 +126,16 @@ class IndexSet:
         for product in self.products:
             yield from _multiply_runs(product)
 
+    def __or__(self, other: IndexSet) -> IndexSet:
+        """The elements of either: what has changed in two versions that follow each other.
+
+        >>> print(IndexSet.read([2, 3], (8, 6)) | IndexSet.read([4], (8, 6)))
+        [2:5, :]
+        """
+        if self.shape != other.shape:
+            raise PlanError(f"elements of an array {self.shape} and of one {other.shape} are not of one array")
+        return IndexSet(self.shape, self.products + other.products)
+
     def __bool__(self) -> bool:
         return bool(self.products)
 

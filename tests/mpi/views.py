@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from benchmarks.fuzz_moves import random_changes
-from reshard.errors import AgreementError, PlanError, ReshardError, TileError
+from reshard.errors import AgreementError, PlanError, ReshardError, TileError, VersionError
 from reshard.mpi import move as move_tile
 from reshard.mpi import redistribute
 from reshard.runtime import Account
@@ -107,6 +107,22 @@ def updates(comm: MPI.Intracomm) -> Iterator[Case]:
     yield "a tile of another shape", partial(refused, TileError, lambda: update([1], held[comm.rank :]))
     yield "rows that are none", partial(refused, PlanError, lambda: update([10**6] if one else [1]))
     yield "nothing said of what is held", partial(refused, PlanError, lambda: update(None))
+    first, second = rs.Update(41, 42), rs.Update(42, 43)
+
+    def in_order() -> None:
+        mine, had = held.copy(), 41
+        for update_of in first, second:
+            update([1], mine, version=update_of, have_version=had)
+            had = update_of.check_held(had)
+        wanted = -new
+        wanted[1] = new[1]
+        assert np.array_equal(mine, cut(columns, wanted)[comm.rank])
+
+    yield "versions in order", in_order
+    twice, behind = ({"version": each, "have_version": 42 - one} for each in (first, second))
+    yield "an update twice", partial(refused, VersionError, lambda: update([1], **{**twice, "have_version": 41 + one}))
+    yield "an update too early", partial(refused, VersionError, lambda: update([1], **behind))
+    yield "an update of another", partial(refused, AgreementError, lambda: update([1], version=rs.Update(40 + one, 42)))
     yield "an out beside it", partial(refused, PlanError, lambda: update([1], out=held.copy()))
     assert np.array_equal(held, cut(columns, -new)[comm.rank]), "what a refused call was given is written to"
 

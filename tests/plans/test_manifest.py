@@ -7,7 +7,7 @@ import json
 import pytest
 
 import reshard as rs
-from reshard.errors import AgreementError, PlanError
+from reshard.errors import AgreementError, PlanError, VersionError
 from reshard.plans.manifest import Manifest, list_differences
 
 MESH = rs.Mesh(x=4)
@@ -79,3 +79,40 @@ def test_a_changed_entry_is_not_what_was_hashed() -> None:
     data["entries"][0]["version"] = 8
     with pytest.raises(PlanError, match="not the one that was hashed"):
         Manifest.from_json(json.dumps(data))
+
+
+# ---- updates ----
+
+
+def test_an_update_is_applied_once_and_in_order() -> None:
+    held: rs.Manifest = Manifest.of({"a": ROWS, "b": ROWS}, version=7)
+    first, second = ({"a": rs.Update(at, at + 1)} for at in (7, 8))
+    ours = held.updated(Manifest.of({"a": ROWS}, first))
+    assert [entry.version for entry in ours.entries] == [8, 7]
+    with pytest.raises(VersionError, match="from 7 to 8 was applied already; 'a' has version 8"):
+        ours.updated(Manifest.of({"a": ROWS}, first))
+    with pytest.raises(VersionError, match="from 8 to 9 starts from another version than 'a' has, 7"):
+        held.updated(Manifest.of({"a": ROWS}, second))
+    # All of an array takes the place of whatever was there, of what nobody holds nothing can be brought up to date.
+    assert [entry.version for entry in held.updated(Manifest.of({"a": ROWS}, 12)).entries] == [12, 7]
+    with pytest.raises(PlanError, match="'c' is updated, and not held"):
+        held.updated(Manifest.of({"c": ROWS}, 12))
+    assert [entry.version for entry in ours.updated(Manifest.of({"a": ROWS}, second)).entries] == [9, 7]
+
+
+@pytest.mark.parametrize("update", [rs.Update(7, 7), rs.Update(None, 7), rs.Update(7, None), rs.Update(True, 7)])
+def test_versions_that_are_no_update_are_refused(update: rs.Update) -> None:
+    with pytest.raises(PlanError):
+        update.check_held(7)
+
+
+def test_what_has_changed_is_part_of_what_both_sides_agree_on() -> None:
+    moves = [rs.Move(ROWS, COLUMNS, changed=rows) for rows in ([1], [2], None)]
+    one, other, none = (Manifest.of({"w": move}, rs.Update(7, 8)) for move in moves)
+    with pytest.raises(AgreementError, match=r"changed \[1, :\].* here and .*changed \[2, :\].* there"):
+        one.check(other)
+    with pytest.raises(AgreementError, match="'w' has base 7 here and 6 there"):
+        one.check(Manifest.of({"w": moves[0]}, rs.Update(6, 8)))
+    assert none != one and Manifest.from_json(one.to_json()) == one
+    # A manifest without updates is what it was before there were any.
+    assert "base" not in OURS.to_json()

@@ -11,10 +11,11 @@ import pytest
 
 import reshard as rs
 from benchmarks import fuzz_moves
-from reshard.errors import BudgetError, PlanError, ProofError, TileError, UndecidedError
+from reshard.errors import BudgetError, PlanError, ProofError, TileError, UndecidedError, VersionError
 from reshard.geometry import held
 from reshard.lower import lower_plan
 from reshard.runtime import Account
+from reshard.types.index_set import IndexSet
 from tests.view_oracle import cut
 
 MESH = rs.Mesh(x=2, y=2)
@@ -133,6 +134,61 @@ def test_holders_share_what_is_asked_of_them():
     target = rs.Layout.parse("f32[8, 64]", rs.Mesh({"b": 8}, device_ids=range(4, 12)))
     plan = rs.plan(source, target, changed=[3])
     assert (plan.received_bytes, plan.sent_bytes) == (256, 512)
+
+
+def test_fifty_versions_with_drops_and_replays():
+    """Rows and blocks of a fused f32 array change; a server has two thirds of it as bf16, in other layouts.
+
+    Updates get lost, and come twice: what does not start from the version that is held is refused, and what was lost
+    goes along with the next. The array is bit-equal in the end, and indices are at most 5% of what changed.
+    """
+    choose, numbers = random.Random(50), np.random.default_rng(50)
+    trainer, server = rs.Mesh(fsdp=8), rs.Mesh({"tp": 2, "rep": 2}, device_ids=[6, 7, 8, 9])
+    source = rs.Layout.parse("f32[{fsdp}12, 512]", trainer)
+    target = rs.Layout.parse("bf16[2, {tp}16, 512]", server)
+    view: dict[str, Any] = {
+        "view": "(three h) m -> three h m",
+        "three": 3,
+        "take": {"three": slice(1, 3)},
+        "cast": True,
+    }
+    values = numbers.normal(size=source.shape).astype("float32")
+    tiles = rs.simulate(rs.plan(rs.Move(source, target, **view)), cut(source, values))
+    have, version, index_bytes, changed_bytes = 0, 0, 0, 0
+    waiting = IndexSet(source.shape)
+    applied = refused = 0
+    for version in range(1, 51):
+        boxes: list[Any] = [choose.randrange(96) for _ in range(choose.randint(0, 3))]
+        for _ in range(choose.randint(0, 2)):
+            row, column = choose.randrange(90), choose.randrange(0, 256)
+            boxes.append((slice(row, row + choose.randint(2, 6)), slice(column, column + choose.randint(64, 256))))
+        changed = IndexSet.read(boxes, source.shape)
+        for box in changed.boxes:
+            at = tuple(slice(*run) for run in box)
+            values[at] = numbers.normal(size=values[at].shape)
+        waiting |= changed
+        update = rs.Update(version - 1, version)
+        if choose.random() < 0.2:
+            continue  # It is lost on the way.
+        try:
+            update.check_held(have)
+        except VersionError:
+            refused += 1
+            update = rs.Update(have, version)
+        have = update.check_held(have)
+        plan = rs.plan(rs.Move(source, target, changed=waiting, **view))
+        assert plan.received_bytes == plan.lower_bound_bytes
+        tiles = rs.simulate(plan, cut(source, values), have=tiles)
+        index_bytes += len(waiting.to_json())
+        changed_bytes += 2 * waiting.elements
+        waiting, applied = IndexSet(source.shape), applied + 1
+        if choose.random() < 0.3:  # It comes again.
+            with pytest.raises(VersionError, match="was applied already"):
+                update.check_held(have)
+    wanted = cut(target, values.reshape(3, 32, 512)[1:].astype(tiles[6].dtype))
+    assert have == 50 and applied > 30 and refused > 3
+    assert all(np.array_equal(tiles[device], tile) for device, tile in wanted.items())
+    assert 0 < index_bytes <= 0.05 * changed_bytes, f"{index_bytes} of {changed_bytes}"
 
 
 def test_other_changes_are_planned_at_once():

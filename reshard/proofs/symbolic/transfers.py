@@ -201,7 +201,7 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
     """Compares an exchange's lists with both layouts."""
     about = contract.about
     require(contract.operand.partial_as(contract.result), f"{about}: summands change")
-    require(not step.fills and not step.strided, f"{about}: an exchange for a view, and there is none")
+    require(not step.fills and not step.viewed, f"{about}: an exchange for a view, and there is none")
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{about}: a view of another tile")
         require(math.prod(view.digits) == math.prod(tile), f"{about}: a view of other sizes")
@@ -220,7 +220,7 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
 
 def check_view_exchange(step: object, about: str, tiles: tuple[tuple[int, ...], ...], *, fills: bool) -> None:
     """Checks what an exchange through a view says beside its blocks: runtimes other than numpy's go by that."""
-    require(isinstance(step, Exchange) and step.strided and step.fills == fills, f"{about}: another kind of exchange")
+    require(isinstance(step, Exchange) and step.viewed and step.fills == fills, f"{about}: another kind of exchange")
     if isinstance(step, Exchange):
         for view, tile in zip((step.send, step.receive), tiles, strict=True):
             plain = view.tile == view.padded == view.digits == tile and view.dims == tuple(range(len(tile)))

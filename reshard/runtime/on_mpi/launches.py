@@ -37,7 +37,7 @@ import numpy as np
 
 from reshard.errors import BudgetError
 from reshard.lower.to_mpi import FIRST, SECOND, Form, seat_of
-from reshard.plans.manifest import Manifest
+from reshard.plans.manifest import Manifest, Update
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.plans.step import Bytes, DeviceKinds
@@ -378,7 +378,8 @@ def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
     Raises the errors of `reshard.plan_tree`, and those of what this rank cannot run.
     """
     moves, options = dict(request.moves), request.options
-    version = dict(request.version) if isinstance(request.version, tuple) else request.version
+    given = request.version
+    version = dict(given) if isinstance(given, tuple) and not isinstance(given, Update) else given
     manifest = Manifest.of(moves, version).to_json()
     tree = find_tree_plan(moves, options)
     launches = list_launches(tree, facts)

@@ -14,7 +14,7 @@ from reshard.errors import BudgetError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, ranks_of_seats
-from reshard.plans.manifest import Version
+from reshard.plans.manifest import Update, Version
 from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.direct_moves import (
@@ -73,7 +73,7 @@ class Request(NamedTuple):
     options: PlanOptions = PlanOptions()
     into: bool = False
     shared: bool = False
-    version: Version | tuple[tuple[str, Version], ...] = None
+    version: Version | Update | tuple[tuple[str, Version | Update], ...] = None
     verify: str | None = None
 
     @classmethod
