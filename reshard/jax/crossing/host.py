@@ -36,7 +36,7 @@ from reshard.types.view import View
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 """XLA takes memory as it is from this alignment on, and copies other memory."""
-THREADED = 8 << 20
+THREADED = 32 << 20
 """From this many bytes on, several threads copy; below it, waking them costs as much as they gain."""
 UNIT = 2 << 20
 """About the bytes that a thread copies before it looks for more: that takes a twentieth of the copy."""
