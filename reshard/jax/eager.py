@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -44,9 +44,8 @@ class EagerProgram:
     """A planned move of concrete arrays of one shape, dtype and sharding; there is one object for equal moves.
 
     `start` takes the array; for a view or a cast also the array of which a part is filled and the scale, or None, the
-    scale on the devices of `scale_on`. `fill` is the same, and may overwrite the array of which it fills a part.
-    `together` says whether it may share a program with other moves; `host` is what shares one exchange with others,
-    between CPU devices.
+    scale on the devices of `scale_on`. `together` says whether it may share a program with other moves; `host` is what
+    shares one exchange with others, between CPU devices.
     """
 
     request: ReshardRequest
@@ -54,9 +53,14 @@ class EagerProgram:
     weak: bool
     start: Callable[..., jax.Array]
     scale_on: NamedSharding
-    fill: Callable[..., jax.Array]
+    compile_fill: Callable[[], Callable[..., jax.Array]]
     together: bool = False
     host: crossing.HostMove | None = None
+
+    @cached_property
+    def fill(self) -> Callable[..., jax.Array]:
+        """`start`, which may overwrite the array of which it fills a part: one that such a part before it has made."""
+        return self.compile_fill()
 
 
 Beside = Callable[[EagerProgram], tuple[jax.Array | None, jax.Array | None]]
@@ -163,7 +167,7 @@ def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak
     if request.crosses:
         with placement.without_mesh(), placement.without_transfer_guard():
             plan, run = crossing.program_across(request, shape, dtype.name)
-        return _over_two_meshes(plan, request, run, weak)
+        return _over_two_meshes(plan, request, run, weak, partial(crossing.compile_across, plan, request))
     return compile_plan(plan_request(request, shape, dtype.name), request, weak)
 
 
@@ -177,11 +181,13 @@ def compile_plan(
     source, target = request.ends
     check_even(plan.target, request)
     if request.crosses:
-        return _over_two_meshes(plan, request, crossing.compile_across(plan, request, devices), weak)
+        compile_across = partial(crossing.compile_across, plan, request, devices)
+        return _over_two_meshes(plan, request, compile_across(), weak, compile_across)
     # One jitted program cannot hold both ends: it has one order of devices, and one mesh if it is explicit.
     two_types = placement.has_explicit(source.mesh) and source.mesh.shape != target.mesh.shape
     if isinstance(source.mesh, JaxMesh) and (two_types or request.reorders):
-        return _over_two_meshes(plan, request, reordered_program(plan, source, target), weak)
+        reorder = partial(reordered_program, plan, source, target)
+        return _over_two_meshes(plan, request, reorder(), weak, reorder)
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         there = on_jax.apply_plan(plan, source.mesh, x, into, scale)
@@ -197,26 +203,35 @@ def compile_plan(
     sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
     alone = sums or request.options.donate or request.options.budget is not None
     together = small and request.plain and not alone
-    fills = request.view is not None and request.view.into
-    fill = jax.jit(moved, out_shardings=target, donate_argnums=1) if fills else run
-    return EagerProgram(
-        request, plan, weak, partial(start_program, run), target, partial(start_program, fill), together
-    )
+
+    def compile_fill() -> Callable[..., jax.Array]:
+        return partial(start_program, jax.jit(moved, out_shardings=target, donate_argnums=1))
+
+    return EagerProgram(request, plan, weak, partial(start_program, run), target, compile_fill, together)
 
 
-def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax.Array], weak: bool) -> EagerProgram:
+def _over_two_meshes(
+    plan: Plan,
+    request: ReshardRequest,
+    run: Callable[..., jax.Array],
+    weak: bool,
+    compile_move: Callable[..., Callable[..., jax.Array]],
+) -> EagerProgram:
     """A program whose result is on another mesh; a cast takes its scale on the devices where it is made."""
     source, target = request.ends
     near = crossing.casts_before(plan) if request.crosses else bool(plan.steps) and on_jax.narrows_first(plan.steps)
     weaken = weaken_on(target) if weak and request.plain else None
 
-    def start(x: jax.Array, *beside: jax.Array | None) -> jax.Array:
+    def start(x: jax.Array, *beside: jax.Array | None, run: Callable[..., jax.Array] = run) -> jax.Array:
         with placement.without_mesh(), placement.without_transfer_guard():
             moved = run(x, *beside)
             return moved if weaken is None else weaken(moved)
 
+    def compile_fill() -> Callable[..., jax.Array]:
+        return partial(start, run=compile_move(overwrites=True))
+
     host = run if isinstance(run, crossing.HostMove) else None
-    return EagerProgram(request, plan, weak, start, source if near else target, start, host=host)
+    return EagerProgram(request, plan, weak, start, source if near else target, compile_fill, host=host)
 
 
 def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pending:
@@ -318,15 +333,18 @@ def discard_donated(x: jax.Array, results: Iterable[jax.Array]) -> None:
 
 
 @lru_cache(maxsize=1024)
-def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding) -> Callable[..., jax.Array]:
-    """The compiled move; beside the array it takes the array of which a part is filled, and the scale of a cast.
+def reordered_program(
+    whole: Plan, source: NamedSharding, target: NamedSharding, *, overwrites: bool = False
+) -> Callable[..., jax.Array]:
+    """The compiled move; beside the array it takes the array of which a part is filled, which it may overwrite, and the
+    scale of a cast.
 
     The scale is on all devices of the source's mesh if the first step casts, else of the target's.
     """
     mesh = source.mesh
     if not isinstance(mesh, JaxMesh):
         raise MeshError(f"the source's mesh {dict(mesh.shape)} has no devices; give a NamedSharding on a mesh of them")
-    run = on_jax.compile_to_stack(whole.source, whole.steps, mesh)
+    run = on_jax.compile_to_stack(whole.source, whole.steps, mesh, overwrites)
     first = bool(whole.steps) and on_jax.narrows_first(whole.steps)
     goal = whole.target
     scalar = not goal.shape

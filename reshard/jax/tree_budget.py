@@ -102,6 +102,9 @@ def joint_moves(
             held.update(dict.fromkeys(sharding.device_set, math.prod(sharding.shard_shape(aval.shape)) * itemsize))
         if isinstance(x, jax.Array):
             held.update({shard.device: shard.data.nbytes for shard in x.addressable_shards})
+    # What parts are filled of stays with the caller, beside what is made of it.
+    for out in {id(leaf.given.out): leaf.given.out for leaf in made}.values():
+        held.update({} if out is None else {shard.device: shard.data.nbytes for shard in out.addressable_shards})
     moved: dict[int, jax.Array] = {}
     runs = _compile_tree(made, max(held.values(), default=0), options, moved)
     moved |= {at: place(at) for at in others}
@@ -257,17 +260,22 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
     True
     """
     kinds = device_kinds(tree.plans.values())
-    shown: list[Footprint] = []
+    arrays = tree.arrays.within(tree.batches)
+    live, shown = arrays.live_bytes(kinds), list[Footprint]()
     for batch in tree.batches:
-        # Beside a batch's own buffers: its results before the last step, and the larger of two shared buffers twice,
-        # because a TPU gives packed blocks another layout in memory than tiles.
-        early = own + (sum(plan.target.tile_bytes for plan in batch.plans) if len(batch.steps) > 1 else 0)
+        # Beside a batch's own buffers: the results that it makes before the last step, and the larger of two shared
+        # buffers twice, because a TPU gives packed blocks another layout in memory than tiles.
+        ends = [arrays.ends_of(name)[1] for name in batch.names]
+        made = {end: plan.target.tile_bytes for end, plan in zip(ends, batch.plans, strict=True)}
+        early = own
+        if len(batch.steps) > 1:
+            early += sum(nbytes for end, nbytes in made.items() if end not in arrays.there)
         if len(batch.plans) > 1:
             differ = (abs(sum(s.result.tile_bytes - s.operand.tile_bytes for s in steps)) for steps in batch.steps)
             early += max(differ, default=0)
-        needed = batch.footprint(kinds)
+        needed = arrays.run(batch, kinds)
         shown.append(needed._replace(during=tuple(nbytes + early for nbytes in needed.during)))
-    return max(find_peaks(shown))
+    return max(find_peaks(shown, live=live))
 
 
 # ---- what runs -------------------------------------------------------------------------------------
@@ -314,6 +322,8 @@ def _compile_batch(
             results = start_program(_batch_program(batch.plans, sources, targets), *arrays)
         else:  # They are where they should go.
             results = [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
+        # What a part has filled may be gone, into the memory of what a later one has.
+        results = [moved[leaf.goal] if leaf.part else x for leaf, x in zip(leaves, results, strict=True)]
         jax.block_until_ready(results)  # Two batches at once would need the buffers of both.
         for x, result in zip(arrays, results, strict=True):
             uses[id(x)] -= 1

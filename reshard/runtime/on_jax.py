@@ -150,11 +150,14 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
 
 
 @lru_cache(maxsize=1024)
-def compile_to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable[..., jax.Array]:
+def compile_to_stack(
+    source: Layout, steps: tuple[Step, ...], mesh: AnyMesh, overwrites: bool = False
+) -> Callable[..., jax.Array]:
     """The compiled move to a stack: the tiles after some steps, padding included, along dim 0 in the order of devices.
 
     If the first step casts, a scale may be given beside the array. `tiles` are stacks of what else the steps read by
-    the tiles of the result: `into`, of which they fill a part, and `scale`, if a later step casts.
+    the tiles of the result: `into`, of which they fill a part and which they may overwrite, and `scale`, if a later
+    step casts.
     """
     mesh = cut_mesh(mesh, (source,))  # An array with explicit axes keeps their names: only the source is spelled.
     axes = list_free_axes(mesh)
@@ -171,7 +174,7 @@ def compile_to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> 
             specs.append(held)
         return _map_tiles(programs, mesh, axes, specs, (stack,), tuple(more))(array, *more.values())[0]
 
-    return jax.jit(moved)
+    return jax.jit(moved, donate_argnums=(2,) if overwrites else ())
 
 
 @lru_cache(maxsize=1024)

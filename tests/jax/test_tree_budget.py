@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import BudgetError, LayoutError
-from reshard.jax import Target, redistribute, reshard_pytree
+from reshard.jax import Part, Target, redistribute, reshard_pytree
 from reshard.jax.tree_budget import bounded_tree, xla_peak_bytes
 from reshard.synth.options import PlanOptions
 from tests.jax.crossing.cases import by_messages
@@ -43,9 +43,13 @@ def checked(moved: dict[str, Any], sharding: NamedSharding) -> None:
 
 
 def floor_of(source: NamedSharding, target: NamedSharding, donate: bool = False) -> int:
+    return floor_of_tree(tree_of(source), target, donate)
+
+
+def floor_of_tree(tree: dict[str, Any], target: Any, donate: bool) -> int:
     """The smallest budget that the error names."""
     with pytest.raises(BudgetError) as raised:
-        redistribute(tree_of(source), target, budget=1, donate=donate)
+        redistribute(tree, target, budget=1, donate=donate)
     return raised.value.smallest
 
 
@@ -121,6 +125,31 @@ def test_live_bytes_are_within_the_budget(case: str, donate: bool, monkeypatch: 
     assert 0 < meter.most <= budget
     assert all(x.is_deleted() == donate for x in tree.values())
     checked(moved, target)
+
+
+@pytest.mark.fast(2, slow=4)
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_target_of_parts_counts_once(case: str, donate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does an array of which several targets are made, until the last of them is."""
+    source, target = CASES[case]
+    cuts = {name: {0: slice(16 * at, 16 * at + 16)} for at, name in enumerate("abcd")}
+    parts = [Part(name, into=cut) for name, cut in cuts.items()]
+    fuse = {"w": Target(target, shape=(64, 32), parts=parts)}
+    split = {name: Target(source, source="w", take=cut) for name, cut in cuts.items()}
+    tree = {name: jax.device_put(filled((16, 32)), source) for name in cuts}
+    for targets in (fuse, split):
+        budget = floor_of_tree(tree, targets, donate)
+        assert budget <= 3 * 64 * 32 * 4 // 4  # Counted by parts, it would be up to nine times a tile.
+        meter = Meter(monkeypatch)
+        for shard in (shard for x in tree.values() for shard in x.addressable_shards):
+            meter.before[shard.device] -= shard.data.nbytes
+        moved = redistribute(tree, targets, budget=budget, donate=donate)
+        meter.look()
+        assert 0 < meter.most <= budget
+        assert all(x.is_deleted() == donate for x in tree.values())
+        tree = moved
+    assert all(np.array_equal(x, filled((16, 32))) for x in moved.values())
 
 
 @pytest.mark.slow
