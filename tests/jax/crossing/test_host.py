@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from typing import Any
 
@@ -18,7 +19,7 @@ from reshard.jax.buckets import run_moves
 from reshard.jax.crossing import across, host
 from reshard.jax.request import UNLIMITED, ReshardRequest
 from reshard.types.notation import einops
-from tests.jax.crossing.cases import check, mesh, sampled, some
+from tests.jax.crossing.cases import SHAPE, check, forget_programs, mesh, sampled, some
 from tests.jax.oracle import assert_exact, filled
 from tests.oracle import tiles_of
 
@@ -40,12 +41,16 @@ def test_copies_fill_every_tile_once(text: str) -> None:
 
 
 def test_several_threads_copy_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "THREADED", 0)
-    monkeypatch.setattr(host, "_count_threads", lambda: 3)
+    """Large copies, those of cut axes too, whose runs are elements of any size."""
+    for name, value in (("THREADED", 0), ("UNIT", 1000), ("SHORT", 200), ("_count_threads", lambda: 3)):
+        monkeypatch.setattr(host, name, value)
     host._thread_pool.cache_clear()
+    forget_programs()
+    dtypes = itertools.cycle([np.float32, jnp.bfloat16, np.int8, np.complex64])
     for number, (source, target) in enumerate(sampled(2)):
-        check(source, target, donate=number % 2 == 0)
+        check(source, target, values=some(next(dtypes), SHAPE), donate=number % 2 == 0)
     host._thread_pool.cache_clear()
+    forget_programs()
 
 
 def test_a_donated_source_is_deleted_shard_by_shard(monkeypatch: pytest.MonkeyPatch) -> None:
