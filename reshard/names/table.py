@@ -14,6 +14,7 @@ each target is filled exactly once.
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,9 +128,10 @@ class Table:
     def moves(
         self, sources: Mapping[str, Layout], targets: Mapping[str, Layout], **sizes: int
     ) -> tuple[dict[str, Move], dict[str, str], dict[str, str]]:
-        """Moves between these layouts, by names of their own, and the array that each reads and that it fills.
+        """Moves between these layouts, and by their names the array that each reads and the one that it fills.
 
-        They are what `rs.plan_tree(moves, sources=, targets=)` takes. Where dtypes differ, moves cast.
+        They are what `rs.plan_tree(moves, sources=, targets=)` takes. A move has the name of its source, or of
+        both where a source has several. Where dtypes differ, moves cast.
         """
         named = self.resolve({name: layout.shape for name, layout in sources.items()}, **sizes)
         made = {each.target for each in named}
@@ -138,10 +140,11 @@ class Table:
             if missing is not None:
                 what = "is filled, but no target" if given is targets else "is a target, but no array fills it"
                 raise PlanError(f"{self.name}: {quoted(missing)} {what}; {cure}")
+        times = Counter(each.source for each in named)
         moves: dict[str, Move] = {}
         ends: tuple[dict[str, str], dict[str, str]] = ({}, {})
         for each in named:
-            name = base = f"{each.source} -> {each.target}"
+            name = base = each.source if times[each.source] == 1 else f"{each.source} -> {each.target}"
             number = 1
             while name in moves:
                 number += 1

@@ -96,8 +96,13 @@ def test_moves_name_what_they_read_and_fill():
     text = rule(source='"{k,v}"', target='"kv"', view='"n -> (two n)"', sizes="{ two = { k = 1, v = 1 } }")
     row, both = rs.Layout.parse("f32[{x}2]", mesh), rs.Layout.parse("bf16[{x}4]", mesh)
     moves, sources, targets = read(text).moves({"k": row, "v": row}, {"kv": both})
-    assert {name: (sources[name], targets[name]) for name in moves} == {"k -> kv": ("k", "kv"), "v -> kv": ("v", "kv")}
+    assert {name: (sources[name], targets[name]) for name in moves} == {"k": ("k", "kv"), "v": ("v", "kv")}
     assert all(move.cast and move.source is row for move in moves.values())
+    back, _, targets = read(text).inverse().moves({"kv": both}, {"k": row, "v": row})
+    assert [*back] == ["kv -> k", "kv -> v"] and [*targets.values()] == ["k", "v"]
+    copied = rule(source='"w"', target='"t"', view='"n -> (r n)"', sizes="{ r = 2 }", copies='"r"')
+    moves, sources, _ = read(copied).moves({"w": row}, {"t": both})
+    assert [*moves] == ["w -> t", "w -> t (2)"] and [*sources.values()] == ["w", "w"]
     for layouts, message in (
         ({}, "'kv' is filled, but no target"),
         ({"kv": both, "q": row}, "'q' is a target, but no"),
