@@ -301,4 +301,8 @@ def tile_queues(source: Layout, target: Layout, view: View | None = None) -> Til
 
         return TileQueues(target, lambda group, pieces: groups[group].sizes(pieces), order)
     shared = [shared_elements(t, s) for s, t in zip(source.dims, target.dims, strict=True)]
-    return TileQueues(target, lambda dim, piece: tuple(shared[dim][piece].items()))
+
+    def sizes(dim: int, piece: int) -> Sizes:
+        return tuple(shared[dim][piece].items())
+
+    return TileQueues(target, sizes)

@@ -26,6 +26,7 @@ from reshard.geometry.blocks import Factor, measure_pieces
 from reshard.geometry.dealing import Queue, tile_queues
 from reshard.geometry.exchange_stats import count_overlaps, dim_shares, largest_sent
 from reshard.geometry.holders import (
+    Tile,
     count_copies,
     count_kept,
     count_lacked,
@@ -157,14 +158,8 @@ def _figures_through(
     operand: Layout, result: Layout, view: View, loads: Callable[[], Sequence[Collection[Load]]]
 ) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
     """The figures through a view, from what pieces share."""
-    shared, own = _share_out(operand, result, view), count_kept(operand, result, view)
-    groups = count_shared(operand, result, view)
-    owners = [math.prod([each.total(tile)[1] for each in groups]) for tile in tiles(result).values()]
-    receives = [
-        count + shared.extra[at] - (device in own)
-        for at, (device, count) in enumerate(zip(result.mesh.devices, owners, strict=True))
-    ]
-    rounds = max(shared.sends, *receives)
+    shared = _share_out(operand, result, view)
+    rounds = max(*itertools.chain(*shared.sends.values()), *_count_receives(operand, result, shared, view))
     run = shared.message if _sends_runs(operand, result, view) else 1
     received, sent = ByDevice(0, count_lacked(operand, result, view)), ByDevice(0, shared.sent)
     return ExchangeFigures(rounds, shared.message, run, loads), received, sent
@@ -416,10 +411,8 @@ def crossing_figures(operand: Layout, result: Layout) -> Crossing:
         sent = max(_count_given(operand, result, copies).values())
         return Crossing(sent, max(*sends, *receives), message, False)
     shared = _share_out(operand, result)
-    receives = multiply_by_piece(result, [dim.of_target for dim in dims])
-    for at, device in enumerate(result.mesh.devices):
-        receives[at] += shared.extra[at] - (device in own)
-    return Crossing(max(shared.sent.values()), max(shared.sends, *receives), shared.message, bool(shared.extra))
+    rounds = max(*itertools.chain(*shared.sends.values()), *_count_receives(operand, result, shared))
+    return Crossing(max(shared.sent.values()), rounds, shared.message, bool(shared.extra))
 
 
 def count_sent_across(operand: Layout, result: Layout) -> Mapping[int, int]:
@@ -461,12 +454,12 @@ def _largest_across(operand: Layout, result: Layout) -> int:
 
 
 class _SharedOut(NamedTuple):
-    """The elements that each device sends, the most messages that one sends, the largest message, and by position, the
-    messages that devices receive because their requests are cut.
+    """The elements that each device sends, how many messages the holders of each tile send, the largest message, and by
+    position, the messages that devices receive because their requests are cut.
     """
 
     sent: Mapping[int, int]
-    sends: int
+    sends: Mapping[Tile, Collection[int]]
     message: int
     extra: Counter[int]
 
@@ -477,7 +470,7 @@ def _share_out(operand: Layout, result: Layout, view: View | None = None) -> _Sh
     queues, groups = tile_queues(operand, result, view), () if view is None else count_shared(operand, result, view)
     limit = pull_limit(operand, result) if view is None else math.prod(result.shape) * result.mesh.size
     own, place = count_kept(operand, result, view), result.mesh.position
-    sent, extra, sends, message = dict[int, int](), Counter[int](), 0, 0
+    sent, extra, sends, message = dict[int, int](), Counter[int](), dict[Tile, Collection[int]](), 0
     for tile, devices in holders_of(operand).items():
         check_deadline()
         pieces = tile if view is None else [pick_numbers(tile, each.source) for each in groups]
@@ -485,8 +478,22 @@ def _share_out(operand: Layout, result: Layout, view: View | None = None) -> _Sh
         figures = queue.figures(len(devices), limit)
         sent.update(zip(devices, figures.sent, strict=True))
         extra.update(figures.extra)
-        sends, message = max(sends, *figures.sends), max(message, figures.message)
+        sends[tile], message = frozenset(figures.sends), max(message, figures.message)
     return _SharedOut(sent, sends, message, extra)
+
+
+def _count_receives(operand: Layout, result: Layout, shared: _SharedOut, view: View | None = None) -> list[int]:
+    """The messages that the device at each position receives: one of each tile that it needs, and those of cuts."""
+    own = count_kept(operand, result, view)
+    if view is None:
+        dims = zip(operand.dims, result.dims, strict=True)
+        receives = multiply_by_piece(result, [count_overlaps(s, t).of_target for s, t in dims])
+    else:
+        groups = count_shared(operand, result, view)
+        receives = [math.prod([each.total(tile)[1] for each in groups]) for tile in tiles(result).values()]
+    for at, device in enumerate(result.mesh.devices):
+        receives[at] += shared.extra[at] - (device in own)
+    return receives
 
 
 # The messages of devices by their shapes: what cutting them into chunks needs.
@@ -517,7 +524,14 @@ def list_loads(operand: Layout, result: Layout) -> frozenset[Load]:
     [((1, (((2,), 1),)),), ((1, (((3,), 1),)),)]
     """
     if _has_single_holders(operand, result):
-        return frozenset(_loads_of_single_holders(operand, result))
+        return frozenset(_loads_of_whole(operand, result))
+    if not one_set(operand.mesh, result.mesh):
+        # Where the requests for each tile are alike and stay whole, how many a holder sends is all that differs.
+        dims = (_common_lengths(*pair) for pair in zip(operand.dims, result.dims, strict=True))
+        alike = all(len({p for p, _ in of}) == len({(p, each) for (p, _), each in of.items()}) for of in dims)
+        shared = _share_out(operand, result)
+        if alike and not shared.extra:
+            return frozenset(_loads_of_whole(operand, result, shared.sends))
     return loads_of(typical_messages(operand, result))
 
 
@@ -549,21 +563,18 @@ def _count_near(operand: Layout, result: Layout, layout: Layout) -> int:
     return sum(all(at // low % size == 0 for low, size in apart) for at in positions)
 
 
-def _loads_of_single_holders(operand: Layout, result: Layout) -> Iterator[Load]:
+def _loads_of_whole(
+    operand: Layout, result: Layout, sends: Mapping[Tile, Collection[int]] | None = None
+) -> Iterator[Load]:
+    """The loads where requests stay whole, of tiles with one holder each, or with several that send so many messages
+    of one shape."""
     taken: list[Sequence[Parts]] = []
     given: list[Sequence[Parts]] = []
     common: list[Mapping[tuple[int, int], Lengths]] = []
     for source, target in zip(operand.dims, result.dims, strict=True):
-        by_target = shares(source, target)
-        common.append(
-            {
-                (p, q): tuple(sorted(Counter([block.extents for block in runs]).items()))
-                for q, by in enumerate(by_target)
-                for p, runs in by.items()
-            }
-        )
+        common.append(_common_lengths(source, target))
         gives: list[Counter[Lengths]] = [Counter() for _ in range(math.prod(d.radix for d in source.digits if d.axis))]
-        takes: list[Counter[Lengths]] = [Counter() for _ in by_target]
+        takes: list[Counter[Lengths]] = [Counter() for _ in range(math.prod(d.radix for d in target.digits if d.axis))]
         for (p, q), lengths in common[-1].items():
             gives[p][lengths] += 1
             takes[q][lengths] += 1
@@ -577,8 +588,15 @@ def _loads_of_single_holders(operand: Layout, result: Layout) -> Iterator[Load]:
             own = [lengths for of, p, q in pairs if (lengths := of.get((p, q))) is not None]
             if len(own) == len(common):
                 owns[device] = tuple(own)
-    copies = _count_near(operand, result, result)
-    for layout, parts_of, times in (result, taken, 1), (operand, given, copies):
+    sides = [(result, taken, 1)]
+    if sends is None:
+        sides.append((operand, given, _count_near(operand, result, result)))
+    for tile, numbers in (sends or {}).items():
+        each = [parts[piece] for parts, piece in zip(given, tile, strict=True)]
+        if all(each):
+            shape = _multiply_lengths([lengths for ((lengths, _),) in each])
+            yield from (_sort_load({shape: number}) for number in numbers if number)
+    for layout, parts_of, times in sides:
         # Tiles are of few kinds: distinct parts, with what the device has of them.
         columns = [[of[piece] for piece in column] for of, column in zip(parts_of, piece_columns(layout), strict=True)]
         devices = layout.mesh.devices
@@ -595,6 +613,15 @@ def _loads_of_single_holders(operand: Layout, result: Layout) -> Iterator[Load]:
                 shapes[_multiply_lengths(own)] -= 1
             if load := _sort_load(shapes):
                 yield load
+
+
+def _common_lengths(source: Dim, target: Dim) -> Mapping[tuple[int, int], Lengths]:
+    """What each piece of the source shares with each of the target."""
+    return {
+        (p, q): tuple(sorted(Counter([block.extents for block in runs]).items()))
+        for q, by in enumerate(shares(source, target))
+        for p, runs in by.items()
+    }
 
 
 def _multiply_lengths(lengths: Sequence[Lengths]) -> Shape:

@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.errors import PlanError, StepError, quoted
@@ -227,6 +228,7 @@ class DeviceKinds:
         return tuple(map(sum, zip((0,) * self.count, *each, strict=True)))
 
 
+@lru_cache(maxsize=1024)
 def _device_set(mesh: Mesh) -> tuple[int, ...] | int:
     """What meshes with the same devices have in common."""
     ids = mesh.device_ids
