@@ -7,6 +7,8 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.types.view import View
@@ -64,7 +66,7 @@ def layer_shapes(family, at):
             yield f"{name}.weight_scale_inv", tuple(-(-size // BLOCK) for size in shape)
 
 
-def beside(tp, *arrays):
+def beside_ranks(tp, *arrays):
     """On each rank its share of each array, one below the other."""
     return np.concatenate([share for rank in range(tp) for share in (np.split(each, tp)[rank] for each in arrays)])
 
@@ -92,12 +94,12 @@ def vllm(arrays, tp, tied):
             prefix = f"{base}.experts.routed_experts."
             if matrix in ("gate_proj", "w1"):
                 other = arrays[f"{home.removesuffix(matrix)}{'up_proj' if matrix == 'gate_proj' else 'w3'}.{last}"]
-                stacked.setdefault(f"{prefix}w13_{last}", {})[int(expert)] = beside(tp, array, other)
+                stacked.setdefault(f"{prefix}w13_{last}", {})[int(expert)] = beside_ranks(tp, array, other)
             elif matrix in ("down_proj", "w2"):
                 stacked.setdefault(f"{prefix}w2_{last}", {})[int(expert)] = array
         elif ".gate_proj." in name:
             other = arrays[name.replace("gate_proj", "up_proj")]
-            made[name.replace("gate_proj", "gate_up_proj")] = beside(tp, array, other)
+            made[name.replace("gate_proj", "gate_up_proj")] = beside_ranks(tp, array, other)
         elif not any(f".{part}." in name for part in ("k_proj", "v_proj", "kv_a_proj_with_mqa", "up_proj")):
             made[name] = array
     if tied:
@@ -141,7 +143,7 @@ def megatron(arrays, tp, tied, family):
             array = np.concatenate(groups, axis=1).reshape(-1, *array.shape[1:])
             to = f"self_attention.linear_qkv.{last}"
         elif home.endswith(("gate_proj", "w1")):
-            array = beside(tp, array, arrays[name.replace("gate_proj", "up_proj").replace(".w1.", ".w3.")])
+            array = beside_ranks(tp, array, arrays[name.replace("gate_proj", "up_proj").replace(".w1.", ".w3.")])
             to = f"{home.removesuffix('gate_proj').removesuffix('w1')}linear_fc1.{last}"
         elif home.endswith(("k_proj", "v_proj", "up_proj", "w3")):
             continue
@@ -279,6 +281,41 @@ def test_scaled_blocks_stay_with_their_scales():
     }
     assert len(wanted) > 5
     assert_same_trees(scale(made), wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_parts_beside_each_other_are_concatenated(data):
+    """Parts of any sizes on any number of ranks, stacked or transposed, whose order in the table is any."""
+    draw = data.draw
+    ranks, rows, experts, across = (draw(st.integers(1, 3)) for _ in range(4))
+    counts = {name: draw(st.integers(1, 3)) for name in draw(st.permutations("abcd"))[: draw(st.integers(2, 4))]}
+    turned = draw(st.booleans())
+    stack = draw(st.sampled_from(["", "first", "last"]))
+    right = {"": "{}", "first": "e {}", "last": "{} e"}[stack].format("m (t h d)" if turned else "(t h d) m")
+    beside = ", ".join(f"{name} = {count}" for name, count in counts.items())
+    text = f"""
+[[rule]]
+source = "{{{",".join(sorted(counts))}}}.{{e}}"
+target = "fused{"" if stack else ".{e}"}"
+view = "(t h d) m -> {right}"
+sizes = {{ t = "ranks", h = {{ {beside} }}{", e = 'experts'" if stack else ""} }}
+"""
+    rng = np.random.default_rng(0)
+    arrays = {
+        f"{name}.{at}": rng.permutation(ranks * count * rows * across).reshape(-1, across)
+        for name, count in counts.items()
+        for at in range(experts)
+    }
+    each = [beside_ranks(ranks, *(arrays[f"{name}.{at}"] for name in counts)) for at in range(experts)]
+    each = [array.T if turned else array for array in each]
+    wanted = {"fused": np.stack(each, axis=-1 if stack == "last" else 0)} if stack else {}
+    wanted |= {} if stack else {f"fused.{at}": array for at, array in enumerate(each)}
+    sizes = {"ranks": ranks} | ({"experts": experts} if stack else {})
+    table = rs.names.read(text)
+    made = apply_table(table, arrays, **sizes)
+    assert_same_trees(made, wanted)
+    assert_same_trees(apply_table(table.inverse(), made, **sizes), arrays)
 
 
 LANES = """
