@@ -104,7 +104,6 @@ def read_jax_view(
     filled = given.out if given.out is not None else sharding if isinstance(sharding, Layout) else None
     shape = given.shape if given.shape is not None or filled is None else filled.shape
     moves = given.view is not None or given.take or given.into
-    view = View.identity(x.shape)
     if isinstance(given.view, View):
         view = given.view
         if view.source_shape != x.shape or shape not in (None, view.target_shape):
@@ -115,12 +114,18 @@ def read_jax_view(
     elif moves:
         named = given.view is not None  # Without a pattern, the atoms are dims: `take={0: ...}` is of `d0`.
         dims = " ".join(f"d{at}" for at in range(x.ndim))
+        text = given.view if given.view is not None else f"{dims} -> {dims}"
         take, into = (
-            {name if named else f"d{name}": part for name, part in (parts or {}).items()}
+            tuple([(name if named else f"d{name}", type(part), part) for name, part in (parts or {}).items()])
             for parts in (given.take, given.into)
         )
-        pattern = einops.parse_pattern(given.view if given.view is not None else f"{dims} -> {dims}")
-        view = einops.resolve_pattern(pattern, (x.shape, shape), given.sizes, take, into)
+        sizes = tuple([(name, type(size), size) for name, size in given.sizes.items()])
+        try:
+            view = _resolve_view(text, x.shape, shape, sizes, take, into)
+        except TypeError:  # Something is no key of a cache: it is refused, or read anew.
+            view = _resolve_view.__wrapped__(text, x.shape, shape, sizes, take, into)
+    else:
+        view = View.identity(x.shape)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise PlanError(f"the dtype {dtype} is one that JAX has with jax.config.update('jax_enable_x64', True) alone")
@@ -138,6 +143,18 @@ def read_jax_view(
             f"give one like the target"
         )
     return request
+
+
+_Given = tuple[tuple[str, type, Any], ...]
+
+
+@lru_cache(maxsize=4096)
+def _resolve_view(
+    text: str, shape: tuple[int, ...], target: tuple[int, ...] | None, sizes: _Given, take: _Given, into: _Given
+) -> View:
+    """The view of a pattern; what is given comes with its types, since `True` equals 1 and is refused."""
+    given = ({name: value for name, _, value in each} for each in (sizes, take, into))
+    return einops.resolve_pattern(einops.parse_pattern(text), (shape, target), *given)
 
 
 # Several arrays that fill one.
