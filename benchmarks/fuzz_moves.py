@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -331,11 +331,13 @@ class TreeCase:
         moves = "\n".join(f"{name}: {case}" for name, case in self.moves.items())
         return f"{moves}\nsources {self.sources}, targets {self.targets}"
 
-    def add_parts(self, choose: random.Random, name: str) -> None:
-        """Adds moves into parts of one target, or from parts of one source, between two sets of devices."""
+    def add_parts(self, choose: random.Random, name: str, most: int = 24) -> None:
+        """Adds moves into parts of one target, or from parts of one source, between two sets of at most so many
+        devices."""
         views, fuse = random_parts(choose), choose.random() < 0.6
-        count = choose.choice(COUNTS), choose.choice(COUNTS)
-        start = choose.choice((0, 0, 0, count[0] // 2, min(count[0], 24 - count[1])))
+        counts = [each for each in COUNTS if each <= most]
+        count = choose.choice(counts), choose.choice(counts)
+        start = min(choose.choice((0, 0, 0, count[0] // 2, count[0])), most - count[1])
         each, whole = range(count[0]), range(start, start + count[1])
         dtype = choose.choice(("int16", "int32", "float32", "bfloat16", "int8"))
         shape = views[0].shapes[1]
@@ -352,6 +354,39 @@ class TreeCase:
             else:
                 self.moves[part] = MoveCase(shared, given, _reverse_view(view), (dtype, cast))
                 self.sources[part] = name
+
+    def run(
+        self, choose: random.Random, tree: rs.TreePlan, run: Callable[[ArrayTiles, ArrayTiles], ArrayTiles]
+    ) -> None:
+        """Runs it on numbered elements, given the tiles of sources and those of targets that are there, and checks all
+        tiles of all targets."""
+        arrays: dict[str, np.ndarray] = {}
+        wanted: dict[str, np.ndarray] = {}
+        ends: dict[str, MoveCase] = {}
+        tiles: ArrayTiles = {}
+        into: ArrayTiles = {}
+        for number, (name, case) in enumerate(self.moves.items()):
+            source, target = self.sources.get(name, name), self.targets.get(name, name)
+            if source not in arrays:
+                shape = tree.source_layouts[source].tile_shape
+                arrays[source] = _number_elements(number, case)
+                tiles[source] = source_tiles(choose, case.source, shape, arrays[source])
+            if target not in wanted:
+                count, after = math.prod(case.target.shape), numpy_dtype(case.dtypes[1])
+                held = wanted[target] = ((np.arange(count) + KEPT) % 127).reshape(case.target.shape).astype(after)
+                shape = tree.target_layouts[target].tile_shape
+                if target in tree.filled:
+                    into[target] = {d: cut(held, fitted(at, shape)) for d, at in case.target.indices.items()}
+                ends[target] = case
+            wanted[target] = case.view.apply(arrays[source].astype(wanted[target].dtype), wanted[target])
+        moved = run(tiles, into)
+        must(list(moved) == list(wanted), "{} are made, not {}", list(moved), list(wanted))
+        for target, case in ends.items():
+            check_tiles(case.target, tree.target_layouts[target].tile_shape, wanted[target], moved[target])
+
+
+ArrayTiles = dict[str, dict[int, np.ndarray]]
+"""Tiles by the name of their array, and by device."""
 
 
 def check_tree(choose: random.Random) -> str:
@@ -397,29 +432,8 @@ def _check_cases(choose: random.Random, tree_case: TreeCase) -> str:
             tree = rs.plan_tree(moves, budget=(budget := error.smallest), **options)
         must(tree.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, tree.peak_bytes)
     must(rs.TreePlan.from_json(tree.to_json()) == tree, "{} is another tree after JSON", tree)
-    arrays: dict[str, np.ndarray] = {}
-    tiles: dict[str, dict[int, np.ndarray]] = {}
-    wanted: dict[str, np.ndarray] = {}
-    into: dict[str, dict[int, np.ndarray]] = {}
-    ends_of: dict[str, MoveCase] = {}
-    for number, (name, case) in enumerate(cases.items()):
-        source, target = tree.source_of[name], tree.target_of[name]
-        if source not in arrays:
-            arrays[source] = _number_elements(number, case)
-            tiles[source] = source_tiles(choose, case.source, tree.source_layouts[source].tile_shape, arrays[source])
-        if target not in wanted:
-            count, after = math.prod(case.target.shape), numpy_dtype(case.dtypes[1])
-            held = wanted[target] = ((np.arange(count) + KEPT) % 127).reshape(case.target.shape).astype(after)
-            shape = tree.target_layouts[target].tile_shape
-            if target in tree.filled:
-                into[target] = {d: cut(held, fitted(at, shape)) for d, at in case.target.indices.items()}
-            ends_of[target] = case
-        wanted[target] = case.view.apply(arrays[source].astype(wanted[target].dtype), wanted[target])
     account = Account("uint8")
-    moved = rs.simulate(tree, tiles, account, into=into)
-    must(list(moved) == list(wanted), "{} are made, not {}", list(moved), list(wanted))
-    for target, case in ends_of.items():
-        check_tiles(case.target, tree.target_layouts[target].tile_shape, wanted[target], moved[target])
+    tree_case.run(choose, tree, lambda tiles, into: rs.simulate(tree, tiles, account, into=into))
     _check_account(account, tree)
     shared = ", shared ends" if tree_case.sources or tree_case.targets else ""
     return ("tree of one array" if len(cases) == 1 else "tree") + shared

@@ -44,9 +44,8 @@ from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
 from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
 from reshard.runtime.on_mpi.gpu.gpu_moves import host_like, move_on_gpu, prepare_device_tiles, takes_pointers
-from reshard.runtime.on_mpi.launches import GivenTiles, PreparedTree, prepare_tree, run_launches
+from reshard.runtime.on_mpi.launches import GivenTiles, PreparedTree, clear_new, prepare_tree, run_launches
 from reshard.runtime.on_mpi.prepare import (
-    Ends,
     Leaf,
     Request,
     check_seats,
@@ -101,6 +100,8 @@ class TreeOptions(TypedDict, total=False):
     version: Versions
     have_version: Version | Mapping[str, Version]
     verify: str | None
+    sources: Mapping[str, str] | None
+    targets: Mapping[str, str] | None
 
 
 @overload
@@ -155,6 +156,8 @@ def redistribute(
     have_layout: Layout | None = None,
     changed: Any = None,
     have_version: Version | Mapping[str, Version] = None,
+    sources: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
 ) -> Array | Any:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
@@ -190,8 +193,12 @@ def redistribute(
     In place of a source layout it may have a `reshard.Move`, with its own target. The ranks compare names, order,
     shapes, layouts, views and the `version` of the values before anything moves, and with `verify="hash"` the values
     before and after, except sums; scaled values are refused then. `out` is a dict of arrays for all results, or for
-    those of which a move fills a part, `scale` one of the scales of casts, as in `move`. `donate` and `relabel` are for
-    one tile.
+    those of which moves leave something out, `scale` one of the scales of casts, as in `move`. `donate` and `relabel`
+    are for one tile.
+
+    `sources` and `targets` say, by the names of moves, which array a move reads and which it fills, as in
+    `reshard.plan_tree`: moves may read one array, and fill parts of one. `tile` then has the arrays that are read,
+    `out` and the result, a dict, those that are filled. An array that equal moves make under two names is one.
 
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
@@ -213,6 +220,7 @@ def redistribute(
     arguments = MoveArguments(
         tile, source, target, comm, limit, out, budget, network, donate, relabel, memory, cuda_aware, padded, version,
         verify, scale, have=have, have_layout=have_layout, changed=changed, have_version=have_version,
+        sources=sources, targets=targets,
     )  # fmt: skip
     prepared = find_prepared(comm, (source, target)) if arguments.is_plain else None
     return arguments.run() if prepared is None else arguments.run_again(prepared)
@@ -287,6 +295,8 @@ class MoveArguments(NamedTuple):
     have_layout: Any = None
     changed: Any = None
     have_version: Version | Mapping[str, Version] = None
+    sources: Any = None
+    targets: Any = None
     handle: bool = False
     """Whether it is a call of a handle, which all ranks prepare to make again at once."""
 
@@ -297,6 +307,7 @@ class MoveArguments(NamedTuple):
         """
         options = self.budget is self.network is None and self.donate is self.relabel is False
         of_one = self.version is self.verify is self.scale is self.have is self.have_layout is self.changed is None
+        of_one = of_one and self.sources is self.targets is None
         return options and of_one and type(self.source) is type(self.target) is Layout and not self._is_tree
 
     @property
@@ -367,9 +378,10 @@ class MoveArguments(NamedTuple):
             return self._prepare_update(team)
         if self._is_tree:
             return self._prepare_tree(team)
-        if not (self.version is self.verify is self.scale is None):
+        if not (self.version is self.verify is self.scale is self.sources is self.targets is None):
             raise PlanError(
-                "version, verify and scale are for a tree of tiles, and one tile is given; give a dict of one"
+                "version, verify, scale, sources and targets are for a tree of tiles, and one tile is given; give a "
+                "dict of one"
             )
         check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
         source = check_layout(self.source, "source")
@@ -519,7 +531,14 @@ class MoveArguments(NamedTuple):
             raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
         check_options(False, False, self.memory, None, self.padded)
         flat = dict(leaves_of(self.tiles, ""))
-        leaves = moves_of(self.source, self.target, flat)
+        # Moves have names of their own where arrays do.
+        source, by_name = cast("object", self.source), self._shares and isinstance(self.source, Mapping)
+        named = flat_or_none(source, "source") if by_name else flat
+        leaves = moves_of(source, self.target, named)
+        arrays = tuple(
+            _freeze_names(what, each) for what, each in (("sources", self.sources), ("targets", self.targets))
+        )
+        reads = _name_sources(leaves, dict(arrays[0]), flat)
         ends = {name: ends_of(leaf) for name, leaf in leaves.items()}
         first: dict[tuple[int, int], str] = {}  # Of hundreds of arrays, most have layouts that others have, too.
         for name, (source, target) in ends.items():
@@ -538,32 +557,47 @@ class MoveArguments(NamedTuple):
                     )
                 update.check_held(checked_version(had, "what is held"))
         options = read_options(self.budget, self.network)
-        request = Request(tuple(leaves.items()), options, version=_freeze_version(self.version), verify=self.verify)
+        version = _freeze_version(self.version)
+        request = Request(tuple(leaves.items()), options, version=version, verify=self.verify, arrays=arrays)
         prepared = prepare_tree(request, team.rank, team.facts)
-        tiles: dict[str, Array] = {}
+        tree = prepared.plan
+        checked: dict[str, Array] = {}
         with NamedErrors() as at:
-            for at.name, (source, _) in ends.items():
-                tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
-        filled = {name: None for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.fills}
-        outs, gave = self._outs(ends, filled, tiles, team)
-        scales = _check_scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
+            for name, (source, _) in ends.items():
+                at.name = reads[name]
+                if at.name not in checked:
+                    checked[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
+        tiles = {name: checked[source] for name, source in tree.source_of.items()}
+        outs, gave = self._outs(prepared, tiles, team)
+        scales = _check_scales(flat_or_none(self.scale, "scale"), tree.plans, team)
         if scales and self.verify is not None:
             raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
         memory = begin_account("uint8", self.memory)
         memory.cast("uint8")
         held = {name: WindowTile(tile) for name, tile in tiles.items()}
-        given = GivenTiles(held, {name: WindowTile(out) for name, out in outs.items()}, scales)
+        filled = set(tree.filled)
+        # A target that is there from the start is in the account from the start.
+        placed = {target: WindowTile(out, counted=target in filled) for target, out in outs.items()}
+        parts = {n: target for n, target in tree.target_of.items() if tree.plans[n].fills and target not in filled}
+        given = GivenTiles(held, placed, scales, parts)
         text = prepared.text + (f", scale={', '.join(sorted(scales))}" if scales else "")
-        run = partial(self._move_tree, prepared, given, filled, memory)
+        run = partial(self._move_tree, prepared, given, memory)
         return ReadyCall(text, NOWHERE._replace(given=gave), run, partial(self._results, prepared, team))
 
-    def _outs(
-        self, ends: Mapping[str, Ends], filled: Collection[str], tiles: Mapping[str, Array], team: Team
-    ) -> tuple[dict[str, Array], int]:
-        """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
-        given = flat_or_none(self.out, "out")
+    @property
+    def _shares(self) -> bool:
+        """Whether moves may read and fill arrays of other names than their own."""
+        return not (self.sources is self.targets is None)
+
+    def _outs(self, prepared: PreparedTree, tiles: Mapping[str, Array], team: Team) -> tuple[dict[str, Array], int]:
+        """The arrays for results, by name, empty where this rank has none, and what to post of them: whether all are
+        given."""
+        given, tree = flat_or_none(self.out, "out"), prepared.plan
+        ends = {**tree.target_layouts}
+        ends |= {target: ends[twin] for target, twin in prepared.tied.items()}
+        filled = dict.fromkeys(tree.filled)
         # Looked up for each array, of which there may be thousands, so no list.
-        results = {name: None for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None}
+        results = {name: None for name, end in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None}
         rest = [name for name in results if name not in filled]
         gave = any(given.get(name) is not None for name in rest)
         if unknown := [name for name in given if name not in ends]:
@@ -574,54 +608,60 @@ class MoveArguments(NamedTuple):
             raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
         outs: dict[str, Array] = {}
         with NamedErrors() as at:
-            for at.name, (_, end) in ends.items():
+            for at.name, end in ends.items():
                 name = at.name
                 if gave or name in filled or name not in results:
-                    outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
+                    for move in tree.parts[prepared.tied.get(name, name)]:
+                        outs[name] = check_filled(given.get(name), end, tiles[move], team.rank, team.size)
         return outs, (int(gave) if rest else ABSENT)
 
     def _move_tree(
-        self,
-        prepared: PreparedTree,
-        given: GivenTiles,
-        filled: Collection[str],
-        memory: Account,
-        team: Team,
-        watch: Watch,
+        self, prepared: PreparedTree, given: GivenTiles, memory: Account, team: Team, watch: Watch
     ) -> tuple[dict[str, WindowTile], list[int], list[int]]:
-        """What each array has become, and the sums of the arrays that are verified, before and after."""
-        plans = prepared.plan.plans
+        """What each target has become, and the sums of the arrays that are verified, before and after."""
+        tree, outs = prepared.plan, given.outs
+        plans = tree.plans
         verified = {name: plan for name, plan in plans.items() if self.verify is not None and _is_comparable(plan)}
         before = [_sum_of(plan, given.tiles[name].tile, team, False) for name, plan in verified.items()]
-        sources = [plan.source for plan in plans.values()]
-        held = sum(end.tile_bytes for end in sources if seat_of(end.mesh, team.rank, team.size) is not None)
+        there = [*tree.source_layouts.values(), *(tree.target_layouts[name] for name in tree.filled)]
+        held = sum(end.tile_bytes for end in there if seat_of(end.mesh, team.rank, team.size) is not None)
         memory.take(team.rank, held, "uint8")
-        team.pool.limit(max(0, prepared.plan.peak_bytes - held))
+        team.pool.limit(max(0, tree.peak_bytes - held))
         # Tiles stay live for the whole call, so buffers may take what the plan promises beyond them.
         if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
-            given = given._replace(outs={name: given.outs[name] for name in filled})
-        moved = dict(given.tiles)
+            outs = {target: outs[target] for target in tree.filled}
+        given = given._replace(outs={name: outs[of] for name, of in tree.target_of.items() if of in outs})
+        made = dict(given.tiles)
         launches = prepared.apart if team.into else prepared.launches
-        moved |= run_launches(team, watch, launches, given, memory)
+        made |= run_launches(team, watch, launches, given, memory)
         # What stays where it is, is copied for the caller last: buffers are gone by then, and an `out` that is the
         # memory of another array's tile has been read.
         for name, plan in plans.items():
             if not plan.steps and name in given.outs:
-                out = moved[name] = given.outs[name]
+                out = made[name] = given.outs[name]
                 memory.take(team.rank, out.tile.nbytes, "uint8")
                 copy_view(view_as_words(out.tile), view_as_words(given.tiles[name].tile))
         # Inside a node, others write into this rank's results until they are done.
         team.settle(watch)
-        after = [_sum_of(plan, moved[name].tile, team, True) for name, plan in verified.items()]
+        moved = {target: made[name] for name, target in tree.target_of.items()}
+        for target in dict.fromkeys(given.parts.values()) if team.into else ():
+            clear_new(team, tree.target_layouts[target], moved[target].tile)
+        for target, twin in prepared.tied.items():
+            moved[target] = moved[twin]
+            if target in outs:
+                out = moved[target] = outs[target]
+                memory.take(team.rank, out.tile.nbytes, "uint8")
+                copy_view(view_as_words(out.tile), view_as_words(moved[twin].tile))
+        after = [_sum_of(plan, made[name].tile, team, True) for name, plan in verified.items()]
         return moved, add_sums(team, watch, before), add_sums(team, watch, after)
 
     def _results(
         self, prepared: PreparedTree, team: Team, moved: tuple[dict[str, WindowTile], list[int], list[int]]
     ) -> dict[str, Any]:
-        """The tiles of the targets, None where this rank has none, in the tree's structure."""
+        """The tiles of the targets, None where this rank has none, in the tree's structure if they have its names."""
         tiles, *sums = moved
-        plans = prepared.plan.plans
-        compared = [name for name, plan in plans.items() if _is_comparable(plan)]
+        tree = prepared.plan
+        compared = [name for name, plan in tree.plans.items() if _is_comparable(plan)]
         wrong = [name for name, one, other in zip(compared, *sums, strict=False) if one != other]
         if wrong:  # All ranks have the same sums, so all raise, and the communicator stays usable.
             raise AgreementError(
@@ -630,11 +670,11 @@ class MoveArguments(NamedTuple):
             )
         results: dict[str, Array | None] = {}
         for name, held in tiles.items():
-            end = plans[name].target
+            end = tree.target_layouts[prepared.tied.get(name, name)]
             seat = seat_of(end.mesh, team.rank, team.size)
             whole = held.tile if self.padded or seat is None else true_part(held.tile, end, seat)
             results[name] = None if seat is None else whole
-        return map_leaves(self.tiles, lambda name, _: results[name])
+        return results if self._shares else map_leaves(self.tiles, lambda name, _: results[name])
 
 
 def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:
@@ -688,6 +728,27 @@ def _check_scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) 
                     f"number, or an array that broadcasts to the tile"
                 ) from None
     return scales
+
+
+def _freeze_names(what: str, given: object) -> tuple[tuple[str, str], ...]:
+    """The arrays that moves read or fill, by the moves' names, as a cache takes them."""
+    named = cast("Mapping[object, object]", given if isinstance(given, Mapping) else {})
+    if not isinstance(given, Mapping | None) or not all(isinstance(e, str) for pair in named.items() for e in pair):
+        raise PlanError(f"{what} {quoted(cast('object', given))}: give a dict of move names and names of arrays")
+    return cast("tuple[tuple[str, str], ...]", tuple(named.items()))
+
+
+def _name_sources(leaves: Mapping[str, Leaf], named: Mapping[str, str], tiles: Mapping[str, Any]) -> dict[str, str]:
+    """The tile that each move reads, by name; refuses tiles that none reads, and moves without one."""
+    reads = {name: named.get(name, name) for name in leaves}
+    read = set(reads.values())
+    wrong = [*(source for source in read if source not in tiles), *(name for name in tiles if name not in read)]
+    if wrong:
+        raise TileError(
+            f"{quoted(wrong[:4])} are read by moves and have no tile, or have one that no move reads; give a tile for "
+            f"each array that is read"
+        )
+    return reads
 
 
 def _freeze_version(version: object) -> Version | Update | tuple[tuple[str, Version | Update], ...]:

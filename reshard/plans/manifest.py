@@ -98,16 +98,28 @@ class Manifest:
             raise PlanError(f"{quoted(self.entries)} are not entries of a manifest; make one with Manifest.of(tree)")
 
     @classmethod
-    def of(cls, tree: object, version: Version | Update | Mapping[str, Version | Update] = None) -> Manifest:
+    def of(
+        cls,
+        tree: object,
+        version: Version | Update | Mapping[str, Version | Update] = None,
+        *,
+        sources: Mapping[str, str] | None = None,
+        targets: Mapping[str, str] | None = None,
+    ) -> Manifest:
         """The manifest of a tree of layouts, of (source, target) pairs, or of moves.
 
         `version` is that of all arrays, or of each by its name; an `Update` has the one that it starts from, too.
-        Raises `PlanError` for any other tree.
+        `sources` and `targets` are the arrays that moves read and fill, as `reshard.plan_tree` takes them. Raises
+        `PlanError` for any other tree.
         """
+        reads, fills = (each or {} for each in (sources, targets))
         flat = {"": tree} if isinstance(tree, Layout) else flatten_tree(tree)
         entries: list[ManifestEntry] = []
         for name, leaf in flat.items():
-            one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
+            one: object = version
+            if isinstance(version, Mapping):
+                by_name = cast("Mapping[str, object]", version)
+                one = by_name.get(name, by_name.get(reads.get(name, name)))
             base, one = one if isinstance(one, Update) else (None, one)
             given = cast("Any", leaf)
             pair: list[Any] = list(given) if isinstance(leaf, tuple | list) else []
@@ -121,6 +133,8 @@ class Manifest:
                 stale = hashlib.sha256(holding.stale.to_json().encode()).hexdigest()[:16]
                 have = f"{holding.layout} on {holding.layout.mesh!r}"
                 view += f", have {have}, changed {holding.stale} (sha256 {stale})"
+            view += f", of {quoted(reads[name])}" if name in reads else ""
+            view += f", into {quoted(fills[name])}" if name in fills else ""
             versions = checked_version(one, repr(name)), checked_version(base, repr(name))
             entries.append(ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, view, *versions))
         return cls(tuple(entries))

@@ -22,6 +22,7 @@ FAST = {
         *(
             "trees.across_sampled",
             "trees.shared",
+            "trees.shared_ends",
             "views.updates",
             "again.creations",
             "again.mistakes",
@@ -100,7 +101,7 @@ def test_topics_that_need_ranks_of_their_own(module: str, topic: str, ranks: int
     running.check(f"{module}.{topic}", ranks, tmp_path)
 
 
-TREES = ["trees.across", "trees.moves_through_views", "trees.groups"]
+TREES = ["trees.across", "trees.moves_through_views", "trees.shared_ends", "trees.groups"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.errors import AgreementError, BudgetError, ReshardError
+from benchmarks.fuzz_moves import ArrayTiles, TreeCase
+from reshard.errors import AgreementError, BudgetError, PlanError, ReshardError, TileError
 from reshard.mpi import redistribute
 from reshard.mpi import redistribution as tree_moves
 from reshard.runtime import Account
@@ -113,6 +114,93 @@ def _shared(comm: MPI.Intracomm, pair: Pair, room: bool) -> None:
             with mock.patch.object(Arena, "take", lambda *_: 0):
                 check_ends(comm, ends, out=outs)
     assert results == [room]
+
+
+def shared_ends(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Moves into parts of one array, and from parts of one, between random sets of ranks, into new and given arrays."""
+    for seed in range(10):
+        yield f"seed {seed}", partial(_shared_ends, comm, seed)
+    yield "tied", partial(_tied, comm)
+    yield "refused", partial(_shared_ends_refused, comm)
+
+
+def _shared_ends(comm: MPI.Intracomm, seed: int) -> None:
+    choose, case = random.Random(f"ends {seed}"), TreeCase({}, {}, {})
+    for name in "pq"[: choose.randint(1, 2)]:
+        case.add_parts(choose, name, comm.size)
+    moves, names = {name: each.make() for name, each in case.moves.items()}, {"sources": case.sources}
+    names["targets"] = case.targets
+    tree = rs.plan_tree(moves, **names)
+    given = choose.random() < 0.5
+    options: dict[str, Any] = {"verify": "hash"} if all(not m.casts for m in moves.values()) else {}
+    if choose.random() < 0.4:
+        ends = [end.tile_bytes for layouts in (tree.source_layouts, tree.target_layouts) for end in layouts.values()]
+        tree = rs.plan_tree(moves, budget=sum(ends) + 16, **names)
+        options["budget"] = sum(ends) + 16
+
+    def run(tiles: ArrayTiles, into: ArrayTiles) -> ArrayTiles:
+        mine = {name: each.get(comm.rank) for name, each in tiles.items()}
+        kept = {name: None if tile is None else tile.copy() for name, tile in mine.items()}
+        outs = {name: into.get(name, {}).get(comm.rank) for name in tree.filled}
+        if given:
+            for name, end in tree.target_layouts.items():
+                if name not in outs and comm.rank in end.mesh.devices:
+                    outs[name] = np.full(end.tile_shape, 77).astype(numpy_dtype(end.dtype))
+        memory = Account("uint8")
+        out = outs or None
+        moved = redistribute(mine, moves, None, comm, memory=memory, out=out, limit=LIMIT, **names, **options)
+        for name, tile in mine.items():
+            assert tile is None or np.array_equal(tile, kept[name]), f"{name} was written to"
+        assert all(out is None or moved[name] is out for name, out in outs.items())
+        peaks, received = (comm.allgather(figure) for figure in (memory.peak_bytes, memory.received_bytes))
+        still = sum(plan.target.tile_bytes for plan in tree.plans.values() if not plan.steps) if given else 0
+        assert max(peaks) <= tree.peak_bytes + still and max(received) <= tree.received_bytes, f"{peaks}: {tree}"
+        each = comm.allgather(moved)
+        ends = tree.target_layouts
+        return {name: {d: each[d][name] for d in end.mesh.devices} for name, end in ends.items()}
+
+    case.run(choose, tree, run)
+
+
+def _tied(comm: MPI.Intracomm) -> None:
+    rows, whole = (Layout.from_spec(Mesh(x=comm.size), (12, 4), "int32", [on, []]) for on in (["x"], []))
+    tile, names = tile_on(rows, comm.rank), {"sources": dict.fromkeys(("embed", "head"), "tokens")}
+    memory = Account("uint8")
+    moves = {name: rs.Move(rows, whole) for name in ("embed", "head")}
+    moved = redistribute({"tokens": tile}, moves, None, comm, memory=memory, **names)
+    assert moved["embed"] is moved["head"] and memory.received_bytes == rs.plan(rows, whole).received_bytes
+    check_result(whole, comm.rank, moved["head"])
+    outs = {name: _empty(whole) for name in moves}
+    moved = redistribute({"tokens": tile}, moves, None, comm, out=outs, **names)
+    assert all(moved[name] is out for name, out in outs.items())
+    check_result(whole, comm.rank, outs["embed"])
+    check_result(whole, comm.rank, outs["head"])
+
+
+def _shared_ends_refused(comm: MPI.Intracomm) -> None:
+    half, both = (Layout.from_spec(Mesh(x=comm.size), (n, 4), "int32", [["x"], []]) for n in (12, 24))
+    low, high = (rs.Move(half, both, into={0: slice(start, start + 12)}) for start in (0, 12))
+    tiles = {name: tile_on(half, comm.rank) for name in "ab"}
+    move = partial(redistribute, comm=comm, limit=LIMIT)
+    targets = dict.fromkeys("ab", "both")
+    odd = comm.rank == comm.size - 1
+
+    def refuse(kind: type[Exception], text: str, parts: dict[str, rs.Move], into: dict[str, str], read: str) -> None:
+        given = {name: tiles["a"] for name in read}
+        check_refused(comm, kind, lambda: move(given, parts, None, targets=into), text)
+
+    good = {"a": low, "b": high}
+    swapped, missing = ({"a": high, "b": low}, {"a": low}) if odd else (good, good)
+    refuse(AgreementError, "'a' has view", swapped, targets, "ab")
+    # A rank whose parts leave something out has no array to leave it to.
+    refuse(TileError, "out=", good, {"a": "both", "b": "else"} if odd else targets, "ab")
+    refuse(PlanError, "both fill element [0, 0] of 'both'", {"a": low, "b": low}, targets, "ab")
+    refuse(TileError, "out=", missing, dict.fromkeys(missing, "both"), "".join(missing))
+    refuse(TileError, "out=", {"a": low}, {"a": "both"}, "a")
+    refuse(TileError, "'c'", good, targets, "abc")
+    refuse(PlanError, "targets", good, {"z": "both"}, "ab")
+    moved = move(tiles, {"a": low, "b": high}, None, targets=targets)
+    assert list(moved) == ["both"]
 
 
 def _empty(layout: Layout) -> np.ndarray:

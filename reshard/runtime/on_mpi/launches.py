@@ -27,6 +27,7 @@ caller gave the array) is filled by messages, inside the node as well.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
@@ -64,12 +65,15 @@ from reshard.runtime.on_mpi.wire.chunks import Messages, merge_messages
 from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
 from reshard.synth import find_tree_plan, plan
 from reshard.types import Digit, Dim, Layout
+from reshard.types.move import Move
 
 STACKED = 256 << 10
 """The most bytes of a tile that is copied to a stack; a larger one takes longer to copy than to move alone."""
 
 ROOM = 32 << 20
 """Bytes for messages that suffice for any move."""
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 _STRAIGHT = ("slice", "all_gather", "all_to_all", "permute", "exchange")
 """The steps that move elements and change nothing else."""
@@ -198,13 +202,15 @@ class _Pending:
     """Stacks that wait to be bundled.
 
     `tiles` are the bytes of all tiles that a hop makes or empties, hop by hop and by kind of device, `targets` those
-    that stay, `copied` those of the copies in stacks, and `ends` those that messages have at most.
+    that stay, `parts` those of the targets that are filled in part, by name, which others may fill, too; `copied` are
+    those of the copies in stacks, and `ends` those that messages have at most.
     """
 
     stacks: tuple[Stack, ...]
     routes: tuple[Hops, ...]
     tiles: tuple[Bytes, ...]
     targets: Bytes
+    parts: Mapping[str, Bytes]
     copied: int
     ends: int
 
@@ -215,6 +221,7 @@ class _Pending:
             (*self.routes, *other.routes),
             tuple(_add_bytes(*both) for both in zip(self.tiles, other.tiles, strict=True)),
             _add_bytes(self.targets, other.targets),
+            {**self.parts, **other.parts},
             self.copied + other.copied,
             self.ends + other.ends,
         )
@@ -235,7 +242,8 @@ class _Scheduler:
         self._tree = tree
         self._several = len(set(facts.nodes)) > 1
         self._kinds: DeviceKinds = device_kinds(tree.plans.values())
-        self._live = self._kinds.total(self._kinds.tile(plan.source) for plan in tree.plans.values())
+        self._live = tree.arrays.live_bytes(self._kinds)
+        self._there = set(tree.filled)
         self._pending: dict[_Key, _Pending] = {}
 
     def launches(self, apart: bool) -> Iterator[Launch]:
@@ -254,13 +262,16 @@ class _Scheduler:
         """Takes in a stack, after the bundles that would have too little room from then on."""
         kinds, one = self._kinds, stack.plan
         target, route = kinds.tile(one.target), list_hops(one, self._several)
+        parts: dict[str, Bytes] = {}
+        if one.fills:  # It counts once, whichever of its parts moves first.
+            parts, target = {self._tree.target_of[stack.names[0]]: target}, (0,) * kinds.count
         own: _Key | None = None
         more: _Pending | None = None
         if route is not None:
             own = one.source.dtype, tuple(hop.form if isinstance(hop.form, int) else 0 for hop in route)
             # A hop empties the tiles of the one before, except a relay's second, which goes on in these.
             emptied = [at and hop.form != SECOND for at, hop in enumerate(route)]
-            made = [kinds.tile(hop.target) for hop in route]
+            made = [target if hop.fills else kinds.tile(hop.target) for hop in route]
             tiles = [
                 _add_bytes(of, kinds.tile(h.source)) if e else of for of, h, e in zip(made, route, emptied, strict=True)
             ]
@@ -268,26 +279,33 @@ class _Scheduler:
                 one.source.tile_bytes if len(stack.names) > 1 else 0,
                 one.source.tile_bytes + one.target.tile_bytes,
             )
-            more = _Pending((stack,), (route,), tuple(tiles), target, copied, most)
+            more = _Pending((stack,), (route,), tuple(tiles), target, parts, copied, most)
         # A bundle that waits holds nothing yet, but its targets will be there while later ones move: it goes as soon as
         # waiting longer would leave it less room for messages than its stacks have one by one.
         for key, pending in list(self._pending.items()):
             joined = pending if key != own or more is None else pending.joined(more)
-            beside = [other.targets for at, other in self._pending.items() if at != key]
-            beside += [] if key == own else [target]
+            others = [other for at, other in self._pending.items() if at != key]
+            beside = [*(other.targets for other in others), *([] if key == own else [target])]
+            filled = {**parts, **{name: nbytes for other in others for name, nbytes in other.parts.items()}}
             # With this room, a bundle sends no more messages than its stacks would one by one.
             wanted = min(ROOM, joined.ends // len(joined.stacks)) if self._several else 0
-            if self._room(joined, beside) < wanted:
+            if self._room(joined, beside, filled) < wanted:
                 yield self._flush(key)
         if own is None or more is None:
             yield stack
-            self._live = _add_bytes(self._live, target)
+            self._live = _add_bytes(self._live, target, *self._new_parts(parts))
+            self._there.update(parts)
         else:
             self._pending[own] = self._pending[own].joined(more) if own in self._pending else more
 
-    def _room(self, pending: _Pending, beside: Sequence[Bytes] = ()) -> int:
-        """The bytes that are left for messages if these move when the targets `beside` them are there."""
-        live = _add_bytes(self._live, *beside)
+    def _new_parts(self, parts: Mapping[str, Bytes]) -> list[Bytes]:
+        """The bytes of the targets, filled in part, that are not there yet."""
+        return [nbytes for name, nbytes in parts.items() if name not in self._there]
+
+    def _room(self, pending: _Pending, beside: Sequence[Bytes] = (), filled: Mapping[str, Bytes] = EMPTY) -> int:
+        """The bytes that are left for messages if these move when the targets `beside` them are there, and those that
+        are `filled` in part."""
+        live = _add_bytes(self._live, *beside, *self._new_parts({**filled, **pending.parts}))
         most = max(max(_add_bytes(live, tiles)) for tiles in pending.tiles)
         return self._tree.peak_bytes - most - pending.copied
 
@@ -295,7 +313,8 @@ class _Scheduler:
         pending = self._pending.pop(key)
         itemsize = numpy_dtype(key[0]).itemsize
         room = max(0, self._room(pending))
-        self._live = _add_bytes(self._live, pending.targets)
+        self._live = _add_bytes(self._live, pending.targets, *self._new_parts(pending.parts))
+        self._there.update(pending.parts)
         if self._several and room < 4 * itemsize and len(pending.stacks) == 1:
             return pending.stacks[0]
         return Bundle(pending.stacks, pending.routes, itemsize, room // 2)
@@ -364,6 +383,8 @@ class PreparedTree:
     plan: TreePlan
     launches: Sequence[Launch]
     facts: Facts
+    tied: Mapping[str, str] = EMPTY
+    """Targets that are another one under a second name, by name."""
 
     @cached_property
     def apart(self) -> Sequence[Launch]:
@@ -380,23 +401,37 @@ def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
     moves, options = dict(request.moves), request.options
     given = request.version
     version = dict(given) if isinstance(given, tuple) and not isinstance(given, Update) else given
-    manifest = Manifest.of(moves, version).to_json()
-    tree = find_tree_plan(moves, options)
+    sources, targets = map(dict, request.arrays)
+    manifest = Manifest.of(moves, version, sources=sources, targets=targets).to_json()
+    first, tied = dict[object, str](), dict[str, str]()
+    movers = Counter(targets.get(name, name) for name in moves)
+    for name, leaf in list(moves.items()) if sources else ():
+        # What is read from one array by equal moves, each to all of a target, moves once.
+        target = targets.get(name, name)
+        alone = movers[target] == 1 and not (isinstance(leaf, Move) and leaf.fills)
+        twin = first.setdefault((sources.get(name, name), leaf), target) if alone else target
+        if twin != target:
+            tied[target] = twin
+            for each in (moves, sources, targets):
+                each.pop(name, None)
+    tree = find_tree_plan(moves, options, sources, targets)
     launches = list_launches(tree, facts)
     for launch in launches:
         if isinstance(launch, Stack):  # What cannot be run is refused before anything moves.
             rank_plan(launch.plan, rank, len(facts.nodes), numpy_dtype(launch.plan.source.dtype).itemsize)
     chosen = {"budget": options.budget, "network": text_of_network(options), "verify": request.verify}
     given = {name: value for name, value in chosen.items() if value}
-    return PreparedTree(f"{manifest}{MANIFEST_END}{given or ''}", tree, launches, facts)
+    return PreparedTree(f"{manifest}{MANIFEST_END}{given or ''}", tree, launches, facts, tied)
 
 
 class GivenTiles(NamedTuple):
-    """What a rank brings: its tiles, empty where it has none, the arrays for results, and scales of casts, by name."""
+    """What a rank brings: its tiles, empty where it has none, the arrays for results, and scales of casts, by the names
+    of moves; and for those that fill parts of a target that they cover, the name of that."""
 
     tiles: Mapping[str, WindowTile]
     outs: Mapping[str, WindowTile]
-    scales: Mapping[str, Any] = MappingProxyType({})
+    scales: Mapping[str, Any] = EMPTY
+    parts: Mapping[str, str] = EMPTY
 
 
 def run_launches(
@@ -407,6 +442,7 @@ def run_launches(
     All ranks call this inside a `collective`, with the same launches. A single tile has the name "".
     """
     moved: dict[str, WindowTile] = {}
+    made: dict[str, WindowTile] = {}
     for launch in launches:
         if isinstance(launch, TilePlan):
             moved[""] = move_tile(team, watch, launch, given.tiles[""], given.outs.get(""), memory)
@@ -423,6 +459,11 @@ def run_launches(
         held = [_hold_tiles(call, stack, given) for stack in stacks]
         # The caller's array for the result of a stack of one; on a rank without a result, what stands for it.
         outs = [given.outs.get(stack.names[0]) for stack in stacks]
+        for at, (stack, tile) in enumerate(zip(stacks, held, strict=True)):
+            if (target := given.parts.get(stack.names[0])) is not None:
+                if target not in made:
+                    made[target] = _make_target(call, stack.plan, tile, outs[at])
+                outs[at] = made[target]
         if isinstance(launch, Bundle):
             results = _run_bundle(call, launch, held, outs)
         else:
@@ -455,6 +496,16 @@ def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
     made = call.pool.take(size * dtype.itemsize).view(dtype).reshape(len(tiles), *tiles[0].shape)
     np.stack([view_as_words(tile) for tile in tiles], out=view_as_words(made))
     return made
+
+
+def _make_target(call: Call, plan: Plan, held: Array, out: WindowTile | None) -> WindowTile:
+    """The target of which a plan fills the first part: the caller's array, or a new one."""
+    if out is None:
+        dtype = held.dtype if plan.source.dtype == plan.target.dtype else numpy_dtype(plan.target.dtype)
+        out = new_tile(call.team, call.watch, plan.target, dtype)
+        clear_new(call.team, plan.target, out.tile)
+    call.memory.take(call.device, out.tile.size, plan.target.dtype)
+    return out._replace(counted=True)
 
 
 def clear_new(team: Team, layout: Layout, tile: Array) -> None:
@@ -504,7 +555,8 @@ def _run_bundle(
             if hop.form != SECOND:
                 kept = out if last else None
                 result = new_tile(team, call.watch, hop.target, tile.tile.dtype) if kept is None else kept
-                call.memory.take(call.device, result.tile.size)
+                if not result.counted:
+                    call.memory.take(call.device, result.tile.size)
                 if not hop.fills:
                     clear_new(team, hop.target, result.tile)
             results.append(result)

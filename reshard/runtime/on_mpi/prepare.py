@@ -75,6 +75,8 @@ class Request(NamedTuple):
     shared: bool = False
     version: Version | Update | tuple[tuple[str, Version | Update], ...] = None
     verify: str | None = None
+    arrays: tuple[tuple[tuple[str, str], ...], ...] = ((), ())
+    """The arrays that moves read, and those that they fill, by the names of moves, where they are of other names."""
 
     @classmethod
     def of_tile(

@@ -127,7 +127,7 @@ def run_plan(
     # Where a step fills a part of the result, the rest of it stays: so it is live from the start.
     filled = any(step.fills for step in plan.steps)
     result = place() if filled or not plan.steps else None
-    if result is not None:
+    if result is not None and not result.counted:
         call.memory.take(call.device, result.tile.size, plan.steps[-1].dtype if filled else None)
     if result is not None and not plan.steps:
         copy_view(view_as_words(result.tile), view_as_words(tile).reshape(result.tile.shape))

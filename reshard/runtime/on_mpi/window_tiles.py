@@ -19,10 +19,12 @@ from reshard.types import Layout
 
 
 class WindowTile(NamedTuple):
-    """A tile, and its place in the arena of its rank's node; 0 for a tile in private memory."""
+    """A tile, and its place in the arena of its rank's node; 0 for a tile in private memory. It is `counted` if the
+    call's account has it already."""
 
     tile: Array
     place: int = 0
+    counted: bool = False
 
 
 class Posted(NamedTuple):
