@@ -5,6 +5,7 @@
     Target(sharding, view=...)   a sharding, and the view and dtype of the array on it: for a leaf of a tree of targets,
                                  which may name the array that it reads (source=), or several (parts=)
     Part(source, into=...)       one of the arrays that fill a Target together
+    named_targets(table, ...)    the Targets that a table of names makes of a tree of arrays
     jit(f)                       `jax.jit` with the pass inside XLA switched on for this function
     enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process
     enabled()                    a context in which it is on
@@ -29,6 +30,7 @@ from reshard.jax.jit import jit as jit
 from reshard.jax.jit import strict as strict
 from reshard.jax.placement import Part as Part
 from reshard.jax.placement import Target as Target
+from reshard.jax.placement import named_targets as named_targets
 from reshard.jax.program_report import report as report
 from reshard.jax.program_report import show as show
 from reshard.jax.redistribute import redistribute as redistribute

@@ -2,6 +2,7 @@
 
 Target, Part               what becomes of an array, or of several that fill one
 spread_targets, read_goals  a tree of that for a tree of arrays, of the same structure or of another
+named_targets              such a tree of another structure, by a table of names
 resolve_sharding           a sharding, a spec or a layout as a `NamedSharding` on one mesh, checked against the array
 layout_of                  a `NamedSharding` as a `Layout`
 the rest                   what JAX says of meshes and arrays: traced or not, explicit or auto, where and how many
@@ -18,7 +19,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,7 @@ from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import LayoutError, MeshError, PlanError, about_sharding, quoted
+from reshard.errors import LayoutError, MeshError, PlanError, about_sharding, did_you_mean, quoted
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -36,6 +37,9 @@ from reshard.types.notation import jax_sharding
 from reshard.types.notation.sharding import place_sharding
 from reshard.types.view import View
 from reshard.types.whole import read_items
+
+if TYPE_CHECKING:
+    from reshard.names import NamedView, Table
 
 AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
@@ -287,6 +291,69 @@ def read_goals(given: Any, arrays: Any) -> tuple[list[ArrayGoal], Any]:
             reads = [(leaf, "names no source, so it reads the array of its own name")]
         goals.append(ArrayGoal(leaf, target, tuple(find_array(name, leaf, text) for name, text in reads)))
     return goals, structure
+
+
+def named_targets(
+    table: Table,
+    arrays: Any,
+    shardings: Any,
+    *,
+    dtype: Any = None,
+    out: Mapping[str, jax.Array] | None = None,
+    **sizes: int,
+) -> dict[str, Target]:
+    """What a table of names (`reshard.names`) makes of a tree of arrays: a `Target` for each of its target names, with
+    the arrays that fill it, as `redistribute` takes them.
+
+    `shardings` is a dict with one for each target name, a function of a name and a global shape, or one for all;
+    `dtype` a dict of those that become another, or one for all. `out` has the arrays of which the table fills a part
+    only. `sizes` are the table's. Raises `PlanError` for a table that does not fit the arrays, and for names in a dict
+    that no array fills.
+
+    >>> import numpy as np, reshard.names
+    >>> from jax.sharding import NamedSharding, PartitionSpec
+    >>> from reshard.jax import named_targets, redistribute
+    >>> rows = NamedSharding(jax.sharding.Mesh(jax.devices(), ("x",)), PartitionSpec("x"))
+    >>> table = reshard.names.read('''
+    ... [[rule]]
+    ... source = "layers.{l}.{gate,up}"
+    ... target = "layers.{l}.gate_up"
+    ... view = "i m -> (two i) m"
+    ... sizes = { two = { gate = 1, up = 1 } }
+    ... ''')
+    >>> layer = {name: jax.device_put(np.ones((8, 4), "float32"), rows) for name in ("gate", "up")}
+    >>> fused = redistribute({"layers": [layer]}, named_targets(table, {"layers": [layer]}, rows))
+    >>> {name: x.shape for name, x in fused.items()}
+    {'layers.0.gate_up': (16, 4)}
+    """
+    shapes = dict(zip(name_leaves(arrays), map(np.shape, jax.tree.leaves(arrays)), strict=True))
+    parts: dict[str, list[NamedView]] = {}
+    for each in table.resolve(shapes, **sizes):
+        parts.setdefault(each.target, []).append(each)
+    given: dict[str, Mapping[str, Any]] = {}
+    for what, named in (("shardings", shardings), ("dtype", dtype), ("out", out)):
+        if isinstance(named, Mapping):
+            given[what] = cast("Mapping[str, Any]", named)
+            wrong = next((name for name in given[what] if name not in parts), None)
+            if wrong is not None:
+                raise PlanError(f"{what} names {quoted(wrong)}, which no array fills{did_you_mean(wrong, parts)}")
+    lacks = next((name for name in parts if name not in given["shardings"]), None) if "shardings" in given else None
+    if lacks is not None:
+        raise PlanError(f"{lacks!r} is filled and has no sharding{did_you_mean(lacks, given['shardings'])}; give one")
+    targets: dict[str, Target] = {}
+    for name, views in parts.items():
+        shape = views[0].view.target_shape
+        sharding = given["shardings"][name] if "shardings" in given else shardings
+        if callable(shardings) and not is_target(shardings):
+            sharding = shardings(name, shape)
+        options = {"shape": shape, "dtype": given["dtype"].get(name) if "dtype" in given else dtype}
+        options["out"] = given["out"].get(name) if "out" in given else None
+        if len(views) == 1 and not views[0].view.into:
+            view = None if views[0].view.plain else views[0].view
+            targets[name] = Target(sharding, source=views[0].source, view=view, **options)
+            continue
+        targets[name] = Target(sharding, parts=[Part(each.source, view=each.view) for each in views], **options)
+    return targets
 
 
 def unwrap_target(target: Any, x: Any) -> Any:

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import reshard as rs
 from reshard.errors import NotationError, PlanError, ReshardError
-from reshard.jax import Part, Target, redistribute, reshard_pytree
+from reshard.jax import Part, Target, named_targets, redistribute, reshard_pytree
 from reshard.jax.request import UNLIMITED, plan_request
 from reshard.jax.view_moves import read_parts
 from tests.jax.fused import MESHES, Case, draw_case
 from tests.jax.oracle import assert_exact, executed, filled, mesh_of, promised
+from tests.names import test_tables
 
 
 def check(case: Case, **options) -> None:
@@ -101,6 +103,55 @@ def test_the_rest_of_an_array_stays():
     moved = redistribute(layer(), [Target(COLUMNS, parts=PARTS, out=out)])[0]
     assert_exact(moved, COLUMNS, np.concatenate([FUSED, np.full((8, 8), -1, "float32")]))
     assert_exact(out, COLUMNS, np.full((40, 8), -1, "float32"))
+
+
+@pytest.mark.fast(2, slow=3)
+@pytest.mark.parametrize("name", ["vllm", "megatron"])
+@pytest.mark.parametrize("family", test_tables.FAMILIES)
+@pytest.mark.parametrize("apart", [True, False], ids=["other devices", "one set"])
+def test_tables_of_names(family: str, name: str, apart: bool):
+    """A trainer's tree becomes the server's, bit for bit, and goes back."""
+    table = rs.names.read(f"{family}-to-{name}")
+    arrays = {each: array.astype("int32") for each, array in test_tables.model(family).items()}
+    if name == "megatron":  # It has no scales of blocks.
+        arrays = {each: array for each, array in arrays.items() if not each.endswith("_scale_inv")}
+    sizes = test_tables.sizes_of(f"{family}-to-{name}", family, 2, False)
+    wanted = test_tables.vllm(arrays, 2, False) if name == "vllm" else test_tables.megatron(arrays, 2, False, family)
+    near, far = (mesh_of({"x": 4}), mesh_of({"tp": 2, "rep": 2}, order=[4, 5, 6, 7])) if apart else (MESH, MESH)
+
+    def shard(mesh: Any, shape: tuple[int, ...]) -> NamedSharding:
+        axis = mesh.axis_names[0]
+        at = next((at for at, size in enumerate(shape) if size % mesh.shape[axis] == 0), len(shape))
+        return NamedSharding(mesh, P(*[None] * at, axis) if at < len(shape) else P())
+
+    tree = {each: jax.device_put(array, shard(near, array.shape)) for each, array in arrays.items()}
+    targets = named_targets(table, tree, lambda _, shape: shard(far, shape), **sizes)
+    served = redistribute(tree, targets)
+    assert served.keys() == wanted.keys()
+    for each, array in wanted.items():
+        assert_exact(served[each], targets[each].sharding, array.astype("int32"))
+    back = redistribute(
+        served,
+        named_targets(table.inverse(), served, {each: x.sharding for each, x in tree.items()}, **sizes),
+        donate=True,
+    )
+    for each, array in arrays.items():
+        assert_exact(back[each], tree[each].sharding, array)
+
+
+def test_what_named_targets_refuse():
+    table = rs.names.read('[[rule]]\nsource = "w"\ntarget = "v"\nview = "a -> a"')
+    arrays = {"w": jax.device_put(filled((8,)), ROWS)}
+    for options, message in (
+        ({"shardings": {"u": ROWS}}, "shardings names 'u', which no array fills"),
+        ({"shardings": {}}, "'v' is filled and has no sharding"),
+        ({"shardings": ROWS, "dtype": {"w": "int32"}}, "dtype names 'w'"),
+        ({"shardings": ROWS, "out": {"w": arrays["w"]}}, "out names 'w'"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            named_targets(table, arrays, **options)
+    moved = redistribute(arrays, named_targets(table, arrays, ROWS, dtype={"v": "int32"}))
+    assert_exact(moved["v"], ROWS, filled((8,)).astype("int32"))
 
 
 def fused(*parts: Part, shape: Any = (32, 8), **options: Any) -> Callable[[], Any]:

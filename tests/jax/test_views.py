@@ -119,11 +119,14 @@ def test_a_reshape_along_atoms_compiles_to_no_collective():
         (on("b"), on("a"), {"view": "(three h) d -> three h d", "three": 3}, (96, 64)),
         (on("b"), on("b"), {"view": "(three h) d -> d h", "three": 3, "take": {"three": 1}}, (96, 64)),
         (on("b"), on("b", "a"), {"into": {0: slice(8, 40)}}, (32, 64)),
+        (on("b"), on(None, "a"), {"view": "h d -> (e h) d", "into": {"e": 1}, "e": 3}, (32, 64)),
+        (on("b"), on("b"), {"view": "h d -> e h d", "into": {"e": 1}, "e": 4}, (32, 64)),
     ],
 )
 def test_slices_of_tiles_are_no_elements_at_computed_places(source, target, view, shape):
     """XLA would hold an index for each element, and read and write them one by one."""
-    out = {"out": jnp.zeros((96, 64), "float32")} if "into" in view else {}
+    filled = (4, 32, 64) if "e h d" in view.get("view", "") else (96, 64)
+    out = {"out": jnp.zeros(filled, "float32")} if "into" in view else {}
 
     def move(x):
         return redistribute(x, target, source=source, **view, **out)

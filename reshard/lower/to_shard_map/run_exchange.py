@@ -720,7 +720,9 @@ def repeat_rounds(
 
 
 def find_box_extents(step: Exchange) -> list[int] | None:
-    """The extents by dim of the slices of all messages, or None if they differ."""
+    """The extents by dim of the slices of all messages, or None if they differ, or the dims of the two ends do."""
+    if len(step.send.tile) != len(step.receive.tile):
+        return None
     forms: set[tuple[int, ...]] = set()
     for extents in {box.extents[0] for one in list_rounds(step) for t in one for box in t.blocks}:
         by_axis = list(zip(step.send.dims, extents, strict=True))
