@@ -148,7 +148,7 @@ def _make_mover(
     target = request.target
     if 0 in shape and request.crosses and request.plain:
         return lambda x: partial(put_by_jax, x, target, donate=donate)
-    if 0 in shape and not (request.plain or (request.view is not None and request.view.into)):
+    if 0 in shape and not (request.plain or request.fills):
         empty = np.zeros(request.target_shape(shape), jnp.dtype(request.target_dtype(dtype.name)))
         return lambda x: partial(put_by_jax, empty, target, donate=False)
     far = find_device_memory(target)

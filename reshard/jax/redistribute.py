@@ -39,6 +39,7 @@ from reshard.jax.eager import (
 from reshard.jax.placement import ArrayGoal, Target, ViewOptions, is_target, spread_targets
 from reshard.jax.request import UNLIMITED, ReshardRequest
 from reshard.jax.tree_budget import joint_moves
+from reshard.jax.updates import update_array
 from reshard.jax.view_moves import PartMove, prepare_parts, prepare_view, read_jax_view, read_parts
 from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
@@ -63,6 +64,8 @@ def redistribute(
     out: jax.Array | None = None,
     dtype: Any = None,
     scale: Any = None,
+    have: jax.Array | None = None,
+    changed: Any = None,
     **sizes: int,
 ) -> Any:
     """Moves an array to another sharding, in place of `jax.device_put`, `with_sharding_constraint` and `reshard`.
@@ -82,6 +85,11 @@ def redistribute(
     narrows, elements are divided by `scale` first; else multiplied by it at last. It is a number, or an array of the
     rank of the wider array whose dims divide that array's: one number for each channel, block or tile. The leaves of a
     tree have views of their own in its tree of targets, see `Target`.
+
+    `have` is the target's array as it is there already, such as the weights of the last version, and `changed` the
+    elements of `x` that are stale in it, as in `reshard.plan`: only what has changed moves, and what devices lack. The
+    result is a new array. That is for a concrete array; between CPU devices of one process `have` may have any
+    sharding, else it has the target's.
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
     inside a `shard_map` that is manual over other axes. Concrete leaves of a tree share programs, and an array that is
@@ -113,6 +121,9 @@ def redistribute(
     options = UNLIMITED if free else PlanOptions.read(budget, network, donate)
     placement.check_not_deleted(x)  # One may be where it should go, and would be returned.
     try:
+        if have is not None or changed is not None:
+            given = ViewOptions(view, take, into, out, dtype, scale, sizes)
+            return update_array(x, sharding, source, given, options, have, changed)
         if sizes or any(each is not None for each in (view, take, into, out, dtype, scale)):
             given = ViewOptions(view, take, into, out, dtype, scale, sizes)
             return run_pending(prepare_view(x, sharding, source, given, options))

@@ -35,6 +35,7 @@ from reshard.synth.network import PRESETS
 from reshard.synth.options import PlanOptions, read_network
 from reshard.synth.planner import find_plan, message_count, short_plans
 from reshard.types import dtypes
+from reshard.types.index_set import IndexSet
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.view import View
@@ -67,6 +68,7 @@ class ReshardRequest:
     """All of a move except the array; hashable, because it is the parameter of a JAX primitive.
 
     `source` is None while it is unknown. `view` is None where the dims stay, and `dtype` where the dtype stays.
+    `changed` are the elements that are stale in the target, which its devices hold already.
     """
 
     target: NamedSharding
@@ -74,11 +76,17 @@ class ReshardRequest:
     options: PlanOptions = UNLIMITED
     view: View | None = None
     dtype: str | None = None
+    changed: IndexSet | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether the array, its dims and its dtype stay as they are."""
-        return self.view is None and self.dtype is None
+        """Whether the array, its dims and its dtype stay as they are, and all that devices need moves."""
+        return self.view is None and self.dtype is None and self.changed is None
+
+    @property
+    def fills(self) -> bool:
+        """Whether the result is made of an array that is there: a part of it is filled, or what has changed."""
+        return self.changed is not None or (self.view is not None and self.view.into)
 
     @property
     def crosses(self) -> bool:
@@ -104,7 +112,8 @@ class ReshardRequest:
         source, target = self.ends
         options = options_on(placement.devices_of(target.mesh), self.options)
         ends = f"{_spell_sharding(source)} to {_spell_sharding(target)}"
-        return f"{dtype}{list(shape)} from {ends}, view {self.view}, dtype {self.dtype}, {options}"
+        changed = "" if self.changed is None else f", changed {self.changed.to_json()}"
+        return f"{dtype}{list(shape)} from {ends}, view {self.view}, dtype {self.dtype}{changed}, {options}"
 
     def target_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the result, from that of the array."""
@@ -141,6 +150,7 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         placement.layout_of(target, request.target_shape(shape), request.target_dtype(dtype), ids=ids),
         request.view,
         cast=True,
+        changed=request.changed,
     )
     if not request.plain:
         # The source of a view or a cast counts as live throughout, since XLA reuses no buffer of other dims.
@@ -216,7 +226,7 @@ def numbered_move(request: ReshardRequest, numbers: dict[Any, int], shape: tuple
         placement.layout_of(end, size, kind, numbers=tuple(numbers[each] for each in placement.devices_of(end.mesh)))
         for end, size, kind in ((source, shape, dtype), (target, after, cast))
     )
-    return Move(near, far, request.view, cast=True)
+    return Move(near, far, request.view, cast=True, changed=request.changed)
 
 
 def check_even(layout: Layout, request: ReshardRequest) -> None:

@@ -371,7 +371,7 @@ def _compile_after(leg: Leg, target: NamedSharding) -> Moving:
     if not leg.steps or not target.addressable_devices:
         return join
     run, sharding = on_jax.compile_from_stack(leg.source, leg.steps, target.mesh, target)
-    fills = any(step.mode.view is not None and step.mode.view.into for step in leg.steps)
+    fills = any(step.mode.fills for step in leg.steps)
 
     def finish(shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
         stack = jax.make_array_from_single_device_arrays(stack_shape(leg.source), sharding, shards)
@@ -507,8 +507,7 @@ def split_legs(whole: Plan) -> Legs:
     step, before, after = whole.steps[at], whole.steps[:at], whole.steps[at + 1 :]
     operand, result = step.operand, step.result
     if operand.dtype != result.dtype:
-        fills = step.mode.view is not None and step.mode.view.into
-        if fills or step.wire.dtype != operand.dtype:
+        if step.mode.fills or step.wire.dtype != operand.dtype:
             operand = replace(operand, dtype=result.dtype)
             before = (*before, Step("cast", step.operand, operand))
         else:
@@ -556,7 +555,7 @@ def cut_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) ->
     if step.kind == "permute" and not pieces:
         return parts
     operand, result = step.operand, step.result
-    mode = StepMode(relay=step.mode.relay, view=step.mode.view)
+    mode = StepMode(relay=step.mode.relay, view=step.mode.view, holding=step.mode.holding)
     kept = parts.before.source.tile_bytes if parts.before.steps and not parts.across.donate else 0
     plain = Step("exchange", operand, result, mode, kept)
     message = exchange_figures(operand, result, mode.view, relayed=mode.relay).message

@@ -30,6 +30,7 @@ from reshard.geometry.holders import Tile, tile_of
 from reshard.geometry.messages import exchange_messages
 from reshard.jax import placement
 from reshard.lower.exchange_rounds import digit_boxes
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.view import View
 
@@ -83,8 +84,12 @@ class HostExchange(NamedTuple):
     fills: bool
 
 
-def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None) -> HostExchange:
+def plan_host_exchange(
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+) -> HostExchange:
     """The exchange from one layout to the other, by a view if one is given, once for each tile of the result.
+
+    Beside a `holding`, in which devices hold the result's tiles, of what is stale in these.
 
     >>> from reshard.types import Mesh
     >>> server = Mesh({"rep": 2}, device_ids=[4, 5])
@@ -102,7 +107,7 @@ def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None
         tile_at.append(number)
     size = jnp.dtype(operand.dtype).itemsize
     copies: list[Copy] = []
-    for message in exchange_messages(operand, result, view):
+    for message in exchange_messages(operand, result, view, holding):
         if message.receiver not in first:
             continue
         sender, receiver = operand.mesh.position(message.sender), first[message.receiver]
@@ -124,7 +129,7 @@ def plan_host_exchange(operand: Layout, result: Layout, view: View | None = None
             copies.append(Copy(sender, taken, receiver, Strides(size * block.dst, extents, far, kind)))
     copies.sort(key=lambda copy: (copy.receiver, copy.sender))  # So that senders are done with one after another.
     elements = len(numbers) * math.prod(result.tile_shape)
-    fills = view is not None and view.into
+    fills = holding is not None or (view is not None and view.into)
     senders = tuple(dict.fromkeys(copy.sender for copy in copies))
     return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, senders, fills)
 
@@ -248,8 +253,11 @@ def _make_tiles(part: HostPart, old: Sequence[jax.Array], kept: bool) -> list[Ar
         raw = np.empty(size + ALIGNMENT, np.uint8)
         start = -raw.__array_interface__["data"][0] % ALIGNMENT
         tiles.append(np.ndarray(shape, dtype, raw, start))
-    for tile, shard in zip(tiles, old, strict=bool(old)):
-        _as_plain_numbers(tile)[...] = _as_plain_numbers(np.asarray(shard))
+    each = zip(tiles, old, strict=bool(old))
+    pieces = (_Piece(_as_plain_numbers(tile), _as_plain_numbers(np.asarray(shard)), None) for tile, shard in each)
+    alone = size * len(old) < THREADED or _count_threads() < 2
+    for _ in (map if alone else _thread_pool().map)(_copy_pieces, _share_pieces(pieces)):
+        pass
     return tiles
 
 
