@@ -69,7 +69,7 @@ def run_moves(moves: Sequence[Pending], results: Sequence[int] | None = None) ->
     hosted: dict[int, list[EagerMove]] = {}
     for number, group in places.items() if len(moves) > 1 else ():
         parts = [move for move in (moves[at] for at in group) if isinstance(move, EagerMove)]
-        if len(parts) == len(group) and all(part.program.host is not None for part in parts):
+        if len(parts) == len(group) and all(_is_copied(part.program) for part in parts):
             hosted[number] = parts
         elif len(group) > 1:
             raise PlanError(f"{len(group)} moves into one array need another way than copies on the host; report this")
@@ -94,6 +94,11 @@ def run_moves(moves: Sequence[Pending], results: Sequence[int] | None = None) ->
         if part.program.request.options.donate and not part.x.is_deleted():
             part.x.delete()
     return [moved[number] for number in sorted(moved)]
+
+
+def _is_copied(program: EagerProgram) -> bool:
+    """Whether a move among others is made by copies; inside a trace, one on one set of devices is a part of it."""
+    return program.host is not None and (program.request.crosses or not placement.is_tracing())
 
 
 def _run_on_host(groups: Mapping[int, Sequence[EagerMove]], read: Set[int]) -> dict[int, jax.Array]:

@@ -207,7 +207,8 @@ def compile_plan(
     def compile_fill() -> Callable[..., jax.Array]:
         return partial(start_program, jax.jit(moved, out_shardings=target, donate_argnums=1))
 
-    return EagerProgram(request, plan, weak, partial(start_program, run), target, compile_fill, together)
+    host = None if small or request.options.budget is not None else crossing.compile_copies(plan, request)
+    return EagerProgram(request, plan, weak, partial(start_program, run), target, compile_fill, together, host)
 
 
 def _over_two_meshes(

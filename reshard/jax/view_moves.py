@@ -298,7 +298,8 @@ def fill_part(move: PartMove, program: EagerProgram, filled: jax.Array | None) -
     out, scale = place_beside(move.given, program)
     if filled is None and out is not None:
         return program.start(move.x, out, scale)  # The caller's, and still so when the move is over.
-    if filled is None and (program.host is None or program.host.tile_at is None):
+    copied = program.request.crosses and program.host is not None and program.host.tile_at is not None
+    if filled is None and not copied:
         goal, target = program.plan.target, program.request.target
         dtype = jnp.dtype(goal.dtype)
         here = bool(target.addressable_devices)

@@ -11,5 +11,6 @@ from reshard.jax.crossing.across import HostCall as HostCall
 from reshard.jax.crossing.across import HostMove as HostMove
 from reshard.jax.crossing.across import casts_before as casts_before
 from reshard.jax.crossing.across import compile_across as compile_across
+from reshard.jax.crossing.across import compile_copies as compile_copies
 from reshard.jax.crossing.across import program_across as program_across
 from reshard.jax.crossing.across import run_host_moves as run_host_moves

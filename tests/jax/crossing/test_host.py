@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.jax import eager, redistribute
+from reshard.jax import Target, eager, redistribute
 from reshard.jax.buckets import run_moves
 from reshard.jax.crossing import across, host
 from reshard.jax.request import UNLIMITED, ReshardRequest
 from reshard.types.notation import einops
 from tests.jax.crossing.cases import SHAPE, check, forget_programs, mesh, sampled, some
-from tests.jax.oracle import assert_exact, filled
+from tests.jax.oracle import assert_exact, filled, refactored
 from tests.oracle import tiles_of
 
 SOURCE = rs.Layout.parse("f32[{a}3, {b}4]", rs.Mesh(a=2, b=2))
@@ -184,3 +184,34 @@ def test_a_part_is_written_into_what_a_part_before_it_has_made() -> None:
         tiles |= {shard.data.unsafe_buffer_pointer() for shard in made.addressable_shards}
     assert made is not None and len(tiles) == 2
     assert_exact(made, target, values)
+
+
+def test_large_arrays_of_a_tree_on_one_set_of_devices_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random layouts on meshes of the same devices, and a view; alone, or inside a trace, each has its program."""
+    monkeypatch.setattr(eager, "SMALL", -1)
+    forget_programs()
+    made: list[int] = []
+    run = across.run_host_exchanges
+
+    def counted(parts: list[host.HostPart], *given: Any) -> Any:
+        made.append(len(parts))
+        return run(parts, *given)
+
+    monkeypatch.setattr(across, "run_host_exchanges", counted)
+    moves = refactored(3, 12)
+    xs = [jax.device_put(filled((16, 24)) + number, source) for number, (source, _) in enumerate(moves)]
+    targets = [target for _, target in moves]
+    rows = NamedSharding(moves[0][0].mesh, P(moves[0][0].mesh.axis_names[0]))
+    turned = Target(rows, view="(a b) c -> (b a) c", b=2)
+    results = redistribute([*xs, xs[0]], [*targets, turned], donate=True)
+    assert made == [1, 12], "first what frees nothing"
+    for number, (result, target) in enumerate(zip(results[:-1], targets, strict=True)):
+        assert_exact(result, target, filled((16, 24)) + number)
+    assert_exact(results[-1], rows, filled((16, 24)).reshape(8, 2, 24).swapaxes(0, 1).reshape(16, 24))
+    assert all(x.is_deleted() for x, result in zip(xs, results, strict=False) if result is not x)
+    columns = NamedSharding(rows.mesh, P(None, rows.mesh.axis_names[0]))
+    one, two = (jax.device_put(filled((16, 24)), rows) for _ in range(2))
+    for moved in (redistribute(one, columns), *jax.jit(lambda: redistribute([one, two], columns))()):
+        assert_exact(moved, columns, filled((16, 24)))
+    assert made == [1, 12]
+    forget_programs()
