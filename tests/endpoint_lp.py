@@ -1,12 +1,15 @@
 """Linear programs for what the busiest device of a move must send or receive, element class by element class.
 
-Elements that the same devices hold and the same devices need are one class. They know nothing of tiles, layouts or
-plans: only who has what before and after, from `types.meaning`.
+Elements that the same devices hold and the same devices need are one class. They know nothing of tiles, layouts, views
+or plans: only who has what before and after, from `types.meaning` and, for a move with a view, from what numpy makes of
+an array of indices (`Reference`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from math import prod
 
 import numpy as np
 import scipy.sparse
@@ -19,9 +22,19 @@ Class = tuple[frozenset[int], frozenset[int]]
 """The devices that hold an element, and those that lack it."""
 
 
-def classes(source: Layout, target: Layout) -> Counter[Class]:
+Reference = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""The target's array of a move with a view, of the source's array and of what the target holds before."""
+
+
+def classes(source: Layout, target: Layout, reference: Reference | None = None) -> Counter[Class]:
     """How many elements each class has; those that nobody lacks are left out."""
     holders, wanting = (_devices(layout) for layout in (source, target))
+    if reference is not None:
+        # Whatever the target holds before comes from no index of the source.
+        kept = np.full(target.shape, -1, np.int64)
+        comes_from = reference(np.arange(prod(source.shape)).reshape(source.shape), kept).ravel().tolist()
+        placed = wanting
+        wanting = {comes_from[at]: placed[at] for at in placed if comes_from[at] >= 0}
     counts = Counter((frozenset(holders[at]), frozenset(wanting[at] - holders[at])) for at in wanting)
     return Counter({key: count for key, count in counts.items() if key[1]})
 
@@ -40,9 +53,9 @@ def pulled(source: Layout, target: Layout) -> float:
     return max(_received(sizes), sent(sizes, forwarding=False))
 
 
-def forwarded(source: Layout, target: Layout) -> float:
+def forwarded(source: Layout, target: Layout, reference: Reference | None = None) -> float:
     """The same if devices may pass on what they receive: each element leaves its holders at least once."""
-    sizes = classes(source, target)
+    sizes = classes(source, target, reference)
     return max(_received(sizes), sent(sizes, forwarding=True))
 
 

@@ -101,20 +101,20 @@ def exchange_figures(
     relayed: bool = False,
     holding: Holding | None = None,
 ) -> ExchangeFigures:
-    """The figures of the exchange; `relayed`, of one to other devices in which receivers pass elements on; beside a
-    `holding`, without what receivers hold.
+    """The figures of the exchange; `relayed`, of one in which receivers pass elements on; beside a `holding`, without
+    what receivers hold.
 
     >>> mesh = Mesh(x=4)
     >>> exchange_figures(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))[:3]
     (3, 3, 1)
     """
-    if view is not None or holding is not None:
-        return _figures_listed(operand, result, view, holding)[0]
     if relayed:
         # Both turns follow each other, and what is passed on lies in pieces of a tile.
-        figures = relay_figures(operand, result)
+        figures, turns = relay_figures(operand, result, view), relay_messages(operand, result, view)
         rounds = sum(turn.rounds for turn in figures.turns)
-        return ExchangeFigures(rounds, figures.message, 1, lambda: [*map(loads_of, relay_messages(operand, result))])
+        return ExchangeFigures(rounds, figures.message, 1, lambda: [*map(loads_of, turns)])
+    if view is not None or holding is not None:
+        return _figures_listed(operand, result, view, holding)[0]
     if not one_set(operand.mesh, result.mesh):
         across = crossing_figures(operand, result)
         run = 1 if across.cut else exchange_stats.shortest_run(operand, result)
@@ -147,11 +147,11 @@ def _figures_listed(
     if view is not None and holding is None and not operand.partial:  # Each summand has tiles of its own.
         return _figures_through(operand, result, view, lambda: [loads_of(list_sent())])
     sent = list_sent()
-    message, tally = max((m.elements for m in sent), default=0), tally_messages(sent)
-    run = message if all(m.is_run for m in sent) else 1
+    tally = tally_messages(sent)
+    run = tally.largest if all(m.is_run for m in sent) else 1
     received = ByDevice(0, {device: tally.received[device] for device in result.mesh.devices})
     given = ByDevice(0, {device: tally.sent[device] for device in operand.mesh.devices})
-    return ExchangeFigures(tally.rounds, message, run, lambda: [loads_of(sent)]), received, given
+    return ExchangeFigures(tally.rounds, tally.largest, run, lambda: [loads_of(sent)]), received, given
 
 
 def _figures_through(
@@ -160,7 +160,7 @@ def _figures_through(
     """The figures through a view, from what pieces share."""
     shared = _share_out(operand, result, view)
     rounds = max(*itertools.chain(*shared.sends.values()), *_count_receives(operand, result, shared, view))
-    run = shared.message if _sends_runs(operand, result, view) else 1
+    run = shared.message if not shared.extra and _sends_runs(operand, result, view) else 1
     received, sent = ByDevice(0, count_lacked(operand, result, view)), ByDevice(0, shared.sent)
     return ExchangeFigures(rounds, shared.message, run, loads), received, sent
 
@@ -246,7 +246,7 @@ def most_sent(
 ) -> int:
     """Elements that the busiest device sends."""
     if relayed:
-        return relay_figures(operand, result).sent
+        return relay_figures(operand, result, view).sent
     if view is not None or holding is not None:
         return sent_by_device(operand, result, view, holding).most
     if not one_set(operand.mesh, result.mesh):
@@ -468,7 +468,7 @@ class _SharedOut(NamedTuple):
 def _share_out(operand: Layout, result: Layout, view: View | None = None) -> _SharedOut:
     """What the holders of all tiles send, queue by queue."""
     queues, groups = tile_queues(operand, result, view), () if view is None else count_shared(operand, result, view)
-    limit = pull_limit(operand, result) if view is None else math.prod(result.shape) * result.mesh.size
+    limit = pull_limit(operand, result, view)
     own, place = count_kept(operand, result, view), result.mesh.position
     sent, extra, sends, message = dict[int, int](), Counter[int](), dict[Tile, Collection[int]](), 0
     for tile, devices in holders_of(operand).items():

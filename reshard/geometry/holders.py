@@ -23,9 +23,15 @@ from functools import lru_cache
 from operator import mul
 
 from reshard.errors import MeshError
-from reshard.geometry.overlap import contiguous_extent, fullest_piece, piece, piece_extents, shared_elements
+from reshard.geometry.overlap import (
+    contiguous_extent,
+    fullest_piece,
+    piece,
+    piece_extents,
+    shared_elements,
+)
 from reshard.geometry.remesh import disjoint
-from reshard.geometry.view_layouts import count_shared
+from reshard.geometry.view_layouts import count_shared, pick_numbers
 from reshard.types.dims import numbers_along
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain
@@ -222,15 +228,24 @@ def count_lacked(source: Layout, target: Layout, view: View | None = None) -> di
 
 
 @lru_cache(maxsize=1024)
-def least_received_across(source: Layout, target: Layout) -> int:
+def least_received_across(source: Layout, target: Layout, view: View | None = None) -> int:
     """The elements that the busiest device of the target lacks."""
-    if disjoint(source.mesh, target.mesh):
+    if view is None and disjoint(source.mesh, target.mesh):
         return fullest_tile(target)
-    return max(count_lacked(source, target).values(), default=0)
+    return max(count_lacked(source, target, view).values(), default=0)
+
+
+def count_taken(source: Layout, target: Layout, view: View | None) -> Sequence[int]:
+    """The elements of the tile at each position that the target takes: all of them but through a view."""
+    if view is None:
+        return tile_elements(source)
+    groups = count_shared(source, target, view)
+    pieces = ([each.sizes(pick_numbers(tile, each.source)) for each in groups] for tile in tiles(source).values())
+    return [math.prod([sum([size for _, size in sizes]) for sizes in of]) for of in pieces]
 
 
 @lru_cache(maxsize=1024)
-def fewest_through(source: Layout, target: Layout) -> int:
+def fewest_through(source: Layout, target: Layout, view: View | None = None) -> int:
     """Elements that the busiest device sends or receives in every move: what a tile's holders must send at least once.
 
     An element of a tile must leave its holders if some device lacks it. The holders share this at best evenly.
@@ -239,22 +254,23 @@ def fewest_through(source: Layout, target: Layout) -> int:
     >>> fewest_through(Layout.parse("f32[{x}12]", Mesh(x=1)), Layout.parse("f32[{d}4]", Mesh(d=3)))
     8
     """
-    received = least_received_across(source, target)
-    if disjoint(source.mesh, target.mesh):
+    received = least_received_across(source, target, view)
+    if view is None and disjoint(source.mesh, target.mesh):
         return max(received, -(-fullest_tile(source) // count_copies(source)))
-    return max(received, *(-(-elements // len(devices)) for devices, elements in list_leaving(source, target)))
+    leaving = list_leaving(source, target, view)
+    return max([received, *(-(-elements // len(devices)) for devices, elements in leaving)])
 
 
-def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
+def list_leaving(source: Layout, target: Layout, view: View | None = None) -> Iterator[tuple[Sequence[int], int]]:
     """For each tile of the source, its holders, and the elements of it that some device of the target lacks."""
-    own = count_kept(source, target)
+    own = count_kept(source, target, view)
     stays = own
     if count_copies(target) > 1:
         # What several devices need stays only where all of them hold the same source tile.
         alike = (devices for devices in holders_of(target).values() if all(device in own for device in devices))
         same = (devices for devices in alike if len({tile_of(source, device) for device in devices}) == 1)
         stays = {devices[0]: own[devices[0]] for devices in same}
-    sizes = tile_elements(source)
+    sizes = count_taken(source, target, view)
     if count_copies(source) == 1:
         for device, size in zip(source.mesh.devices, sizes, strict=True):
             yield (device,), size - stays.get(device, 0)
@@ -265,12 +281,12 @@ def list_leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int]
 
 
 @lru_cache(maxsize=256)
-def pull_limit(operand: Layout, result: Layout) -> int:
+def pull_limit(operand: Layout, result: Layout, view: View | None = None) -> int:
     """Elements that the busiest device sends or receives at least if each asks holders for all that it lacks."""
-    copies, givers, received = count_copies(result), count_copies(operand), least_received_across(operand, result)
-    if disjoint(operand.mesh, result.mesh):
+    copies, givers, received = count_copies(result), count_copies(operand), least_received_across(operand, result, view)
+    if view is None and disjoint(operand.mesh, result.mesh):
         return max(received, -(-copies * fullest_tile(operand) // givers))
-    own, sizes, place = count_kept(operand, result), tile_elements(operand), operand.mesh.position
+    own, sizes, place = count_kept(operand, result, view), count_taken(operand, result, view), operand.mesh.position
     wanted = (
         copies * sizes[place(devices[0])] - sum(own.get(device, 0) for device in devices)
         for devices in holders_of(operand).values()

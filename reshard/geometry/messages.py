@@ -43,7 +43,7 @@ from reshard.geometry.blocks import (
 )
 from reshard.geometry.dealing import assign_requests
 from reshard.geometry.held import NeededParts
-from reshard.geometry.holders import Tile, holders, holders_of, home_tile, pull_limit, tile_of, tiles
+from reshard.geometry.holders import Tile, count_copies, holders, holders_of, home_tile, pull_limit, tile_of, tiles
 from reshard.geometry.overlap import SharedDims, list_owners, shared_dims, shares_from, shares_of
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_layouts import view_dims
@@ -128,12 +128,15 @@ def cut_products(products: Sequence[Product], low: int, high: int) -> tuple[Prod
 
 
 class Tally(NamedTuple):
-    """What devices send and receive in some messages, local copies left out: elements, and how many messages."""
+    """What devices send and receive in some messages, local copies left out: elements, how many messages, and the
+    elements of the largest one.
+    """
 
     sent: Counter[int]
     received: Counter[int]
     sends: Counter[int]
     receives: Counter[int]
+    largest: int
 
     @property
     def rounds(self) -> int:
@@ -143,16 +146,18 @@ class Tally(NamedTuple):
 
 def tally_messages(messages: Iterable[Message]) -> Tally:
     """Counts what devices send to each other."""
-    tally = Tally(Counter(), Counter(), Counter(), Counter())
+    sent, received, sends, receives = (Counter[int]() for _ in range(4))
+    largest = 0
     for message in messages:
         sender, receiver, _ = message
         if sender != receiver:
             elements = message.elements
-            tally.sent[sender] += elements
-            tally.received[receiver] += elements
-            tally.sends[sender] += 1
-            tally.receives[receiver] += 1
-    return tally
+            sent[sender] += elements
+            received[receiver] += elements
+            sends[sender] += 1
+            receives[receiver] += 1
+            largest = max(largest, elements)
+    return Tally(sent, received, sends, receives, largest)
 
 
 # All messages of an exchange, or those of devices of every kind.
@@ -203,7 +208,10 @@ def typical_messages(operand: Layout, result: Layout, view: View | None = None) 
 @lru_cache(maxsize=256)
 def _list_through_view(operand: Layout, result: Layout, view: View) -> Sequence[Message]:
     shared, held = view_dims(operand, result, view), holders_of(operand)
-    return tuple(_assign_messages(operand, result, result.mesh.devices, shared, held))
+    # Requests for summands stay whole, and those that one device has to meet anyway.
+    alone = operand.partial or count_copies(operand) == 1
+    limit = None if alone else pull_limit(operand, result, view)
+    return tuple(_assign_messages(operand, result, result.mesh.devices, shared, held, limit))
 
 
 @lru_cache(maxsize=32)

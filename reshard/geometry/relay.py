@@ -1,4 +1,4 @@
-"""An exchange between two sets of devices in two turns: to devices that pass elements on, then from them to the others.
+"""An exchange in two turns: to devices that pass elements on, then from them to the others.
 
     f32[12] on device 0 -> f32[12] on devices 0 to 4
 
@@ -30,7 +30,9 @@ from reshard.geometry.dealing import assign_by_quota, assign_whole
 from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of
 from reshard.geometry.messages import Message, cut_product, list_requests, tally_messages
 from reshard.geometry.overlap import shared_dims
+from reshard.geometry.view_layouts import view_dims
 from reshard.types.layout import Layout
+from reshard.types.view import View
 from reshard.types.whole import check_deadline
 
 
@@ -90,7 +92,7 @@ class _Given(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def relay_messages(operand: Layout, result: Layout) -> Relay:
+def relay_messages(operand: Layout, result: Layout, view: View | None = None) -> Relay:
     """The messages of both turns.
 
     >>> from reshard.types import Mesh
@@ -98,10 +100,11 @@ def relay_messages(operand: Layout, result: Layout) -> Relay:
     >>> [[(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver][:4] for turn in turns]
     [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
     """
-    holders, bound = holders_of(operand), fewest_through(operand, result)
+    holders, bound = holders_of(operand), fewest_through(operand, result, view)
+    shared = shared_dims(operand, result) if view is None else view_dims(operand, result, view)
     classes: list[_Class] = []
     local: list[Message] = []
-    for tile, wanted in list_requests(operand, result, result.mesh.devices, shared_dims(operand, result)).items():
+    for tile, wanted in list_requests(operand, result, result.mesh.devices, shared).items():
         own = set(holders[tile])
         lacking: dict[Tile, tuple[Product, list[int]]] = {}
         for device, runs in wanted:
@@ -164,16 +167,15 @@ def read_from_result(product: Product) -> Product:
 
 
 @lru_cache(maxsize=256)
-def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
+def relay_figures(operand: Layout, result: Layout, view: View | None = None) -> RelayFigures:
     """The figures of both turns."""
-    turns = relay_messages(operand, result)
+    turns = relay_messages(operand, result, view)
     tallies = [tally_messages(turn) for turn in turns]
     sent = sum((tally.sent for tally in tallies), Counter[int]())
-    largest = max((m.elements for m in itertools.chain(*turns) if m.sender != m.receiver), default=0)
     first, second = (
         RelayTurn(max(t.received.values(), default=0), max(t.sent.values(), default=0), t.rounds) for t in tallies
     )
-    return RelayFigures((first, second), max(sent.values(), default=0), largest)
+    return RelayFigures((first, second), max(sent.values(), default=0), max(tally.largest for tally in tallies))
 
 
 # Who passes on how much in a relay, so that the busiest device sends as little as it can.

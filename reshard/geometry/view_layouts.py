@@ -282,15 +282,33 @@ def view_stages(source: Layout, target: Layout, view: View) -> Stages | None:
     ('f32[1, {x}2]', 'f32[{x}2]')
     """
     before = _open_side(source, view.source, view) if view.taken else None
-    back = invert_view(view)
-    after = _open_side(target, back.source, back) if view.into else None
-    if (before is None and view.taken) or (after is None and view.into):
+    filled = open_target(target, view) if view.into else None
+    if (before is None and view.taken) or (filled is None and view.into):
         return None
+    after = None if filled is None else filled[0]
     atoms = tuple(Atom(atom.name, atom.size) for atom in view.atoms)
     groups = [own if side is None else side.groups for own, side in ((view.source, before), (view.target, after))]
     ends = [own if side is None else side.part for own, side in ((source, before), (target, after))]
     between = find_middle(ends[0], ends[1], View(atoms, *groups))
     return None if between is None else Stages(before, between, after)
+
+
+def open_target(target: Layout, view: View) -> tuple[Opened, View] | None:
+    """The target's part that a view fills, and the view that fills all of that; None if tiles have pieces of the part.
+
+    >>> from reshard.types import Mesh
+    >>> from reshard.types.view import Window
+    >>> view = View((Atom("three", 1, None, Window(0, 3)), Atom("h", 8)), ((1,),), ((0, 1),))
+    >>> opened, filling = open_target(Layout.parse("f32[3{x}2]", Mesh(x=4)), view)
+    >>> str(opened.part), str(filling)
+    ('f32[1, {x}2]', 'h -> three h')
+    """
+    back = invert_view(view)
+    opened = _open_side(target, back.source, back)
+    if opened is None:
+        return None
+    atoms = tuple(atom._replace(into=None) for atom in view.atoms)
+    return opened, View(atoms, view.source, opened.groups)
 
 
 def _open_side(layout: Layout, groups: Groups, view: View) -> Opened | None:

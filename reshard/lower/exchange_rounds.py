@@ -99,6 +99,11 @@ class Exchange:
     dtype: str | None = None
 
     @cached_property
+    def relays(self) -> bool:
+        """Whether devices pass on what they have received, out of their tiles of the result."""
+        return any(t.relayed for turn in self.rounds for t in turn)
+
+    @cached_property
     def strided(self) -> bool:
         """Whether the elements of some block come in another order at the other end, or are no slice of the dims there.
 
@@ -212,7 +217,7 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         largest = exchange_figures(operand, result, view, relayed=relayed, holding=holding).message
         cap = None if chunk is None or chunk >= largest else chunk
         if relayed:
-            first, second = (_coloured_turns(turn, cap, device) for turn in relay_messages(operand, result))
+            first, second = (_coloured_turns(turn, cap, device) for turn in relay_messages(operand, result, view))
             turns = [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
         else:
             turns = _coloured_turns(exchange_messages(operand, result, view, holding), cap, device)

@@ -154,7 +154,7 @@ def describe_steps(
 def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
     operand, result, view, holding = step.operand, step.result, step.mode.view, step.mode.holding
     if step.mode.relay:
-        first, second = relay_messages(operand, result)
+        first, second = relay_messages(operand, result, view)
         yield first
         # The second turn reads what the first left in tiles of the result, which stays where it is.
         kept = (Message(to, to, tuple(map(read_from_result, products))) for _, to, products in first)

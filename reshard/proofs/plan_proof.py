@@ -457,7 +457,7 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
                 # A cast on the way: the marks follow the messages, all else is as the lowering has it.
                 given, own = (each.instructions[number - 1] for each in (made, lower_plan(plan)))
                 same = isinstance(given, Exchange) and replace(given, local=(), rounds=())
-                relayed = isinstance(given, Exchange) and any(t.relayed for turn in given.rounds for t in turn)
+                relayed = isinstance(given, Exchange) and given.relays
                 if relayed or not isinstance(own, Exchange) or same != replace(own, local=(), rounds=()):
                     raise UndecidedError(f"step {number}: another kind of exchange than the plan's")
             elif step.kind == "exchange":

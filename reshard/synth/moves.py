@@ -8,25 +8,29 @@
     ...              bf16[{y}4, 5]         planned as any move between two layouts
 
 Steps before and after send nothing. Where tiles have to be transposed, this is tried at every place between the steps.
-Where no common units exist, one `exchange` through the view does it all.
+Where no common units exist, one `exchange` through the view does it all, or one to a target that is cut further, from
+which devices gather what it replicates. Where all of these load a device with more than the bound, the exchange is
+relayed as well. What the busiest device sends counts as what it receives does.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
 from reshard.errors import BudgetError, PlanError, StepError
 from reshard.geometry.remesh import disjoint
-from reshard.geometry.view_layouts import Stages, fuse_atoms, invert_view, view_stages
+from reshard.geometry.view_layouts import Opened, Stages, fuse_atoms, invert_view, open_target, view_stages
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.synth.budget import cut_exchange
-from reshard.synth.options import PlanOptions
+from reshard.synth.options import SLACK, PlanOptions
+from reshard.synth.routes import crossing
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -54,10 +58,20 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
     elif move.casts:
         inner = Move(move.source, replace(move.target, dtype=move.source.dtype), move.view)
     made: list[Plan] = []
-    for specs in _list_routes(inner, between, options):
-        for route in _place_cast(move, specs, first, budget) if move.casts else [specs]:
-            with suppress(StepError):  # A transposition does not fit every place.
-                made.append(chain(move.source, move.target, route, options.donate, None, move.view))
+
+    def add_plans(routes: Iterable[Specs]) -> None:
+        for specs in routes:
+            for route in _place_cast(move, specs, first, budget) if move.casts else [specs]:
+                with suppress(StepError):  # A transposition does not fit every place.
+                    made.append(chain(move.source, move.target, route, options.donate, None, move.view))
+
+    add_plans(_list_routes(inner, between, options))
+    enough = 1 + (options.slack if options.network is None else SLACK)
+    # What passes elements on takes more launches, or more bytes in all: only where the busiest device gains by it.
+    for relay in (False, True):
+        loads = (max(plan.sent_bytes, plan.received_bytes) / max(1, plan.endpoint_bound_bytes) for plan in made)
+        if min(loads, default=math.inf) > enough:
+            add_plans(_pass_on(inner, options, relay=relay))
     if not made:
         raise PlanError(
             f"{move}: a sum is finished by collectives, for which digits must end where the atoms of the view end; "
@@ -148,14 +162,36 @@ def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator
             yield [spec]
 
 
-def _cut_exchanges(move: Move, view: View | None, budget: int) -> Iterator[StepSpec]:
+def _pass_on(move: Move, options: PlanOptions, *, relay: bool) -> Iterator[Specs]:
+    """One exchange through the view, after which devices gather what the target replicates, or which is a relay.
+
+    A part is filled on the way, or after it, where all of it lies in each tile.
+    """
+    ends: list[tuple[Layout, View, Specs]] = [(move.target, move.view, [])]
+    part = open_target(move.target, move.view) if move.view.into else None
+    if part is not None:
+        ends.append((part[0].part, part[1], _fill_steps(part[0], move.target)))
+    for target, view, fill in ends:
+        if not relay:
+            for far, gathers in crossing.list_landings(target, options.network):
+                if gathers and not view.into:
+                    yield [StepSpec("exchange", far, StepMode(view=view)), *gathers, *fill]
+            continue
+        for spec in itertools.chain(*crossing.list_relays(move.source, target, view)):
+            yield [spec, *fill]
+            if options.budget is not None:
+                between = Move(move.source, target, view)
+                yield from ([cut, *fill] for cut in _cut_exchanges(between, view, options.budget, relay=True))
+
+
+def _cut_exchanges(move: Move, view: View | None, budget: int, *, relay: bool = False) -> Iterator[StepSpec]:
     """One exchange, of messages that what the budget leaves for buffers has room for, or of the smallest ones."""
     # Between disjoint sets, no device has both tiles.
     held = 0 if move.have in (None, move.target) else move.have.tile_bytes
     tiles = move.source.tile_bytes, move.target.tile_bytes + held
     spare = budget - (max(tiles) if disjoint(move.source.mesh, move.target.mesh) else sum(tiles))
     for room in dict.fromkeys((max(0, spare), 0)):
-        mode = cut_exchange(move.source, move.target, room, view, holding=move.holding)
+        mode = cut_exchange(move.source, move.target, room, view, relay=relay, holding=move.holding)
         yield StepSpec("exchange", move.target, mode)
 
 
@@ -195,9 +231,7 @@ def _routes_around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
         opened = parts.before
         before = [_view_step(opened.whole, opened.opening), StepSpec("take", opened.part, StepMode(view=opened.taking))]
     if parts.after is not None:
-        opened = parts.after
-        put = StepSpec("put", opened.whole, StepMode(view=invert_view(opened.taking)))
-        after = [put, _view_step(move.target, invert_view(opened.opening))]
+        after = _fill_steps(parts.after, move.target)
     start, end = plan.source, move.target if parts.after is None else parts.after.part
     straight = middle.order == tuple(range(len(middle.order)))
     for at in range(1 if straight else len(inner) + 1):
@@ -213,6 +247,12 @@ def _routes_around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
             head = [_view_step(start, middle.first(False)), *inner[:at], _view_step(middle.turned(here), order)]
             steps = [*head, *turned, _view_step(end, middle.last(True))]
         yield _drop_idle(move.source, [*before, *steps, *after])
+
+
+def _fill_steps(opened: Opened, target: Layout) -> Specs:
+    """The steps that fill a target with its part."""
+    put = StepSpec("put", opened.whole, StepMode(view=invert_view(opened.taking)))
+    return [put, _view_step(target, invert_view(opened.opening))]
 
 
 def _view_step(result: Layout, view: View) -> StepSpec:

@@ -96,9 +96,10 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
     before, after = _check_ends(source, target)
     # Slack is for uneven layouts without a network; what decides nothing here makes no new entry of the caches.
     network = options.network
-    exact = network is not None or (before.even and after.even and one_set(before.mesh, after.mesh))
+    viewed = isinstance(source, Move) and not source.plain
+    exact = network is not None or (before.even and after.even and one_set(before.mesh, after.mesh) and not viewed)
     used = PlanOptions(options.budget, network, options.donate, 0.0 if exact else options.slack)
-    if isinstance(source, Move) and not source.plain:
+    if isinstance(source, Move) and viewed:
         return _plan_view_move(source, used)
     return _plan_layouts(before, after, used)
 
@@ -108,7 +109,8 @@ def _plan_view_move(move: Move, options: PlanOptions) -> Plan:
     """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
     made, network, slack = moves.plan_candidates(move, _plan_layouts, options), options.network, options.slack
     fewest = 0
-    if slack and len({*map(_busiest_bytes, made)}) > 1:
+    least = min(map(_busiest_bytes, made))
+    if slack and len({*map(_busiest_bytes, made)}) > 1 and least > made[0].endpoint_bound_bytes:
         # The plans of the middle may have spent the slack already.
         exact = moves.plan_candidates(move, _plan_layouts, options._replace(slack=0.0))
         fewest = min(map(_busiest_bytes, exact))
@@ -174,7 +176,7 @@ def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
         # With fewest bytes above the bound, more is within their slack, unless a relay has fewer yet.
         if network is not None or fewest == bound or chosen == choose_fitting(plans, 0):
             return chosen
-    return choose_fitting([*plans, *plan_routes(crossing.list_relays(pair))], 0)
+    return choose_fitting([*plans, *plan_routes(crossing.list_relays(pair.source, pair.target))], 0)
 
 
 def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
@@ -189,7 +191,7 @@ def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
     fewest = min(map(_busiest_bytes, plans))
     fewest = bound if bound and _is_within(fewest, bound, slack) else fewest
     plans = [plan for plan in plans if _is_within(_busiest_bytes(plan), fewest, slack)]
-    if plans[0].crosses:  # The steps run one after the other, so the busiest devices of each add up.
+    if _loads_senders(plans[0]):  # The steps run one after the other, so the busiest devices of each add up.
         fewest = min(plan.endpoint_bytes for plan in plans)
         plans = [plan for plan in plans if _is_within(plan.endpoint_bytes, fewest, slack)]
 
@@ -208,8 +210,13 @@ def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
 
 
 def _busiest_bytes(plan: Plan) -> int:
-    """What the busiest device receives; to other devices, what it sends or receives."""
-    return max(plan.sent_bytes, plan.received_bytes) if plan.crosses else plan.received_bytes
+    """What the busiest device receives; to other devices, or through a view, what it sends or receives."""
+    return max(plan.sent_bytes, plan.received_bytes) if _loads_senders(plan) else plan.received_bytes
+
+
+def _loads_senders(plan: Plan) -> bool:
+    """Whether some devices may have to send more than any one receives: those that have the part which is wanted."""
+    return plan.crosses or plan.view is not None
 
 
 def _is_within(figure: int, fewest: int, slack: float) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from reshard.geometry.blocks import Axis, Block
+from reshard.geometry.blocks import Axis, Block, Product, count_product
 from reshard.geometry.figures import exchange_figures, received_by_device, sent_by_device
-from reshard.geometry.messages import Message, Product, count_product, cut_product, exchange_messages, messages_of
+from reshard.geometry.messages import Message, cut_product, exchange_messages, messages_of
 from reshard.geometry.view_layouts import BoxIndex, SideBox, common_block, dim_boxes
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain as join
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
+import numpy as np
 import pytest
 
+from benchmarks.endpoints import weights
 from reshard.geometry.holders import count_lacked, fewest_through
 from reshard.geometry.relay import Demand, RelayTurn, balance_shares, level_sums, relay_figures, relay_messages
 from reshard.geometry.remesh import one_set
@@ -18,19 +20,23 @@ from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types import Layout, Mesh
 from tests import oracle
-from tests.endpoint_lp import forwarded
+from tests.endpoint_lp import classes, forwarded
 from tests.geometry import brute
 from tests.layouts import random_crossing, random_layout
 from tests.oracle import PADDING, tiles_of
+from tests.view_oracle import KEPT, Case, cut
 
 
-def check_elements(source: Layout, target: Layout) -> None:
+def check_elements(source: Layout, target: Layout, case: Case | None = None) -> None:
     """Follows every element: devices send what they hold, in the second turn what has arrived in the first, and each
-    tile of the target is filled once with what it means. The figures are those of what was sent."""
-    held, wanted = ({d: tile.ravel().tolist() for d, tile in tiles_of(end).items()} for end in (source, target))
-    made = {device: [PADDING] * len(tile) for device, tile in wanted.items()}
+    tile of the target is filled once with what it means. The figures are those of what was sent. A case has a view."""
+    index = np.arange(prod(source.shape)).reshape(source.shape)
+    ends = tiles_of(source), tiles_of(target) if case is None else cut(target, case.reference(index))
+    held, wanted = ({d: tile.ravel().tolist() for d, tile in each.items()} for each in ends)
+    made = {device: [at if at >= KEPT else PADDING for at in tile] for device, tile in wanted.items()}
+    view = None if case is None else case.move.view
     in_all, turns, largest = Counter[int](), list[RelayTurn](), 0
-    for tiles, turn in zip((held, made), relay_messages(source, target), strict=True):
+    for tiles, turn in zip((held, made), relay_messages(source, target, view), strict=True):
         sent, received, ends = Counter[int](), Counter[int](), Counter[tuple[str, int]]()
         arriving: list[tuple[int, int, int]] = []
         for message in turn:
@@ -51,7 +57,7 @@ def check_elements(source: Layout, target: Layout) -> None:
         turns.append(RelayTurn(*(max(each.values(), default=0) for each in (received, sent, ends))))
         in_all += sent
     assert made == wanted
-    assert relay_figures(source, target) == (tuple(turns), max(in_all.values(), default=0), largest)
+    assert relay_figures(source, target, view) == (tuple(turns), max(in_all.values(), default=0), largest)
 
 
 def small_relays() -> Iterator[tuple[Layout, Layout]]:
@@ -88,6 +94,21 @@ def test_random_relays_move_every_element_once(seed: int):
     choose = random.Random(seed)
     for _ in range(30):
         check_elements(*random_crossing(choose))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_relays_of_weights_move_every_element_once(part: int):
+    """Through views, parts taken and filled, also among the same devices; the bound is that of what is counted."""
+    for seed in range(20 * part, 20 * part + 20):
+        case = weights(seed, 12)[1]
+        source, target, view = case.move.source, case.move.target, case.move.view
+        check_elements(source, target, case)
+        leaving, received = Counter[frozenset[int]](), Counter[int]()
+        for (holders, missing), count in classes(source, target, case.view.apply).items():
+            leaving[holders] += count
+            received.update(dict.fromkeys(missing, count))
+        least = (ceil(count / len(holders)) for holders, count in leaving.items())
+        assert fewest_through(source, target, view) == max([*received.values(), *least], default=0)
 
 
 @pytest.mark.fast(20)

@@ -55,6 +55,7 @@ SLOW = [
             "cases.moves",
             "on_gpus.moves",
             "trees.moves_through_views",
+            "trees.moves_passed_on",
             "arrays.calibration",
             "trees.few_messages",
             "trees.moves",

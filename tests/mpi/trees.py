@@ -13,6 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
+from benchmarks.endpoints import weights
 from benchmarks.fuzz_moves import ArrayTiles, TreeCase
 from reshard.errors import AgreementError, BudgetError, PlanError, ReshardError, TileError
 from reshard.mpi import redistribute
@@ -20,12 +21,13 @@ from reshard.mpi import redistribution as tree_moves
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi import launches
+from reshard.runtime.on_mpi.direct_moves import passes_on
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout, random_pair
 from tests.mpi.crossing import check_result, random_ends, tile_on
-from tests.mpi.moving import caught_by, check_refused, counting, slabs
+from tests.mpi.moving import caught_by, check_refused, counting, forced, slabs
 from tests.mpi.worker import Case
 from tests.oracle import PADDING
 from tests.trees import Pair
@@ -256,6 +258,29 @@ def moves_through_views(comm: MPI.Intracomm) -> Iterator[Case]:
     """Random views, parts taken and filled, several in one tree, on all ranks and between sets of ranks."""
     for seed in range(16):
         yield f"seed {seed}", partial(_viewed, comm, seed)
+
+
+PASSED_ON = (149, 260, 340, 604, 770, 1363, 1624)
+"""Moves of weights on 4 ranks that are relayed through a view, or gathered after it."""
+
+
+def moves_passed_on(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Moves through views in which ranks pass on what they receive: together and one by one, on one node and several,
+    as bundles and step by step."""
+    cases = {f"w{seed}": weights(seed, 4)[1] for seed in PASSED_ON}
+    moves, references = ({name: getattr(case, of) for name, case in cases.items()} for of in ("move", "reference"))
+    plans = [rs.plan(move) for move in moves.values()]
+    assert all(passes_on(plan) for plan in plans) and sum(plan.steps[0].mode.relay for plan in plans) > 3
+    for nodes in (1, 2, comm.size):
+        team_of(comm, nodes=nodes)
+        yield f"{nodes} nodes", partial(check_moves, comm, moves, references)
+        for name, move in moves.items():
+            yield f"{nodes} nodes, {name}", partial(_by_steps, comm, move, references[name])
+
+
+def _by_steps(comm: MPI.Intracomm, move: rs.Move, reference: Callable[[np.ndarray], np.ndarray]) -> None:
+    with forced("plan"):
+        check_moves(comm, {"w": move}, {"w": reference})
 
 
 def _viewed(comm: MPI.Intracomm, seed: int) -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reshard as rs
+from benchmarks.endpoints import weight_figures, weights
 from reshard.errors import BudgetError, PlanError, StepError, TileError
+from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import StepMode
 from reshard.types.layout import Layout
@@ -122,6 +124,29 @@ def test_heads_and_lanes_are_padded():
 def test_a_replicated_target_gathers_nothing_that_it_does_not_need():
     plan = rs.plan(MODELS["GQA, fewer heads than ranks"][0])
     assert plan.received_bytes == plan.lower_bound_bytes == 48 * 8  # one of two heads, where a gather has both
+
+
+def test_queries_that_replicas_need_leave_their_holders_once():
+    """q of a fused qkv, to replicas of 2 parts each: asked for by each replica, every holder would send it 8 times."""
+    fused = Layout.parse("f32[{t}48, 16]", rs.Mesh(t=8))
+    server = rs.Mesh({"tp": 2, "dp": 8}, device_ids=range(8, 24))
+    shares = rs.Move(fused, Layout.parse("f32[{tp}128, 16]", server), take={0: slice(0, 256)})
+    plan = rs.plan(shares)
+    pull = chain(
+        fused, shares.target, [StepSpec("exchange", shares.target, StepMode(view=shares.view))], view=shares.view
+    )
+    assert [step.kind for step in plan.steps] == ["exchange", "all_gather"]
+    assert plan.endpoint_bound_bytes == max(plan.sent_bytes, plan.received_bytes) == 128 * 16 * 4
+    assert pull.sent_bytes == 8 * 48 * 16 * 4
+
+
+@pytest.mark.fast(10)
+@pytest.mark.parametrize("part", range(5))
+def test_weights_load_no_device_much_more_than_the_linear_program(part: int):
+    """They are run and proved as well. What widens into part of a target is not passed on."""
+    for seed in range(8 * part, 8 * part + 8):
+        if not {"into", "widens"} <= set(weights(seed, 16)[0].replace(",", "").split()):
+            assert weight_figures(seed, 16).to_forwarded <= 1.1
 
 
 @given(st.randoms())

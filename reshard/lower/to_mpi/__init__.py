@@ -29,7 +29,7 @@ from reshard.lower.to_mpi import fetches
 from reshard.lower.to_mpi.fetches import FIRST as FIRST
 from reshard.lower.to_mpi.fetches import SECOND as SECOND
 from reshard.lower.to_mpi.fetches import Fetches as Fetches
-from reshard.lower.to_mpi.fetches import Form as Form
+from reshard.lower.to_mpi.fetches import MoveForm as MoveForm
 from reshard.lower.to_mpi.fetches import fetches_by_rank as fetches_by_rank
 from reshard.lower.to_mpi.fetches import is_unreplicated as is_unreplicated
 from reshard.lower.to_mpi.fetches import list_across as list_across

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from reshard.geometry.blocks import Block, Product, count_product, scale_blocks
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
@@ -44,14 +45,19 @@ Fetches = dict[int, Blocks]
 
 FIRST, SECOND = 1, 2
 
-Form = int | View
-"""How elements go where that is listed for all devices: in a turn of a relay, to the devices that pass elements on
-(`FIRST`), or from these to the others (`SECOND`), between two tiles of the target; or through a view.
-"""
+
+class MoveForm(NamedTuple):
+    """How elements go where that is listed for all devices: through a `view`, and in which `turn` of a relay, if it is
+    one, to the devices that pass elements on (`FIRST`), or from these to the others (`SECOND`), between two tiles of
+    the target.
+    """
+
+    turn: int = 0
+    view: View | None = None
 
 
 def fetches_by_rank(
-    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: MoveForm | None = None
 ) -> Fetches:
     """What a rank copies from the tile of each rank, its own included, given the node of every rank.
 
@@ -61,14 +67,14 @@ def fetches_by_rank(
 
 
 def served_by_rank(
-    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: MoveForm | None = None
 ) -> Fetches:
     """What each rank copies from the tile of one: the fetches of all, as far as they name it."""
     return _list_by_rank(source, target, rank, nodes, form, given=True)
 
 
 def _list_by_rank(
-    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None, *, given: bool
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: MoveForm | None, *, given: bool
 ) -> Fetches:
     """By rank, what is listed by seat among one set of devices, by device between two, and by device in a form."""
     meshes, size = (source.mesh, target.mesh), len(nodes)
@@ -188,17 +194,18 @@ def is_unreplicated(layout: Layout) -> bool:
     return holders(layout).copies == 1
 
 
-def list_in_form(source: Layout, target: Layout, form: Form, device: int, *, given: bool) -> Fetches:
+def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *, given: bool) -> Fetches:
     """What a device copies from the tiles of others, by device, and of its own; or what they copy from it, its `given`.
 
     >>> from reshard.types.mesh import Mesh
     >>> source, target = Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=3))
-    >>> [list(list_in_form(source, target, turn, 1, given=False)) for turn in (FIRST, SECOND)]
+    >>> [list(list_in_form(source, target, MoveForm(turn), 1, given=False)) for turn in (FIRST, SECOND)]
     [[0], [2]]
     """
-    viewed = isinstance(form, View)
+    viewed = form.view is not None
+    ends = source, target, form.view
     fetches: Fetches = {}
-    for message in exchange_messages(source, target, form) if viewed else relay_messages(source, target)[form - FIRST]:
+    for message in relay_messages(*ends)[form.turn - FIRST] if form.turn else exchange_messages(*ends):
         check_deadline()
         sender, receiver, _ = message
         here, peer = (sender, receiver) if given else (receiver, sender)

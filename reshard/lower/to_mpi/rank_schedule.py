@@ -316,15 +316,17 @@ def _lower_exchange(step: Exchange, device: int, scratch: int) -> StepMessages:
         return tuple([block for block in transfer.blocks if block.elements])
 
     local: list[Block] = []
-    turns: list[SendReceive] = []
+    turns: tuple[list[SendReceive], list[SendReceive]] = [], []  # Those of a relay's second round, too.
     for turn in (step.local, *step.rounds):
         mine = [transfer for transfer in turn if device in transfer[:2]]
         local += [block for t in mine if t.sender == t.receiver for block in blocks_of(t)]
         sent = next((PeerBlocks(t.receiver, blocks_of(t)) for t in mine if t.receiver != device), None)
         received = next((PeerBlocks(t.sender, blocks_of(t)) for t in mine if t.sender != device), None)
         if sent or received:
-            turns.append(SendReceive(sent, received))
-    return StepMessages(tuple(local), tuple(turns), scratch, (step.send.padded, step.receive.padded), fills=step.fills)
+            turns[any(t.relayed for t in mine)].append(SendReceive(sent, received))
+    first, passed = map(tuple, turns)
+    frames = step.send.padded, step.receive.padded
+    return StepMessages(tuple(local), first, scratch, frames, passed, fills=step.fills)
 
 
 def _lower_overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:

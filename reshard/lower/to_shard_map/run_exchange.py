@@ -110,8 +110,8 @@ PLAIN = Orders(None, None, None)
 
 def _choose_orders(step: Exchange, dtype: str, loops: bool, in_part: bool) -> Orders:
     """The orders in which the tiles lie, or of the messages where these would be padded too much."""
-    if step.strided:
-        return PLAIN  # Of a flat tile there is one order.
+    if step.strided or step.relays:
+        return PLAIN  # Of a flat tile there is one order; what is passed on is read as it was written.
     box = None if in_part else find_box_extents(step)
     if box is None:
         # In a part, and where messages differ in form, only the result of loops has an order: XLA would lay it out as
@@ -185,7 +185,11 @@ def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
     Loops over the pieces of messages between the same devices need no branches; many such loops are one with branches.
     """
     groups: list[list[Round]] = []
-    for form, same in itertools.groupby(rounds, lambda one: one[0].form if len(group_by_form(one)) == 1 else None):
+
+    def kind_of(one: Round) -> tuple[bool, Any]:  # What is passed on is read from another tile.
+        return one[0].relayed, one[0].form if len(group_by_form(one)) == 1 else None
+
+    for (_, form), same in itertools.groupby(rounds, kind_of):
         alike = list(same)
         between: list[list[Round]] = []
         for _, of_pairs in itertools.groupby(alike, _list_pairs):
@@ -204,20 +208,23 @@ def _run_rounds(
     filled: list[Array],
 ) -> list[Array]:
     """Rounds alike, each of one array or of several: each device packs what it sends, if anything, and writes what it
-    receives."""
+    receives. What a relay passes on is read from the results."""
+    relayed = any(t.relayed for t in rounds[0][0])
     if len(rounds) == 1:
         kinds = [
             [BlockMessages(step, [kind], place) for kind in group_by_form(one)]
             for step, one in zip(steps, rounds[0], strict=True)
         ]
-        return _run_round(kinds, partial(place.permute, pairs=_list_pairs(rounds[0][0])), orders, opened, filled)
+        permute = partial(place.permute, pairs=_list_pairs(rounds[0][0]))
+        return _run_round(kinds, permute, orders, filled if relayed else opened, filled)
 
     def run(number: Array, filled: list[Array]) -> list[Array]:
         here = place.anew()
         columns = zip(steps, zip(*rounds, strict=True), strict=True)
         kinds = [[BlockMessages(step, column, here, number)] for step, column in columns]
         permute = partial(here.permute_in_turn, pairs=[_list_pairs(each[0]) for each in rounds], turn=number)
-        return [fix_layout(tile) for tile in _run_round(kinds, permute, orders, opened, filled)]
+        tiles = filled if relayed else opened
+        return [fix_layout(tile) for tile in _run_round(kinds, permute, orders, tiles, filled)]
 
     return lax.fori_loop(0, len(rounds), run, filled)
 
@@ -453,7 +460,7 @@ def find_message_orders(step: Exchange) -> dict[int, Order] | None:
     For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
     round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
     """
-    if step.strided or step.fills or len(step.rounds) > MOST:
+    if step.strided or step.fills or step.relays or len(step.rounds) > MOST:
         return None
     rounds = list_rounds(step)
     forms = {t.form for one in rounds for t in one}

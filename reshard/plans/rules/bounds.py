@@ -65,8 +65,7 @@ def lower_bound(source: Layout, target: Layout, view: View | None = None, holdin
 def endpoint_bound(source: Layout, target: Layout, view: View | None = None, holding: Holding | None = None) -> int:
     """Bytes that some device must send or receive, in total, in any redistribution; padding is not counted.
 
-    Where a tile has few holders, these must send: what some device lacks of it leaves them at least once. Through a
-    view without common units, only what devices must receive is counted.
+    Where a tile has few holders, these must send: what some device lacks of it leaves them at least once.
 
     >>> from reshard.types import Mesh
     >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
@@ -79,8 +78,10 @@ def endpoint_bound(source: Layout, target: Layout, view: View | None = None, hol
         leaving = _must_leave(source, target, view, holding).items()
         return max([received, *(-(-nbytes // len(holders)) for holders, nbytes in leaving)])
     ends = plain_ends(source, target, view)
-    if ends is None or ends[0].partial or ends[1].partial or _receivers_bound(*ends):
+    if source.partial or target.partial or (ends is not None and _receivers_bound(*ends)):
         return received
+    if ends is None:
+        return _narrower_layout(source, target).nbytes(fewest_through(source, target, view))
     return ends[0].nbytes(fewest_through(*ends))
 
 
@@ -268,15 +269,15 @@ def _must_leave(
         each = list_leaving_beside(source, target, view, holding)
         return {frozenset(holders): narrow.nbytes(elements) for holders, elements in each}
     ends = plain_ends(source, target, view)
-    if ends is None:
-        return {}
-    source, target = ends
+    narrow = _narrower_layout(source, target)
+    if ends is not None:
+        (source, target), view = ends, None
     listed = max(source.mesh.size, target.mesh.size) <= MOST_DEVICES
-    if source.partial or target.partial or _receivers_bound(source, target) or not listed:
+    if source.partial or target.partial or not listed or (ends is not None and _receivers_bound(source, target)):
         return {}
     leaving: Counter[frozenset[int]] = Counter()
-    for holders, elements in list_leaving(source, target):
-        leaving[frozenset(holders)] += source.nbytes(elements)
+    for holders, elements in list_leaving(source, target, view):
+        leaving[frozenset(holders)] += narrow.nbytes(elements)
     return leaving
 
 

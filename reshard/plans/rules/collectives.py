@@ -296,8 +296,9 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
             why = "only an exchange among the same devices, without a view, goes in place"
             raise refuse_step("exchange", operand, result, why)
         return _check_in_place(operand, result, mode.chunk)
-    if mode.relay and (view is not None or not across):
-        raise refuse_step("exchange", operand, result, "only an exchange to other devices, without a view, is relayed")
+    if mode.relay and (operand.partial or holding is not None or (view is None and not across)):
+        why = "only an exchange to other devices, or through a view, of what is no sum and not held, is relayed"
+        raise refuse_step("exchange", operand, result, why)
     figures = exchange_figures(operand, result, view, relayed=mode.relay, holding=holding)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
@@ -457,7 +458,7 @@ def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
         return Loads(*(each.scaled(wire_layout(operand, result)) for each in ends))
     received = ByDevice(check_step(kind, operand, result, mode).received)
     if kind == "exchange":  # Of a relay, only the busiest device is known.
-        return Loads(received, ByDevice(operand.nbytes(most_sent(operand, result, relayed=True))))
+        return Loads(received, ByDevice(operand.nbytes(most_sent(operand, result, mode.view, relayed=True))))
     if kind == "permute" and operand.partial_as(result) and operand.mesh.size <= MOST_DEVICES:
         r, tile = refine(operand, result), received.each
         if r is not None:

@@ -205,7 +205,7 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{about}: a view of another tile")
         require(math.prod(view.digits) == math.prod(tile), f"{about}: a view of other sizes")
-    if any(t.relayed for turn in step.rounds for t in turn):
+    if step.relays:
         _check_relay(step, contract)
         return
     boxes = boxes_of(step)
@@ -225,8 +225,7 @@ def check_view_exchange(step: object, about: str, tiles: tuple[tuple[int, ...], 
         for view, tile in zip((step.send, step.receive), tiles, strict=True):
             plain = view.tile == view.padded == view.digits == tile and view.dims == tuple(range(len(tile)))
             require(plain and not view.blocks, f"{about}: a view of another tile")
-        relayed = any(t.relayed for turn in step.rounds for t in turn)
-        require(not relayed, f"{about}: a message passes on what has yet to arrive")
+        _check_turns(step, about)
 
 
 def check_permute(step: Permute, contract: StepContract) -> None:
@@ -282,9 +281,7 @@ def _check_relay(step: Exchange, contract: StepContract) -> None:
     What a device passes on has arrived before, and goes to the same place of the same tile of another device.
     """
     about, mesh = contract.about, contract.result.mesh
-    turns = [any(t.relayed for t in turn) for turn in step.rounds]
-    mixed = any(t.relayed != later for turn, later in zip(step.rounds, turns, strict=True) for t in turn)
-    require(turns == sorted(turns) and not mixed, f"{about}: elements are passed on before all have arrived")
+    _check_turns(step, about)
     single = all(t.elements <= 1 for t in itertools.chain.from_iterable(step.rounds))
     require(step.staged or single, f"{about}: a relay without buffers")
     first, passed = boxes_of(step), boxes_of(step, relayed=True)
@@ -307,6 +304,13 @@ def _check_relay(step: Exchange, contract: StepContract) -> None:
         require(not missing.any(), f"{about}: a device passes on what it has not received")
     receivers, filled = (np.concatenate([first[at], passed[at]]) for at in (2, 4))
     _check_filled(receivers, filled, contract)
+
+
+def _check_turns(step: Exchange, about: str) -> None:
+    """Checks that devices pass on nothing before everything has arrived."""
+    turns = [any(t.relayed for t in turn) for turn in step.rounds]
+    mixed = any(t.relayed != later for turn, later in zip(step.rounds, turns, strict=True) for t in turn)
+    require(turns == sorted(turns) and not mixed, f"{about}: elements are passed on before all have arrived")
 
 
 # ---- boxes of digits -----------------------------------------------------------------------------

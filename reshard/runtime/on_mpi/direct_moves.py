@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.geometry.blocks import Block, block_part, split_box
-from reshard.lower.to_mpi import Form, fetches_by_rank, ranks_of_seats, served_by_rank
+from reshard.lower.to_mpi import MoveForm, fetches_by_rank, ranks_of_seats, served_by_rank
 from reshard.lower.to_mpi.tile_blocks import Blocks, pack_block
 from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, list_copy_steps, order_copies
@@ -71,11 +71,11 @@ def plan_direct(
     staging: int,
     held: bool = False,
     apart: bool = False,
-    form: Form | None = None,
+    form: MoveForm | None = None,
 ) -> Direct:
     """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`.
 
-    `form` says which turn of a relay, or through which view; without it, each element comes from a rank that has it.
+    `form` is the turn of a relay, and the view; without it, each element comes from a rank that has it.
 
     With `apart`, it receives from its own node by messages, too; what other nodes send and receive stays the same.
     """
@@ -100,7 +100,10 @@ def plan_direct(
 
 def passes_on(plan: Plan) -> bool:
     """Whether devices pass on what they receive, so that no holder sends as much as all devices lack."""
-    return plan.crosses and (len(plan.steps) > 1 or any(step.mode.relay for step in plan.steps))
+    if any(step.mode.relay for step in plan.steps):
+        return True
+    gathers = plan.crosses or any(step.kind == "exchange" and step.mode.view is not None for step in plan.steps)
+    return gathers and len(plan.steps) > 1
 
 
 class RunBytes(NamedTuple):
@@ -189,7 +192,7 @@ class Pushes:
 
 @lru_cache(maxsize=256)
 def list_pushes(
-    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, form: Form | None = None
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, form: MoveForm | None = None
 ) -> Pushes:
     """What a rank writes into the results of its node: the pulls of all its peers, seen from the giver."""
     served = served_by_rank(source, target, rank, nodes, form)

@@ -37,10 +37,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.errors import BudgetError
-from reshard.lower.to_mpi import FIRST, SECOND, Form, seat_of
+from reshard.lower.to_mpi import FIRST, SECOND, MoveForm, seat_of
 from reshard.plans.manifest import Manifest, Update
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
-from reshard.plans.rules.step_mode import PLAIN
+from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.plans.step import Bytes, DeviceKinds
 from reshard.runtime.account import Account, InBytes
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -84,8 +84,13 @@ class Hop(NamedTuple):
 
     source: Layout
     target: Layout
-    form: Form | None = None
+    form: MoveForm | None = None
     fills: bool = False
+
+    @property
+    def turn(self) -> int:
+        """Which round of a relay it is, 0 where it is none."""
+        return 0 if self.form is None else self.form.turn
 
 
 Hops = tuple[Hop, ...]
@@ -97,8 +102,8 @@ def list_hops(plan: Plan, several: bool) -> Hops | None:
 
     >>> import reshard as rs
     >>> one, four = rs.Layout.parse("f32[12]", rs.Mesh(x=1)), rs.Layout.parse("f32[12]", rs.Mesh(d=5))
-    >>> [[hop.form for hop in list_hops(rs.plan(one, four), several)] for several in (False, True)]
-    [[None], [1, 2]]
+    >>> [[hop.turn for hop in list_hops(rs.plan(one, four), several)] for several in (False, True)]
+    [[0], [1, 2]]
     """
     source, target = plan.source, plan.target
     view = None if plan.view is None or plan.view.plain else plan.view
@@ -106,13 +111,17 @@ def list_hops(plan: Plan, several: bool) -> Hops | None:
     if summed or source.dtype != target.dtype or plan.holding is not None:
         return None
     if not (several and passes_on(plan)):
-        return (Hop(source, target, view, view is not None and view.into),)
+        return (Hop(source, target, None if view is None else MoveForm(0, view), view is not None and view.into),)
     hops: list[Hop] = []
     for step in plan.steps:
-        if step.mode.relay and step.mode.chunk is None:
-            hops += (Hop(step.operand, step.result, half) for half in (FIRST, SECOND))
+        ends, through = (step.operand, step.result), step.mode.view
+        fills = through is not None and through.into
+        if step.mode == StepMode(relay=True, view=through):
+            hops += (Hop(*ends, MoveForm(half, through), fills) for half in (FIRST, SECOND))
         elif step.mode == PLAIN and step.kind in _STRAIGHT:
-            hops.append(Hop(step.operand, step.result))
+            hops.append(Hop(*ends))
+        elif step.mode == StepMode(view=through) and step.kind == "exchange":
+            hops.append(Hop(*ends, MoveForm(0, through), fills))
         else:
             return None
     return tuple(hops)
@@ -268,9 +277,9 @@ class _Scheduler:
         own: _Key | None = None
         more: _Pending | None = None
         if route is not None:
-            own = one.source.dtype, tuple(hop.form if isinstance(hop.form, int) else 0 for hop in route)
+            own = one.source.dtype, tuple(hop.turn for hop in route)
             # A hop empties the tiles of the one before, except a relay's second, which goes on in these.
-            emptied = [at and hop.form != SECOND for at, hop in enumerate(route)]
+            emptied = [at and hop.turn != SECOND for at, hop in enumerate(route)]
             made = [target if hop.fills else kinds.tile(hop.target) for hop in route]
             tiles = [
                 _add_bytes(of, kinds.tile(h.source)) if e else of for of, h, e in zip(made, route, emptied, strict=True)
@@ -548,11 +557,11 @@ def _run_bundle(
         if number:
             team.gather(call.watch)  # All that the ranks of this node write into each other's tiles is there.
         # A relay's second hop goes on in the tile of its first, which is therefore the caller's.
-        last = number == count - 1 or hops[0].form == FIRST
+        last = number == count - 1 or hops[0].turn == FIRST
         results: list[WindowTile] = []
         for hop, tile, out in zip(hops, held, outs, strict=True):
             result = tile  # The second round of a relay goes on in it.
-            if hop.form != SECOND:
+            if hop.turn != SECOND:
                 kept = out if last else None
                 result = new_tile(team, call.watch, hop.target, tile.tile.dtype) if kept is None else kept
                 if not result.counted:
@@ -584,7 +593,7 @@ def _run_bundle(
                 step()
                 exchange.progress()
         exchange.finish()
-        if number and hops[0].form != SECOND:
+        if number and hops[0].turn != SECOND:
             for tile in held:
                 call.memory.free(call.device, tile.tile.size)
         held = results

@@ -35,6 +35,7 @@ from reshard.synth.routes import permute_first, reduction
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Layout, fit_digits
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
+from reshard.types.view import View
 
 MOST_RELAYED = 1 << 14
 """Pairs of devices: more are not listed to see whether a relay is better."""
@@ -50,7 +51,7 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
     """
     if not pair.crosses:
         return
-    source, ends = pair.source, [*_list_landings(pair.target, network)]
+    source, ends = pair.source, [*list_landings(pair.target, network)]
     # Steps that finish the source's sum, and what they reach; the source itself if there is none to finish.
     starts: list[tuple[Route, Layout]] = [] if source.partial else [((), source)]
     if source.partial:
@@ -65,17 +66,16 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
             yield (*before, StepSpec("permute" if permute_first.is_permute(near, far) else "exchange", far), *after)
 
 
-def list_relays(pair: Pair) -> Iterator[Route]:
+def list_relays(source: Layout, target: Layout, view: View | None = None) -> Iterator[Route]:
     """One exchange in two turns, where the target replicates: for what the other routes send too much of."""
-    source, target = pair.source, pair.target
     replicas = target.mesh.size // math.prod(axis.size for axis in target.held)
     partial = source.partial or target.partial
     if partial or replicas == 1 or target.mesh.size * max(replicas, source.mesh.size) > MOST_RELAYED:
         return
-    yield (StepSpec("exchange", target, StepMode(relay=True)),)
+    yield (StepSpec("exchange", target, StepMode(relay=True, view=view)),)
 
 
-def _list_landings(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
+def list_landings(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
     """Layouts to cross to, and the steps from there to the target."""
     whole = replace(target, partial=(), reduction=None)
     for start in dict.fromkeys([*_list_cuts(whole, target.partial), whole]):

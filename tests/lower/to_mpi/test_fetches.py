@@ -19,6 +19,7 @@ from reshard.lower.to_mpi import (
     FIRST,
     SECOND,
     Fetches,
+    MoveForm,
     devices_by_id,
     is_seated,
     is_unreplicated,
@@ -136,10 +137,10 @@ def test_both_turns_of_a_relay(seed: int) -> None:
     one, other = (Mesh({"x": n}, device_ids=choose.sample(range(8), n)) for n in (choose.randint(1, 4), 5))
     source, target = random_layout(choose, one, shape, "int64"), random_layout(choose, other, shape, "int64")
     held, filled = tiles_of(source), {device: np.full(target.tile_shape, PADDING) for device in other.devices}
-    for form in (FIRST, SECOND):
-        before = held if form == FIRST else {device: tile.copy() for device, tile in filled.items()}
+    for turn in (FIRST, SECOND):
+        before = held if turn == FIRST else {device: tile.copy() for device, tile in filled.items()}
         for device in other.devices:
-            for giver, blocks in list_in_form(source, target, form, device, given=False).items():
+            for giver, blocks in list_in_form(source, target, MoveForm(turn), device, given=False).items():
                 put(filled[device], blocks, taken(before[giver], blocks))
     assert_filled(target, filled)
 
@@ -150,12 +151,15 @@ def test_fetches_through_views(seed: int) -> None:
     source, target, view = case.move.source, case.move.target, case.move.view
     index = np.arange(int(np.prod(source.shape))).reshape(source.shape)
     held, wanted = cut(source, index), cut(target, case.reference(index))
-    for device in target.mesh.devices:
-        filled = np.full(target.tile_shape, PADDING)
-        for giver, blocks in list_in_form(source, target, view, device, given=False).items():
-            assert list_in_form(source, target, view, giver, given=True)[device] == blocks
-            put(filled, blocks, taken(held[giver], blocks))
-        assert np.array_equal(filled, wanted[device])
+    for turns in ((0,), (FIRST, SECOND)):
+        filled = {device: np.full(target.tile_shape, PADDING) for device in target.mesh.devices}
+        for form in (MoveForm(turn, view) for turn in turns):
+            before = {device: tile.copy() for device, tile in filled.items()} if form.turn == SECOND else held
+            for device in target.mesh.devices:
+                for giver, blocks in list_in_form(source, target, form, device, given=False).items():
+                    assert list_in_form(source, target, form, giver, given=True)[device] == blocks
+                    put(filled[device], blocks, taken(before[giver], blocks))
+        assert all(np.array_equal(filled[device], wanted[device]) for device in filled)
 
 
 # ---- Fetches between two sets of devices: every element arrives, and holders share what is asked of them as planned

@@ -225,14 +225,16 @@ def carry(operand: Layout, result: Layout, step: Exchange, tiles: dict[int, np.n
     largest = max(t.elements for one in step.rounds for t in one)
     for batch in run_exchange.batch_rounds(step):
         assert batch.elements <= largest, "a local copy is larger than all messages"
-        pack = on_each(operand, partial(run_exchange.pack_message, step, batch))
+        pack = on_each(result if batch.relayed else operand, partial(run_exchange.pack_message, step, batch))
         write = on_each(result, partial(run_exchange.write_message, step, batch))
         for number, one in enumerate(batch.rounds):
-            sent = np.asarray(pack(np.int32(number), [near]))
-            assert sent.shape == (operand.mesh.size, batch.elements)
+            sent = np.asarray(pack(np.int32(number), [far if batch.relayed else near]))
+            assert sent.shape == ((result if batch.relayed else operand).mesh.size, batch.elements)
             arrived = np.full((result.mesh.size, batch.elements), -9, "int32")
             for t in one:
-                arrived[result.mesh.position(t.receiver)] = sent[operand.mesh.position(t.sender)]
+                arrived[result.mesh.position(t.receiver)] = sent[
+                    (result if t.relayed else operand).mesh.position(t.sender)
+                ]
             far = np.asarray(write(np.int32(number), [far, arrived]))
     return {device: far[result.mesh.position(device)] for device in result.mesh.devices}
 
@@ -249,14 +251,16 @@ def test_messages_carried_by_hand(case: tuple[str, str, Mesh, int | None]):
 
 
 @pytest.mark.parametrize("chunk", [None, pytest.param(12, marks=pytest.mark.slow)])
-def test_messages_of_a_view_carried_by_hand(chunk: int | None):
-    """One device is in both sets."""
+@pytest.mark.parametrize("relay", [False, True])
+def test_messages_of_a_view_carried_by_hand(chunk: int | None, relay: bool):
+    """One device is in both sets; a relay is to two devices for each tile."""
     operand = Layout.parse("s32[{x}6, 5]", Mesh(x=4))
-    result = Layout.parse("s32[{t}, 5, 8]", Mesh({"t": 3}, [5, 1, 7]))
+    there = Mesh({"t": 3, "r": 2}, [5, 1, 7, 4, 2, 6]) if relay else Mesh({"t": 3}, [5, 1, 7])
+    result = Layout.parse("s32[{t}, 5, 8]", there)
     view = rs.Move(operand, result, view="(three h) d -> three d h", three=3).view
-    spec = StepSpec("exchange", result, StepMode(chunk, view=view))
+    spec = StepSpec("exchange", result, StepMode(chunk, relay=relay, view=view))
     (step,) = lower_plan(chain(operand, result, [spec], view=view)).instructions
-    assert isinstance(step, Exchange) and step.strided
+    assert isinstance(step, Exchange) and step.strided and any(t.relayed for t in step.rounds[-1]) == relay
     values = np.arange(120, dtype="int32").reshape(24, 5)
     moved = carry(operand, result, step, cut(operand, values))
     for device, tile in cut(result, values.reshape(3, 8, 5).transpose(0, 2, 1)).items():

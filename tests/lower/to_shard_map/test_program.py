@@ -13,8 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
+from benchmarks.endpoints import weights
 from reshard.errors import LayoutError, PlanError
 from reshard.lower import lower_plan
+from reshard.lower.exchange_rounds import Exchange
 from reshard.lower.to_shard_map import Beside, batch_function, run_exchange, run_program, tile_function
 from reshard.plans.plan import Batch, StepSpec, chain
 from reshard.plans.rules.split_steps import possible_counts
@@ -232,6 +234,18 @@ def cases(count: int, kind: str) -> list[Case]:
 def test_random_views(kind: str):
     for case in cases(2, kind):
         check_move(case.move, case.reference)
+
+
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("seed", [329, 398])
+def test_weights_passed_on_among_the_same_devices(seed: int):
+    """Experts that fewer devices hold than need them are filled in beside others."""
+    case = weights(seed, 8)[1]
+    move, mode = case.move, StepMode(relay=True, view=case.move.view)
+    plan = chain(move.source, move.target, [StepSpec("exchange", move.target, mode)], view=move.view)
+    (step,) = lower_plan(plan).instructions
+    assert not plan.crosses and isinstance(step, Exchange) and any(t.relayed for t in step.rounds[-1])
+    check_move(move, case.reference, plan)
 
 
 def test_a_cast():

@@ -143,9 +143,11 @@ def test_through_a_view_bytes_rounds_and_scratch_are_those_of_the_messages():
     scratch = 8 * figures.message if figures.message > figures.run else 0
     assert check_step("exchange", *both, StepMode(view=TURN)) == (4 * received, figures.rounds, scratch)
     assert received > 0
-    for mode in (StepMode(view=TURN, relay=True), StepMode(view=TURN, in_place=True)):
-        with pytest.raises(StepError, match="without a view"):
-            check_step("exchange", *both, mode)
+    with pytest.raises(StepError, match="without a view"):
+        check_step("exchange", *both, StepMode(view=TURN, in_place=True))
+    summed = [Layout.parse(text, SQUARE) for text in ("f32[{x}6] + sum{y}", "f32[{x}6] + sum{y}")]
+    with pytest.raises(StepError, match="of what is no sum"):
+        check_step("exchange", *summed, StepMode(view=TURN, relay=True))
 
 
 def test_through_a_view_a_sum_stays_a_sum_on_one_mesh():
