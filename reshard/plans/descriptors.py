@@ -84,11 +84,25 @@ class Descriptors(tuple[Descriptor, ...]):
 
 
 class DeviceStep(NamedTuple):
-    """What one device does in a turn: what it sends and receives, and what it copies within its own memory."""
+    """What one device does in a turn: what it sends and receives, and what it copies within its own memory.
+
+    The last turn of a plan writes the target's tile, and one before it a tile of `room` elements, which the next reads.
+    """
 
     sends: tuple[Descriptor, ...]
     receives: tuple[Descriptor, ...]
     copies: tuple[Descriptor, ...]
+    last: bool
+
+    @property
+    def room(self) -> int:
+        """How far into the flat tile it writes, in elements."""
+        written = (*self.receives, *self.copies)
+        return max((each.target_offset + 1 + _reach_of(each) for each in written if each.elements), default=0)
+
+
+def _reach_of(each: Descriptor) -> int:
+    return sum((extent - 1) * stride for extent, stride in zip(each.extents, each.target_strides, strict=True))
 
 
 def read_descriptor(given: object) -> Descriptor:
@@ -186,9 +200,11 @@ def _split_axes(axes: tuple[Axis, ...]) -> tuple[tuple[int, ...], tuple[int, ...
     return extents, sources, targets
 
 
-def split_by_role(transfers: Sequence[Descriptor], device: int) -> DeviceStep:
-    """The transfers of a device by what it does in them."""
-    copies = tuple(each for each in transfers if each.source_device == each.target_device == device)
-    others = [each for each in transfers if each.source_device != each.target_device]
-    sends = tuple(each for each in others if each.source_device == device)
-    return DeviceStep(sends, tuple(each for each in others if each.target_device == device), copies)
+def split_by_role(turns: Sequence[Sequence[Descriptor]], device: int) -> Iterator[DeviceStep]:
+    """The transfers of a device in each turn, by what it does in them."""
+    for at, turn in enumerate(turns):
+        copies = tuple(each for each in turn if each.source_device == each.target_device == device)
+        others = [each for each in turn if each.source_device != each.target_device]
+        sends = tuple(each for each in others if each.source_device == device)
+        receives = tuple(each for each in others if each.target_device == device)
+        yield DeviceStep(sends, receives, copies, at == len(turns) - 1)

@@ -241,7 +241,7 @@ class Plan(ShownPlan):
                 f"device of source or target"
             )
         ends = self.source, self.target, self.view
-        return tuple(split_by_role(turn, number) for turn in describe_steps(ends, self.steps, number))
+        return tuple(split_by_role(describe_steps(ends, self.steps, number), number))
 
     @property
     def have(self) -> Layout | None:
@@ -951,7 +951,7 @@ class TreePlan(ShownPlan):
                     made[plan] = plan.schedule_for(device)
             for at, step in enumerate(made.get(plan, ())):
                 turns += [{}] * (at + 1 - len(turns))
-                if any(step):
+                if step.sends or step.receives or step.copies:
                     turns[at] = {**turns[at], name: step}
         if not made and self.plans:
             raise PlanError(
