@@ -82,6 +82,16 @@ class Descriptors(tuple[Descriptor, ...]):
             raise fields.error(f"format is {fields.data['format']}, not 1")
         return cls(map(read_descriptor, cast("list[object]", fields.get("transfers", list))))
 
+    def to_columns(self) -> dict[str, list[Any]]:
+        """The transfers as columns by the names of the fields, for whatever makes tables: `pyarrow.table(...)`.
+
+        `reshard.verify` reads such a table, from any library with Arrow's C interface.
+
+        >>> Descriptors([Descriptor(0, 1, 0, 4, (2,), (1,), (1,))]).to_columns()["extents"]
+        [(2,)]
+        """
+        return {field: [each[at] for each in self] for at, field in enumerate(Descriptor._fields)}
+
 
 class DeviceStep(NamedTuple):
     """What one device does in a turn: what it sends and receives, and what it copies within its own memory.

@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -33,7 +34,7 @@ from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
 from reshard.proofs.refute import Counterexample
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.units import bytes_text, counted
+from reshard.types.units import bytes_text, counted, listed
 from reshard.types.whole import MOST
 
 MOST_RUNS = 1 << 26
@@ -290,6 +291,8 @@ def _count_loads(turns: Iterable[_Turn], side: int) -> Counter[int]:
 
 def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
     """The transfers by turn, and in each by their loops."""
+    if hasattr(transfers, "__arrow_c_stream__"):
+        transfers = _read_arrow(transfers)
     if isinstance(transfers, np.ndarray):
         table = _checked_table(cast("NDArray[Any]", transfers))
         return [list(_make_loops((), np.arange(len(table)), table))]
@@ -325,6 +328,26 @@ def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
         if rows:
             turns.setdefault(step, []).extend(_make_loops(axes, np.array(numbers), _read_rows(rows)))
     return list(turns.values()) or [[]]
+
+
+def _read_arrow(given: Any) -> Any:
+    """The transfers in a table of Arrow, of any library that has its C interface."""
+    try:
+        table = import_module("pyarrow").table(given)
+        columns: dict[str, Any] = dict(zip(table.column_names, table.columns, strict=True))
+    except ImportError:
+        raise PlanError(
+            "a table of transfers is read by pyarrow: pip install pyarrow, or give a list of them"
+        ) from None
+    runs = (*Descriptor._fields[:4], "length")
+    if set(columns) == set(runs):
+        return np.stack([columns[field].to_numpy() for field in runs], 1)
+    if set(columns) - {"step"} != set(Descriptor._fields[:7]):
+        raise PlanError(
+            f"a table of transfers has the columns {listed(Descriptor._fields)}, or for runs {listed(runs)}, not "
+            f"{listed(list(columns))}"
+        )
+    return zip(*(columns[field].to_pylist() for field in Descriptor._fields if field in columns), strict=True)
 
 
 def _split_fields(given: Any) -> tuple[Any, ...]:

@@ -92,6 +92,27 @@ def test_runs_are_read_in_every_form(form: str) -> None:
     assert (verified.transfers, verified.received_bytes, verified.sent_bytes, verified.ratio) == (4, 16, 16, 1.0)
 
 
+def test_tables_of_arrow_are_read() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    made = rs.plan(SOURCE, TARGET).to_descriptors()
+    columns = dict(
+        zip(
+            ("source_device", "target_device", "source_offset", "target_offset", "length"),
+            zip(*RUNS, strict=True),
+            strict=True,
+        )
+    )
+    for table in (arrow.table(made.to_columns()), arrow.table(made.to_columns()).drop(["step"]), arrow.table(columns)):
+        assert rs.verify(table, SOURCE, TARGET).transfers == 4
+        assert rs.verify(table.to_reader(), SOURCE, TARGET).transfers == 4
+        with pytest.raises(ProofError):
+            rs.verify(table.slice(1), SOURCE, TARGET)
+        with pytest.raises(PlanError, match="columns"):
+            rs.verify(table.drop(["source_offset"]), SOURCE, TARGET)
+    with pytest.raises(PlanError):
+        rs.verify(arrow.table({**columns, "length": [4, 4, None, 4]}), SOURCE, TARGET)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
