@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -153,7 +153,7 @@ def describe_steps(
 
     Raises `PlanError` for steps that compute: sums and casts are not copies.
     """
-    turns: list[Iterable[Message]] = []
+    moves: list[Step] = []
     for step in steps:
         if step.kind in ("reduce_scatter", "all_reduce", "split_sum", "cast"):
             raise PlanError(
@@ -161,7 +161,12 @@ def describe_steps(
                 f"moves before and after it"
             )
         if not keeps_memory(*step.judgement):  # Else the flat tile stays as it is, under other dims.
-            turns += _list_turns(step, device)
+            moves.append(step)
+    # What only copies within devices, before all messages or behind them, is done by these messages themselves.
+    first = _map_tiles(moves[0], moves[1].operand.tile_shape, True) if len(moves) > 1 else None
+    moves = moves[1:] if first else moves
+    last = _map_tiles(moves[-1], moves[-2].result.tile_shape, False) if len(moves) > 1 else None
+    turns = [turn for step in (moves[:-1] if last else moves) for turn in _list_turns(step, device)]
     # Where nothing moves, what a device needs is still copied into its tile of the target.
     turns = turns or [exchange_messages(*ends)]
     return [
@@ -169,10 +174,49 @@ def describe_steps(
             made
             for each in messages
             if device in (None, each.sender, each.receiver)
-            for made in _describe_message(each, at)
+            for made in _describe_message(each, at, first if at == 0 else None, last if at == len(turns) - 1 else None)
         ]
         for at, messages in enumerate(turns)
     ]
+
+
+def _map_tiles(step: Step, between: tuple[int, ...], first: bool) -> dict[int, Block] | None:
+    """Where the elements of the tile between a step that stays on devices and its neighbour are on the step's far side.
+
+    One block for each device, of all of the tile, with axes that are whole dims of it: blocks that move, whose axes
+    stay within a dim each, can then move from or to the far side at once. None for any other step.
+    """
+    if step.launches:
+        return None
+    maps: dict[int, Block] = {}
+    strides = {math.prod(between[at:]) for at in range(len(between) + 1)}
+    for message in exchange_messages(step.operand, step.result, step.mode.view, step.mode.holding):
+        blocks = merge_blocks(map(fuse_axes, message.blocks))
+        if len(blocks) != 1 or message.sender != message.receiver or message.receiver in maps:
+            return None
+        block = fuse_axes(blocks[0].reversed if first else blocks[0])
+        if block.elements != math.prod(between) or not strides.issuperset(axis.src for axis in block.axes):
+            return None
+        maps[message.receiver] = Block(block.src, block.dst, tuple(sorted(block.axes, key=lambda axis: -axis.src)))
+    return maps
+
+
+def _map_offset(maps: Block, offset: int) -> int:
+    """The offset, or the stride, on the far side of a step that stays on its device."""
+    mapped = 0
+    for _, src, dst in maps.axes:
+        mapped, offset = mapped + offset // src * dst, offset % src
+    return mapped
+
+
+def _map_block(block: Block, first: Block | None, last: Block | None) -> Block:
+    if first is not None:
+        axes = tuple([axis._replace(src=_map_offset(first, axis.src)) for axis in block.axes])
+        block = Block(first.dst + _map_offset(first, block.src), block.dst, axes)
+    if last is not None:
+        axes = tuple([axis._replace(dst=_map_offset(last, axis.dst)) for axis in block.axes])
+        block = Block(block.src, last.dst + _map_offset(last, block.dst), axes)
+    return block
 
 
 def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
@@ -194,9 +238,14 @@ def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
         yield exchange_messages(operand, result, view, holding)
 
 
-def _describe_message(message: Message, turn: int) -> Iterator[Descriptor]:
+def _describe_message(
+    message: Message, turn: int, first: Mapping[int, Block] | None, last: Mapping[int, Block] | None
+) -> Iterator[Descriptor]:
     sender, receiver, _ = message
     blocks = list(message.blocks)
+    if first is not None or last is not None:
+        before, after = None if first is None else first[sender], None if last is None else last[receiver]
+        blocks = [_map_block(block, before, after) for block in blocks]
     if len(blocks) > 1:
         blocks = merge_blocks(map(fuse_axes, blocks))
     for src, dst, axes in blocks:
