@@ -203,7 +203,8 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
     >>> [[(each.sender, each.receiver) for each in turn] for turn in (step.local, *step.rounds)]
     [[(1, 1)], [(1, 0), (2, 1)], [(0, 1), (1, 2)]]
     """
-    operand, result, (chunk, _, _, relayed, view, _, holding) = step.operand, step.result, step.mode
+    operand, result, mode = step.operand, step.result, step.mode
+    chunk, relayed, view, holding = mode.chunk, mode.relay, mode.view, mode.holding
     r = refine(operand, result) if view is None and holding is None else None
     if r is not None and r.exact:
         send = _merged_view(operand, tile_view.before(operand, r), [d for d in r.digits if d.src is None])

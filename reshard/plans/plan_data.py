@@ -79,6 +79,7 @@ def step_data(step: Step) -> dict[str, Any]:
         "seconds": step.seconds,
         **view_data(step.mode.view),
         **({} if step.mode.holding is None else {"beside_held": True}),
+        **({"fresh": True} if step.mode.fresh else {}),
     }
 
 
@@ -96,6 +97,7 @@ def read_step(step: Fields, holding: Holding | None = None) -> tuple[StepSpec, f
         read_view(step),
         step.get("overlap", bool, default=False),
         holding if step.get("beside_held", bool, default=False) else None,
+        step.get("fresh", bool, default=False),
     )
     kind, result = step.get("kind", str), read_layout_field(step, "result", "mesh")
     return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, result, mode), read_seconds(step)
@@ -103,9 +105,7 @@ def read_step(step: Fields, holding: Holding | None = None) -> tuple[StepSpec, f
 
 def read_layout_field(fields: Fields, name: str, mesh: str) -> Layout:
     """The layout that a field has, on the mesh that another one has."""
-    # Of equal meshes, the one that was read first: layouts on one object are compared without thousands of ids.
-    first = _parse_layout("f32[]", Mesh.from_dict(fields.object(mesh))).mesh
-    return _parse_layout(fields.get(name, str), first)
+    return _parse_layout(fields.get(name, str), Mesh.from_dict(fields.object(mesh)))
 
 
 # The steps of a plan repeat its target, and those of a file of plans each other's layouts: half the time of reading.

@@ -154,9 +154,8 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
     if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
         raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
-    in_place, relay, overlap = (
-        checked_flag(flag, name, StepError)
-        for name, flag in (("in_place", mode.in_place), ("relay", mode.relay), ("overlap", mode.overlap))
+    in_place, relay, overlap, fresh = (
+        checked_flag(getattr(mode, name), name, StepError) for name in ("in_place", "relay", "overlap", "fresh")
     )
     if mode.view is not None and not isinstance(mode.view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: view is a View, or None")
@@ -164,7 +163,7 @@ def _checked_mode(mode: object) -> StepMode:
     if held is not None and not (isinstance(held.layout, Layout) and isinstance(held.stale, IndexSet)):  # pyright: ignore
         raise StepError(f"{quoted(mode)}: holding is a Holding of a Layout and an IndexSet, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
-    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap, held)
+    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap, held, fresh)
 
 
 # What is live on each device while the batches of a plan run one after another.
@@ -214,7 +213,6 @@ class DeviceKinds:
         kinds = dict.fromkeys(tuple(device in held for held in members) for device in sorted(devices))
         self._in = {each: tuple(int(kind[at]) for kind in kinds) or (1,) for at, each in enumerate(sets)}
         self.count = max(1, len(kinds))
-        self._tiles: dict[Layout, Bytes] = {}  # Hundreds of arrays have a few layouts.
 
     def of(self, mesh: Mesh) -> Bytes:
         """For each kind, 1 if its devices belong to a mesh, else 0."""
@@ -222,9 +220,7 @@ class DeviceKinds:
 
     def tile(self, layout: Layout) -> Bytes:
         """The bytes of a layout's tile on the devices of each kind."""
-        if layout not in self._tiles:
-            self._tiles[layout] = tuple(layout.tile_bytes * held for held in self.of(layout.mesh))
-        return self._tiles[layout]
+        return tuple(layout.tile_bytes * held for held in self.of(layout.mesh))
 
     def total(self, each: Iterable[Bytes]) -> Bytes:
         """The sum, kind by kind."""

@@ -65,24 +65,28 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
                 with suppress(StepError):  # A transposition does not fit every place.
                     made.append(chain(move.source, move.target, route, options.donate, None, move.view))
 
+    def load(plan: Plan) -> int:
+        return max(plan.sent_bytes, plan.received_bytes)
+
     add_plans(_list_routes(inner, between, options))
+    cast = [chain(move.source, move.target, [s], options.donate, None, move.view) for s in _cast_on_way(move, budget)]
     enough = 1 + (options.slack if options.network is None else SLACK)
     # What passes elements on takes more launches, or more bytes in all: only where the busiest device gains by it.
     for relay in (False, True):
-        loads = (max(plan.sent_bytes, plan.received_bytes) / max(1, plan.endpoint_bound_bytes) for plan in made)
-        if min(loads, default=math.inf) > enough:
+        if min((load(plan) / max(1, plan.endpoint_bound_bytes) for plan in [*made, *cast]), default=math.inf) > enough:
             add_plans(_pass_on(inner, options, relay=relay))
+            for specs in _pass_on_narrow(move, inner) if relay else ():
+                cast.append(chain(move.source, move.target, specs, options.donate, None, move.view))
     if not made:
         raise PlanError(
             f"{move}: a sum is finished by collectives, for which digits must end where the atoms of the view end; "
             f"finish the sum in a move of its own first"
         )
-    cast = [chain(move.source, move.target, [s], options.donate, None, move.view) for s in _cast_on_way(move, budget)]
-    # A cast in the messages is for where a tile in both dtypes has no room, or more bytes to receive.
+    # A cast in the messages is for where a tile in both dtypes has no room, or more bytes to move.
     fitting = [plan for plan in made if budget is None or plan.peak_bytes <= budget]
-    least = min((plan.received_bytes for plan in fitting), default=math.inf)
+    least = min(map(load, fitting), default=math.inf)
     made += cast
-    fitting += [p for p in cast if (budget is None or p.peak_bytes <= budget) and p.received_bytes < least]
+    fitting += [plan for plan in cast if (budget is None or plan.peak_bytes <= budget) and load(plan) < least]
     return fitting or _refuse_budget(move, made, budget)
 
 
@@ -115,7 +119,7 @@ def _place_cast(move: Move, specs: Specs, first: bool, budget: int | None) -> It
     A part is filled after it: what the target's other parts hold is neither cast nor scaled.
     """
     path = [move.source, *(spec.result for spec in specs)]
-    fills = (n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into)
+    fills = (n for n, spec in enumerate(specs) if spec.mode.fills)
     last = next(fills, len(specs))
     legal = [at for at in range(last + 1) if not path[at].partial]  # A sum is finished before it is cast.
     sums = [at for at, layout in enumerate(path) if layout.partial]
@@ -182,6 +186,23 @@ def _pass_on(move: Move, options: PlanOptions, *, relay: bool) -> Iterator[Specs
             if options.budget is not None:
                 between = Move(move.source, target, view)
                 yield from ([cut, *fill] for cut in _cut_exchanges(between, view, options.budget, relay=True))
+
+
+def _pass_on_narrow(move: Move, narrow: Move) -> Iterator[Specs]:
+    """A relay to tiles of their own in the narrower dtype, out of which part of a target of a wider one is filled.
+
+    What is passed on is read from the tiles that receive it, which therefore are not those of the wider dtype.
+    """
+    view = move.view
+    if not view.into or move.source.partial or dtypes.bits(move.target.dtype) <= dtypes.bits(move.source.dtype):
+        return
+    number = {at: n for n, at in enumerate(itertools.chain(*view.target))}
+    atoms = tuple(Atom(a.name, a.size, a.into, a.into) for a in map(view.atoms.__getitem__, number))
+    dims = tuple(tuple(number[at] for at in dim) for dim in view.target)
+    within = View(atoms, dims, dims)
+    for spec in itertools.chain(*crossing.list_relays(narrow.source, narrow.target, view)):
+        fresh = spec._replace(mode=spec.mode._replace(fresh=True))
+        yield [fresh, StepSpec("exchange", move.target, StepMode(view=within))]
 
 
 def _cut_exchanges(move: Move, view: View | None, budget: int, *, relay: bool = False) -> Iterator[StepSpec]:

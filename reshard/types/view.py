@@ -265,6 +265,9 @@ def compose_maps(first: ViewMap, second: ViewMap) -> ViewMap | None:
     """
     if ((0, 0, 0),) in (first.digits, second.digits):
         return canonical_map([(0, 0, 0)])
+    # The second may leave in their places just those indices that the first leads to.
+    if second == canonical_map([(count, target, target) for count, _, target in first.digits], first.end, first.end):
+        return first
     forward = _compose_from_all(first, second)
     if forward is not None:
         return forward

@@ -217,7 +217,8 @@ class HostCall(NamedTuple):
 
 def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool) -> HostMove:
     (step,) = parts.across.steps
-    exchange, target = plan_host_exchange(step.operand, step.result, step.mode.view), ends.target
+    exchange = plan_host_exchange(step.operand, step.result, step.mode.view, fresh=step.mode.fresh)
+    target = ends.target
     before, finish = _compile_before(parts.before, ends.source, False), _compile_after(parts.after, target)
     shape, tile_at = parts.after.target.shape, None
     if not parts.after.steps:
@@ -573,7 +574,7 @@ def cut_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) ->
     if step.kind == "permute" and not pieces:
         return parts
     operand, result = step.operand, step.result
-    mode = StepMode(relay=step.mode.relay, view=step.mode.view, holding=step.mode.holding)
+    mode = step.mode._replace(chunk=None, parts=1, overlap=False)
     kept = parts.before.source.tile_bytes if parts.before.steps and not parts.across.donate else 0
     plain = Step("exchange", operand, result, mode, kept)
     message = exchange_figures(operand, result, mode.view, relayed=mode.relay).message

@@ -85,9 +85,11 @@ class HostExchange(NamedTuple):
 
 
 def plan_host_exchange(
-    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None, fresh: bool = False
 ) -> HostExchange:
     """The exchange from one layout to the other, by a view if one is given, once for each tile of the result.
+
+    What a view does not fill of the tiles stays, unless they are `fresh`.
 
     Beside a `holding`, in which devices hold the result's tiles, of what is stale in these.
 
@@ -129,7 +131,7 @@ def plan_host_exchange(
             copies.append(Copy(sender, taken, receiver, Strides(size * block.dst, extents, far, kind)))
     copies.sort(key=lambda copy: (copy.receiver, copy.sender))  # So that senders are done with one after another.
     elements = len(numbers) * math.prod(result.tile_shape)
-    fills = holding is not None or (view is not None and view.into)
+    fills = holding is not None or (view is not None and view.into and not fresh)
     senders = tuple(dict.fromkeys(copy.sender for copy in copies))
     return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, senders, fills)
 

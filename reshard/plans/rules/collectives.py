@@ -296,6 +296,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
             why = "only an exchange among the same devices, without a view, goes in place"
             raise refuse_step("exchange", operand, result, why)
         return _check_in_place(operand, result, mode.chunk)
+    if mode.fresh and (view is None or not view.into or holding is not None):
+        raise refuse_step("exchange", operand, result, "only what fills part of an array has a fresh one around it")
     if mode.relay and (operand.partial or holding is not None or (view is None and not across)):
         why = "only an exchange to other devices, or through a view, of what is no sum and not held, is relayed"
         raise refuse_step("exchange", operand, result, why)

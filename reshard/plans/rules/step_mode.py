@@ -27,8 +27,9 @@ class StepMode(NamedTuple):
 
     For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
     operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
-    `view` is that of the steps that change indices (`rules.view_steps`). Beside a `holding`, an exchange writes into
-    tiles of the result that are there, and leaves what they hold and is not stale.
+    `view` is that of the steps that change indices (`rules.view_steps`); a part that it fills is of the tile that is
+    there, or, if `fresh`, of a new one of which nothing else is read. Beside a `holding`, an exchange writes into tiles
+    of the result that are there, and leaves what they hold and is not stale.
     """
 
     chunk: int | None = None
@@ -38,11 +39,12 @@ class StepMode(NamedTuple):
     view: View | None = None
     overlap: bool = False
     holding: Holding | None = None
+    fresh: bool = False
 
     @property
     def fills(self) -> bool:
         """Whether the step writes into tiles of the result that are there already, and whose other elements stay."""
-        return self.holding is not None or (self.view is not None and self.view.into)
+        return self.holding is not None or (self.view is not None and self.view.into and not self.fresh)
 
     def __repr__(self) -> str:
         """The options; relays, a view and an overlap only where there are some."""
@@ -50,6 +52,7 @@ class StepMode(NamedTuple):
         more += "" if self.view is None else f", view={self.view!r}"
         more += ", overlap=True" if self.overlap else ""
         more += "" if self.holding is None else f", holding={self.holding!r}"
+        more += ", fresh=True" if self.fresh else ""
         return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{more})"
 
 

@@ -115,7 +115,7 @@ def list_hops(plan: Plan, several: bool) -> Hops | None:
     hops: list[Hop] = []
     for step in plan.steps:
         ends, through = (step.operand, step.result), step.mode.view
-        fills = through is not None and through.into
+        fills = step.mode.fills
         if step.mode == StepMode(relay=True, view=through):
             hops += (Hop(*ends, MoveForm(half, through), fills) for half in (FIRST, SECOND))
         elif step.mode == PLAIN and step.kind in _STRAIGHT:

@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import BudgetError, LayoutError, PlanError
 from reshard.jax import redistribute
+from reshard.jax.request import ReshardRequest, plan_across
+from reshard.types.view import Atom, View, Window
 from tests.jax.crossing.cases import by_messages, mesh
 from tests.jax.oracle import assert_exact, filled
 
@@ -82,9 +84,14 @@ def test_casts_and_scales(way: str, target: NamedSharding) -> None:
     assert narrow.is_deleted()
 
 
-def test_what_a_part_does_not_fill_is_not_scaled(way: str) -> None:
-    out, target = put(np.full((24, 24), 0.1, "float32"), P()), TARGETS[1]
-    x = put(X.astype(jnp.bfloat16), SOURCES[0])
+@pytest.mark.parametrize("spec", [P("u", "v"), P("u"), P()])
+def test_what_a_part_does_not_fill_is_not_scaled(way: str, spec: P) -> None:
+    """Where the target replicates, the narrow values are passed on before they are written into it."""
+    out, target = put(np.full((24, 24), 0.1, "float32"), P()), NamedSharding(TARGETS[1].mesh, spec)
+    x = jax.device_put(X.astype(jnp.bfloat16), NamedSharding(mesh([0, 1], a=2), P("a")))
+    view = View((Atom("rows", 12, None, Window(6, 24)), Atom("d", 24)), ((0,), (1,)), ((0,), (1,)))
+    whole = plan_across(ReshardRequest(target, x.sharding, view=view, dtype="float32"), (12, 24), "bfloat16")
+    assert [step.mode.fresh for step in whole.steps] == [True, False] or spec != P("u")
     wanted = np.full((24, 24), 0.1, "float32")
     wanted[6:18] = X.astype(jnp.bfloat16).astype("float32") * 2
     moved = redistribute(x, target, into={0: slice(6, 18)}, out=out, dtype="float32", scale=2.0)
