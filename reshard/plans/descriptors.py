@@ -198,7 +198,8 @@ def _map_tiles(step: Step, between: tuple[int, ...], first: bool) -> dict[int, B
         if block.elements != math.prod(between) or not strides.issuperset(axis.src for axis in block.axes):
             return None
         maps[message.receiver] = Block(block.src, block.dst, tuple(sorted(block.axes, key=lambda axis: -axis.src)))
-    return maps
+    between_mesh = step.result.mesh if first else step.operand.mesh
+    return maps if len(maps) == between_mesh.size else None  # A device may have nothing but padding on the far side.
 
 
 def _map_offset(maps: Block, offset: int) -> int:
