@@ -71,9 +71,12 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
     add_plans(_list_routes(inner, between, options))
     cast = [chain(move.source, move.target, [s], options.donate, None, move.view) for s in _cast_on_way(move, budget)]
     enough = 1 + (options.slack if options.network is None else SLACK)
-    # What passes elements on takes more launches, or more bytes in all: only where the busiest device gains by it.
+    # What passes elements on takes more bytes in all, and a relay more launches: only where the busiest device gains by
+    # it. Gathers may save launches as well, where one exchange takes more than the two or three that these do.
     for relay in (False, True):
-        if min((load(plan) / max(1, plan.endpoint_bound_bytes) for plan in [*made, *cast]), default=math.inf) > enough:
+        loads = (load(plan) / max(1, plan.endpoint_bound_bytes) for plan in [*made, *cast])
+        many = not relay and any(step.mode.view and step.launches > 2 for plan in made for step in plan.steps)
+        if min(loads, default=math.inf) > enough or many:
             add_plans(_pass_on(inner, options, relay=relay))
             for specs in _pass_on_narrow(move, inner) if relay else ():
                 cast.append(chain(move.source, move.target, specs, options.donate, None, move.view))

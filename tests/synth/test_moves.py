@@ -448,3 +448,12 @@ def test_steps_on_another_mesh_are_priced_by_its_own_links(network: str) -> None
     plan = rs.plan(rs.Move(source, target, view="(a b) -> (b a)", a=6), network=network)
     assert len({step.operand.mesh for step in plan.steps}) > 1
     assert plan.seconds == sum(step.seconds or 0.0 for step in plan.steps) > 0
+
+
+def test_a_part_that_the_target_replicates_is_gathered_where_that_saves_launches():
+    """Gate of a fused gate and up: one exchange takes 8 messages, with a gather of columns after it, 3 launches."""
+    trainer, server = rs.Mesh(fsdp=8, t=8), rs.Mesh({"rep": 4, "tp": 8}, device_ids=range(64, 96))
+    fused, gate = layout("f32[{t}16, {fsdp}8]", trainer), layout("f32[{tp}8, 64]", server)
+    plan = rs.plan(rs.Move(fused, gate, take={0: slice(0, 64)}))
+    assert [step.kind for step in plan.steps] == ["exchange", "all_gather"]
+    assert (plan.launches, max(plan.sent_bytes, plan.received_bytes)) == (3, plan.endpoint_bound_bytes)
