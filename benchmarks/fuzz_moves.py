@@ -552,6 +552,8 @@ def _check_update(choose: random.Random, case: UpdateCase) -> tuple[str, rs.Plan
     must(move.changed is not None and move.changed.elements == case.stale.sum(), "{} has other changes", move)
     options: dict[str, Any] = {"donate": True} if choose.random() < 0.3 else {}
     if choose.random() < 0.3:
+        options["network"] = choose.choice(("tpu-v5p", "h100", "ethernet-100g"))
+    if choose.random() < 0.3:
         share = choose.choice((0.5, 1, 1.2, 2))
         options["budget"] = int(share * (move.source.tile_bytes + move.target.tile_bytes))
     kind = f"update, {_kind_of(case.move, move)}"
@@ -570,6 +572,8 @@ def _check_update(choose: random.Random, case: UpdateCase) -> tuple[str, rs.Plan
     must(plan.received_bytes == plan.lower_bound_bytes == bound, "{} B are the difference, not as in {}", bound, plan)
     ends = max(plan.received_bytes, plan.sent_bytes)
     must(ends >= plan.endpoint_bound_bytes, "{} B at the busiest device are below its bound: {}", ends, plan)
+    if not move.casts:
+        rs.verify(plan.to_descriptors(), move)
     given, _, wanted = case.move.tiles(choose, plan)
     # What is held is what the target means, but where that is stale, or where no move fills it (`into`).
     fresh = case.move.view.apply(~case.stale, np.ones(wanted.shape, bool))

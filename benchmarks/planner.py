@@ -1,4 +1,4 @@
-"""How long planning takes: cold, on a network, on 2^20 devices, and repeated.
+"""How long planning takes: cold, on a network, on 2^20 devices, of trees of weights, and repeated.
 
     python benchmarks/planner.py              # the tables (make bench)
     python benchmarks/planner.py --profile    # and where the time goes
@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -34,10 +35,12 @@ if __package__ in (None, ""):  # run as a file: the folder above is the project
 
 from benchmarks import planner_against
 from reshard.errors import ReshardError
+from reshard.plans.plan import TreePlan
 from reshard.synth.network import Network
-from reshard.synth.planner import plan
+from reshard.synth.planner import plan, plan_tree
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.move import Move
 from tests.layouts import sample_pairs
 
 MESHES = ("2x4", "4x4x4", "8x8x8", "16x16x2", "512", "3x5", "8x10")
@@ -59,10 +62,18 @@ DEVICE_SETS = (
     ("uneven, 100,000 to 50,000 others", "f32[{x}3/299990]", "x=100000", "f32[{d}6/299990]", "d=50000@100000"),
     ("uneven, 100,000 to 50,000 of these", "f32[{x}3/299990]", "x=100000", "f32[{d}6/299990]", "d=50000"),
 )
-TARGETS = {"even": 1e-3, "2^20 devices, even": 20e-3, "repeated": 20e-6}
+TARGETS = {
+    "even": 1e-3,
+    "2^20 devices, even": 20e-3,
+    "trees": 1.0,
+    "trees, read": 1.0,
+    "trees, 4,096 devices": 5.0,
+    "repeated": 20e-6,
+}
 """Seconds that the median of a row of this kind (the maximum on 2^20 devices) stays below."""
 
 Pair = tuple[Layout, Layout]
+Tree = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -237,8 +248,106 @@ def rows(count: int, seed: int, runs: int, limit: float) -> Iterator[Row]:
     for what, source, near, target, far in DEVICE_SETS:
         two = Layout.parse(source, Mesh.parse(near)), Layout.parse(target, Mesh.parse(far))
         yield measured("two device sets", what, [two], None, runs, limit)
+    yield from tree_rows(runs)
     for net in (None, network):
         yield from repeated([p for sizes in MESHES for p in sample_pairs(named(sizes), 3, few, seed)], net)
+
+
+# Trees of weights: rows over the trainer's fsdp and columns over its t, or the other way round, to a server's tp.
+
+
+def tile(mesh: Mesh, shape: Sequence[int], *axes: Sequence[str], dtype: str = "bfloat16") -> Layout:
+    """The layout of an array whose dims are split over these axes."""
+    held = [[mesh.sub_axis(name) for name in dim] for dim in (*axes, *[()] * (len(shape) - len(axes)))]
+    return Layout.tiled(mesh, shape, dtype, held)
+
+
+def llama_moves(trainer: Mesh, server: Mesh, layers: int = 80) -> Tree:
+    """The weights of a Llama-70B: 9 arrays a layer, the embedding, the head and the last norm."""
+    h, ffn, kv, vocab = 8192, 28672, 1024, 128256
+    across, along = ((("t",), ("fsdp",)), (("fsdp",), ("t",))) if "t" in trainer.axes else ((("fsdp",),), (("fsdp",),))
+
+    def columns(size: int) -> Pair:
+        return tile(trainer, (size, h), *across), tile(server, (size, h), ("tp",))
+
+    def rows(size: int) -> Pair:
+        return tile(trainer, (h, size), *along), tile(server, (h, size), (), ("tp",))
+
+    norm = tile(trainer, (h,), ("fsdp",)), tile(server, (h,))
+    layer = {"q": columns(h), "k": columns(kv), "v": columns(kv), "o": rows(h), "gate": columns(ffn)}
+    layer |= {"up": columns(ffn), "down": rows(ffn), "norm1": norm, "norm2": norm}
+    return {"embed": columns(vocab), "head": columns(vocab), "norm": norm, "layers": [layer] * layers}
+
+
+def deepseek_moves(trainer: Mesh, server: Mesh) -> Tree:
+    """The weights of DeepSeek-V3: 3 dense layers, 58 whose 256 experts are stacked, over all devices of the server."""
+    h, moe, ffn, vocab, experts = 7168, 2048, 18432, 129280, 256
+
+    def columns(size: int, of: int = h) -> Pair:
+        return tile(trainer, (size, of), ("t",), ("fsdp",)), tile(server, (size, of), ("tp",))
+
+    def rows(size: int) -> Pair:
+        return tile(trainer, (h, size), ("fsdp",), ("t",)), tile(server, (h, size), (), ("tp",))
+
+    def whole(*shape: int) -> Pair:
+        return tile(trainer, shape, ("fsdp",)), tile(server, shape)
+
+    def stacked(*shape: int) -> Pair:
+        near = tile(trainer, (experts, *shape), ("t",), ("fsdp",))
+        return near, tile(server, (experts, *shape), tuple(server.axes))
+
+    attention = {"q_a": whole(1536, h), "q_norm": whole(1536), "q_b": columns(128 * 192, 1536), "kv_a": whole(576, h)}
+    attention |= {"kv_norm": whole(512), "kv_b": columns(128 * 256, 512), "o": rows(128 * 128)}
+    dense = {**attention, "norms": [whole(h)] * 2, "gate": columns(ffn), "up": columns(ffn), "down": rows(ffn)}
+    sparse = {**attention, "norms": [whole(h)] * 2, "router": whole(experts, h), "bias": whole(experts)}
+    sparse |= {"gate": columns(moe), "up": columns(moe), "down": rows(moe)}
+    sparse |= {"experts": [stacked(moe, h), stacked(moe, h), stacked(h, moe)]}
+    ends = {"embed": columns(vocab), "head": columns(vocab), "norm": whole(h)}
+    return {**ends, "layers": [dense] * 3 + [sparse] * 58}
+
+
+def fused_moves(trainer: Mesh, server: Mesh, layers: int = 80) -> Tree:
+    """A Llama-70B in float32, cast, to a server's fused qkv, and from a fused gate and up to a server's two arrays."""
+    h, ffn, kv = 8192, 28672, 1024
+    across, along = (("t",), ("fsdp",)), (("fsdp",), ("t",))
+    qkv, layer = tile(server, (h + 2 * kv, h), ("tp",)), dict[str, Move | Pair]()
+    for name, low, high in ("q", 0, h), ("k", h, h + kv), ("v", h + kv, h + 2 * kv):
+        near = tile(trainer, (high - low, h), *across, dtype="float32")
+        layer[name] = Move(near, qkv, into={0: slice(low, high)}, cast=True)
+    fused, one = tile(trainer, (2 * ffn, h), *across), tile(server, (ffn, h), ("tp",))
+    for at, name in enumerate(("gate", "up")):
+        layer[name] = Move(fused, one, take={0: slice(at * ffn, at * ffn + ffn)})
+    near = tile(trainer, (h, h), *along, dtype="float32")
+    layer["o"] = Move(near, tile(server, (h, h), (), ("tp",)), cast=True)
+    layer["down"] = tile(trainer, (h, ffn), *along), tile(server, (h, ffn), (), ("tp",))
+    layer["norm1"] = layer["norm2"] = tile(trainer, (h,), ("fsdp",)), tile(server, (h,))
+    return {"layers": [layer] * layers}
+
+
+def tree_rows(runs: int) -> Iterator[Row]:
+    """Trees from a trainer to half as many devices, the last of its own: planned, and read from JSON."""
+    for what, moves in (
+        ("Llama-70B", llama_moves),
+        ("DeepSeek-V3", deepseek_moves),
+        ("fused weights, views and casts", fused_moves),
+    ):
+        for size in (1024, 4096):
+            planned, read = list[float](), list[float]()
+            for _ in range(runs):
+                ids = range(3 * size // 4, 5 * size // 4)
+                tree = moves(Mesh(fsdp=size // 8, t=8), Mesh({"rep": size // 16, "tp": 8}, device_ids=ids))
+                clear_caches()
+                start = time.perf_counter()
+                made = plan_tree(tree)
+                planned.append(time.perf_counter() - start)
+                text = made.to_json()
+                clear_caches()
+                start = time.perf_counter()
+                TreePlan.from_json(text)
+                read.append(time.perf_counter() - start)
+            kinds = ("trees", "trees, read") if size == 1024 else ("trees, 4,096 devices",) * 2
+            yield Row.of(kinds[0], f"{what}, {size:,} to {size // 2:,}", planned)
+            yield Row.of(kinds[1], f"{what}, {size:,} to {size // 2:,}, from JSON", read)
 
 
 def table(rows: Sequence[Row]) -> Table:

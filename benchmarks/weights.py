@@ -12,7 +12,9 @@ each array that it has moved once. Milliseconds, the least and the median of cal
 the ratio of the least ones; CPU is the ratio of the least CPU times. `peak` is what the process needs at most, beside
 the sources, over the bytes of the results, in MiB, by hand and by `redistribute`. Every result is checked once.
 
-MPI: by hand the parts for each rank are packed into one buffer, go in one Alltoallv, and are unpacked by numpy.
+MPI: the cases `sixty`, `fuse` and `split` on 4 ranks, which are both trainer and server. By hand all parts for a rank
+are packed into one buffer by numpy, go in one Alltoallv, and are unpacked into new arrays, a fused one at once. The
+figure of a call is the slowest rank's.
 """
 
 from __future__ import annotations
@@ -392,12 +394,164 @@ def show_jax(names: list[str], repeats: int) -> None:
             print(f"{make.__name__:18}{label:7}{cells}  {ratios}{room}", flush=True)
 
 
+# ---- MPI -------------------------------------------------------------------------------------------
+
+
+class Tiles(NamedTuple):
+    """An array of this shape, its dims cut into so many pieces, the ranks in the order of these."""
+
+    shape: tuple[int, int]
+    counts: tuple[int, int]
+
+    def box(self, rank: int) -> tuple[slice, ...]:
+        """The rank's part of the array."""
+        at = divmod(rank, self.counts[1])
+        sizes = [size // count for size, count in zip(self.shape, self.counts, strict=True)]
+        return tuple(slice(n * size, n * size + size) for n, size in zip(at, sizes, strict=True))
+
+    def layout(self) -> Any:
+        from reshard import Layout, Mesh
+
+        return Layout.from_spec(Mesh(a=self.counts[0], b=self.counts[1]), self.shape, "float32", [["a"], ["b"]])
+
+
+class RankCase(NamedTuple):
+    """Arrays from one set of tiles to another: each move reads rows of an array and fills rows of one."""
+
+    values: dict[str, np.ndarray]
+    near: dict[str, Tiles]
+    far: dict[str, Tiles]
+    moves: dict[str, tuple[str, slice, str, slice]]
+
+
+def rank_cases() -> dict[str, RankCase]:
+    """The cases by name: from 2 x 2 tiles to 4, and back."""
+    square, rows, columns = (2, 2), (4, 1), (1, 4)
+    values = {f"w{at}": values_of((640, 648), at) for at in range(60)}
+    every = slice(0, 640)
+    tiles = Tiles((640, 648), square)
+    plain = RankCase(
+        values,
+        dict.fromkeys(values, tiles),
+        dict.fromkeys(values, tiles._replace(counts=columns)),
+        {name: (name, every, name, every) for name in values},
+    )
+    parts = projections()
+    fused = fused_of(parts)
+    near = {name: Tiles(value.shape, square) for name, value in parts.items()}
+    far = {name: Tiles(value.shape, rows) for name, value in fused.items()}
+    into = {f"{at}.{n}": (f"{at}.qkv", w) for at in range(LAYERS) for n, w in windows().items()}
+    whole = {name: slice(0, value.shape[0]) for name, value in parts.items()}
+    fuse = RankCase(parts, near, far, {name: (name, whole[name], *into[name]) for name in parts})
+    back = RankCase(fused, far, near, {name: (*into[name], name, whole[name]) for name in parts})
+    return {"sixty": plain, "fuse": fuse, "split": back}
+
+
+def pack_by_hand(comm: Any, case: RankCase, tiles: dict[str, np.ndarray]) -> Callable[[], dict[str, np.ndarray]]:
+    """The move with numpy and one Alltoallv; what goes where is known before."""
+
+    def boxes(sender: int, receiver: int) -> list[tuple[str, tuple[slice, ...], str, tuple[slice, ...]]]:
+        found = []
+        for source, taken, target, filled in case.moves.values():
+            one, other = case.near[source].box(sender), case.far[target].box(receiver)
+            shift = filled.start - taken.start
+            low = max(one[0].start, taken.start, other[0].start - shift)
+            high = min(one[0].stop, taken.stop, other[0].stop - shift)
+            left, right = max(one[1].start, other[1].start), min(one[1].stop, other[1].stop)
+            if low < high and left < right:
+                near = slice(low - one[0].start, high - one[0].start), slice(left - one[1].start, right - one[1].start)
+                start = low + shift - other[0].start
+                far = slice(start, start + high - low), slice(left - other[1].start, right - other[1].start)
+                found.append((source, near, target, far))
+        return found
+
+    gives = [each for rank in range(comm.size) for each in boxes(comm.rank, rank)]
+    takes = [each for rank in range(comm.size) for each in boxes(rank, comm.rank)]
+    sent, received = (
+        [sum((r.stop - r.start) * (c.stop - c.start) for _, (r, c), _, _ in boxes(*ends)) for ends in pairs]
+        for pairs in ([(comm.rank, r) for r in range(comm.size)], [(r, comm.rank) for r in range(comm.size)])
+    )
+    shapes = {name: [s.stop - s.start for s in tiles.box(comm.rank)] for name, tiles in case.far.items()}
+
+    def run() -> dict[str, np.ndarray]:
+        send, receive = np.empty(sum(sent), np.float32), np.empty(sum(received), np.float32)
+        at = 0
+        for source, near, _, _ in gives:
+            view = tiles[source][near]
+            send[at : at + view.size].reshape(view.shape)[...] = view
+            at += view.size
+        comm.Alltoallv([send, sent], [receive, received])
+        made = {name: np.empty(shape, np.float32) for name, shape in shapes.items()}
+        at = 0
+        for _, _, target, far in takes:
+            view = made[target][far]
+            view[...] = receive[at : at + view.size].reshape(view.shape)
+            at += view.size
+        return made
+
+    return run
+
+
+def time_on_rank(repeats: int) -> None:
+    """Prints a line a case, on rank 0."""
+    from mpi4py import MPI
+
+    from reshard import Move
+    from reshard.mpi import redistribute
+
+    comm = MPI.COMM_WORLD
+    version = " ".join(MPI.Get_library_version().split()[:3]).rstrip(",")
+    if comm.rank == 0:
+        print(f"{'':18}{'by hand':>17}{'redistribute':>17}  ratio   ({version}, {comm.size} ranks)", flush=True)
+    for name, case in rank_cases().items():
+        tiles = {each: case.values[each][of.box(comm.rank)].copy() for each, of in case.near.items()}
+        near, far = ({each: of.layout() for each, of in side.items()} for side in (case.near, case.far))
+        moves: dict[str, Move] = {}
+        for move, (source, taken, target, filled) in case.moves.items():
+            parts = {"take": taken, "into": filled}
+            whole = {"take": near[source].shape[0], "into": far[target].shape[0]}
+            given = {side: {0: rows} for side, rows in parts.items() if rows != slice(0, whole[side])}
+            moves[move] = Move(near[source], far[target], **given)
+        reads = {move: source for move, (source, _, _, _) in case.moves.items()}
+        fills = {move: target for move, (_, _, target, _) in case.moves.items()}
+        ways: dict[str, Callable[[], dict[str, np.ndarray]]] = {
+            "by hand": pack_by_hand(comm, case, tiles),
+            "redistribute": lambda of=(tiles, moves), ends={"sources": reads, "targets": fills}: redistribute(
+                *of, None, comm, **ends
+            ),
+        }
+        handed = {way: run() for way, run in ways.items()}
+        assert handed["by hand"].keys() == handed["redistribute"].keys()
+        assert all(np.array_equal(tile, handed["redistribute"][n]) for n, tile in handed["by hand"].items())
+        del handed
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(repeats):
+            for way, run in ways.items():
+                comm.Barrier()
+                start = time.perf_counter()
+                made = run()
+                times[way].append(1e3 * max(comm.allgather(time.perf_counter() - start)))
+                del made
+        if comm.rank == 0:
+            cells = "".join(f"{min(of):>8.1f} {statistics.median(of):>7.1f} " for of in times.values())
+            print(f"{name:18}{cells}  {min(times['redistribute']) / min(times['by hand']):>5.2f}", flush=True)
+
+
 def main() -> None:
     """Prints the table of JAX, or that of MPI."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help=f"of {', '.join(case.__name__ for case in CASES)}")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--mpi", action="store_true", help=f"over MPI, on {RANKS} ranks")
+    parser.add_argument("--on-a-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.on_a_rank:
+        time_on_rank(options.repeats)
+        return
+    if options.mpi:
+        from reshard.mpi import launch
+
+        sys.exit(launch(RANKS, [__file__, "--repeats", str(options.repeats), "--on-a-rank"]))
     os.environ["JAX_PLATFORMS"] = "cpu"
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
     os.environ["XLA_FLAGS"] = flags.strip()

@@ -346,13 +346,14 @@ def named_targets(
         sharding = given["shardings"][name] if "shardings" in given else shardings
         if callable(shardings) and not is_target(shardings):
             sharding = shardings(name, shape)
-        options = {"shape": shape, "dtype": given["dtype"].get(name) if "dtype" in given else dtype}
-        options["out"] = given["out"].get(name) if "out" in given else None
+        cast_to = given["dtype"].get(name) if "dtype" in given else dtype
+        filled = given["out"].get(name) if "out" in given else None
         if len(views) == 1 and not views[0].view.into:
             view = None if views[0].view.plain else views[0].view
-            targets[name] = Target(sharding, source=views[0].source, view=view, **options)
+            targets[name] = Target(sharding, source=views[0].source, shape=shape, view=view, dtype=cast_to, out=filled)
             continue
-        targets[name] = Target(sharding, parts=[Part(each.source, view=each.view) for each in views], **options)
+        parts_of = [Part(each.source, view=each.view) for each in views]
+        targets[name] = Target(sharding, parts=parts_of, shape=shape, dtype=cast_to, out=filled)
     return targets
 
 

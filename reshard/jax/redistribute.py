@@ -40,7 +40,7 @@ from reshard.jax.placement import ArrayGoal, Target, ViewOptions, is_target, spr
 from reshard.jax.request import UNLIMITED, ReshardRequest
 from reshard.jax.tree_budget import joint_moves
 from reshard.jax.updates import update_array
-from reshard.jax.view_moves import PartMove, prepare_parts, prepare_view, read_jax_view, read_parts
+from reshard.jax.view_moves import prepare_parts, prepare_view, read_jax_view, read_parts
 from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
 from reshard.synth.options import PlanOptions, read_budget
@@ -339,31 +339,37 @@ def _describe_tree(source: Any, target: Any, version: Version | Mapping[str, Ver
     goals, _ = placement.read_goals(_read_shardings(target), source)
     names = placement.name_leaves(source)
     entries: dict[str, Move | tuple[Layout, Layout]] = {}
+    reads: dict[str, str] = {}
     for goal in goals:
         name, aim, arrays = goal.name or names[goal.reads[0]], goal.target, [leaves[at] for at in goal.reads]
         given = aim.options if isinstance(aim, Target) else ViewOptions()
+        filled = isinstance(aim, Target) and bool(aim.parts)
+        # Two arrays of one layout under one target name are two moves.
+        labels = [
+            f"{name}{f', part {at}' if filled else ''}{f', of {names[read]}' if filled or names[read] != name else ''}"
+            for at, read in enumerate(goal.reads)
+        ]
+        reads |= {label: names[read] for label, read in zip(labels, goal.reads, strict=True)}
+        requests: list[ReshardRequest] = []
         if isinstance(aim, Target) and aim.parts:
-            unknown = [None] * len(arrays)
-            moves = read_parts(name, arrays, aim, unknown, [UNLIMITED] * len(arrays))
-            read = [
-                (f"{name}, part {at} {part.source}", each)
-                for at, (part, each) in enumerate(zip(aim.parts, moves, strict=True))
-            ]
+            moves = read_parts(name, arrays, aim, [None] * len(arrays), [UNLIMITED] * len(arrays))
+            requests += [move.request for move in moves]
         elif isinstance(aim, Target) and not given.plain:
-            read = [(name, PartMove(arrays[0], read_jax_view(arrays[0], aim.sharding, None, given, UNLIMITED), given))]
+            requests.append(read_jax_view(arrays[0], aim.sharding, None, given, UNLIMITED))
         else:
             (leaf,) = arrays
             after = placement.resolve_sharding(placement.unwrap_target(aim, leaf), leaf, "target")
             before = placement.sharding_of(leaf) or after
             near, far = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))
-            entries[name] = near, far
+            entries[labels[0]] = near, far
             continue
-        for part, (leaf, request, _) in read:
+        for label, leaf, request in zip(labels, arrays, requests, strict=True):
             before, after = request.ends
             shape, dtype = request.target_shape(leaf.shape), request.target_dtype(leaf.dtype.name)
             near, far = Layout.from_jax(before, leaf.shape, leaf.dtype.name), Layout.from_jax(after, shape, dtype)
-            entries[part] = Move(near, far, request.view, cast=True)
-    return Manifest.of(entries, version)
+            entries[label] = Move(near, far, request.view, cast=True)
+    by_name = version if isinstance(version, Mapping) else None
+    return Manifest.of(entries, version if by_name is None else {each: by_name.get(reads[each]) for each in entries})
 
 
 def _explain_trees(asks: Mapping[int, str]) -> str:

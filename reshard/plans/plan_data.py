@@ -105,7 +105,9 @@ def read_step(step: Fields, holding: Holding | None = None) -> tuple[StepSpec, f
 
 def read_layout_field(fields: Fields, name: str, mesh: str) -> Layout:
     """The layout that a field has, on the mesh that another one has."""
-    return _parse_layout(fields.get(name, str), Mesh.from_dict(fields.object(mesh)))
+    # Of equal meshes, the one that was read first: layouts on one object are compared without thousands of ids.
+    first = _parse_layout("f32[]", Mesh.from_dict(fields.object(mesh))).mesh
+    return _parse_layout(fields.get(name, str), first)
 
 
 # The steps of a plan repeat its target, and those of a file of plans each other's layouts: half the time of reading.

@@ -213,6 +213,7 @@ class DeviceKinds:
         kinds = dict.fromkeys(tuple(device in held for held in members) for device in sorted(devices))
         self._in = {each: tuple(int(kind[at]) for kind in kinds) or (1,) for at, each in enumerate(sets)}
         self.count = max(1, len(kinds))
+        self._tiles: dict[Layout, Bytes] = {}  # Hundreds of arrays have a few layouts.
 
     def of(self, mesh: Mesh) -> Bytes:
         """For each kind, 1 if its devices belong to a mesh, else 0."""
@@ -220,7 +221,9 @@ class DeviceKinds:
 
     def tile(self, layout: Layout) -> Bytes:
         """The bytes of a layout's tile on the devices of each kind."""
-        return tuple(layout.tile_bytes * held for held in self.of(layout.mesh))
+        if layout not in self._tiles:
+            self._tiles[layout] = tuple(layout.tile_bytes * held for held in self.of(layout.mesh))
+        return self._tiles[layout]
 
     def total(self, each: Iterable[Bytes]) -> Bytes:
         """The sum, kind by kind."""

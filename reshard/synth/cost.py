@@ -56,7 +56,8 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     if not cost.launches:
         return 0.0
     wires, operand = Wires.of(links, operand.mesh), wire_layout(operand, result)
-    refinement = None if mode.view is not None else refine(operand, result)
+    # Through a view, and beside what is held, messages are of any size.
+    refinement = None if mode.view is not None or mode.holding is not None else refine(operand, result)
     if refinement is None or (kind == "exchange" and not refinement.exact):
         return _predict_boxes(cost, operand, result, wires)
     match kind:

@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.errors import AgreementError
-from reshard.jax import redistribute, reshard_pytree
+from reshard.jax import Part, Target, redistribute, reshard_pytree
 from tests.jax.oracle import assert_exact, filled, mesh_of, specs
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +141,7 @@ def disagree(number: int, count: int, port: str) -> None:
     values = filled((8, 8))
     tree = {name: placed(rows, values) for name in ("a", "b")}
     odd = number == 1
+    parts = [Part(name, view="r c -> (n r) c", into={"n": at}, n=2) for at, name in enumerate("ab")]
     faults: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "'b' only on process 0": ({"a": tree["a"], "c": tree["b"]}, columns, {}),
         "has version 1 on process 0 and 2": (tree, columns, {"version": 2}),
@@ -150,6 +151,8 @@ def disagree(number: int, count: int, port: str) -> None:
         "budget None": (tree, columns, {"budget": 1 << 20}),
         "process 1: PlanError": (tree, columns, {"budget": "much"}),
         "process 1: LayoutError": (tree, {"a": columns, "b": 7}, {}),
+        "'a, of b' only on process 1": (tree, {"a": Target(columns, source="b"), "b": columns}, {}),
+        "'c, part 0, of a', 'c, part 1, of b' only on process 1": (tree, {"c": Target(columns, parts=parts)}, {}),
     }
     for text, (source, target, options) in faults.items():
         given = (source, target, {"version": 1} | options) if odd else (tree, columns, {"version": 1})
@@ -197,6 +200,27 @@ def to_others(number: int, count: int, port: str) -> None:
     if y.addressable_shards:
         assert_exact(y, y.sharding, values)
     views_to_others(NamedSharding(first, P("a", "b")), NamedSharding(last, P("t")), values)
+    for ends in ((first, last), (every, every), (every, mixed), (last, first)):
+        parts_to_others(*(NamedSharding(mesh, P(mesh.axis_names[0])) for mesh in ends), values)
+
+
+def parts_to_others(source: NamedSharding, target: NamedSharding, values: np.ndarray) -> None:
+    """Arrays that fill one, in and out of a budget, and one that is taken apart, tied under two names."""
+    rows = [{0: slice(24 * at, 24 * at + 24)} for at in range(3)]
+    parts = [Part(str(at), into=into) for at, into in enumerate(rows)]
+    fused = np.concatenate([values + at for at in range(3)])
+    for budget, move in ((None, redistribute), ("1MiB", redistribute), (None, reshard_pytree)):
+        tree = [placed(source, values + at) for at in range(3)]
+        (y,) = move(tree, [Target(target, shape=(72, 12), parts=parts)], budget=budget, donate=True)
+        assert all(x.is_deleted() for x in tree)
+        if y.addressable_shards:
+            assert_exact(y, target, fused)
+        split = {str(at): Target(source, source="w", take=take) for at, take in enumerate(rows)}
+        moved = move({"w": y}, split | {"tied": Target(source, source="w"), "again": Target(source, source="w")})
+        assert moved["tied"] is moved["again"]
+        for name, right in [("tied", fused), *((str(at), values + at) for at in range(3))]:
+            if moved[name].addressable_shards:
+                assert_exact(moved[name], source, right)
 
 
 def views_to_others(source: NamedSharding, target: NamedSharding, values: np.ndarray) -> None:

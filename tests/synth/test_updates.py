@@ -191,6 +191,15 @@ def test_fifty_versions_with_drops_and_replays():
     assert 0 < index_bytes <= 0.05 * changed_bytes, f"{index_bytes} of {changed_bytes}"
 
 
+def test_a_network_prices_what_moves():
+    mesh = rs.Mesh(x=4)
+    rows, columns = (rs.Layout.parse(text, mesh) for text in ("f32[{x}4096, 16384]", "f32[16384, {x}4096]"))
+    whole, one = (
+        rs.plan(rs.Move(rows, columns, **changed), network="h100") for changed in ({}, {"changed": [(0, 5000)]})
+    )
+    assert one.launches == 1 and 0 < (one.seconds or 0) < (whole.seconds or 0) / 10
+
+
 def test_other_changes_are_planned_at_once():
     """1,000 runs of rows from 16 devices to 8: 22 ms on 2 cores, far below the 100 that are promised."""
     source = rs.Layout.parse("bf16[{fsdp}512, 8192]", rs.Mesh(fsdp=16))
