@@ -38,6 +38,8 @@ TREE = rs.plan_tree({"w": (HERE, THERE)})
 PROOF, TREE_PROOF = rs.prove(PLAN), rs.prove(TREE)
 ENDS = rs.Layout.parse("f32[{x}24, 5]", MESH), rs.Layout.parse("f32[3, {x}8, 5]", MESH)
 HALF = rs.Layout.parse("f32[8, 16]", MESH)
+NAMES = rs.names.read('[sizes]\nn = 1\n[[rule]]\nsource = "{l}.w"\ntarget = "w[{l}]"\nsizes = { l = "n" }\n')
+STACKED = rs.Layout.parse("f32[1, {x}4, 8]", MESH)
 TEXT = 'HloModule m\n\nENTRY %e {\n  ROOT %p = f32[2]{0} parameter(0), backend_config={"known_trip_count":{"n":"3"}}\n}'
 MODULE = hlo.parse(TEXT)
 SEARCHED = rs.plan(HERE, rs.Layout.parse("f32[{y}8, {x}2]", MESH))
@@ -184,6 +186,13 @@ ENTRIES = {
     "plan_tree": Entry(rs.plan_tree, ({"w": (HERE, THERE)}, None, None, False, 0.05)),
     "TreePlan.to_json": Entry(TREE.to_json, (None,)),
     "TreePlan.from_json": Entry(rs.TreePlan.from_json, (TREE.to_json(),)),
+    "names.read": Entry(rs.names.read, ("llama-to-vllm",)),
+    "resolve": Entry(NAMES.resolve, ({"0.w": (4, 2)},)),
+    "a shape of resolve": Entry(lambda shape: NAMES.resolve({"0.w": shape}), ((4, 2),)),
+    "a size of resolve": Entry(lambda size: NAMES.resolve({"0.w": (4, 2)}, n=size), (1,)),
+    "target_shapes": Entry(NAMES.target_shapes, ({"0.w": (4, 2)},)),
+    "moves": Entry(NAMES.moves, ({"0.w": HERE}, {"w": STACKED})),
+    "a layout of moves": Entry(lambda layout: NAMES.moves({"0.w": HERE}, {"w": layout}), (STACKED,)),
     "Manifest": Entry(rs.Manifest, (rs.Manifest.of({"w": HERE}).entries,)),
     "Manifest.of": Entry(rs.Manifest.of, ({"w": HERE}, 1)),
     "from_xarray": Entry(rs.from_xarray, (Named, MESH, {"t": "x"})),

@@ -32,7 +32,7 @@ from reshard.types.input_files import read_input
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.view import View
-from reshard.types.whole import MOST, read_items, whole, written
+from reshard.types.whole import MOST, check_kind, read_items, whole, written
 
 _MOST_BYTES = 1 << 20
 _MOST_EXTENDED = 8
@@ -72,7 +72,7 @@ class Table:
         levels = tuple(tuple(back for case in cases if (back := case.inverse()) is not None) for cases in self.levels)
         return Table(f"{self.name}, inverted", levels, self.defaults, self)
 
-    def resolve(self, shapes: Mapping[str, Sequence[int]], **sizes: int) -> tuple[NamedView, ...]:
+    def resolve(self, shapes: Mapping[str, Sequence[int]], /, **sizes: int) -> tuple[NamedView, ...]:
         """What each array of the source fills, in the order of `shapes`, which has their global shapes.
 
         `sizes` are those that the table's expressions use. Raises `PlanError` where the table does not fit the model.
@@ -81,8 +81,7 @@ class Table:
         >>> [(each.target, each.view.target_shape) for each in table.resolve({"0.w": (4,), "1.w": (4,)})]
         [('w', (2, 4)), ('w', (2, 4))]
         """
-        if not isinstance(shapes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlanError(f'shapes {quoted(shapes)}: give a dict of names and global shapes, such as {{"w": (4, 2)}}')
+        check_kind(shapes, Mapping, "shapes", 'a dict of names and global shapes, such as {"w": (4, 2)}')
         model = Sizes(self.defaults, sizes)
         unknown = next((name for name in sizes if name not in self._size_names), None)
         if unknown is not None:
@@ -117,7 +116,7 @@ class Table:
         self._check_ends(matches, made)
         return tuple(made)
 
-    def target_shapes(self, shapes: Mapping[str, Sequence[int]], **sizes: int) -> dict[str, Shape]:
+    def target_shapes(self, shapes: Mapping[str, Sequence[int]], /, **sizes: int) -> dict[str, Shape]:
         """The global shapes of the arrays that the source's fill, by name.
 
         >>> read('[[rule]]\\nsource = "{l}.w"\\ntarget = "w[{l}]"').target_shapes({"0.w": (4,), "1.w": (4,)})
@@ -126,13 +125,17 @@ class Table:
         return {each.target: each.view.target_shape for each in self.resolve(shapes, **sizes)}
 
     def moves(
-        self, sources: Mapping[str, Layout], targets: Mapping[str, Layout], **sizes: int
+        self, sources: Mapping[str, Layout], targets: Mapping[str, Layout], /, **sizes: int
     ) -> tuple[dict[str, Move], dict[str, str], dict[str, str]]:
         """Moves between these layouts, and by their names the array that each reads and the one that it fills.
 
         They are what `rs.plan_tree(moves, sources=, targets=)` takes. A move has the name of its source, or of
         both where a source has several. Where dtypes differ, moves cast.
         """
+        for given in (sources, targets):
+            check_kind(given, Mapping, "layouts", "a dict of names and layouts")
+            for name, layout in given.items():
+                check_kind(layout, Layout, f"the layout of {quoted(name)},", "one, read with Layout.parse")
         named = self.resolve({name: layout.shape for name, layout in sources.items()}, **sizes)
         made = {each.target for each in named}
         for given, wanted, cure in ((targets, made, "give its layout"), (made, targets, "leave its layout out")):

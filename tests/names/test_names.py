@@ -215,6 +215,13 @@ def test_a_size_defined_by_itself_is_refused():
     assert read(text).target_shapes({"w": (2,)}, a=2) == {"w": (2,)}
 
 
+def test_a_size_may_have_any_name():
+    text = rule(source='"w"', target='"w"', view='"h -> h"', sizes='{ h = "shapes" }')
+    assert read(text).target_shapes({"w": (2,)}, shapes=2) == {"w": (2,)}
+    with pytest.raises(ReshardError, match="has no size 'self'; its sizes are shapes"):
+        read(text).resolve({"w": (2,)}, self=2)
+
+
 def test_tables_that_extend_one_another_end(tmp_path: Path):
     one = tmp_path / "one.toml"
     one.write_text(f'extends = "{one}"\n')
