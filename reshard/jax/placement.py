@@ -423,6 +423,21 @@ def is_spread(x: Any) -> bool:
     return isinstance(x.sharding, NamedSharding) and len(x.sharding.device_set) > 1
 
 
+def place_alone(x: Any) -> Any:
+    """An array of one device as one that is sharded over that device alone, whose layout is known; others as they are.
+
+    It is the same memory. An array of the host is put on a CPU device first.
+    """
+    if isinstance(x, np.ndarray):
+        with suppress(RuntimeError):  # There may be no such platform.
+            x = jax.device_put(x, jax.local_devices(backend="cpu")[0])
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer) or not is_unsharded(x) or is_key_dtype(x.dtype):
+        return x
+    (device,) = x.devices()
+    alone = NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec(), memory_kind=x.sharding.memory_kind)
+    return jax.make_array_from_single_device_arrays(x.shape, alone, [x], dtype=x.dtype)
+
+
 def check_not_deleted(arrays: Any) -> None:
     """Raises `PlanError` if some array of a tree has been deleted."""
     if not isinstance(arrays, jax.Array):

@@ -156,9 +156,14 @@ def _move_leaves(
         places = {at: number for number, at in enumerate(first.values())}
         moved = _move_leaves(x, leaves, [goals[at] for at in places], sources, options)
         return [moved[places[at]] for at in same]
-    joint = options.budget is not None and sum(len(goal.reads) for goal in goals) > 1
     # Leaves of a trace run when XLA chooses, so that each of them has the budget for itself.
     tracing = placement.is_tracing() or any(isinstance(leaf, Tracer) for leaf in leaves)
+    if not tracing and jax.process_count() == 1:  # Processes would each have an array of their own.
+        named = [goal for goal in goals if isinstance(goal.target, Target) and goal.target.named]
+        read = {at for goal in named for at in goal.reads if sources[at] is None}
+        leaves = [placement.place_alone(leaf) if at in read else leaf for at, leaf in enumerate(leaves)]
+    uses = Counter(id(leaves[at]) for goal in goals for at in goal.reads)
+    joint = options.budget is not None and sum(len(goal.reads) for goal in goals) > 1
     if joint and not tracing:
         for leaf, source in zip(leaves, sources, strict=True):
             known = placement.sharding_of(leaf)
@@ -167,12 +172,13 @@ def _move_leaves(
 
         def place(at: int) -> jax.Array:
             (read,) = goals[at].reads
-            return run_pending(_prepare_leaf(leaves[read], goals[at].target, None, options._replace(budget=None)))
+            free = options._replace(budget=None, donate=options.donate and uses[id(leaves[read])] == 1)
+            return run_pending(_prepare_leaf(leaves[read], goals[at].target, None, free))
 
-        return joint_moves(placement.name_leaves(x), leaves, goals, place, options)
+        moved = joint_moves(placement.name_leaves(x), leaves, goals, place, options)
+        return _discard_shared(leaves, uses, moved) if options.donate else moved
     # An array that is donated in several places is deleted by the last of its moves; or once all are under way, where a
     # result may share its memory.
-    uses = Counter(id(leaves[at]) for goal in goals for at in goal.reads)
     left, shares = Counter(uses), set[int]()
     pending: list[Pending] = []
     results: list[int] = []
@@ -192,11 +198,15 @@ def _move_leaves(
         pending += moves
         results += [number] * len(moves)
     moved = run_moves(pending, results)
-    if options.donate:
-        made = {id(array) for array in moved}
-        for leaf in {id(leaf): leaf for leaf in leaves if uses[id(leaf)] > 1}.values():
-            if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in made:
-                discard_donated(leaf, moved)
+    return _discard_shared(leaves, uses, moved) if options.donate else moved
+
+
+def _discard_shared(leaves: Sequence[Any], uses: Counter[int], moved: list[Any]) -> list[Any]:
+    """Deletes what several moves have read and none has donated, unless a result has its memory: the results."""
+    made = {id(array) for array in moved}
+    for leaf in {id(leaf): leaf for leaf in leaves if uses[id(leaf)] > 1}.values():
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in made:
+            discard_donated(leaf, moved)
     return moved
 
 

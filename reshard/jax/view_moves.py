@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -272,8 +273,10 @@ def _parts_program(programs: tuple[EagerProgram, ...]) -> Callable[..., jax.Arra
     agree_on_moves([(each.request, each.plan.source.shape, each.plan.source.dtype) for each in programs], "into one")
 
     def filled(arrays: list[jax.Array], scales: list[jax.Array | None], out: jax.Array | None) -> jax.Array:
-        for each, x, scale in zip(programs, arrays, scales, strict=True):
+        for number, (each, x, scale) in enumerate(zip(programs, arrays, scales, strict=True)):
             source, _ = each.request.ends
+            if number:  # Else XLA would start all parts at once, and keep the messages of all.
+                x, out = lax.optimization_barrier((x, out))
             out = on_jax.make_unfilled_array(each.plan.target, source.mesh) if out is None else out
             out = on_jax.apply_plan(each.plan, source.mesh, x, out, scale)
         assert out is not None
@@ -321,6 +324,8 @@ def _fill_traced(moves: Sequence[PartMove]) -> jax.Array:
             with placement.without_context_mesh():
                 goal = placement.layout_of(after, request.target_shape(x.shape), request.target_dtype(x.dtype.name))
                 filled = on_jax.make_unfilled_array(goal, mesh)
+        elif filled is not None:
+            x, filled = lax.optimization_barrier((x, filled))  # As in `_parts_program`.
         filled = _move_traced(x, request, given if filled is None else replace(given, out=filled))
     assert filled is not None
     return filled

@@ -105,6 +105,28 @@ def test_the_rest_of_an_array_stays():
     assert_exact(out, COLUMNS, np.full((40, 8), -1, "float32"))
 
 
+@pytest.mark.parametrize("budget", [None, "1MiB"])
+@pytest.mark.parametrize("donate", [False, True])
+def test_arrays_of_the_host_and_of_one_device(budget: str | None, donate: bool):
+    """What JAX places, and what plans move, read the same arrays: these are deleted by the last."""
+    values = [filled((8, 8)) + at for at in range(3)]
+    tree = {"q": values[0], "k": jnp.asarray(values[1]), "v": jax.device_put(values[2], jax.devices()[5])}
+    parts = [Part(name, into=rows(8 * at, 8 * at + 8)) for at, name in enumerate("qkv")]
+    targets = {
+        "all": Target(COLUMNS, shape=(24, 8), parts=parts),
+        "q": COLUMNS,
+        "turned": Target(ROWS, source="k", view="a b -> b a"),
+        "alone": Target(jax.devices()[2], source="v"),
+    }
+    moved = redistribute(tree, targets, budget=budget, donate=donate)
+    assert_exact(moved["all"], COLUMNS, np.concatenate(values))
+    assert_exact(moved["q"], COLUMNS, values[0])
+    assert_exact(moved["turned"], ROWS, np.ascontiguousarray(values[1].T))
+    assert np.array_equal(moved["alone"], values[2])
+    assert all(x.is_deleted() == donate for x in (tree["k"], tree["v"]))
+    assert np.array_equal(tree["q"], filled((8, 8)))
+
+
 @pytest.mark.fast(2, slow=3)
 @pytest.mark.parametrize("name", ["vllm", "megatron"])
 @pytest.mark.parametrize("family", test_tables.FAMILIES)
