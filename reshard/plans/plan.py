@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -650,46 +650,93 @@ class Batch:
         For one array on one set of devices, the most while it runs is `Plan.peak_bytes`, which has a closed form.
         """
         arrays = LiveArrays(self.names, self.plans) if arrays is None else arrays
-        ends = [arrays.ends_of(name) for name in self.names]
-        freed = arrays.freed_by(self)
-        before, after, copied = (dict[str, Bytes]() for _ in range(3))
-        for plan, (source, target) in zip(self.plans, ends, strict=True):
-            before[source] = kinds.tile(plan.source)
-            if source not in freed:
-                after[source] = before[source]
-            if target in arrays.there:
-                before[target] = kinds.tile(plan.target)
-            if plan.steps or arrays.is_shared(source):
-                after[target] = kinds.tile(plan.target)
-            if plan.spreads and plan.have is not None:  # What is held in other tiles stays as it is.
-                before[f"held {target}"] = after[f"held {target}"] = kinds.tile(plan.have)
-            if plan.stays and arrays.is_shared(source):  # What lies in an array that others read is copied at the end.
-                copied[source] = before[source]
-        live = [kinds.total(before.values()), kinds.total({**after, **copied}.values())]
-        phases = zip(*(plan.phases for plan in self.plans), strict=True)
-        for each, scratch in zip(phases, self.scratch_bytes, strict=True):
-            there, own = dict[str, Bytes](), list[Bytes]()
-            held: Bytes = (0,) * kinds.count  # The kinds that have an operand or a result, and so the step's buffers.
-            for plan, phase, (source, target) in zip(self.plans, each, ends, strict=True):
-                step, operand, result = phase.step, kinds.tile(phase.step.operand), kinds.tile(phase.step.result)
-                both: Bytes = tuple(map(step.join_tiles, operand, result))
-                if phase.of_source or source not in freed:
-                    there[source] = kinds.tile(plan.source)
-                if plan.spreads and plan.have is not None:
-                    there[f"held {target}"] = kinds.tile(plan.have)
-                if phase.of_source:
-                    both = _subtract_bytes(both, operand)
-                if phase.in_target or (phase.waits and target in arrays.there):
-                    there[target] = kinds.tile(plan.target)
-                if phase.in_target:
-                    both = _subtract_bytes(both, result)
-                own.append(both)
-                held = tuple(map(max, held, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
-            live.append(kinds.total([*own, *there.values(), tuple(scratch * one for one in held)]))
-        return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), kinds.total(after.values()))
+        # Of plans that share no array, equal ones need the same.
+        alone, together = Counter[Plan](), list[tuple[str, Plan]]()
+        for name, plan in zip(self.names, self.plans, strict=True):
+            if arrays.is_alone(name):
+                alone[plan] += 1
+            else:
+                together.append((name, plan))
+        each: list[tuple[_Needs, int]] = []
+        for plan, count in alone.items():
+            needs = kinds.known.get(plan)
+            if needs is None:
+                batch = Batch(("",), (plan,))
+                needs = kinds.known[plan] = _list_needs([("", plan)], LiveArrays(("",), (plan,)), batch, kinds)
+            each.append((needs, count))
+        if together:
+            each.append((_list_needs(together, arrays, self, kinds), 1))
+
+        def add_up(bytes_of: Callable[[_Needs], Bytes]) -> Bytes:
+            return tuple(
+                sum(figure * count for figure, (_, count) in zip(figures, each, strict=True))
+                for figures in zip(*(bytes_of(needs) for needs, _ in each), strict=True)
+            )
+
+        before, after = add_up(lambda needs: needs.before), add_up(lambda needs: needs.after)
+        live = [before, add_up(lambda needs: needs.last)]
+        for number, scratch in enumerate(self.scratch_bytes):
+            beside = (needs.buffers[number] for needs, _ in each)
+            held = tuple(map(max, zip(*beside, strict=True)))
+            step = add_up(lambda needs: needs.steps[number])  # noqa: B023
+            live.append(tuple(nbytes + scratch * one for nbytes, one in zip(step, held, strict=True)))
+        return Footprint(before, tuple(map(max, zip(*live, strict=True))), after)
 
     def __str__(self) -> str:
         return f"{list_kinds(self.plans[0])} of {', '.join(self.names)}"
+
+
+class _Needs(NamedTuple):
+    """What some plans need together: before, after, and at the moment between when what others read has been copied;
+    in each step without its buffers, and on which kinds of devices it has these."""
+
+    before: Bytes
+    after: Bytes
+    last: Bytes
+    steps: tuple[Bytes, ...]
+    buffers: tuple[Bytes, ...]
+
+
+def _list_needs(named: Sequence[tuple[str, Plan]], arrays: LiveArrays, batch: Batch, kinds: DeviceKinds) -> _Needs:
+    """What some of a batch's plans need, each array counted once."""
+    freed = arrays.freed_by(batch)
+    before, after, copied = (dict[str, Bytes]() for _ in range(3))
+    ends = [arrays.ends_of(name) for name, _ in named]
+    for (_, plan), (source, target) in zip(named, ends, strict=True):
+        before[source] = kinds.tile(plan.source)
+        if source not in freed:
+            after[source] = before[source]
+        if target in arrays.there:
+            before[target] = kinds.tile(plan.target)
+        if plan.steps or arrays.is_shared(source):
+            after[target] = kinds.tile(plan.target)
+        if plan.spreads and plan.have is not None:  # What is held in other tiles stays as it is.
+            before[f"held {target}"] = after[f"held {target}"] = kinds.tile(plan.have)
+        if plan.stays and arrays.is_shared(source):  # What lies in an array that others read is copied at the end.
+            copied[source] = before[source]
+    steps, buffers = list[Bytes](), list[Bytes]()
+    for each in zip(*(plan.phases for _, plan in named), strict=True):
+        there, own = dict[str, Bytes](), list[Bytes]()
+        held: Bytes = (0,) * kinds.count  # The kinds that have an operand or a result, and so the step's buffers.
+        for (_, plan), phase, (source, target) in zip(named, each, ends, strict=True):
+            step, operand, result = phase.step, kinds.tile(phase.step.operand), kinds.tile(phase.step.result)
+            both: Bytes = tuple(map(step.join_tiles, operand, result))
+            if phase.of_source or source not in freed:
+                there[source] = before[source]
+            if plan.spreads and plan.have is not None:
+                there[f"held {target}"] = kinds.tile(plan.have)
+            if phase.of_source:
+                both = _subtract_bytes(both, operand)
+            if phase.in_target or (phase.waits and target in arrays.there):
+                there[target] = kinds.tile(plan.target)
+            if phase.in_target:
+                both = _subtract_bytes(both, result)
+            own.append(both)
+            held = tuple(map(max, held, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
+        steps.append(kinds.total([*own, *there.values()]))
+        buffers.append(held)
+    ends_of_batch = [kinds.total(each.values()) for each in (before, after, {**after, **copied})]
+    return _Needs(ends_of_batch[0], ends_of_batch[1], ends_of_batch[2], tuple(steps), tuple(buffers))
 
 
 def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
@@ -735,10 +782,18 @@ class LiveArrays:
                 self.there.add(target)
         self._shared = frozenset(source for source, count in self._readers.items() if count > 1)
         self.any_shared = len(self._layouts) < 2 * len(self._ends)
+        # What stands alone: a move whose source no other reads, into all of a target.
+        self._together = {name for name, plan in zip(names, plans, strict=True) if plan.fills}
+        if self._shared:
+            self._together.update(name for name, (source, _) in self._ends.items() if source in self._shared)
 
     def ends_of(self, name: str) -> tuple[str, str]:
         """What stands for the arrays that a move reads and fills."""
         return self._ends[name]
+
+    def is_alone(self, name: str) -> bool:
+        """Whether a move shares no array with another, and makes all of its target."""
+        return name not in self._together
 
     def is_shared(self, source: str) -> bool:
         """Whether several moves read a source."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reshard.errors import PlanError, StepError, quoted
 from reshard.geometry.figures import most_sent
@@ -214,6 +214,8 @@ class DeviceKinds:
         self._in = {each: tuple(int(kind[at]) for kind in kinds) or (1,) for at, each in enumerate(sets)}
         self.count = max(1, len(kinds))
         self._tiles: dict[Layout, Bytes] = {}  # Hundreds of arrays have a few layouts.
+        self.known: dict[Any, Any] = {}
+        """What plans need, kept by whoever asks for it again and again."""
 
     def of(self, mesh: Mesh) -> Bytes:
         """For each kind, 1 if its devices belong to a mesh, else 0."""

@@ -33,7 +33,17 @@ from typing import Any, cast
 from reshard.errors import BudgetError, PlanError, ReshardError, StepError, quoted
 from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.plans.pipeline import Pipeline, plan_part
-from reshard.plans.plan import Batch, LiveArrays, Plan, StepSpec, TreePlan, chain, device_kinds, flatten_tree
+from reshard.plans.plan import (
+    Batch,
+    LiveArrays,
+    Plan,
+    StepSpec,
+    TreePlan,
+    chain,
+    device_kinds,
+    flatten_tree,
+    list_lanes,
+)
 from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
@@ -327,7 +337,10 @@ def find_tree_plan(
         specs, times = [step.spec for step in kept.steps], [step.seconds for step in kept.steps]
         return chain(kept.source, kept.target, specs, True, times, kept.view)
 
-    plans = {name: plan_move(name, leaf, free) for name, leaf in flat.items()}
+    plans: dict[str, Plan] = {}
+    for name, leaf in flat.items():
+        plans[name] = plan_move(name, leaf, free)
+        list_lanes(plans[name])  # Now, while the figures of its steps are at hand.
     # Whether arrays have one layout each, and parts do not overlap, is checked before anything is asked of them.
     alone = tuple(Batch((name,), (plan,)) for name, plan in plans.items()) if sources or targets else ()
     arrays = TreePlan(tuple(flat), alone, reads, fills).arrays if alone else LiveArrays(tuple(flat), [*plans.values()])
