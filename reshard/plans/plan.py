@@ -653,10 +653,10 @@ class Batch:
         # Of plans that share no array, equal ones need the same.
         alone, together = Counter[Plan](), list[tuple[str, Plan]]()
         for name, plan in zip(self.names, self.plans, strict=True):
-            if arrays.is_alone(name):
-                alone[plan] += 1
-            else:
+            if name in arrays.together:
                 together.append((name, plan))
+            else:
+                alone[plan] += 1
         each: list[tuple[_Needs, int]] = []
         for plan, count in alone.items():
             needs = kinds.known.get(plan)
@@ -782,18 +782,14 @@ class LiveArrays:
                 self.there.add(target)
         self._shared = frozenset(source for source, count in self._readers.items() if count > 1)
         self.any_shared = len(self._layouts) < 2 * len(self._ends)
-        # What stands alone: a move whose source no other reads, into all of a target.
-        self._together = {name for name, plan in zip(names, plans, strict=True) if plan.fills}
+        # The moves that share an array with another, or may, since they fill a part of one.
+        self.together = {name for name, plan in zip(names, plans, strict=True) if plan.fills}
         if self._shared:
-            self._together.update(name for name, (source, _) in self._ends.items() if source in self._shared)
+            self.together.update(name for name, (source, _) in self._ends.items() if source in self._shared)
 
     def ends_of(self, name: str) -> tuple[str, str]:
         """What stands for the arrays that a move reads and fills."""
         return self._ends[name]
-
-    def is_alone(self, name: str) -> bool:
-        """Whether a move shares no array with another, and makes all of its target."""
-        return name not in self._together
 
     def is_shared(self, source: str) -> bool:
         """Whether several moves read a source."""

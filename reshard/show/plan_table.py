@@ -6,6 +6,7 @@ The terminal, the page and the notebook lay out the same rows; pictures draw the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from reshard.geometry.remesh import disjoint, one_set
@@ -290,14 +291,25 @@ def _list_moments(plan: AnyPlan) -> list[Moment]:
         return [before, *during, Moment("after", (*retained, (RESULT, plan.target.tile_bytes)))]
     # Devices with the same tiles at all times are one kind; the picture is that of the kind with the peak.
     kinds, worst = device_kinds(plan.plans.values()), plan.peaks.index(plan.peak_bytes)
-    prints = [batch.footprint(kinds) for batch in plan.batches]
-    source, result = sum(each.before[worst] for each in prints), 0
-    moments = [Moment("before", ((SOURCE, source),))]
-    for number, (batch, (before, during, after)) in enumerate(zip(plan.batches, prints, strict=True), 1):
-        source -= before[worst]
-        moments.append(Moment(f"batch {number}", ((SOURCE, source), (RESULT, result), (RUNNING, during[worst]))))
+    there = set(plan.filled)
+
+    def add_up(layouts: Mapping[str, Layout], names: Iterable[str]) -> int:
+        return kinds.total(kinds.tile(layouts[name]) for name in names)[worst]
+
+    result = add_up(plan.target_layouts, there)
+    source = plan.arrays.live_bytes(kinds)[worst] - result
+    moments = [Moment("before", ((SOURCE, source), *(((RESULT, result),) if result else ())))]
+    for number, (batch, (before, during, after)) in enumerate(
+        zip(plan.batches, plan.footprints(kinds), strict=True), 1
+    ):
+        reads, fills = ({of[name] for name in batch.names} for of in (plan.source_of, plan.target_of))
+        used = add_up(plan.target_layouts, fills & there)
+        beside = source - add_up(plan.source_layouts, reads), result - used
+        moments.append(Moment(f"batch {number}", ((SOURCE, beside[0]), (RESULT, beside[1]), (RUNNING, during[worst]))))
+        live = source + result - before[worst] + after[worst]
         # A batch without steps leaves its sources, which are its results, what they are.
-        targets = [kinds.tile(plan.target) for plan in batch.plans] if batch.plans[0].steps else []
-        made = kinds.total(targets)[worst]
-        source, result = source + after[worst] - made, result + made
+        if batch.plans[0].steps:
+            result += add_up(plan.target_layouts, fills - there)
+            there |= fills
+        source = live - result
     return [*moments, Moment("after", ((SOURCE, source), (RESULT, result)))]
