@@ -228,7 +228,7 @@ def change_messages(choose: random.Random, step: Exchange, devices: Sequence[int
         "a receiver left out": lambda: replace(step, receivers=_put(receivers, some)),
         "another receiver of the result": lambda: replace(step, receivers=_put(receivers, some, stranger)),
         "fills otherwise": lambda: replace(step, fills=not step.fills),
-        "strided otherwise": lambda: replace(step, strided=not step.strided),
+        "viewed otherwise": lambda: replace(step, viewed=not step.viewed),
     }
     return changes | (change_blocks(choose, step, t.blocks, of_blocks) if t.blocks else {})
 

@@ -143,7 +143,7 @@ SAME: Callable[[Any, Any], Any] = lambda array, held: array  # noqa: E731
         ("even exchange", "a copy to another device", "a local copy goes to another device"),
         ("permute", "a message to another device too", "a device sends more than one message"),
         ("view exchange", "a view of a larger tile", "a view of another tile"),
-        ("view exchange", "strided otherwise", "another kind of exchange"),
+        ("view exchange", "viewed otherwise", "another kind of exchange"),
         ("other devices", "a receiver added", "other devices|ends with a tile|does not run"),
         ("relay", "all rounds backwards", "before all have arrived|it is not|is there"),
     ],
