@@ -37,6 +37,8 @@ from reshard.synth.options import PlanOptions
 SMALL = 256 << 10
 """An array whose tiles of source and target have at most as many bytes together moves with others in one program: its
 cost is that of starting the program, not of copying it."""
+COPIED = 32 << 10
+"""The same of CPU devices of one process, where copies of larger ones cost less than any program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +201,8 @@ def compile_plan(
     held: dict[str, Any] = {"in_shardings": source} if request.plain else {}
     run = jax.jit(moved, out_shardings=target, donate_argnums=donated, **held)
     # A move gains by sharing a program if it is small, and others' tiles count against no budget.
-    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
+    nbytes = plan.source.tile_bytes + plan.target.tile_bytes
+    small = nbytes <= SMALL
     sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
     alone = sums or request.options.donate or request.options.budget is not None
     together = small and request.plain and not alone
@@ -207,7 +210,8 @@ def compile_plan(
     def compile_fill() -> Callable[..., jax.Array]:
         return partial(start_program, jax.jit(moved, out_shardings=target, donate_argnums=1))
 
-    host = None if small or request.options.budget is not None else crossing.compile_copies(plan, request)
+    copied = nbytes > COPIED and request.options.budget is None
+    host = crossing.compile_copies(plan, request) if copied else None
     return EagerProgram(request, plan, weak, partial(start_program, run), target, compile_fill, together, host)
 
 

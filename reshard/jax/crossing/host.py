@@ -39,8 +39,8 @@ ALIGNMENT = 64
 """XLA takes memory as it is from this alignment on, and copies other memory."""
 THREADED = 32 << 20
 """From this many bytes on, several threads copy; below it, waking them costs as much as they gain."""
-UNIT = 2 << 20
-"""About the bytes that a thread copies before it looks for more: that takes a twentieth of the copy."""
+UNIT = 4 << 20
+"""About the bytes that a thread copies before it looks for more: in pieces of half of that, all takes 5% longer."""
 
 
 SHORT = 16 << 10

@@ -188,7 +188,7 @@ def test_a_part_is_written_into_what_a_part_before_it_has_made() -> None:
 
 def test_large_arrays_of_a_tree_on_one_set_of_devices_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random layouts on meshes of the same devices, and a view; alone, or inside a trace, each has its program."""
-    monkeypatch.setattr(eager, "SMALL", -1)
+    monkeypatch.setattr(eager, "COPIED", 0)
     forget_programs()
     made: list[int] = []
     run = across.run_host_exchanges
