@@ -33,6 +33,7 @@ _FIELDS = ("source", "target", "view", "sizes", "take", "into", "copies", "also"
 _INDEX = ("taken", "index")
 _MOST_CASES = 1 << 12
 _MOST_EACH = 1 << 16
+_ALWAYS = Expression.read(1)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Case:
     each: tuple[str, ...] = ()
     also: bool = False
     partly: bool = False
-    when: Expression | None = None
+    when: Expression = _ALWAYS
     where: str = ""
 
     def inverse(self) -> Case | None:
@@ -88,13 +89,18 @@ class Case:
     def names(self) -> set[str]:
         """Those in its expressions: of sizes, of wildcards, and of `each`."""
         bounds = [bounds for given in (self.take, self.into) for bounds in given.values()]
-        parts = (*self.sizes.values(), *itertools.chain(*bounds), *([] if self.when is None else [self.when]))
+        parts = (*self.sizes.values(), *itertools.chain(*bounds), self.when)
         return {name for each in parts for name in each.names}
 
     @cached_property
     def wildcards(self) -> set[str]:
         """Those of both names."""
         return self.source.wildcards | (self.target.wildcards if self.target else set())
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether it depends on an array's numbers that the rule is there."""
+        return not self.wildcards.isdisjoint(self.when.names)
 
     @cached_property
     def indices(self) -> tuple[str, ...]:
@@ -172,7 +178,7 @@ def read_cases(data: object, where: str) -> Iterator[Case]:
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise NotationError(f"{name} is {quoted(flag)}; give true or false")
-    when = Expression.read(fields["when"]) if "when" in fields else None
+    when = Expression.read(fields.get("when", 1))
     sizes = dict(read_fields(fields.get("sizes", {}), (), "sizes"))
     parts = [
         {name: _read_bounds(bounds) for name, bounds in read_fields(fields.get(which, {}), (), which).items()}

@@ -94,7 +94,7 @@ class Table:
         for cases in self.levels:
             found.append({})
             for case in cases:
-                if case.when is None or case.wildcards.intersection(case.when.names) or model.value(case.when):
+                if case.varies or model.value(case.when):
                     found[-1].setdefault(case.source.key, []).append(case)
         matches = [match for name, shape in shapes.items() for match in self._match_name(name, shape, model, found)]
         counts: dict[tuple[str, str], int] = {}
@@ -180,18 +180,18 @@ class Table:
                 if values is None:
                     continue
                 indices = {each: _read_index(values[each]) for each in case.indices if each not in case.each}
-                if case.when is not None and not model.value(case.when, indices):
-                    continue
-                found = True
-                if case.target is None:
-                    continue
-                if not case.each:
-                    yield _Match(case, name, case.target.fill(values), sizes, indices)
-                    continue
-                with about_place(f"{case.where}: {quoted(name)}"):
-                    every = list(case.list_each(sizes, model))
+                every: Sequence[dict[str, int]] = [{}]
+                if case.each:
+                    with about_place(f"{case.where}: {quoted(name)}"):
+                        every = list(case.list_each(sizes, model))
                 for own in every:
-                    yield _Match(case, name, case.target.fill({**values, **own}), sizes, {**indices, **own})
+                    own.update(indices)
+                    if case.varies and not model.value(case.when, own):
+                        continue
+                    found = True
+                    if case.target is not None:
+                        target = case.target.fill({**own, **values} if case.each else values)
+                        yield _Match(case, name, target, sizes, own)
             if found:
                 return
         known = [key for level in cases for key in level]

@@ -75,6 +75,20 @@ def test_an_array_has_the_rules_of_the_first_table_that_names_it(tmp_path: Path)
     assert [*read(base).target_shapes({"0.w": (2,)})] == ["0.x"]
 
 
+def test_a_rule_may_be_for_some_numbers_only():
+    some, others = (
+        rule(source='"{e}.w"', target=f'"{name}[{{e}}]"', when=f'"{when}"', **fields)
+        for name, when, fields in (
+            ("few", "e < 2", {"sizes": "{ e = 2 }"}),
+            ("many", "1 - (e < 2)", {"view": '"a -> a"', "sizes": "{ e = 5 }", "partly": "true"}),
+        )
+    )
+    shapes = {f"{at}.w": (3,) for at in range(5)}
+    table = read(some + others)
+    assert table.target_shapes(shapes) == {"few": (2, 3), "many": (5, 3)}
+    assert table.inverse().target_shapes({"few": (2, 3), "many": (5, 3)}) == shapes
+
+
 def test_a_rule_without_a_target_drops_its_arrays():
     text = rule(source='"{l}.inv_freq"') + rule(source='"w"', target='"w"')
     assert read(text).target_shapes({"0.inv_freq": (2,), "w": (3,)}) == {"w": (3,)}
