@@ -21,7 +21,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,6 +57,13 @@ class RelayFigures(NamedTuple):
     turns: tuple[RelayTurn, RelayTurn]
     sent: int
     message: int
+
+
+_MANY = 32
+"""With as many elements for each device that lacks them, it does not matter how many of them each passes on."""
+
+_WORTH = 0.02
+"""The share of the busiest device's elements that is worth more messages."""
 
 
 class _Class(NamedTuple):
@@ -113,6 +120,45 @@ def relay_messages(operand: Layout, result: Layout, view: View | None = None) ->
             else:
                 lacking.setdefault(tile_of(result, device), (runs, []))[1].append(device)
         classes += [_Class(tile, runs, tuple(devices)) for runs, devices in lacking.values()]
+    deal = _deal_classes(classes, holders, bound)
+    # More devices pass on each of the few elements of a class, where that loads the busiest one clearly less.
+    senders = set(itertools.chain(*(holders[each.tile] for each in classes), *(each.lacking for each in classes)))
+    copies = sum(count_product(each.runs) * len(each.lacking) for each in classes)
+    least = max(bound, -(-copies // max(1, len(senders))))
+    for more, groups in itertools.product((0, 1), (2, 3, 4, 8)):
+        split = [*_split_classes(classes, more, groups)]
+        if deal.limit <= (1 + _WORTH) * least or len(split) == len(classes):
+            break
+        finer = _deal_classes(split, holders, bound)
+        deal = finer if (1 + _WORTH) * finer.limit < deal.limit else deal
+    first: dict[tuple[int, int], list[Product]] = {}
+    for tile, queue in deal.given.items():
+        givers, sizes = holders[tile], [each.elements for each in queue]
+        shares = assign_whole(sizes, len(givers))
+        loads = [deal.passed[device] for device in givers]
+        for share in shares:
+            loads[share.holder] += share.high
+        if max(loads) > deal.limit:
+            shares = assign_by_quota(sizes, deal.quotas[tile])
+        for share in shares:
+            each = queue[share.request]
+            first.setdefault((givers[share.holder], each.device), []).extend(each.products(share.low, share.high))
+    messages = (Message(*ends, tuple(products)) for ends, products in first.items())
+    return Relay((*local, *messages), tuple(_second_turn(itertools.chain(*deal.given.values()))))
+
+
+class _Deal(NamedTuple):
+    """What devices are given of each source tile, what each passes on, what each holder of a tile sends first, and the
+    elements of the busiest device."""
+
+    given: Mapping[Tile, Sequence[_Given]]
+    passed: Counter[int]
+    quotas: Mapping[Tile, Sequence[int]]
+    limit: int
+
+
+def _deal_classes(classes: Sequence[_Class], holders: Mapping[Tile, Sequence[int]], bound: int) -> _Deal:
+    """Who is given what, so that the busiest device sends little."""
     demands = [Demand(count_product(each.runs), holders[each.tile], each.lacking) for each in classes]
     counts = balance_shares(demands, bound)
     passed = count_passed_on(demands, counts)
@@ -130,20 +176,25 @@ def relay_messages(operand: Layout, result: Layout, view: View | None = None) ->
         quotas[tile] = level_sums([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
     for tile, some in quotas.items():
         sent.update(dict(zip(holders[tile], some, strict=True)))
-    limit = max([bound, *sent.values()])
-    first: list[Message] = []
-    for tile, queue in given.items():
-        givers, sizes = holders[tile], [each.elements for each in queue]
-        shares = assign_whole(sizes, len(givers))
-        loads = [passed[device] for device in givers]
-        for share in shares:
-            loads[share.holder] += share.high
-        if max(loads) > limit:
-            shares = assign_by_quota(sizes, quotas[tile])
-        for share in shares:
-            each = queue[share.request]
-            first.append(Message(givers[share.holder], each.device, each.products(share.low, share.high)))
-    return Relay((*local, *first), tuple(_second_turn(itertools.chain(*given.values()))))
+    return _Deal(given, passed, quotas, max([bound, *sent.values()]))
+
+
+def _split_classes(classes: Iterable[_Class], more: int, groups: int) -> Iterator[_Class]:
+    """Classes of which each device may pass on as many elements as all others do; and the rest, with `more` for each,
+    in groups of devices.
+
+    An element that one device passes on to 46 others loads it with 46, and few devices have more of them than others.
+    If in each of 8 groups a device passes it on to 5, it is spread, and its holder sends it 8 times.
+    """
+    for each in classes:
+        devices, size = len(each.lacking), count_product(each.runs)
+        rest = min(size, size % devices + more * devices) if devices > 2 and size < _MANY * devices else 0
+        for product in cut_product(each.runs, 0, size - rest):
+            yield each._replace(runs=product)
+        for product in cut_product(each.runs, size - rest, size):
+            count = min(groups, devices)
+            for at in range(count):
+                yield _Class(each.tile, product, each.lacking[at * devices // count : (at + 1) * devices // count])
 
 
 def _second_turn(given: Iterable[_Given]) -> Iterator[Message]:

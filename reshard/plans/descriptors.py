@@ -186,7 +186,7 @@ def _map_tiles(step: Step, between: tuple[int, ...], first: bool) -> dict[int, B
     One block for each device, of all of the tile, with axes that are whole dims of it: blocks that move, whose axes
     stay within a dim each, can then move from or to the far side at once. None for any other step.
     """
-    if step.launches:
+    if step.launches or not one_set(step.operand.mesh, step.result.mesh):
         return None
     maps: dict[int, Block] = {}
     strides = {math.prod(between[at:]) for at in range(len(between) + 1)}

@@ -180,6 +180,8 @@ def _pass_on(move: Move, options: PlanOptions, *, relay: bool) -> Iterator[Specs
         ends.append((part[0].part, part[1], _fill_steps(part[0], move.target)))
     for target, view, fill in ends:
         if not relay:
+            if not fill:  # Where the move stages, requests are cut here that stay whole there.
+                yield [StepSpec("exchange", target, StepMode(view=view))]
             for far, gathers in crossing.list_landings(target, options.network):
                 if gathers and not view.into:
                     yield [StepSpec("exchange", far, StepMode(view=view)), *gathers, *fill]
