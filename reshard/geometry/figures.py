@@ -46,7 +46,7 @@ from reshard.geometry.overlap import list_owners, piece_extents, shares
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import relay_figures, relay_messages
 from reshard.geometry.remesh import disjoint, one_set
-from reshard.geometry.view_layouts import count_shared, pick_numbers, view_dims
+from reshard.geometry.view_layouts import count_shared, pick_numbers, settle_windows, view_dims
 from reshard.types.index_set import Holding
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
@@ -114,7 +114,7 @@ def exchange_figures(
         rounds = sum(turn.rounds for turn in figures.turns)
         return ExchangeFigures(rounds, figures.message, 1, lambda: [*map(loads_of, turns)])
     if view is not None or holding is not None:
-        return _figures_listed(operand, result, view, holding)[0]
+        return _list_figures(operand, result, view, holding)[0]
     if not one_set(operand.mesh, result.mesh):
         across = crossing_figures(operand, result)
         run = 1 if across.cut else exchange_stats.shortest_run(operand, result)
@@ -133,6 +133,15 @@ def exchange_figures(
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
     rounds = even_rounds(r)
     return ExchangeFigures(rounds, r.common, run, lambda: ((((rounds, ((extents, 1),)),),),))
+
+
+def _list_figures(
+    operand: Layout, result: Layout, view: View | None, holding: Holding | None
+) -> tuple[ExchangeFigures, ByDevice, ByDevice]:
+    """The figures through a view or beside a holding, once for all views whose windows do not matter."""
+    if view is not None and holding is None:
+        view = settle_windows(operand, result, view)
+    return _figures_listed(operand, result, view, holding)
 
 
 @lru_cache(maxsize=256)
@@ -287,7 +296,7 @@ def received_by_device(
     {0: 2, 1: 3}
     """
     if view is not None or holding is not None:
-        return _figures_listed(operand, result, view, holding)[1]
+        return _list_figures(operand, result, view, holding)[1]
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_lacked(operand, result))
     return lacked_by_device(operand, result)
@@ -306,7 +315,7 @@ def sent_by_device(
     {0: 3, 1: 2}
     """
     if view is not None or holding is not None:
-        return _figures_listed(operand, result, view, holding)[2]
+        return _list_figures(operand, result, view, holding)[2]
     if not one_set(operand.mesh, result.mesh):
         return ByDevice(0, count_sent_across(operand, result))
     r = refine(operand, result)

@@ -17,14 +17,14 @@ import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import lt, mul, sub
 from typing import NamedTuple
 
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, split_rows
-from reshard.geometry.overlap import SharedDims, list_runs, piece_extents, shares
+from reshard.geometry.overlap import SharedDims, contiguous_extent, list_runs, piece_extents, shares
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import SubAxis
 from reshard.types.view import Atom, Groups, View
@@ -385,6 +385,33 @@ def view_dims(operand: Layout, result: Layout, view: View) -> Sequence[SharedDim
     return shared
 
 
+@lru_cache(maxsize=4096)
+def settle_windows(operand: Layout, result: Layout, view: View) -> View:
+    """A view through which every device shares as much with every other one: its windows are as far down as they go
+    within the tiles that have them. So 256 experts of a stack are one case, or one for each device.
+
+    >>> from reshard.types import Mesh
+    >>> from reshard.types.view import Window
+    >>> view = View((Atom("e", 1, None, Window(5, 8)), Atom("h", 6)), ((1,),), ((0,), (1,)))
+    >>> both = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}3]", "f32[{x}4, 6]")]
+    >>> settle_windows(*both, view).atoms[0].into
+    Window(start=4, size=8)
+    """
+    atoms = list(view.atoms)
+    for layout, groups, taken in (operand, view.source, True), (result, view.target, False):
+        for dim, group in zip(layout.dims, groups, strict=True):
+            local, extent = is_local(dim), contiguous_extent(dim) if len(group) == 1 else None
+            for at in group:
+                window = atoms[at].taken if taken else atoms[at].into
+                if window is None or (not local and extent is None):
+                    continue
+                first = 0 if local or extent is None else window.start // extent * extent
+                if local or window.start + atoms[at].size <= first + (extent or 0):
+                    moved = window._replace(start=first)
+                    atoms[at] = atoms[at]._replace(taken=moved) if taken else atoms[at]._replace(into=moved)
+    return view if atoms == list(view.atoms) else replace(view, atoms=tuple(atoms))
+
+
 @dataclass(frozen=True)
 class SharedCounts:
     """Some dims of both layouts, by number, and the elements that pieces of these share, by those of the source."""
@@ -420,7 +447,6 @@ def pick_numbers(numbers: Unit, dims: Unit) -> Unit:
     return tuple([numbers[at] for at in dims])
 
 
-@lru_cache(maxsize=64)
 def count_shared(operand: Layout, result: Layout, view: View) -> Sequence[SharedCounts]:
     """How many elements the tiles of two layouts share through a view, for each group of dims that share atoms.
 
@@ -430,6 +456,11 @@ def count_shared(operand: Layout, result: Layout, view: View) -> Sequence[Shared
     >>> shared.counts[1,], shared.total((0, 0))
     ({(0, 0): 2, (0, 1): 4}, (6, 2))
     """
+    return _count_settled(operand, result, settle_windows(operand, result, view))
+
+
+@lru_cache(maxsize=256)
+def _count_settled(operand: Layout, result: Layout, view: View) -> Sequence[SharedCounts]:
     groups: list[SharedCounts] = []
     for each in view_dims(operand, result, view):
         counts: dict[Unit, dict[Unit, int]] = {}

@@ -23,6 +23,7 @@ from reshard.geometry.holders import Tile, tiles
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.remesh import one_set
+from reshard.geometry.view_layouts import settle_windows
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import CROSSING, check_step, count_buffers
 from reshard.plans.rules.step_mode import PLAIN, StepMode
@@ -94,7 +95,8 @@ def _who_sends_to_whom(
             held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
             return result.mesh.devices, tuple(held)
         if operand.mesh.size * result.mesh.size <= _MOST_LISTED:
-            messages = exchange_messages(operand, result, view)
+            alike = None if view is None else settle_windows(operand, result, view)
+            messages = exchange_messages(operand, result, alike)
             return result.mesh.devices, tuple((m.sender, m.receiver) for m in messages if m.sender != m.receiver)
     if r is None or not (r.exact if kind == "exchange" else operand.partial_as(result)):
         return ends
