@@ -67,8 +67,12 @@ def run_moves(moves: Sequence[Pending], results: Sequence[int] | None = None) ->
     # The moves that may share programs, by mesh and kind, and those that share an exchange; one alone keeps its own.
     shared: dict[object, dict[EagerProgram, list[int]]] = {}
     hosted: dict[int, list[EagerMove]] = {}
-    for number, group in places.items() if len(moves) > 1 else ():
+    for number, group in places.items():
         parts = [move for move in (moves[at] for at in group) if isinstance(move, EagerMove)]
+        views = [part.program.request.view for part in parts]
+        # The only part of an array starts from nothing, too, which its own program does not.
+        if len(moves) == 1 and not any(view is not None and view.into for view in views):
+            continue
         if len(parts) == len(group) and all(_is_copied(part.program) for part in parts):
             hosted[number] = parts
         elif len(group) > 1:

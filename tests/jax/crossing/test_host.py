@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.jax import Target, eager, redistribute
+from reshard.jax import Part, Target, eager, redistribute
 from reshard.jax.buckets import run_moves
 from reshard.jax.crossing import across, host
 from reshard.jax.request import UNLIMITED, ReshardRequest
@@ -214,4 +214,9 @@ def test_large_arrays_of_a_tree_on_one_set_of_devices_are_copied(monkeypatch: py
     for moved in (redistribute(one, columns), *jax.jit(lambda: redistribute([one, two], columns))()):
         assert_exact(moved, columns, filled((16, 24)))
     assert made == [1, 12]
+    # The only part of a target starts from nothing, which no program does.
+    part = Part("0", into={0: slice(0, 16)})
+    (alone,) = redistribute([one], [Target(columns, shape=(16, 24), parts=[part])])
+    assert_exact(alone, columns, filled((16, 24)))
+    assert made == [1, 12, 1]
     forget_programs()
