@@ -133,8 +133,9 @@ class Manifest:
                 stale = hashlib.sha256(holding.stale.to_json().encode()).hexdigest()[:16]
                 have = f"{holding.layout} on {holding.layout.mesh!r}"
                 view += f", have {have}, changed {holding.stale} (sha256 {stale})"
-            view += f", of {quoted(reads[name])}" if name in reads else ""
-            view += f", into {quoted(fills[name])}" if name in fills else ""
+            # A move of other arrays than those of its own name.
+            view += f" of {quoted(reads[name])}" if name in reads else ""
+            view += f" into {quoted(fills[name])}" if name in fills else ""
             versions = checked_version(one, repr(name)), checked_version(base, repr(name))
             entries.append(ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, view, *versions))
         return cls(tuple(entries))

@@ -116,3 +116,15 @@ def test_what_has_changed_is_part_of_what_both_sides_agree_on() -> None:
     assert none != one and Manifest.from_json(one.to_json()) == one
     # A manifest without updates is what it was before there were any.
     assert "base" not in OURS.to_json()
+
+
+def test_arrays_that_moves_read_and_fill_are_part_of_what_both_sides_agree_on() -> None:
+    moves = {"a": (ROWS, COLUMNS)}
+    plain, read, filled = (
+        Manifest.of(moves, **ends) for ends in ({}, {"sources": {"a": "w"}}, {"targets": {"a": "w"}})
+    )
+    with pytest.raises(AgreementError, match=r"'a' has view  here and  of 'w' there"):
+        plain.check(read)
+    with pytest.raises(AgreementError, match=r"of 'w' here and  into 'w' there"):
+        read.check(filled)
+    assert Manifest.of(moves, {"w": 7}, sources={"a": "w"}).entries[0].version == 7

@@ -43,6 +43,35 @@ def test_a_fused_target_is_written_and_counted_once() -> None:
     assert TreePlan.from_json(tree.to_json()) == tree
 
 
+@pytest.mark.parametrize("donate", [False, True])
+def test_shared_arrays_count_once_while_batches_run(donate: bool) -> None:
+    moves = fuse("f32[{y}32, {x}4]")  # To other columns of rows: exchanges, and v shares those of k.
+    tree, account = rs.plan_tree(moves, targets=dict.fromkeys(moves, "qkv"), donate=donate), Account("uint8")
+    tiles = {name: cut(move.source, np.zeros(move.source.shape, "f")) for name, move in moves.items()}
+    rs.simulate(tree, tiles, account)
+    assert len(tree.batches) > 1 and account.peak_bytes == tree.peak_bytes
+    # The sources, the target, and the buffers of a message each way: what a donated source leaves is used again.
+    assert sum(move.source.tile_bytes for move in moves.values()) + moves["q"].target.tile_bytes <= tree.peak_bytes
+    rows, *ends = (Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, 8]", "f32[16, {x}2]"))
+    split = dict(zip("ab", ((rows, end) for end in ends), strict=True))
+    tree, account = rs.plan_tree(split, sources=dict.fromkeys(split, "w"), donate=donate), Account("uint8")
+    rs.simulate(tree, {"w": cut(rows, np.zeros((16, 8), "f"))}, account)
+    assert len(tree.batches) == 2 and account.peak_bytes == tree.peak_bytes
+    assert account.live[0] == sum(end.tile_bytes for end in ends) + rows.tile_bytes * (not donate)
+
+
+def test_what_two_moves_need_of_one_array_is_bounded_once() -> None:
+    rows, whole = (Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, 8]"))
+    tied = {"embed": (rows, whole), "head": (rows, whole)}
+    tree, alone = rs.plan_tree(tied, sources=dict.fromkeys(tied, "tokens")), rs.plan(rows, whole)
+    assert tree.lower_bound_bytes == alone.lower_bound_bytes < tree.received_bytes == 2 * alone.received_bytes
+    assert rs.plan_tree(tied).lower_bound_bytes == 2 * alone.lower_bound_bytes
+    # Both read it in one batch, and the last of them frees it.
+    donated, account = rs.plan_tree(tied, sources=dict.fromkeys(tied, "tokens"), donate=True), Account("uint8")
+    rs.simulate(donated, {"tokens": cut(rows, np.zeros((16, 8), "f"))}, account)
+    assert len(donated.batches) == 1 and account.live[0] == 2 * whole.tile_bytes
+
+
 @pytest.mark.parametrize("wrong", [slice(16, 32), slice(31, 47)])
 def test_parts_that_overlap_are_refused(wrong: slice) -> None:
     moves = fuse()
