@@ -110,7 +110,8 @@ def exchange_figures(
     """
     if relayed:
         # Both turns follow each other, and what is passed on lies in pieces of a tile.
-        figures, turns = relay_figures(operand, result, view), relay_messages(operand, result, view)
+        move = operand, result, view, holding
+        figures, turns = relay_figures(*move), relay_messages(*move)
         rounds = sum(turn.rounds for turn in figures.turns)
         return ExchangeFigures(rounds, figures.message, 1, lambda: [*map(loads_of, turns)])
     if view is not None or holding is not None:
@@ -255,7 +256,7 @@ def most_sent(
 ) -> int:
     """Elements that the busiest device sends."""
     if relayed:
-        return relay_figures(operand, result, view).sent
+        return relay_figures(operand, result, view, holding).sent
     if view is not None or holding is not None:
         return sent_by_device(operand, result, view, holding).most
     if not one_set(operand.mesh, result.mesh):

@@ -217,7 +217,7 @@ def _list_through_view(operand: Layout, result: Layout, view: View) -> Sequence[
 @lru_cache(maxsize=32)
 def _list_beside_held(operand: Layout, result: Layout, view: View | None, holding: Holding) -> Sequence[Message]:
     """The messages of an exchange whose receivers hold part of their tiles; requests are cut where that is fairer."""
-    demands, givers = _list_needed(operand, result, view, holding), holders_of(operand)
+    demands, givers = list_needed(operand, result, view, holding), holders_of(operand)
     # What the busiest device must receive, or send if the holders of each tile share what is asked of them.
     received, limit = Counter[int](), 0
     for tile, demand in demands.items():
@@ -229,16 +229,29 @@ def _list_beside_held(operand: Layout, result: Layout, view: View | None, holdin
 
 
 @lru_cache(maxsize=32)
-def _list_needed(
-    operand: Layout, result: Layout, view: View | None, holding: Holding
+def list_needed(
+    operand: Layout, result: Layout, view: View | None, holding: Holding | None
 ) -> Mapping[Tile, Sequence[tuple[int, tuple[Product, ...]]]]:
-    """For each source tile, the receivers that need part of it, with what they need beside what they hold."""
+    """For each source tile, the receivers that need part of it, with what they need beside what they hold.
+
+    Devices that want the same tile and hold the same one need the same products.
+    """
     shared = shared_dims(operand, result) if view is None else view_dims(operand, result, view)
+    requests = list_requests(operand, result, result.mesh.devices, shared)
+    if holding is None:
+        return {tile: [(device, (product,)) for device, product in wants] for tile, wants in requests.items()}
     needed = NeededParts(operand, result, holding, shared)
     return {
         tile: [(device, products) for device, product in wants if (products := needed.of(device, tile, product))]
-        for tile, wants in list_requests(operand, result, result.mesh.devices, shared).items()
+        for tile, wants in requests.items()
     }
+
+
+def fewest_beside(operand: Layout, result: Layout, view: View | None, holding: Holding) -> int:
+    """Elements that the busiest device sends or receives in every move beside what is held: `fewest_through`."""
+    received = tally_messages(exchange_messages(operand, result, view, holding)).received
+    leaving = list_leaving_beside(operand, result, view, holding)
+    return max([0, *received.values(), *(-(-elements // len(devices)) for devices, elements in leaving)])
 
 
 def list_held_copies(have: Layout, result: Layout, devices: Sequence[int]) -> Iterator[Message]:
@@ -265,7 +278,7 @@ def list_leaving_beside(
     Devices of one target tile that hold unlike parts of it are taken to need what the neediest one does.
     """
     givers, wanted = holders_of(operand), tiles(result)
-    for tile, demand in _list_needed(operand, result, view, holding).items():
+    for tile, demand in list_needed(operand, result, view, holding).items():
         most: dict[Tile, int] = {}
         for device, products in demand:
             if device not in givers[tile]:

@@ -27,10 +27,9 @@ from typing import NamedTuple
 
 from reshard.geometry.blocks import Axis, Block, Product, count_product
 from reshard.geometry.dealing import assign_by_quota, assign_whole
-from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of
-from reshard.geometry.messages import Message, cut_product, list_requests, tally_messages
-from reshard.geometry.overlap import shared_dims
-from reshard.geometry.view_layouts import view_dims
+from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of, tiles
+from reshard.geometry.messages import Message, cut_products, fewest_beside, list_needed, tally_messages
+from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.view import View
 from reshard.types.whole import check_deadline
@@ -70,8 +69,13 @@ class _Class(NamedTuple):
     """Elements of a source tile that the same devices lack."""
 
     tile: Tile
-    runs: Product
+    runs: tuple[Product, ...]
     lacking: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many elements these are."""
+        return sum(map(count_product, self.runs))
 
 
 class _Given(NamedTuple):
@@ -88,42 +92,46 @@ class _Given(NamedTuple):
     @property
     def elements(self) -> int:
         """How many elements these are."""
-        return self.high - self.low + count_product(self.of.runs) - self.direct
+        return self.high - self.low + self.of.size - self.direct
 
     def products(self, low: int, high: int) -> tuple[Product, ...]:
         """The elements number `low` to `high` of these."""
         middle = self.high - self.low
         passed = self.low + min(low, middle), self.low + min(high, middle)
         direct = self.direct + max(low - middle, 0), self.direct + max(high - middle, 0)
-        return cut_product(self.of.runs, *passed) + cut_product(self.of.runs, *direct)
+        return cut_products(self.of.runs, *passed) + cut_products(self.of.runs, *direct)
 
 
 @lru_cache(maxsize=16)
-def relay_messages(operand: Layout, result: Layout, view: View | None = None) -> Relay:
-    """The messages of both turns.
+def relay_messages(operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None) -> Relay:
+    """The messages of both turns; beside a `holding`, without what devices hold already.
 
     >>> from reshard.types import Mesh
     >>> turns = relay_messages(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5)))
     >>> [[(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver][:4] for turn in turns]
     [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
     """
-    holders, bound = holders_of(operand), fewest_through(operand, result, view)
-    shared = shared_dims(operand, result) if view is None else view_dims(operand, result, view)
+    holders = holders_of(operand)
+    bound = fewest_through(operand, result, view)
+    if holding is not None:
+        bound = fewest_beside(operand, result, view, holding)
+    homes = {} if holding is None else tiles(holding.layout)
     classes: list[_Class] = []
     local: list[Message] = []
-    for tile, wanted in list_requests(operand, result, result.mesh.devices, shared).items():
+    for tile, wanted in list_needed(operand, result, view, holding).items():
         own = set(holders[tile])
-        lacking: dict[Tile, tuple[Product, list[int]]] = {}
+        # Devices that want one tile and hold one: each has an element at the same place, and passes it on from there.
+        lacking: dict[tuple[Tile, Tile | None], tuple[tuple[Product, ...], list[int]]] = {}
         for device, runs in wanted:
             if device in own:
-                local.append(Message(device, device, (runs,)))
+                local.append(Message(device, device, runs))
             else:
-                lacking.setdefault(tile_of(result, device), (runs, []))[1].append(device)
+                lacking.setdefault((tile_of(result, device), homes.get(device)), (runs, []))[1].append(device)
         classes += [_Class(tile, runs, tuple(devices)) for runs, devices in lacking.values()]
     deal = _deal_classes(classes, holders, bound)
     # More devices pass on each of the few elements of a class, where that loads the busiest one clearly less.
     senders = set(itertools.chain(*(holders[each.tile] for each in classes), *(each.lacking for each in classes)))
-    copies = sum(count_product(each.runs) * len(each.lacking) for each in classes)
+    copies = sum(each.size * len(each.lacking) for each in classes)
     least = max(bound, -(-copies // max(1, len(senders))))
     for more, groups in itertools.product((0, 1), (2, 3, 4, 8)):
         split = [*_split_classes(classes, more, groups)]
@@ -159,7 +167,7 @@ class _Deal(NamedTuple):
 
 def _deal_classes(classes: Sequence[_Class], holders: Mapping[Tile, Sequence[int]], bound: int) -> _Deal:
     """Who is given what, so that the busiest device sends little."""
-    demands = [Demand(count_product(each.runs), holders[each.tile], each.lacking) for each in classes]
+    demands = [Demand(each.size, holders[each.tile], each.lacking) for each in classes]
     counts = balance_shares(demands, bound)
     passed = count_passed_on(demands, counts)
     given: dict[Tile, list[_Given]] = {}
@@ -187,21 +195,21 @@ def _split_classes(classes: Iterable[_Class], more: int, groups: int) -> Iterato
     If in each of 8 groups a device passes it on to 5, it is spread, and its holder sends it 8 times.
     """
     for each in classes:
-        devices, size = len(each.lacking), count_product(each.runs)
+        devices, size = len(each.lacking), each.size
         rest = min(size, size % devices + more * devices) if devices > 2 and size < _MANY * devices else 0
-        for product in cut_product(each.runs, 0, size - rest):
-            yield each._replace(runs=product)
-        for product in cut_product(each.runs, size - rest, size):
-            count = min(groups, devices)
-            for at in range(count):
-                yield _Class(each.tile, product, each.lacking[at * devices // count : (at + 1) * devices // count])
+        if rest < size:
+            yield each._replace(runs=cut_products(each.runs, 0, size - rest))
+        count = min(groups, devices) if rest else 0
+        for at in range(count):
+            lacking = each.lacking[at * devices // count : (at + 1) * devices // count]
+            yield _Class(each.tile, cut_products(each.runs, size - rest, size), lacking)
 
 
 def _second_turn(given: Iterable[_Given]) -> Iterator[Message]:
     """Each device passes its shares on, all that another one lacks of them in one message."""
     passed: dict[tuple[int, int], list[Product]] = {}
     for each in given:
-        products = [read_from_result(product) for product in cut_product(each.of.runs, each.low, each.high)]
+        products = [read_from_result(product) for product in cut_products(each.of.runs, each.low, each.high)]
         for other in each.of.lacking if products else ():
             if other != each.device:
                 passed.setdefault((each.device, other), []).extend(products)
@@ -218,9 +226,11 @@ def read_from_result(product: Product) -> Product:
 
 
 @lru_cache(maxsize=256)
-def relay_figures(operand: Layout, result: Layout, view: View | None = None) -> RelayFigures:
+def relay_figures(
+    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+) -> RelayFigures:
     """The figures of both turns."""
-    turns = relay_messages(operand, result, view)
+    turns = relay_messages(operand, result, view, holding)
     tallies = [tally_messages(turn) for turn in turns]
     sent = sum((tally.sent for tally in tallies), Counter[int]())
     first, second = (

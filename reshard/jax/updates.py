@@ -29,10 +29,10 @@ from reshard.jax.eager import on_devices, prepare_move, run_pending
 from reshard.jax.placement import ViewOptions
 from reshard.jax.request import check_even, number_devices, numbered_move
 from reshard.jax.view_moves import place_beside, read_jax_view
-from reshard.plans.plan import Plan
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.step_mode import StepMode
 from reshard.runtime.on_numpy import simulate
 from reshard.synth.options import PlanOptions
-from reshard.synth.planner import find_plan
 from reshard.types.index_set import IndexSet
 from reshard.types.move import Move
 
@@ -62,7 +62,10 @@ def update_array(
     move = Move(whole.source, whole.target, whole.view, cast=True, have=layout, changed=stale)
     check_even(move.target, request)
     if is_on_host(before, after, held):
-        plan = find_plan(move, None, options._replace(network=None, donate=False))
+        # One memory: nobody passes anything on.
+        view = None if move.view.plain else move.view
+        step = StepSpec("exchange", move.target, StepMode(view=view, holding=move.holding))
+        plan = chain(move.source, move.target, [step], view=view)
         updated = _update_on_host(plan, numbers, (x, have), after, given.scale)
     elif layout == move.target:
         asked = replace(request, target=after, source=None, changed=stale)

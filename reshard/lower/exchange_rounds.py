@@ -218,7 +218,9 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         largest = exchange_figures(operand, result, view, relayed=relayed, holding=holding).message
         cap = None if chunk is None or chunk >= largest else chunk
         if relayed:
-            first, second = (_coloured_turns(turn, cap, device) for turn in relay_messages(operand, result, view))
+            first, second = (
+                _coloured_turns(turn, cap, device) for turn in relay_messages(operand, result, view, holding)
+            )
             turns = [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
         else:
             turns = _coloured_turns(exchange_messages(operand, result, view, holding), cap, device)

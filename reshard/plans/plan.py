@@ -172,10 +172,13 @@ class Plan(ShownPlan):
                 f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
             )
         held = [step.mode.holding for step in self.steps]
-        if any(held) if self.holding is None else held != [self.holding]:
+        before = () if self.holding is None else ("cast",) * (len(held) - 1)
+        if held != [None] * (len(held) - 1) + [self.holding] * bool(held or self.holding) or (
+            self.holding is not None and tuple(step.kind for step in self.steps[:-1]) != before
+        ):
             raise PlanError(
-                f"what the devices of {self.target} hold already is what the one exchange of a plan leaves; plan it "
-                f"again, with have= and changed="
+                f"what the devices of {self.target} hold already is what the last exchange of a plan leaves, before "
+                f"which only a cast may come; plan it again, with have= and changed="
             )
         views = [step.mode.view for step in self.steps if step.mode.view is not None]
         if self.view is None and not views and self.source.shape == self.target.shape:
@@ -537,6 +540,9 @@ def _list_retained_bytes(source: Layout, target: Layout, specs: Sequence[StepSpe
             # that target beside its tile of the result, so what the result is larger by is added.
             larger = max(0, result.tile_bytes - at.tile_bytes) if at.mesh != result.mesh else 0
             kept += target.tile_bytes + larger
+            holding = specs[-1].mode.holding
+            if holding is not None and holding.layout != target:  # What is held in other tiles stays beside these.
+                kept += holding.layout.tile_bytes
         retained.append(kept)
         at = result
     return retained
@@ -778,7 +784,7 @@ class LiveArrays:
         for plan, (source, target) in zip(plans, self._ends.values(), strict=True):
             self._readers[source] += 1
             self._layouts[source], self._layouts[target] = plan.source, plan.target
-            if given is None and plan.fills and not plan.spreads:
+            if given is None and plan.fills:
                 self.there.add(target)
         self._shared = frozenset(source for source, count in self._readers.items() if count > 1)
         self.any_shared = len(self._layouts) < 2 * len(self._ends)

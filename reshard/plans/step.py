@@ -86,7 +86,7 @@ class Step:
         """What the busiest device sends or receives, whichever is more; of a relay, the sum of both turns."""
         if not self.mode.relay:
             return max(self.received_bytes, self.sent_bytes)
-        turns = relay_figures(self.operand, self.result, self.mode.view).turns
+        turns = relay_figures(self.operand, self.result, self.mode.view, self.mode.holding).turns
         return sum(self.operand.nbytes(max(turn.received, turn.sent)) for turn in turns)
 
     @property

@@ -453,7 +453,7 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
     begun = 0  # The first of the ordinary steps that are proved together.
     for number, step in enumerate(plan.steps, 1):
         if _changes_indices(step):
-            if step.kind == "exchange" and step.mode.view is None:
+            if step.kind == "exchange" and step.mode.view is None and step.mode.holding is None:
                 # A cast on the way: the marks follow the messages, all else is as the lowering has it.
                 given, own = (each.instructions[number - 1] for each in (made, lower_plan(plan)))
                 same = isinstance(given, Exchange) and replace(given, local=(), rounds=())

@@ -96,13 +96,21 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
 def _plan_update(move: Move, options: PlanOptions) -> list[Plan]:
     """One exchange of what devices lack or hold stale, as it is, or in chunks where its buffers leave the budget.
 
-    No other route can do with less: each device receives what it needs, once, and holders share what is asked of them.
+    Each device receives what it needs, once, and holders share what is asked of them; where that loads them far beyond
+    the bound, since many devices lack the same, these pass it on to each other.
     """
     view = None if move.view.plain else move.view
-    specs = [StepSpec("exchange", move.target, StepMode(view=view, holding=move.holding))]
+    routes: list[Specs] = [[StepSpec("exchange", move.target, StepMode(view=view, holding=move.holding))]]
+    straight = chain(move.source, move.target, routes[0], options.donate, None, view)
+    enough = 1 + (options.slack if options.network is None else SLACK)
+    widens = dtypes.bits(move.target.dtype) > dtypes.bits(move.source.dtype)
+    if straight.sent_bytes > enough * straight.endpoint_bound_bytes and not widens:
+        relay = StepSpec("exchange", move.target, StepMode(relay=True, view=view, holding=move.holding))
+        cast = StepSpec("cast", replace(move.source, dtype=move.target.dtype))  # Relays cast nothing on the way.
+        routes.append([cast, relay] if move.casts else [relay])
     if options.budget is not None:
-        specs += _cut_exchanges(move, view, options.budget)
-    made = [chain(move.source, move.target, [spec], options.donate, None, view) for spec in specs]
+        routes += [[spec] for spec in _cut_exchanges(move, view, options.budget)]
+    made = [straight, *(chain(move.source, move.target, route, options.donate, None, view) for route in routes[1:])]
     fitting = [plan for plan in made if options.budget is None or plan.peak_bytes <= options.budget]
     return fitting or _refuse_budget(move, made, options.budget)
 

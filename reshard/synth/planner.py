@@ -226,7 +226,7 @@ def _busiest_bytes(plan: Plan) -> int:
 
 def _loads_senders(plan: Plan) -> bool:
     """Whether some devices may have to send more than any one receives: those that have the part which is wanted."""
-    return plan.crosses or plan.view is not None
+    return plan.crosses or plan.view is not None or plan.holding is not None
 
 
 def _is_within(figure: int, fewest: int, slack: float) -> bool:

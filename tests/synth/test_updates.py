@@ -129,11 +129,26 @@ def test_a_tree_updates_what_is_given():
 
 
 def test_holders_share_what_is_asked_of_them():
-    """Four devices hold the row that eight others lack: none sends more than two of them."""
+    """Four devices hold the row that eight others lack: none sends more than two of them, or all pass it on."""
     source = rs.Layout.parse("f32[8, 64]", rs.Mesh(a=4))
     target = rs.Layout.parse("f32[8, 64]", rs.Mesh({"b": 8}, device_ids=range(4, 12)))
-    plan = rs.plan(source, target, changed=[3])
-    assert (plan.received_bytes, plan.sent_bytes) == (256, 512)
+    pulled, passed_on = (rs.plan(source, target, changed=[3], slack=slack) for slack in (1, 0.05))
+    assert [(plan.received_bytes, plan.sent_bytes) for plan in (pulled, passed_on)] == [(256, 512), (256, 176)]
+    assert rs.prove(passed_on).minimal.holds
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_replicas_pass_on_what_has_changed(cast: bool):
+    """A server's 8 replicas of a fused array: the trainer sends each element about once, not 8 times."""
+    trainer, server = rs.Mesh(fsdp=16), rs.Mesh({"tp": 2, "rep": 8}, device_ids=range(16, 32))
+    source = rs.Layout.parse("f32[{fsdp}12, 64]", trainer)
+    target = rs.Layout.parse(f"{'bf16' if cast else 'f32'}[2, {{tp}}32, 64]", server)
+    take: dict[str, Any] = {"view": "(three h) m -> three h m", "three": 3, "take": {"three": slice(1, 3)}}
+    move = rs.Move(source, target, **take, cast=cast, changed=range(0, 192, 3))
+    plan, pulled = rs.plan(move), rs.plan(move, slack=100)
+    busiest = [max(each.sent_bytes, each.received_bytes) for each in (plan, pulled)]
+    assert busiest[0] <= 1.05 * plan.endpoint_bound_bytes < busiest[1]
+    assert rs.prove(plan).minimal.holds and rs.Plan.from_json(plan.to_json()) == plan
 
 
 def test_fifty_versions_with_drops_and_replays():

@@ -298,8 +298,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         return _check_in_place(operand, result, mode.chunk)
     if mode.fresh and (view is None or not view.into or holding is not None):
         raise refuse_step("exchange", operand, result, "only what fills part of an array has a fresh one around it")
-    if mode.relay and (operand.partial or holding is not None or (view is None and not across)):
-        why = "only an exchange to other devices, or through a view, of what is no sum and not held, is relayed"
+    if mode.relay and (operand.partial or (view is None and holding is None and not across)):
+        why = "only an exchange to other devices, through a view, or beside what is held, of no sum, is relayed"
         raise refuse_step("exchange", operand, result, why)
     figures = exchange_figures(operand, result, view, relayed=mode.relay, holding=holding)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
@@ -316,8 +316,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 def _check_holding(operand: Layout, result: Layout, mode: StepMode) -> None:
     """Refuses what devices are said to hold if it is not of the result's array, and modes that fill no tiles."""
     layout, stale = mode.holding or (result, IndexSet(operand.shape))
-    if operand.partial or mode.in_place or mode.relay:
-        why = "only an exchange of what is no sum, neither in place nor relayed, leaves what receivers hold"
+    if operand.partial or mode.in_place:
+        why = "only an exchange of what is no sum, and not in place, leaves what receivers hold"
         raise refuse_step("exchange", operand, result, why)
     same = (layout.shape, layout.dtype, layout.partial) == (result.shape, result.dtype, ())
     if not same or stale.shape != operand.shape:
@@ -460,7 +460,8 @@ def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
         return Loads(*(each.scaled(wire_layout(operand, result)) for each in ends))
     received = ByDevice(check_step(kind, operand, result, mode).received)
     if kind == "exchange":  # Of a relay, only the busiest device is known.
-        return Loads(received, ByDevice(operand.nbytes(most_sent(operand, result, mode.view, relayed=True))))
+        sent = most_sent(operand, result, mode.view, relayed=True, holding=mode.holding)
+        return Loads(received, ByDevice(operand.nbytes(sent)))
     if kind == "permute" and operand.partial_as(result) and operand.mesh.size <= MOST_DEVICES:
         r, tile = refine(operand, result), received.each
         if r is not None:
