@@ -28,7 +28,7 @@ from functools import lru_cache
 from reshard.geometry.exchange_stats import fewest_received
 from reshard.geometry.figures import MOST_DEVICES, ByDevice, lacked_by_device, received_by_device
 from reshard.geometry.holders import fewest_through, least_received_across, list_leaving
-from reshard.geometry.messages import list_leaving_beside
+from reshard.geometry.messages import fewest_beside, list_leaving_beside
 from reshard.geometry.overlap import fullest_piece
 from reshard.geometry.refine import PartialChange, partial_change, refine, release_digits
 from reshard.geometry.remesh import disjoint, one_set
@@ -75,8 +75,7 @@ def endpoint_bound(source: Layout, target: Layout, view: View | None = None, hol
     """
     received = lower_bound(source, target, view, holding)
     if holding is not None:
-        leaving = _must_leave(source, target, view, holding).items()
-        return max([received, *(-(-nbytes // len(holders)) for holders, nbytes in leaving)])
+        return _narrower_layout(source, target).nbytes(fewest_beside(source, target, view, holding))
     ends = plain_ends(source, target, view)
     if source.partial or target.partial or (ends is not None and _receivers_bound(*ends)):
         return received
