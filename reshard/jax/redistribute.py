@@ -148,21 +148,23 @@ def _move_leaves(
     x: Any, leaves: Sequence[Any], goals: Sequence[ArrayGoal], sources: Sequence[Any], options: PlanOptions
 ) -> list[Any]:
     """The arrays that the goals ask for, made of the leaves of the tree `x`."""
-    _check_outs(goals)
-    # Arrays that are read and made in the same way are one, under all their names.
-    first: dict[object, int] = {}
-    same = [first.setdefault(_key_of_goal(goal, leaves, sources), at) for at, goal in enumerate(goals)]
-    if len(first) < len(goals):
-        places = {at: number for number, at in enumerate(first.values())}
-        moved = _move_leaves(x, leaves, [goals[at] for at in places], sources, options)
-        return [moved[places[at]] for at in same]
+    uses = Counter(id(leaves[at]) for goal in goals for at in goal.reads)
     # Leaves of a trace run when XLA chooses, so that each of them has the budget for itself.
     tracing = placement.is_tracing() or any(isinstance(leaf, Tracer) for leaf in leaves)
-    if not tracing and jax.process_count() == 1:  # Processes would each have an array of their own.
-        named = [goal for goal in goals if isinstance(goal.target, Target) and goal.target.named]
-        read = {at for goal in named for at in goal.reads if sources[at] is None}
+    if len(uses) < uses.total():
+        # Arrays that are read and made in the same way are one, under all their names.
+        first: dict[object, int] = {}
+        same = [first.setdefault(_key_of_goal(goal, leaves, sources), at) for at, goal in enumerate(goals)]
+        if len(first) < len(goals):
+            places = {at: number for number, at in enumerate(first.values())}
+            moved = _move_leaves(x, leaves, [goals[at] for at in places], sources, options)
+            return [moved[places[at]] for at in same]
+    targets = [goal for goal in goals if isinstance(goal.target, Target)]
+    _check_outs(targets)
+    read = {at for goal in targets if goal.target.named for at in goal.reads if sources[at] is None}
+    if read and not tracing and jax.process_count() == 1:  # Processes would each have an array of their own.
         leaves = [placement.place_alone(leaf) if at in read else leaf for at, leaf in enumerate(leaves)]
-    uses = Counter(id(leaves[at]) for goal in goals for at in goal.reads)
+        uses = Counter(id(leaves[at]) for goal in goals for at in goal.reads)
     joint = options.budget is not None and sum(len(goal.reads) for goal in goals) > 1
     if joint and not tracing:
         for leaf, source in zip(leaves, sources, strict=True):
@@ -183,21 +185,26 @@ def _move_leaves(
     pending: list[Pending] = []
     results: list[int] = []
     for number, goal in enumerate(goals):
+        if not options.donate and not (isinstance(goal.target, Target) and goal.target.parts):
+            (at,) = goal.reads
+            results.append(number)
+            pending.append(_prepare_leaf(leaves[at], goal.target, sources[at], options))
+            continue
         arrays, its = [leaves[at] for at in goal.reads], [sources[at] for at in goal.reads]
-        each: list[PlanOptions] = []
-        for x in arrays:
-            left[id(x)] -= 1
-            once = uses[id(x)] == 1 or (not left[id(x)] and id(x) not in shares)
-            each.append(options if once else options._replace(donate=False))
+        each = [options] * len(arrays)
+        for at, key in enumerate(map(id, arrays) if options.donate else ()):
+            left[key] -= 1
+            once = uses[key] == 1 or (not left[key] and key not in shares)
+            each[at] = options if once else options._replace(donate=False)
         if isinstance(goal.target, Target) and goal.target.parts:
             moves = prepare_parts(read_parts(goal.name, arrays, goal.target, its, each), tracing)
         else:
             moves = [_prepare_leaf(arrays[0], goal.target, its[0], each[0])]
-        if not all(isinstance(move, EagerMove) and move.program.plan.steps for move in moves):
+        if options.donate and not all(isinstance(move, EagerMove) and move.program.plan.steps for move in moves):
             shares |= set(map(id, arrays))
         pending += moves
         results += [number] * len(moves)
-    moved = run_moves(pending, results)
+    moved = run_moves(pending, results if len(pending) > len(goals) else None)
     return _discard_shared(leaves, uses, moved) if options.donate else moved
 
 
