@@ -105,19 +105,18 @@ class Step:
         return self.cost.launches
 
     @property
+    def held_bytes(self) -> int:
+        """What a device of the result holds of it in other tiles, which stay beside these."""
+        layout = self.result if self.mode.holding is None else self.mode.holding.layout
+        return 0 if layout == self.result or disjoint(layout.mesh, self.result.mesh) else layout.tile_bytes
+
+    @property
     def live_bytes(self) -> int:
         """Bytes on one device while the step runs: source if kept, operand, result and scratch.
 
         This is the most that `Batch.footprint` counts on any kind of device, of the step alone.
         """
-        before, after, holding = self.operand.tile_bytes, self.result.tile_bytes, self.mode.holding
-        held = 0  # What a device holds in other tiles than the result's stays beside these.
-        if (
-            holding is not None
-            and holding.layout != self.result
-            and not disjoint(holding.layout.mesh, self.result.mesh)
-        ):
-            held = holding.layout.tile_bytes
+        before, after, held = self.operand.tile_bytes, self.result.tile_bytes, self.held_bytes
         if disjoint(self.operand.mesh, self.result.mesh):  # No device has both operand and result.
             return max(self.retained_bytes + before, held + after) + self.cost.scratch
         return self.retained_bytes + held + self.join_tiles(before, after) + self.cost.scratch

@@ -51,7 +51,7 @@ def explain_step(step: Step, last: bool = True) -> str:
     >>> explain_step(Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
     'each device collects the 4 tiles along x, and dim 0 is no longer split over x. It comes last, because ...'
     """
-    if step.kind in VIEW_RULES or step.mode.view is not None:
+    if step.kind in VIEW_RULES or (step.mode.view is not None and step.mode.holding is None):
         return _explain_view(step)
     r, mesh = refine(step.operand, step.result), step.operand.mesh
     if step.kind == "exchange":
@@ -116,7 +116,12 @@ def _explain_exchange(step: Step, r: Refinement | None) -> str:
     if not step.launches:
         return "every device holds all that it needs already, and only copies it into place; nothing is sent."
     operand, result, chunk = step.operand, step.result, step.mode.chunk
-    if not one_set(operand.mesh, result.mesh):
+    if step.mode.holding is not None:
+        reason = (
+            f"devices hold {step.mode.holding.layout} already, so that only what they lack moves, and what has "
+            f"changed: {step.mode.holding.stale}."
+        )
+    elif not one_set(operand.mesh, result.mesh):
         shared = len(set(operand.mesh.devices) & set(result.mesh.devices))
         overlap = f", {shared} of which were among them and keep what they need" if shared else ""
         reason = (
@@ -299,4 +304,5 @@ def move_of(plan: Plan) -> Move:
     True
     """
     casts = plan.source.dtype != plan.target.dtype
-    return Move(plan.source, plan.target, plan.view or View.identity(plan.source.shape), cast=casts)
+    view = plan.view or View.identity(plan.source.shape)
+    return Move(plan.source, plan.target, view, cast=casts, have=plan.have, changed=plan.changed)

@@ -232,7 +232,7 @@ def live_parts(step: Step) -> tuple[tuple[str, int], ...]:
     if step.mode.in_place:
         return (IN_PLACE, max(step.operand.tile_bytes, step.result.tile_bytes)), scratch
     source, operand = (SOURCE, step.retained_bytes), (OPERAND, step.operand.tile_bytes)
-    result = (RESULT, step.result.tile_bytes)
+    result = (RESULT, step.result.tile_bytes + step.held_bytes)
     if not disjoint(step.operand.mesh, step.result.mesh):
         return source, operand, result, scratch
     # A device is at one end alone: the peak is that of a sender or of a receiver.

@@ -9,6 +9,7 @@ import reshard as rs
 from reshard.errors import BudgetError
 from reshard.plans.plan import Step
 from reshard.show.explain import assess_plan, explain_step, move_of, show_reasons
+from reshard.show.plan_table import live_parts
 from reshard.types import Layout, Mesh
 from reshard.types.units import bytes_text, seconds_text
 from tests.draw.cases import planned
@@ -116,3 +117,12 @@ def test_words():
 def test_the_move_of_a_plan():
     for plan in PLANS.values():
         assert rs.plan(move_of(plan)) == plan
+
+
+def test_what_devices_hold_is_the_reason():
+    mesh = rs.Mesh(x=2)
+    source, target, have = (rs.Layout.parse(text, mesh) for text in ("f32[{x}4, 6]", "f32[8, 6]", "f32[8, {x}3]"))
+    plan = rs.plan(source, target, have=have, changed=[1])
+    said = explain_step(plan.steps[0])
+    assert said.startswith("devices hold f32[8, {x}3] already") and "what has changed: [1, :]" in said
+    assert sum(nbytes for _, nbytes in live_parts(plan.steps[0])) == plan.peak_bytes
