@@ -79,7 +79,10 @@ def print_overlapping(count: int, first: int) -> None:
     for source, target in sample:
         both = Pair(source, target)
         routes.append(
-            [chain(source, target, route) for route in (*crossing.routes(both, None), *crossing.list_relays(both))]
+            [
+                chain(source, target, route)
+                for route in (*crossing.routes(both, None), *crossing.list_relays(source, target))
+            ]
         )
     for slack in SLACKS:
         more, launches, above, fewer = [1.0], [1.0], 0, 0

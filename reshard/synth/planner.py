@@ -175,18 +175,20 @@ def _plan_crossing(pair: Pair, options: PlanOptions) -> Plan:
     def plan_routes(routes: Iterable[Route]) -> list[Plan]:
         return [chain(pair.source, pair.target, route, donate) for route in routes]
 
-    def choose_fitting(plans: Sequence[Plan], bound: int) -> Plan:
+    def fit_and_time(plans: Sequence[Plan]) -> list[Plan]:
         fitting = plans if budget is None else fit_plans(plans, budget, None)
-        return _choose_plan([cost.time_on_network(plan, network) for plan in fitting], slack, bound)
+        return [cost.time_on_network(plan, network) for plan in fitting]
 
     plans = plan_routes(dict.fromkeys(crossing.routes(pair, network)))
     bound, fewest = plans[0].endpoint_bound_bytes, min(map(_busiest_bytes, plans))
     if _is_within(fewest, bound, slack if network is None else SLACK):
-        chosen = choose_fitting(plans, bound)
+        fitting = fit_and_time(plans)
+        chosen = _choose_plan(fitting, slack, bound)
         # With fewest bytes above the bound, more is within their slack, unless a relay has fewer yet.
-        if network is not None or fewest == bound or chosen == choose_fitting(plans, 0):
+        if network is not None or fewest == bound or chosen is _choose_plan(fitting, slack):
             return chosen
-    return choose_fitting([*plans, *plan_routes(crossing.list_relays(pair.source, pair.target))], 0)
+    relays = plan_routes(crossing.list_relays(pair.source, pair.target))
+    return _choose_plan(fit_and_time([*plans, *relays]), slack)
 
 
 def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
