@@ -22,17 +22,20 @@ from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange_rounds import ExchangeInPlace
 from reshard.lower.program import Exchange, InParts, Instruction, is_alias, join_launches, lower_batch
+from reshard.plans.descriptors import Descriptor
 from reshard.plans.plan import Batch, Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import least_steps_bytes, plans_meant
 from reshard.proofs.proof import WIDTH, Proof, ProofPart, checked_width
-from reshard.proofs.refute import MALFORMED, fits_in_memory, refute
+from reshard.proofs.refute import MALFORMED, Counterexample, fits_in_memory, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
+from reshard.proofs.transfer_proof import verify
 from reshard.runtime import oracle
 from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted
 from reshard.types.view import View
 from reshard.types.whole import check_kind, checked_flag, whole
@@ -439,6 +442,8 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
     to mark.
     """
     made = lower_plan(plan) if program is None else program
+    if not fits_in_memory(plan) and plan.holding is not None and plan.source.dtype == plan.target.dtype:
+        return _prove_update(plan, made)
     if not fits_in_memory(plan):
         raise UndecidedError(
             f"{plan.source} -> {plan.target}: steps with a view are proved by marking every element, and here there "
@@ -474,6 +479,39 @@ def _prove_view(plan: Plan, program: Program | None) -> Proof:
     bounded = ProofPart(f"at most {plan.peak_bytes} bytes live on a device", ("counted while the marks moved",))
     right = ProofPart(_RIGHT, tuple(argument) or _NOTHING_TO_DO, tuple(claims))
     return Proof(plan, Form({}, {}, {}, {}), right, bounded, _minimal_view(plan))
+
+
+def _prove_update(plan: Plan, program: Program) -> Proof:
+    """The proof of one exchange beside what devices hold, of an array too large to mark: its messages as transfers,
+    compared run by run with what the target means, and with what is held and fresh."""
+    broken = symbolic.broken_rule(plan, program)
+    if broken is not None:
+        raise ProofError(f"{plan.source} -> {plan.target}: {broken}", Counterexample("right", broken))
+    symbolic.check_outside(plan, program)
+    (exchange,) = program.instructions
+    tiles = plan.source.tile_shape, plan.target.tile_shape
+    symbolic.check_view_exchange(exchange, "step 1", tiles, fills=True)
+    assert isinstance(exchange, Exchange)
+    transfers: list[Descriptor] = []
+    for transfer in (*exchange.local, *(each for turn in exchange.rounds for each in turn)):
+        for src, dst, axes in transfer.blocks:
+            extents, before, after = (tuple([axis[side] for axis in axes]) for side in range(3))
+            sender, receiver, turn = transfer.sender, transfer.receiver, int(transfer.relayed)
+            transfers.append(Descriptor(sender, receiver, src, dst, extents, before, after, turn))
+            if exchange.relays and not turn:  # What has arrived stays while the rest is passed on.
+                transfers.append(Descriptor(receiver, receiver, dst, dst, extents, after, after, 1))
+    view = plan.view or View.identity(plan.source.shape)
+    verified = verify(transfers, Move(plan.source, plan.target, view, have=plan.have, changed=plan.changed))
+    fullest = max(sum(buffers) for step in symbolic.list_moments(program) for buffers in step)
+    live = plan.source.nbytes(fullest) + plan.steps[0].held_bytes
+    if live > plan.peak_bytes or verified.received_bytes > plan.received_bytes:
+        raise UndecidedError(f"{live} bytes are live and {verified.received_bytes} received, more than the plan says")
+    right = ProofPart(_RIGHT, ("step 1, exchange: its messages, run by run, at these sizes",))
+    bounded = ProofPart(f"at most {plan.peak_bytes} bytes live on a device", (f"step 1: at its fullest {live} bytes",))
+    figures = verified.received_bytes, plan.lower_bound_bytes
+    reached = figures[0] <= figures[1]
+    minimal = _compare_bytes(plan, (str(figures[0]), str(figures[1])), reached, ("counted as the typing rules do",))
+    return Proof(plan, Form({}, {}, {}, {}), right, bounded, minimal)
 
 
 def _changes_indices(step: Step) -> bool:

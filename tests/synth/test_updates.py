@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from typing import Any
@@ -57,6 +58,25 @@ def test_a_program_of_other_changes_is_refuted():
         rs.prove(plan, lower_plan(fewer))
     with pytest.raises(ProofError, match="bytes live, the plan promises"):
         rs.prove(plan, lower_plan(more))
+
+
+@pytest.mark.parametrize("replicas", [1, 4], ids=["pulled", "passed on"])
+def test_updates_of_arrays_too_large_to_mark_are_proved(replicas: int):
+    """By their messages, run by run; whoever leaves a changed row out, or sends it from elsewhere, is refuted."""
+    source = rs.Layout.parse("bf16[{fsdp}512, 8192]", rs.Mesh(fsdp=16))
+    server = rs.Mesh({"tp": 8 // replicas, "rep": replicas}, device_ids=range(16, 24))
+    target = rs.Layout.parse(f"bf16[8192, {{tp}}{1024 * replicas}]", server)
+    plan, fewer = (rs.plan(source, target, changed=rows, slack=0) for rows in (range(0, 600, 4), range(4, 600, 4)))
+    assert rs.prove(plan).minimal.holds
+    with pytest.raises(ProofError, match=r"must hold element \(0, \d+\) of the array .* no transfer writes it"):
+        rs.prove(plan, lower_plan(fewer))
+    program = lower_plan(plan)
+    (exchange,) = program.instructions
+    (first, *others), *rest = exchange.rounds
+    other = first._replace(blocks=(first.blocks[0]._replace(src=first.blocks[0].src + 8192), *first.blocks[1:]))
+    wrong = dataclasses.replace(exchange, rounds=((other, *others), *rest))
+    with pytest.raises(ProofError, match="but element"):
+        rs.prove(plan, dataclasses.replace(program, instructions=(wrong,)))
 
 
 def test_what_is_held_and_fresh_is_left_as_it_is():
