@@ -4,6 +4,7 @@
     python benchmarks/fuzz.py --seed 1 --start 10000 --seconds 3600
     python benchmarks/fuzz.py --seed 1 --kinds moves,trees
     python benchmarks/fuzz.py --seed 1 --kinds transfers    wrong lists of transfers (`fuzz_transfers`)
+    python benchmarks/fuzz.py --seed 1 --kinds fused        trees of JAX arrays that are fused, split and tied
     python benchmarks/fuzz.py --seed 1 --programs 2000      wrong programs of all kinds instead (`fuzz_programs`)
 
 Of four moves, one is between random layouts of one array, taken in by any entry, on one set of devices (`layouts`),
@@ -36,6 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +379,18 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
 """What is fuzzed, by name; `MIX` says in which turn."""
 
 MIX = ("layouts", "moves", "updates", "trees")
+
+
+def check_fused(choose: random.Random) -> str:
+    """A tree of JAX arrays on eight virtual devices, whose targets name their sources."""
+    import_module("tests.conftest")  # It sets what jax reads when it is imported.
+    from tests.jax import fused
+
+    fused.check_case(fused.draw_case(choose), donate=choose.random() < 0.5, budget=choose.choice([None, "1MiB"]))
+    return "fused"
+
+
+KINDS["fused"] = check_fused
 
 
 def fuzz(

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from reshard.jax import Part, Target
-from tests.jax.oracle import mesh_of, specs
+from reshard.jax import Part, Target, redistribute
+from tests.jax.oracle import assert_exact, mesh_of, specs
 
 MESHES = [
     ({"a": 4, "b": 2}, range(8)),
@@ -136,3 +136,16 @@ def draw_case(choose: random.Random, here: Any = None, there: Any = None) -> Cas
                 targets[f"{name}.{tied}"] = Target(after, source=name)
                 values[f"{name}.{tied}"] = fused
     return Case(arrays, targets, values)
+
+
+def check_case(case: Case, **options: Any) -> None:
+    """Moves the arrays and compares all results; donated arrays are deleted, unless they are results."""
+    moved = redistribute(case.arrays, case.targets, **options)
+    assert moved.keys() == case.targets.keys()
+    for name, target in case.targets.items():
+        assert_exact(moved[name], target.sharding, case.values[name])
+        tied = name.replace("tied", "again")
+        assert tied == name or moved[name] is moved[tied]
+    for name, x in case.arrays.items():
+        read = any(name in (target.source, *(part.source for part in target.parts)) for target in case.targets.values())
+        assert x.is_deleted() == (bool(options.get("donate")) and read and not any(x is y for y in moved.values()))

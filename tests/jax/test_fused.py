@@ -20,27 +20,15 @@ from reshard.errors import NotationError, PlanError, ReshardError
 from reshard.jax import Part, Target, named_targets, redistribute, reshard_pytree
 from reshard.jax.request import UNLIMITED, plan_request
 from reshard.jax.view_moves import read_parts
-from tests.jax.fused import MESHES, Case, draw_case
+from tests.jax.fused import MESHES, check_case, draw_case
 from tests.jax.oracle import assert_exact, executed, filled, mesh_of, promised
 from tests.names import test_tables
-
-
-def check(case: Case, **options) -> None:
-    moved = redistribute(case.arrays, case.targets, **options)
-    assert moved.keys() == case.targets.keys()
-    for name, target in case.targets.items():
-        assert_exact(moved[name], target.sharding, case.values[name])
-        tied = name.replace("tied", "again")
-        assert tied == name or moved[name] is moved[tied]
-    for name, x in case.arrays.items():
-        read = any(name in (target.source, *(part.source for part in target.parts)) for target in case.targets.values())
-        assert x.is_deleted() == (bool(options.get("donate")) and read and not any(x is y for y in moved.values()))
 
 
 @settings(max_examples=15)
 @given(st.randoms(use_true_random=False), st.booleans(), st.sampled_from([None, "1MiB"]))
 def test_random_trees(choose: random.Random, donate: bool, budget: str | None):
-    check(draw_case(choose), donate=donate, budget=budget)
+    check_case(draw_case(choose), donate=donate, budget=budget)
 
 
 @settings(max_examples=2)
