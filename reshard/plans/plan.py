@@ -733,7 +733,7 @@ def _list_needs(named: Sequence[tuple[str, Plan]], arrays: LiveArrays, batch: Ba
                 there[f"held {target}"] = kinds.tile(plan.have)
             if phase.of_source:
                 both = _subtract_bytes(both, operand)
-            if phase.in_target or (phase.waits and target in arrays.there):
+            if phase.in_target or phase.waits:  # Runtimes make a new target before the first step of the batch.
                 there[target] = kinds.tile(plan.target)
             if phase.in_target:
                 both = _subtract_bytes(both, result)
