@@ -205,9 +205,10 @@ def _compile_tree(
     spare = budget - placed - xla_peak_bytes(tree)
     by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
+    made_of: dict[int, list[jax.Array]] = {}
     return [
         _compile_batch(
-            batch, [by_name[name] for name in batch.names], tuple(numbers), spare, options.donate, uses, moved
+            batch, [by_name[name] for name in batch.names], tuple(numbers), spare, options.donate, uses, made_of, moved
         )
         for batch in tree.batches
     ]
@@ -288,6 +289,7 @@ def _compile_batch(
     spare: int,
     donate: bool,
     uses: Counter[int],
+    made_of: dict[int, list[jax.Array]],
     moved: dict[int, jax.Array],
 ) -> Callable[[], None]:
     """A batch, compiled: one program where it can be, else the plan of each of its arrays, one after another."""
@@ -327,8 +329,12 @@ def _compile_batch(
         jax.block_until_ready(results)  # Two batches at once would need the buffers of both.
         for x, result in zip(arrays, results, strict=True):
             uses[id(x)] -= 1
-            if donate and not uses[id(x)] and result is not x and not x.is_deleted():
-                discard_donated(x, [result])
+            made = [result]
+            if uses[id(x)] or id(x) in made_of:  # Any of its results may have its memory, those before as well.
+                made = made_of.setdefault(id(x), [])
+                made.append(result)
+            if donate and not uses[id(x)] and not x.is_deleted() and not any(one is x for one in made):
+                discard_donated(x, [one for one in made if not one.is_deleted()])
         for leaf, x in zip(leaves, results, strict=True):
             moved[leaf.goal] = x if leaf.finish is None else leaf.finish(x)
 

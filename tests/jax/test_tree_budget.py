@@ -188,6 +188,13 @@ def test_an_array_of_two_leaves_is_freed_by_the_last() -> None:
     assert x.is_deleted()
 
 
+def test_a_donated_array_that_stays_under_one_name_is_not_deleted() -> None:
+    x, targets = jax.device_put(filled((16, 8)), on("x")), {"a": on("x"), "b": other("s"), "c": on(None, "x")}
+    moved = redistribute(dict.fromkeys(targets, x), targets, budget=1 << 20, donate=True)
+    for name, target in targets.items():
+        assert_exact(moved[name], target, filled((16, 8)))
+
+
 # ---- all kinds of leaves ---------------------------------------------------------------------------
 
 
