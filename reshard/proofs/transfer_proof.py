@@ -19,7 +19,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -32,9 +32,10 @@ from reshard.plans.descriptors import Descriptor, read_descriptor
 from reshard.plans.plan import group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
 from reshard.proofs.refute import Counterexample
-from reshard.types.layout import Layout
+from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted, listed
+from reshard.types.view import ViewMap, canonical_map
 from reshard.types.whole import MOST
 
 MOST_RUNS = 1 << 26
@@ -190,16 +191,19 @@ def _prove_transfers(transfers: Iterable[Any], move: Move) -> _Loads:
             f"{move} adds or casts, and transfers only copy; verify the moves before and after it, each by its own list"
         )
     turns = _read_turns(transfers)
-    ends = move.source, move.target, *(() if move.have is None else (move.have,))
+    problem, last = _Problem(move, move.source, move.target, move.view.map), turns[-1]
+    if len(turns) == 1 and move.holding is None:
+        _check_places(last, *(_Tiles.of_layout(end) for end in (move.source, move.target)))
+        problem, last = _leave_out_digits(problem, last)
+    ends = problem.source, problem.target, *(() if move.have is None else (move.have,))
     _limit_runs(move, sum(end.mesh.size * math.prod(end.tile_shape) // max(1, _row_length(end)) for end in ends))
-    held = _Tiles.of({device: math.prod(move.source.tile_shape) for device in move.source.mesh.devices})
-    held = held.filled([_list_rows(move.source, int(device)) for device in held.devices])
+    held = _Tiles.of_layout(problem.source)
+    held = held.filled([_list_rows(problem.source, int(device)) for device in held.devices])
     for turn in turns[:-1]:
         held = _run_turn(move, turn, held, _Tiles.of(_written_ends(turn)))
         if (held.values == _DOUBLED).any():
             _refuse_doubles(turn, held)
-    room = _Tiles.of({device: math.prod(move.target.tile_shape) for device in move.target.mesh.devices})
-    _compare(move, turns[-1], _run_turn(move, turns[-1], held, room))
+    _compare(problem, last, _run_turn(move, last, held, _Tiles.of_layout(problem.target)))
     sent, received = (
         {device: move.source.nbytes(elements) for device, elements in _count_loads(turns, side).items()}
         for side in (0, 1)
@@ -420,6 +424,170 @@ def _make_loops(axes: tuple[tuple[int, int, int], ...], numbers: Indices, rows: 
     yield made
 
 
+# Digits that every transfer moves whole, which need not be looked at one by one.
+#
+#     bf16[{fsdp}8, 7168, 4096] -> bf16[256, 7168, {tp}512], in boxes of 8 x 7168 rows of 512
+#
+#     all boxes have all values of the second dim, at 4096 in one tile and at 512 in the other: if the first value is
+#     right, all are, and what is left to compare is bf16[{fsdp}8, 1, 4096] -> bf16[256, 1, {tp}512], in boxes of 8 rows
+
+
+class _Cut(NamedTuple):
+    """A digit that is left out: its radix, and what it is worth in the flat tiles of source and target, and in the flat
+    arrays of source and target."""
+
+    radix: int
+    places: tuple[int, int, int, int]
+
+
+class _Problem(NamedTuple):
+    """What is compared: the layouts and the index map of a move, without the digits that are left out."""
+
+    move: Move
+    source: Layout
+    target: Layout
+    map: ViewMap
+    cuts: tuple[_Cut, ...] = ()
+
+    def put_back(self, flat: int, side: int) -> int:
+        """An index in a flat tile or array of the move, numbered as `_Cut.places`; what is no index stays."""
+        for cut in reversed(self.cuts) if flat >= 0 else ():
+            place = cut.places[side]
+            flat = flat // place * place * cut.radix + flat % place
+        return flat
+
+
+def _leave_out_digits(problem: _Problem, turn: _Turn) -> tuple[_Problem, _Turn]:
+    for at in range(len(turn[0].axes) if turn else 0):
+        cut = _find_cut(problem, turn, *turn[0].axes[at][1:])
+        if cut is not None:
+            problem, turn = _cut_problem(problem, cut), [_cut_loops(loops, cut) for loops in turn]
+    return problem, turn
+
+
+def _find_cut(problem: _Problem, turn: _Turn, *places: int) -> _Cut | None:
+    """The largest digit at these places of both tiles that every transfer moves whole; None if there is none."""
+    if min(places) < 1:
+        return None
+    radix = 0
+    for loops in turn:
+        found = [at for at, axis in enumerate(loops.axes) if axis[1:] == places]
+        if not found:
+            return None
+        radix = math.gcd(radix, loops.axes[found[0]][0])
+        others = [axis for at, axis in enumerate(loops.axes) if at != found[0]]
+        longest = int(loops.rows[:, 4].max())
+        for side, place in enumerate(places):
+            offsets = loops.rows[:, 2 + side]
+            radix = _divide_strides(radix, place, [(axis[0], axis[1 + side]) for axis in (*others, (longest, 1, 1))])
+            below = sum((axis[0] - 1) * axis[1 + side] for axis in others if axis[1 + side] < place)
+            # What other loops add must not carry into the digit.
+            if radix < 2 or (offsets % place + below + longest > place).any():
+                return None
+            radix = math.gcd(radix, int(np.gcd.reduce(offsets // place)))
+    worth: list[int] = []
+    for layout, place in zip((problem.source, problem.target), places, strict=True):
+        found = _find_dim(layout, place)
+        if found is None:
+            return None
+        dim, within = found
+        run = math.prod(
+            digit.radix for digit in itertools.takewhile(lambda d: d.axis is None, reversed(layout.dims[dim].digits))
+        )
+        if within >= run or run % within or layout.dims[dim].size % within:
+            return None
+        radix = math.gcd(radix, run // within, layout.dims[dim].size // within)
+        worth.append(within * math.prod(layout.shape[dim + 1 :]))
+    radix = _divide_map(problem.map, radix, *worth)
+    return _Cut(radix, (places[0], places[1], worth[0], worth[1])) if radix > 1 else None
+
+
+def _divide_strides(radix: int, place: int, axes: Iterable[tuple[int, int]]) -> int:
+    """The largest part of a digit at a place that loops of (extent, stride) step over, or stay below; 1 if none."""
+    for extent, stride in axes:
+        if stride < 0 or (extent > 1 and stride >= place and stride % place):
+            return 1
+        if extent > 1 and stride >= place:
+            radix = math.gcd(radix, stride // place)
+    return radix
+
+
+def _find_dim(layout: Layout, place: int) -> tuple[int, int] | None:
+    """The dim that a stride in a flat tile is along, and how many of its indices."""
+    stride = 1
+    for at, extent in reversed(list(enumerate(layout.tile_shape))):
+        if place < stride * extent:
+            return None if place % stride else (at, place // stride)
+        stride *= extent
+    return None
+
+
+def _divide_map(view: ViewMap, radix: int, source: int, target: int) -> int:
+    """The largest part of a digit, at these places of both arrays, that is one in the index map, too; 1 if none."""
+    at = next((at for at, digit in enumerate(view.digits) if 0 < digit[2] <= target), None)
+    if at is None:
+        return 1
+    count, *strides = view.digits[at]
+    within = target // strides[1]
+    if target % strides[1] or strides[0] * within != source or within >= count or count % within:
+        return 1
+    radix = math.gcd(radix, count // within)
+    for side, place, offset in ((1, source, view.start), (2, target, view.end)):
+        others = [(digit[0], digit[side]) for number, digit in enumerate(view.digits) if number != at]
+        below = sum((extent - 1) * stride for extent, stride in others if stride < place)
+        if offset % place + below + (within - 1) * strides[side - 1] >= place:
+            return 1
+        radix = math.gcd(_divide_strides(radix, place, others), offset // place)
+    return radix
+
+
+def _cut_problem(problem: _Problem, cut: _Cut) -> _Problem:
+    radix, (*tiles, source, target) = cut
+    layouts: list[Layout] = []
+    for layout, place in zip((problem.source, problem.target), tiles, strict=True):
+        found = _find_dim(layout, place)
+        dims = list(layout.dims)
+        if found is not None:
+            digits, size = dims[found[0]]
+            whole = len(list(itertools.takewhile(lambda digit: digit.axis is None, reversed(digits))))
+            run = Digit(math.prod(digit.radix for digit in digits[len(digits) - whole :]) // radix, None)
+            dims[found[0]] = Dim((*digits[: len(digits) - whole], run), size // radix)
+        layouts.append(replace(layout, dims=tuple(dims)))
+    digits, start, end = problem.map
+    at = next(at for at, digit in enumerate(digits) if 0 < digit[2] <= target)
+    made = [
+        (count, src // radix if src >= source else src, dst // radix if dst >= target else dst)
+        if number != at
+        else (count // radix, src, dst)
+        for number, (count, src, dst) in enumerate(digits)
+    ]
+    ends = (_leave_out(flat, place, radix) for flat, place in ((start, source), (end, target)))
+    return _Problem(problem.move, layouts[0], layouts[1], canonical_map(made, *ends), (*problem.cuts, cut))
+
+
+def _cut_loops(loops: _Loops, cut: _Cut) -> _Loops:
+    radix, places = cut.radix, cut.places[:2]
+    at = next(at for at, axis in enumerate(loops.axes) if axis[1:] == places)
+    axes = [
+        (
+            count,
+            *(stride // radix if stride >= place else stride for stride, place in zip(strides, places, strict=True)),
+        )
+        if number != at
+        else (count // radix, *strides)
+        for number, (count, *strides) in enumerate(loops.axes)
+    ]
+    rows = loops.rows.copy()
+    for side, place in enumerate(places):
+        rows[:, 2 + side] = _leave_out(rows[:, 2 + side], place, radix)
+    return _Loops(cast("Any", tuple(axes)), loops.numbers, rows)
+
+
+def _leave_out(flat: Any, place: int, radix: int) -> Any:
+    """An index of which the digit at a place is 0, without that digit."""
+    return flat // (place * radix) * place + flat % place
+
+
 # Tiles as runs.
 
 
@@ -445,6 +613,11 @@ class _Tiles(NamedTuple):
         each = np.array([sizes[int(device)] for device in devices], np.int64)
         none = np.zeros(0, np.int64)
         return cls(devices, np.cumsum(each) - each, each, none, none)
+
+    @classmethod
+    def of_layout(cls, layout: Layout) -> _Tiles:
+        """The tiles of a layout, without runs."""
+        return cls.of(dict.fromkeys(layout.mesh.devices, math.prod(layout.tile_shape)))
 
     def filled(self, tiles: Sequence[tuple[Indices, Indices]]) -> _Tiles:
         """The same tiles with these runs of each of them."""
@@ -516,19 +689,19 @@ def _list_rows(layout: Layout, device: int) -> tuple[Indices, Indices]:
     return pairs[0][some], pairs[1][some]
 
 
-def _list_wanted(move: Move, device: int) -> tuple[Indices, Indices, Indices]:
+def _list_wanted(problem: _Problem, device: int) -> tuple[Indices, Indices, Indices]:
     """Runs of a flat tile of the target: where they start, their index in the target, and in the source what belongs
     there."""
-    starts, index = _list_rows(move.target, device)
-    lengths = np.append(starts[1:], math.prod(move.target.tile_shape)) - starts if len(starts) else starts
-    digits, start, end = move.view.map
+    starts, index = _list_rows(problem.target, device)
+    lengths = np.append(starts[1:], math.prod(problem.target.tile_shape)) - starts if len(starts) else starts
+    digits, start, end = problem.map
     # Every `period` elements of the target, from `end` on, the view has a run of the source, of `run` elements.
     rows, run = (digits[:-1], digits[-1][0]) if digits and digits[-1][1:] == (1, 1) else (digits, 1)
-    period = max(1, rows[-1][2]) if rows else math.prod(move.target.shape) + end + run
+    period = max(1, rows[-1][2]) if rows else math.prod(problem.target.shape) + end + run
     real = index >= 0
     first = np.where(real, (index - end) // period, 0)
     count = np.where(real, (index + lengths - 1 - end) // period - first + 1, 1)
-    _limit_runs(move, 2 * int(count.sum()))
+    _limit_runs(problem.move, 2 * int(count.sum()))
     of, turn = _repeat_each(count)
     low = np.where(real[of], np.maximum(index[of], end + period * (first[of] + turn)), 0)
     high = np.where(real[of], np.minimum((index + lengths)[of], end + period * (first[of] + turn + 1)), lengths[of])
@@ -625,9 +798,7 @@ def _cut_runs(
 
 def _list_runs(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
     """The runs that a turn copies: where each is read, where it is written, and how long it is."""
-    outside = [_find_outside(loops, tiles, side) for loops in turn for side, tiles in enumerate((before, after))]
-    if errors := [each for each in outside if each is not None]:
-        raise min(errors, key=lambda each: each[0])[1]
+    _check_places(turn, before, after)
     _limit_runs(move, sum(len(loops.rows) * loops.runs for loops in turn))
     none = np.zeros(0, np.int64)
     found = [(none, none, none)]
@@ -639,6 +810,13 @@ def _list_runs(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[
         found.append((reads.ravel(), writes.ravel(), np.repeat(loops.rows[:, 4], loops.runs)))
     reads, writes, lengths = (np.concatenate(each) for each in zip(*found, strict=True))
     return reads, writes, lengths
+
+
+def _check_places(turn: _Turn, before: _Tiles, after: _Tiles) -> None:
+    """Refuses the first transfer that leaves a tile."""
+    outside = [_find_outside(loops, tiles, side) for loops in turn for side, tiles in enumerate((before, after))]
+    if errors := [each for each in outside if each is not None]:
+        raise min(errors, key=lambda each: each[0])[1]
 
 
 def _find_outside(loops: _Loops, tiles: _Tiles, side: int) -> tuple[int, ProofError] | None:
@@ -732,9 +910,10 @@ def _find_writers(turn: _Turn, device: int, local: int) -> list[tuple[int, int]]
     return sorted(found)
 
 
-def _compare(move: Move, last: _Turn, held: _Tiles) -> None:
+def _compare(problem: _Problem, last: _Turn, held: _Tiles) -> None:
     """Raises for the first element, by its index in the target, that is not what the target means."""
-    wanted = [_list_wanted(move, int(device)) for device in held.devices]
+    move = problem.move
+    wanted = [_list_wanted(problem, int(device)) for device in held.devices]
     want = held.filled([(starts, values) for starts, _, values in wanted])
     order = np.concatenate([index for _, index, _ in wanted])
     stale = _list_stale(move)
@@ -757,8 +936,9 @@ def _compare(move: Move, last: _Turn, held: _Tiles) -> None:
     index = np.where(means == _PADDING, MOST, order[here] + marks - want.starts[here])
     first = wrong[np.argmin(index[wrong])]
     device, local = held.find(int(marks[first]))
-    belongs, actual = int(means[first]), int(has[first])
-    place = _unravel(local, move.target.tile_shape)
+    writers = _find_writers(last, device, local)
+    belongs, actual = (problem.put_back(int(each[first]), 2) for each in (means, has))
+    place = _unravel(problem.put_back(local, 1), move.target.tile_shape)
     shapes = move.source.shape, move.source.tile_shape, move.target.tile_shape
     element, found = (_unravel(at, move.source.shape) if at >= 0 else None for at in (belongs, actual))
     if belongs == _KEPT:
@@ -767,9 +947,8 @@ def _compare(move: Move, last: _Turn, held: _Tiles) -> None:
         what = f"device {device} has padding at local index {place}, but "
     else:
         what = f"device {device} must hold element {element} of the array at local index {place}"
-        what += "" if move.view.plain else f", element {_unravel(int(index[first]), move.target.shape)} of the target"
-        what += ", but "
-    writers = _find_writers(last, device, local)
+        there = _unravel(problem.put_back(int(index[first]), 3), move.target.shape)
+        what += ", but " if move.view.plain else f", element {there} of the target, but "
     if len(writers) > 1:
         what += f"transfers {writers[0][0]} and {writers[1][0]} both write there"
     elif actual == _DOUBLED:

@@ -208,6 +208,42 @@ def test_what_is_proved_costs_no_more_where_runs_are_long() -> None:
         rs.verify([(0, 0, 0, 0, 5), (0, 0, 6, 5, 2**40 - 6), (1, 1, 0, 0, 2**40)], whole, whole)
 
 
+def test_what_all_transfers_move_whole_is_looked_at_once() -> None:
+    """Of 7.5 billion elements no two neighbours stay neighbours, but all boxes have whole rows and columns."""
+    source, target = placed("bf16[{d}8, 7168, 4096]", 32), placed("bf16[256, {d}512, 7168]", 8, 32)
+    move = rs.Move(source, target, view="e a b -> e b a")
+    boxes = list(rs.plan(move).to_descriptors())
+    assert rs.verify(boxes, move).ratio == 1.0
+    wrong = boxes[77]._replace(source_offset=boxes[77].source_offset - 1)
+    with pytest.raises(ProofError, match=r"must hold element \(72, 0, 2560\) .* but element \(72, 0, 2559\)"):
+        rs.verify([*boxes[:77], wrong, *boxes[78:]], move)
+    cut = boxes[77]._replace(extents=(8, 511, 7168))
+    with pytest.raises(ProofError, match=r"\(72, 0, 3071\) .* but no transfer writes it"):
+        rs.verify([*boxes[:77], cut, *boxes[78:]], move)
+
+
+@pytest.mark.parametrize(
+    ("move", "made", "message"),
+    [
+        (  # Rows and columns stay as they are, in boxes of all rows and columns, and should change places.
+            lambda: rs.Move(
+                placed("f32[4, 8]", 1), placed("f32[4, 4]", 1, 1), "a (b two) -> b a", two=2, take={"two": 0}
+            ),
+            [(0, 1, 0, 0, (4, 4), (8, 2), (4, 1))],
+            r"element \(1, 0\) .* but element \(0, 2\)",
+        ),
+        (  # Rows are dealt two by two, and taken for four neighbours.
+            lambda: rs.Move(placed("f32[2{d}2, 8]", 2), placed("f32[8, {d}4]", 2, 2)),
+            [(d, 2 + half, 4 * half, 16 * d, (4, 4), (8, 1), (4, 1)) for d in (0, 1) for half in (0, 1)],
+            r"device 2 must hold element \(2, 0\) .* but element \(4, 0\)",
+        ),
+    ],
+)
+def test_boxes_that_are_wrong_behind_their_first_element(move: Any, made: list[Any], message: str) -> None:
+    with pytest.raises(ProofError, match=message):
+        rs.verify(made, move())
+
+
 def placed(text: str, count: int, first: int = 0) -> rs.Layout:
     """A layout on one axis `d` of devices from `first` on."""
     return rs.Layout.parse(text, rs.Mesh({"d": count}, device_ids=range(first, first + count)))
