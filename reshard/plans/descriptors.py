@@ -107,12 +107,10 @@ class DeviceStep(NamedTuple):
     @property
     def room(self) -> int:
         """How far into the flat tile it writes, in elements."""
-        written = (*self.receives, *self.copies)
-        return max((each.target_offset + 1 + _reach_of(each) for each in written if each.elements), default=0)
-
-
-def _reach_of(each: Descriptor) -> int:
-    return sum((extent - 1) * stride for extent, stride in zip(each.extents, each.target_strides, strict=True))
+        written = [each for each in (*self.receives, *self.copies) if each.elements]
+        loops = [zip(each.extents, each.target_strides, strict=True) for each in written]
+        reach = [sum((extent - 1) * stride for extent, stride in axes) for axes in loops]
+        return max((each.target_offset + far + 1 for each, far in zip(written, reach, strict=True)), default=0)
 
 
 def read_descriptor(given: object) -> Descriptor:
