@@ -18,6 +18,7 @@
     least             the lower bound, with its argument: it is minimal
     launches          the search for a plan with fewer launches
     rules             the typing rules as laws of numerals of unknown radices
+    parts             parts of one target, compared by marks
     transfer_proof    lists of transfers, compared with the meaning of both layouts
     refute            the counterexample of a wrong program, on the numpy runtime
     proof             what a proof consists of

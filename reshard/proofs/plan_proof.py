@@ -28,6 +28,7 @@ from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import least_steps_bytes, plans_meant
+from reshard.proofs.parts import compare_parts
 from reshard.proofs.proof import WIDTH, Proof, ProofPart, checked_width
 from reshard.proofs.refute import MALFORMED, Counterexample, fits_in_memory, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
@@ -347,56 +348,27 @@ def _check_source_stays(name: str, program: Program) -> None:
             return
 
 
-_MOST_MARKS = 1 << 30
-"""Marks of parts along the dims of their targets, in bytes, and pairs of parts that are compared."""
-
-
 def _check_parts(tree: TreePlan) -> tuple[str, ...]:
     """What is shown of each target that moves fill in parts: that they have no element in common, and how many they
     leave to the array that is given.
-
-    A part is the product of what it has along each dim, which is marked, index by index; two parts meet only where they
-    do along every dim.
     """
-    shown: dict[tuple[View, ...], int] = {}
     lines: list[str] = []
     for target, moves in tree.parts.items():
         plans = [tree.plans[name] for name in moves]
         if len(plans) == 1 and not plans[0].fills:
             continue
         views = tuple(plan.view or View.identity(plan.target.shape) for plan in plans)
-        if views not in shown:
-            shown[views] = math.prod(plans[0].target.shape) - _count_filled(target, moves, views)
-        left = shown[views]
+        overlap, filled = compare_parts(views)
+        if overlap is not None:
+            both = moves[overlap[0]], moves[overlap[1]]
+            raise ProofError(f"{target}: {both[0]} and {both[1]} fill an element both", both)
+        left = math.prod(plans[0].target.shape) - filled
         if (left == 0) == (target in tree.filled) and not plans[0].have:
             given = "is not given" if left else "is to be given"
             raise ProofError(f"{target} {given}, and {left} of its elements are in no part", left)
         rest = f"{left} elements stay as the given array has them" if left else "which is all of it"
         lines.append(f"{target} is filled in {counted(len(moves), 'part')} without an element in common, {rest}")
     return tuple(lines)
-
-
-def _count_filled(target: str, moves: Sequence[str], views: Sequence[View]) -> int:
-    """The elements that some parts of a target have together; raises `ProofError` if two of them have one in common."""
-    shape, count = views[0].target_shape, len(views)
-    if max(count * sum(shape), count * count) > _MOST_MARKS:
-        raise UndecidedError(f"{target}: {count} parts of an array of {shape} are too many to mark")
-    meet, sizes = np.ones((count, count), bool), np.ones(count, object)
-    for dim, size in enumerate(shape):
-        marks = np.zeros((count, size), np.float32)
-        for number, view in enumerate(views):
-            index = np.zeros(1, np.int64)
-            for atom in (view.atoms[at] for at in view.target[dim]):
-                values = np.arange(atom.size) + (atom.into.start if atom.into else 0)
-                index = (index[:, None] * atom.target_size + values).reshape(-1)
-            marks[number, index] = 1
-        sizes *= marks.sum(axis=1, dtype=np.int64)
-        meet &= marks @ marks.T > 0
-    pairs = np.argwhere(np.triu(meet, 1))
-    if len(pairs):
-        both = tuple(moves[at] for at in pairs[0])
-        raise ProofError(f"{target}: {both[0]} and {both[1]} fill an element both", both)
-    return int(sizes.sum())
 
 
 def _check_batch(batch: Batch, programs: Sequence[Program]) -> None:

@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
-from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.plans.descriptors import Descriptor, read_descriptor
 from reshard.plans.plan import group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
+from reshard.proofs.parts import compare_parts
 from reshard.proofs.refute import Counterexample
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.move import Move
@@ -257,15 +257,18 @@ def _find_filled(moves: Mapping[str, Move], sources: object, targets: object) ->
                 raise PlanError(
                     f"{quoted(names[:4])} are of one array, {quoted(array)}, in {len(layouts)} layouts; give one"
                 )
+            if what == "sources":
+                continue
             views = tuple(moves[name].view for name in names)
-            if what == "targets" and len(names) > 1 and (overlap := find_overlap(views)) is not None:
-                one, other, index = overlap
+            alone = len(names) == 1 and not views[0].into
+            overlap, elements = (None, math.prod(views[0].target_shape)) if alone else compare_parts(views)
+            if overlap is not None:
+                one, other = (names[at] for at in overlap)
                 raise PlanError(
-                    f"{names[one]} and {names[other]} both fill element {index} of {quoted(array)}; parts of one "
-                    f"target may not overlap"
+                    f"{one} and {other} both fill an element of {quoted(array)}; parts of one target may not overlap"
                 )
             kept = any(moves[name].holding is not None for name in names)
-            if what == "targets" and (kept or (views[0].into and find_uncovered(views) is not None)):
+            if kept or elements < math.prod(views[0].target_shape):
                 filled.append(array)
     return tuple(filled)
 

@@ -72,7 +72,7 @@ def _odd(size: int) -> dict[str, tuple[type[ReshardError], str, dict[str, Any]]]
         "a tile of another shape": (TileError, "the tile has shape (3, 3)", {"tile": np.zeros((3, 3), "int32")}),
         "a tile of another dtype": (TileError, "the tile is float32", {"tile": array.astype("f4")}),
         "no tile at all": (TileError, "the tile is None", {"tile": None}),
-        "a version of a single tile": (PlanError, "version, verify and scale are for a tree", {"version": 3}),
+        "a version of a single tile": (PlanError, "sources and targets are for a tree", {"version": 3}),
         "out of another shape": (TileError, "out has shape (2, 2)", {"out": np.zeros((2, 2), "int32")}),
         "out of another dtype": (TileError, "out is int64", {"out": np.zeros(shape[::-1], "int64")}),
         "out that is a list": (TileError, "out is a list", {"out": [1]}),

@@ -388,6 +388,6 @@ def test_trees_that_do_not_fit_are_refused(changed: dict[str, Any], message: str
     given: dict[str, Any] = {"transfers": rs.plan_tree(moves).to_descriptors(), "source": moves, **changed}
     with pytest.raises(PlanError, match=message):
         rs.verify(**given)
-    with pytest.raises(PlanError, match=r"k and q both fill element \[0, 0\]|q and k both fill element"):
+    with pytest.raises(PlanError, match="both fill an element of"):
         both = {"q": moves["q"], "k": rs.Move(moves["k"].source, FUSED, into={0: slice(6, 10)})}
         rs.verify(rs.plan_tree(both).to_descriptors(), both, targets={"q": "qkv", "k": "qkv"})
