@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.errors import StepError
@@ -52,6 +53,7 @@ def check_view(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     return FREE
 
 
+@lru_cache(maxsize=4096)  # Memory is counted for each of thousands of equal moves.
 def tile_order(operand: Layout, result: Layout, view: View) -> TileOrder:
     """How a tile of the operand becomes one of the result; raises `StepError` if devices would have to send.
 
