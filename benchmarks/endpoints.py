@@ -35,7 +35,6 @@ from reshard.errors import PlanError
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.types import dtypes
-from tests.endpoint_lp import forwarded, pulled
 from tests.layouts import random_crossing, random_layout
 from tests.view_oracle import Case, run_plan
 
@@ -100,6 +99,8 @@ def figures(seed: int, devices: int) -> Figures:
     pull, relay = (busiest(chain(source, target, [StepSpec("exchange", target, mode)])) for mode in (PLAIN, RELAY))
     replicated = math.prod(axis.size for axis in target.held) < target.mesh.size
     chosen = busiest(rs.plan(source, target))
+    from tests.endpoint_lp import forwarded, pulled  # Here, since `weights` are moved where there is no scipy, too.
+
     optima = pulled(source, target), forwarded(source, target)
     return Figures(seed, pull, relay if replicated else None, chosen, *optima)
 
@@ -272,6 +273,8 @@ def weight_figures(seed: int, devices: int) -> WeightFigures:
     assert sent is None or plan.source.nbytes(sent) <= plan.sent_bytes, f"{sent} elements are sent: {plan}"
     assert rs.prove(plan).right.holds
     width = min(dtypes.bits(end.dtype) for end in (move.source, move.target)) / 8
+    from tests.endpoint_lp import forwarded
+
     optimum = forwarded(move.source, move.target, case.view.apply)
     chosen = max(plan.sent_bytes, plan.received_bytes) / width
     assert plan.endpoint_bound_bytes / width <= _rounded_up(optimum) and chosen >= optimum - 1e-6, plan
