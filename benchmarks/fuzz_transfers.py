@@ -42,7 +42,7 @@ class Wrong(NamedTuple):
 
 
 MALFORMED = Wrong()
-"""What is no list of transfers, or one that no machine runs."""
+"""Inputs that are not lists of transfers, or that no machine can run."""
 
 
 class Subject(NamedTuple):
@@ -325,7 +325,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-# ---- one list, and what is said of it -------------------------------------------------------------
+# ---- one list, and its verdict --------------------------------------------------------------------
 
 
 def compare_verdict(subject: Subject) -> bool:

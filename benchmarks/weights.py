@@ -357,7 +357,7 @@ def measure_peak(way: Move, sources: Tree) -> float:
 
     copied = jax.block_until_ready(jax.tree.map(lambda x: x + 0.0, sources))
     libc = ctypes.CDLL(None)
-    libc.malloc_trim(0)  # What is free already is no part of the call.
+    libc.malloc_trim(0)  # Memory that is free already does not count as the call's.
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = _read_status("VmRSS")
     moved = jax.block_until_ready(way(copied))

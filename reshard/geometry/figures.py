@@ -186,7 +186,7 @@ def _sends_runs(operand: Layout, result: Layout, view: View) -> bool:
         kinds.append(dict.fromkeys(tuple([block._replace(src=0, dst=0) for block in factor]) for factor in factors))
     if all(Message(0, 1, (product,)).is_run for product in itertools.product(*kinds)):
         return True
-    # What is no run may be what the devices have already. Most often the first of these is sent.
+    # Devices may have the elements that no run sends. Most often the first of these is sent.
     for tile, devices in holders_of(result).items():
         for owner, product in list_owners(shared, tile):
             if not Message(0, 1, (product,)).is_run and not set(devices).issubset(holders_of(operand)[owner]):

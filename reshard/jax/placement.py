@@ -278,7 +278,7 @@ def read_goals(given: Any, arrays: Any) -> tuple[list[ArrayGoal], Any]:
         listed = ", ".join(map(repr, near)) or "none at all"
         raise PlanError(
             f"the target {leaf!r} {reads}, and there is no such array; there are {listed}; name an array by the path "
-            f"to it, joined by dots{'; that of an array which is no tree is empty' if near == [''] else ''}"
+            f"to it, joined by dots{'; an array that is not in a tree has the empty path' if near == [''] else ''}"
         )
 
     goals: list[ArrayGoal] = []

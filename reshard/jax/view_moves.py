@@ -122,9 +122,9 @@ def read_jax_view(
         )
         sizes = tuple([(name, type(size), size) for name, size in given.sizes.items()])
         try:
-            view = _resolve_view(text, x.shape, shape, sizes, take, into)
-        except TypeError:  # Something is no key of a cache: it is refused, or read anew.
-            view = _resolve_view.__wrapped__(text, x.shape, shape, sizes, take, into)
+            view = _resolve_jax_view(text, x.shape, shape, sizes, take, into)
+        except TypeError:  # An unhashable argument cannot be a key of the cache: it is refused, or read anew.
+            view = _resolve_jax_view.__wrapped__(text, x.shape, shape, sizes, take, into)
     else:
         view = View.identity(x.shape)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
@@ -150,7 +150,7 @@ _Given = tuple[tuple[str, type, Any], ...]
 
 
 @lru_cache(maxsize=4096)
-def _resolve_view(
+def _resolve_jax_view(
     text: str, shape: tuple[int, ...], target: tuple[int, ...] | None, sizes: _Given, take: _Given, into: _Given
 ) -> View:
     """The view of a pattern; what is given comes with its types, since `True` equals 1 and is refused."""

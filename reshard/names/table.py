@@ -113,7 +113,7 @@ class Table:
                 with about_place(f"{case.where}: {quoted(match.source)}"):
                     views[key] = case.make_view(match.shape, model, values, counted)
             made.append(NamedView(match.source, match.target, views[key]))
-        self._check_ends(matches, made)
+        self._check_single_use(matches, made)
         return tuple(made)
 
     def target_shapes(self, shapes: Mapping[str, Sequence[int]], /, **sizes: int) -> dict[str, Shape]:
@@ -179,7 +179,7 @@ class Table:
                 values = case.source.bind(numbers)
                 if values is None:
                     continue
-                indices = {each: _read_index(values[each]) for each in case.indices if each not in case.each}
+                indices = {each: _read_number(values[each]) for each in case.indices if each not in case.each}
                 every: Sequence[dict[str, int]] = [{}]
                 if case.each:
                     with about_place(f"{case.where}: {quoted(name)}"):
@@ -200,7 +200,7 @@ class Table:
             f"array goes nowhere"
         )
 
-    def _check_ends(self, matches: Sequence[_Match], made: Sequence[NamedView]) -> None:
+    def _check_single_use(self, matches: Sequence[_Match], made: Sequence[NamedView]) -> None:
         """Raises `PlanError` for parts of a source that overlap, and for targets that are not filled exactly once."""
         groups: tuple[dict[str, list[int]], dict[str, list[int]]] = ({}, {})
         for at, match in enumerate(matches):
@@ -216,10 +216,10 @@ class Table:
                 key = (side, *map(id, views))
                 if key not in checked:
                     with about_place(self.name):
-                        self._check_parts(name, [matches[at] for at in numbers], views, filled=bool(side))
+                        self._check_cover(name, [matches[at] for at in numbers], views, filled=bool(side))
                     checked.add(key)
 
-    def _check_parts(self, name: str, matches: Sequence[_Match], views: Sequence[View], filled: bool) -> None:
+    def _check_cover(self, name: str, matches: Sequence[_Match], views: Sequence[View], filled: bool) -> None:
         shape = views[0].target_shape if filled else views[0].source_shape
         for match, view in zip(matches, views, strict=True):
             if filled and view.target_shape != shape:
@@ -268,7 +268,7 @@ class _Match(NamedTuple):
         return f"{quoted(self.source)} ({self.case.where})"
 
 
-def _read_index(digits: str) -> int:
+def _read_number(digits: str) -> int:
     index = written(digits)
     if index is None:
         raise PlanError(f"index {quoted(digits)} is more than {MOST}, the largest")

@@ -80,7 +80,7 @@ class Descriptors(tuple[Descriptor, ...]):
         fields = Fields.read(text, "a list of transfers")
         if fields.get("format", int) != 1:
             raise fields.error(f"format is {fields.data['format']}, not 1")
-        return cls(map(read_descriptor, cast("list[object]", fields.get("transfers", list))))
+        return cls(map(read_transfer, cast("list[object]", fields.get("transfers", list))))
 
     def to_columns(self) -> dict[str, list[Any]]:
         """The transfers as columns by the names of the fields, for whatever makes tables: `pyarrow.table(...)`.
@@ -113,15 +113,15 @@ class DeviceStep(NamedTuple):
         return max((each.target_offset + far + 1 for each, far in zip(written, reach, strict=True)), default=0)
 
 
-def read_descriptor(given: object) -> Descriptor:
+def read_transfer(given: object) -> Descriptor:
     """A transfer from the list of its fields; raises `PlanError` for anything else.
 
     One list of (source, target) pairs may stand for the two lists of strides, and a length alone for a run of
     neighbours:
 
-    >>> read_descriptor((0, 1, 0, 4, [2, 3], [(6, 3), (1, 1)])) == Descriptor(0, 1, 0, 4, (2, 3), (6, 1), (3, 1))
+    >>> read_transfer((0, 1, 0, 4, [2, 3], [(6, 3), (1, 1)])) == Descriptor(0, 1, 0, 4, (2, 3), (6, 1), (3, 1))
     True
-    >>> read_descriptor((0, 1, 0, 4, 5)) == Descriptor(0, 1, 0, 4, (5,), (1,), (1,))
+    >>> read_transfer((0, 1, 0, 4, 5)) == Descriptor(0, 1, 0, 4, (5,), (1,), (1,))
     True
     """
     fields = read_items(given) or ()
@@ -161,10 +161,10 @@ def describe_steps(
         if not keeps_memory(*step.judgement):  # Else the flat tile stays as it is, under other dims.
             moves.append(step)
     # What only copies within devices, before all messages or behind them, is done by these messages themselves.
-    first = _map_tiles(moves[0], moves[1].operand.tile_shape, True) if len(moves) > 1 else None
+    first = _map_local_step(moves[0], moves[1].operand.tile_shape, True) if len(moves) > 1 else None
     moves = moves[1:] if first else moves
-    last = _map_tiles(moves[-1], moves[-2].result.tile_shape, False) if len(moves) > 1 else None
-    turns = [turn for step in (moves[:-1] if last else moves) for turn in _list_turns(step, device)]
+    last = _map_local_step(moves[-1], moves[-2].result.tile_shape, False) if len(moves) > 1 else None
+    turns = [turn for step in (moves[:-1] if last else moves) for turn in _list_step_turns(step, device)]
     # Where nothing moves, what a device needs is still copied into its tile of the target.
     turns = turns or [exchange_messages(*ends)]
     return [
@@ -178,7 +178,7 @@ def describe_steps(
     ]
 
 
-def _map_tiles(step: Step, between: tuple[int, ...], first: bool) -> dict[int, Block] | None:
+def _map_local_step(step: Step, between: tuple[int, ...], first: bool) -> dict[int, Block] | None:
     """Where the elements of the tile between a step that stays on devices and its neighbour are on the step's far side.
 
     One block for each device, of all of the tile, with axes that are whole dims of it: blocks that move, whose axes
@@ -218,7 +218,7 @@ def _map_block(block: Block, first: Block | None, last: Block | None) -> Block:
     return block
 
 
-def _list_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
+def _list_step_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
     operand, result, view, holding = step.operand, step.result, step.mode.view, step.mode.holding
     if step.mode.relay:
         first, second = relay_messages(operand, result, view, holding)

@@ -336,7 +336,7 @@ def prove(
             if not any(own is other or own == other for other, _ in known):
                 known.append((own, prove_plan(each, own, launches=launches, limit=limit)))
         _check_batch(batch, programs)
-    return TreeProof(plan, tuple(known[0][1] for known in proofs.values()), _check_parts(plan))
+    return TreeProof(plan, tuple(known[0][1] for known in proofs.values()), _prove_parts(plan))
 
 
 def _check_source_stays(name: str, program: Program) -> None:
@@ -348,7 +348,7 @@ def _check_source_stays(name: str, program: Program) -> None:
             return
 
 
-def _check_parts(tree: TreePlan) -> tuple[str, ...]:
+def _prove_parts(tree: TreePlan) -> tuple[str, ...]:
     """What is shown of each target that moves fill in parts: that they have no element in common, and how many they
     leave to the array that is given.
     """

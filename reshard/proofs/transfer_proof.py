@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
-from reshard.plans.descriptors import Descriptor, read_descriptor
+from reshard.plans.descriptors import Descriptor, read_transfer
 from reshard.plans.plan import group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
 from reshard.proofs.parts import compare_parts
@@ -145,7 +145,7 @@ copied there from device 1 (transfer 3)
     32
     """
     tree = isinstance(source, Mapping)
-    moves = _read_moves(source, target) if tree else {"": _read_move(source, target)}
+    moves = _read_moves(source, target) if tree else {"": _read_verified_move(source, target)}
     lists = _match_lists(transfers, moves) if tree else {"": transfers}
     filled = _find_filled(moves, sources, targets) if tree else ()
     known: dict[tuple[int, Move], _Loads] = {}  # Layers are alike: `TreePlan.to_descriptors` has one list for all.
@@ -214,7 +214,7 @@ def _prove_transfers(transfers: Iterable[Any], move: Move) -> _Loads:
 # Trees: by the names of moves, what is wanted and what is given.
 
 
-def _read_move(source: object, target: object) -> Move:
+def _read_verified_move(source: object, target: object) -> Move:
     if isinstance(source, Move):
         return source
     if target is None:
@@ -227,7 +227,7 @@ def _read_moves(source: Mapping[str, Any], target: Any) -> dict[str, Move]:
         given, names = quoted(cast("object", target)), quoted(list(source)[:4])
         raise PlanError(f"the targets {given} of a tree are not a dict of layouts of the same names, {names}")
     ends = cast("Mapping[str, Any]", target or {})
-    return {name: _read_move(leaf, ends.get(name)) for name, leaf in source.items()}
+    return {name: _read_verified_move(leaf, ends.get(name)) for name, leaf in source.items()}
 
 
 def _match_lists(transfers: Any, moves: Mapping[str, Move]) -> Mapping[str, Any]:
@@ -320,10 +320,10 @@ def _read_turns(transfers: Iterable[Any]) -> list[_Turn]:
         try:
             group = known.get(made[4:])
         except TypeError:  # A list among the fields of a Descriptor that was made by hand.
-            made = read_descriptor(each)
+            made = read_transfer(each)
             group = known.get(made[4:])
         if group is None:
-            read = read_descriptor(each)
+            read = read_transfer(each)
             axes, length = _split_run(*read[4:7])
             group = *groups.setdefault((read.step, axes), ([], [])), length
             known[made[4:]] = group
@@ -358,7 +358,7 @@ def _read_arrow(given: Any) -> Any:
 
 
 def _split_fields(given: Any) -> tuple[Any, ...]:
-    """A transfer in one of the forms of `read_descriptor` as eight fields that can be looked up."""
+    """A transfer in one of the forms of `read_transfer` as eight fields that can be looked up."""
     try:
         if type(given) in (tuple, list) and len(given) in (7, 8):
             return (*given[:4], *map(tuple, given[4:7]), *(given[7:] or (0,)))
@@ -366,7 +366,7 @@ def _split_fields(given: Any) -> tuple[Any, ...]:
             return (*given[:4], (*given[4],), tuple([(*pair,) for pair in given[5]]), None, None)
     except TypeError:
         pass  # Read below, to be refused.
-    return read_descriptor(given)
+    return read_transfer(given)
 
 
 def _split_run(
@@ -390,10 +390,10 @@ def _split_run(
 def _read_rows(rows: Sequence[Sequence[Any]]) -> Indices:
     """Rows of source device, target device, both offsets and a length, checked."""
     if set(map(type, itertools.chain.from_iterable(rows))) != {int}:
-        rows = [(*made[:4], made.extents[0]) for made in map(read_descriptor, rows)]
+        rows = [(*made[:4], made.extents[0]) for made in map(read_transfer, rows)]
     table = np.array(rows)
     if table.dtype != np.int64 or int(table.min()) < 0:  # Of a number beyond 64 bits it is an array of objects.
-        rows = [(*made[:4], made.extents[0]) for made in map(read_descriptor, rows)]
+        rows = [(*made[:4], made.extents[0]) for made in map(read_transfer, rows)]
         table = np.array(rows, np.int64)
     return table
 
@@ -564,7 +564,7 @@ def _cut_problem(problem: _Problem, cut: _Cut) -> _Problem:
         else (count // radix, src, dst)
         for number, (count, src, dst) in enumerate(digits)
     ]
-    ends = (_leave_out(flat, place, radix) for flat, place in ((start, source), (end, target)))
+    ends = (_drop_digit(flat, place, radix) for flat, place in ((start, source), (end, target)))
     return _Problem(problem.move, layouts[0], layouts[1], canonical_map(made, *ends), (*problem.cuts, cut))
 
 
@@ -582,11 +582,11 @@ def _cut_loops(loops: _Loops, cut: _Cut) -> _Loops:
     ]
     rows = loops.rows.copy()
     for side, place in enumerate(places):
-        rows[:, 2 + side] = _leave_out(rows[:, 2 + side], place, radix)
+        rows[:, 2 + side] = _drop_digit(rows[:, 2 + side], place, radix)
     return _Loops(cast("Any", tuple(axes)), loops.numbers, rows)
 
 
-def _leave_out(flat: Any, place: int, radix: int) -> Any:
+def _drop_digit(flat: Any, place: int, radix: int) -> Any:
     """An index of which the digit at a place is 0, without that digit."""
     return flat // (place * radix) * place + flat % place
 
@@ -775,7 +775,7 @@ def _repeat_each(count: Indices) -> tuple[Indices, Indices]:
 
 def _run_turn(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> _Tiles:
     """What every device holds after a turn."""
-    reads, writes, lengths = _list_runs(move, turn, before, after)
+    reads, writes, lengths = _list_compared_runs(move, turn, before, after)
     if len(reads):
         of, runs, low, lengths = _cut_runs(move, before.starts, before.total, reads, lengths)
         values = before.read(runs, low)
@@ -799,7 +799,7 @@ def _cut_runs(
     return of, pieces, low, np.minimum(np.append(edges[1:], total)[pieces], (starts + lengths)[of]) - low
 
 
-def _list_runs(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
+def _list_compared_runs(move: Move, turn: _Turn, before: _Tiles, after: _Tiles) -> tuple[Indices, Indices, Indices]:
     """The runs that a turn copies: where each is read, where it is written, and how long it is."""
     _check_places(turn, before, after)
     _limit_runs(move, sum(len(loops.rows) * loops.runs for loops in turn))

@@ -188,7 +188,7 @@ def fused(*parts: Part, shape: Any = (32, 8), **options: Any) -> Callable[[], An
             "there are 'attn.k'",
         ),
         (lambda: redistribute(layer(), Target(ROWS, source="norm", shape=(8,))), PlanError, "has shape"),
-        (lambda: redistribute(layer()["norm"], Target(ROWS, source="norm")), PlanError, "no tree is empty"),
+        (lambda: redistribute(layer()["norm"], Target(ROWS, source="norm")), PlanError, "the empty path"),
         (
             lambda: redistribute({"a.b": FUSED, "a": {"b": FUSED}}, [Target(ROWS, source="a.b")]),
             PlanError,

@@ -242,7 +242,7 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
         uses[id(call.x)] -= 1
         if call.donate and not uses[id(call.x)]:
             call.x.delete()
-    for turn in _list_turns(calls):
+    for turn in _list_copy_turns(calls):
         parts: list[HostPart] = []
         old: dict[int, list[jax.Array]] = {}
         spent: list[jax.Array] = []
@@ -273,7 +273,7 @@ TURN = 32 << 20
 """Bytes of the results of a turn; a larger one has a turn of its own."""
 
 
-def _list_turns(calls: Sequence[HostCall]) -> Iterator[list[HostCall]]:
+def _list_copy_turns(calls: Sequence[HostCall]) -> Iterator[list[HostCall]]:
     """The calls that run together: first all that need only their results, then, a few at a time, those that free
     memory, their donated sources or what their steps leave behind.
     """
