@@ -41,7 +41,7 @@ _log = logging.getLogger("reshard")
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
 _MISSING = {"mesh": "--mesh x=4,y=2", "shape": "--shape 16,16", "dtype": "--dtype f32"}
-_NOT_ATOMS = frozenset(("self", "source", "target", "view", "take", "into", "cast"))
+_NOT_ATOMS = frozenset(("self", "source", "target", "view", "take", "into", "cast", "have", "changed"))
 """The arguments of `Move`, whose names no size can have."""
 _MOST_LINE = 1 << 20  # Characters.
 _KEYS = {"name", "source", "target", "mesh", "target_mesh", "shape", "dtype"}
@@ -104,7 +104,8 @@ def _read_move(source: Layout, target: Layout, options: MoveOptions) -> Move | N
         }
         for what, given in (("take", options.take), ("into", options.into))
     )
-    return Move(source, target, options.view, take=take, into=into, cast=options.cast, **sizes)
+    given: dict[str, Any] = dict(sizes)  # None of the names is an option of Move, as is checked above.
+    return Move(source, target, options.view, take=take, into=into, cast=options.cast, **given)
 
 
 def _read_pairs(what: str, given: Sequence[str] | None) -> list[tuple[str, str]]:

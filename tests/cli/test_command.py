@@ -107,6 +107,7 @@ BAD = [
     (("plan", *MESH, *PAIR, "--tree"), "leave --tree out"),
     (("plan", *MESH, *PAIR, "--json", "--explain"), "leave one of them out"),
     (("plan", *MESH, *PAIR, "--size", "view=3"), "no atom can have this name"),
+    (("plan", *MESH, *PAIR, "--size", "changed=3"), "no atom can have this name"),
     (("run", "-n", "2", "-m"), "nothing to run"),
     (("doctor", f"{ROOT}/tests/doctor/data/train_v5p_0.12.0.1.hlo", "--platform", "tpv"), "give one of cpu, gpu"),
     (("simulate", *MESH, "f32[{x}65536, 65536]", "f32[262144, {x}16384]"), "times fewer elements"),
