@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reshard.cli.option_groups import Command, argument, network_argument
 from reshard.errors import ReshardError, quoted
@@ -27,6 +27,22 @@ if TYPE_CHECKING:
 
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 PATIENCE = 2.0  # seconds that people wait in silence
+
+_SUMS = ("exact", "any-order")
+
+
+def sums_argument(of: str = "") -> Any:
+    """The option that says in which order floats may be added up."""
+    return argument(
+        "--sums",
+        choices=list(_SUMS),
+        help=f"{of}in which order plans may add up floats: the program's (exact, default), or any-order",
+    )
+
+
+def _spell_sums(option: str | None) -> str:
+    return (option or _SUMS[0]).replace("-", " ")
+
 
 _DOCTOR_EXAMPLES = """\
 examples:
@@ -68,6 +84,7 @@ class DoctorOptions:
         "--platform", metavar="NAME", help="compile StableHLO for this (default cpu; tpu with --topology)"
     )
     topology: str | None = argument("--topology", metavar="NAME", help="ahead of time for a topology: v5p:2x2x2")
+    sums: str | None = sums_argument()
     fail_on_rebuild: bool = argument(
         "--fail-on-rebuild", action="store_true", help="exit with 1 if a whole array is rebuilt"
     )
@@ -110,7 +127,7 @@ def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
         platform = options.platform or (None if options.topology is None else "tpu")
         if platform not in (None, *_PLATFORMS):
             raise ReshardError(f"--platform {quoted(platform)}: give one of {', '.join(_PLATFORMS)} for HLO")
-        return examine(program.text, network=options.network, platform=platform)
+        return examine(program.text, network=options.network, platform=platform, sums=_spell_sums(options.sums))
     set_up_jax()
     try:
         from reshard.jax.program_report import report_program
@@ -124,6 +141,7 @@ def _report_program(program: ProgramText, options: DoctorOptions) -> Report:
         network=options.network,
         platform=options.platform or ("cpu" if options.topology is None else "tpu"),
         topology=options.topology,
+        sums=_spell_sums(options.sums),
     )
 
 
@@ -196,6 +214,7 @@ class CompilerPassOptions:
         choices=["bytes", "memory", "time"],
         help="of HLO: what plans make better, and nothing else worse: bytes (default), memory or time",
     )
+    sums: str | None = sums_argument("of HLO: ")
     devices: int | None = argument(
         "--devices", type=int, metavar="COUNT", help="of HLO: its number of partitions, where it does not say"
     )
@@ -217,11 +236,12 @@ def run_pass_command(options: CompilerPassOptions) -> int:
     set_up_jax()
     if program.is_hlo:
         return _improve_hlo(options, program.content)
-    if options.prefer is not None:
-        raise ReshardError(
-            f"{options.file} is StableHLO, where XLA's own collectives are not known yet, so nothing can be preferred "
-            f"to them: leave --prefer out, or give the optimized HLO (compiled.as_text())"
-        )
+    for option, given in (("--prefer", options.prefer), ("--sums", options.sums)):
+        if given is not None:
+            raise ReshardError(
+                f"{options.file} is StableHLO, where XLA's own collectives are not known yet, so {option} says nothing "
+                f"of it: leave {option} out, or give the optimized HLO (compiled.as_text())"
+            )
     try:
         from reshard.jax.stablehlo_pass.module_pass import transform
     except ImportError:
@@ -257,6 +277,7 @@ def _improve_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
         network=options.network,
         budget=options.budget,
         prefer=options.prefer or "bytes",
+        sums=_spell_sums(options.sums),
     )
     if options.output is not None:
         write_output(options.output, improved.proto if options.output.endswith(_PROTO) else improved.text)

@@ -30,6 +30,7 @@ from reshard.doctor.proposals import (
     explain_unmeasured,
     list_proposed_moves,
     predict_costs,
+    read_sums,
 )
 from reshard.doctor.rebuilds import find_rebuilt
 from reshard.doctor.report import Report
@@ -58,13 +59,15 @@ def examine(
     compiled: CompiledMemory | None = None,
     platform: str | None = None,
     processes: int = 1,
+    sums: str = "exact",
 ) -> Report:
     """Reports every place where a compiled program moves data between devices.
 
     `text` is the optimized HLO: `compiled.as_text()`, or a dump of XLA. `known` lists the moves that the program is
     known to ask for, which name its lines and axes better than HLO does. `network` is that of `reshard.plan`.
     `compiled` is the compiler's own account of the program's memory. `platform` is `cpu`, `gpu` or `tpu`; without it,
-    the text says. `processes` share it: between several, sums of floats on CPU stay as they are.
+    the text says. `processes` share it: between several, sums of floats on CPU stay as they are, unless `sums` may be
+    added up in "any order", as in `reshard.jax.enable`.
 
     Raises `NotationError` if the text is not an HLO module.
 
@@ -91,7 +94,9 @@ def examine(
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
     _check_operands(module)
-    options = ProposalOptions(PlanOptions.read(network=network), platform or compiled_platform(text), processes)
+    options = ProposalOptions(
+        PlanOptions.read(network=network), platform or compiled_platform(text), processes, sums=read_sums(sums)
+    )
     try:
         examination = _Examination(module, collectives, moves, options)
         places = sort_by_waste(examination.places())

@@ -78,6 +78,8 @@ class PassOutcome:
     `plans` take their place, `permutes` counts the launches of shifts, which have no plan, and `planned_bytes` is what
     a device receives in both, as compiled; None without either. `why` is the reason why all stays as it was, empty if
     it does not. `op` is the operation on rows that is run on each device's own rows, instead of on gathered ones.
+    `reorder_bytes` are those that `sums="any order"` would save in one run, where only the order of addition forbids a
+    plan.
     """
 
     planned_bytes: int | None = None
@@ -85,6 +87,7 @@ class PassOutcome:
     why: str = ""
     permutes: int = 0
     op: str = ""
+    reorder_bytes: int = 0
 
     @property
     def replaced(self) -> bool:
@@ -236,6 +239,11 @@ class Place:
         return max(0, self.runs * (self.received_bytes - self.planned_bytes))
 
     @property
+    def reorder_bytes(self) -> int:
+        """The received bytes that the pass would save besides in a whole run, if sums might take any order."""
+        return 0 if self.outcome is None else self.runs * self.outcome.reorder_bytes
+
+    @property
     def saved_temp_bytes(self) -> int:
         """The bytes of temporary memory that the pass saves."""
         return 0 if self.planned_temp_bytes is None else max(0, self.temp_bytes - self.planned_temp_bytes)
@@ -302,6 +310,7 @@ class Place:
             "planned_bytes": self.planned_bytes,
             "planned_peak_bytes": self.planned_peak_bytes,
             "saved_bytes": self.saved_bytes,
+            "reorder_bytes": self.reorder_bytes,
             "saved_temp_bytes": self.saved_temp_bytes,
         }
 
@@ -316,6 +325,7 @@ class Place:
             "planned_bytes": outcome.planned_bytes,
             "plans": [plan.to_dict() for plan in outcome.plans],
             "permutes": outcome.permutes,
+            "reorder_bytes": outcome.reorder_bytes,
             "replaced": self.replaced,
             "why": outcome.why,
         }

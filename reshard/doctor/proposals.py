@@ -33,7 +33,7 @@ from reshard.doctor.dataflow.index_maps import FRAGMENT_MOVES, IndexMaps, device
 from reshard.doctor.dataflow.trace import is_exact
 from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
 from reshard.doctor.places import ArrayMove, PassOutcome, Place
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, quoted
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
 from reshard.lower.program import AllReduce, InParts, ReduceScatter
@@ -53,16 +53,42 @@ _GAIN = 0.01
 """The share of its peak that a program must save if it receives as many bytes: compiling it anew costs seconds."""
 
 
+SUMS = ("exact", "any order")
+"""The orders in which plans may add up floats: that of the program, or any."""
+
+
+def read_sums(sums: str, same_bits: bool = False) -> str:
+    """The option as it was given; raises `ReshardError` for another word, and for any order with `same_bits`.
+
+    >>> read_sums("any order")
+    'any order'
+    """
+    if sums not in SUMS:
+        raise ReshardError(f"sums={quoted(sums)} is none of {', '.join(map(repr, SUMS))}")
+    if same_bits and sums != SUMS[0]:
+        raise ReshardError(
+            f"sums={sums!r} changes bits of sums, and same_bits=True forbids that: leave one of them out"
+        )
+    return sums
+
+
 class ProposalOptions(NamedTuple):
     """What the plans are made for, the platform of the devices, and how many processes share it.
 
     `plan.prefer` is the figure to reduce. With `same_bits`, only what surely leaves all bits of a program is proposed.
+    `sums` of floats are added up in "exact"ly the program's order, or in "any order"; see `read_sums`.
     """
 
     plan: PlanOptions = PlanOptions()
     platform: str = "cpu"
     processes: int = 1
     same_bits: bool = False
+    sums: str = SUMS[0]
+
+    @property
+    def any_order(self) -> bool:
+        """Whether sums of floats may be added up in another order than the program's."""
+        return self.sums != SUMS[0]
 
     @property
     def prefer(self) -> str:

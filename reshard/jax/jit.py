@@ -66,6 +66,7 @@ def jit(
     network: Network | str | None = None,
     budget: int | str | None = None,
     prefer: str = "bytes",
+    sums: str = "exact",
     strict: bool = False,
     max_bytes: int | str | None = None,
     **options: Any,
@@ -73,10 +74,11 @@ def jit(
     """`jax.jit`, whose program moves data by our collectives wherever that makes it better.
 
     `options` are those of `jax.jit` (`in_shardings`, `out_shardings`, `static_argnums`, `donate_argnums`, ...).
-    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; `prefer` ("bytes", "memory" or
-    "time") is that of `enable`: what our collectives must make better. With `strict`, compiling a
-    program that still gathers a whole array to move it raises `StrictError`; with `max_bytes`, so does a program that
-    needs more temporary memory on a device. Without `f`, the result is a decorator.
+    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; `prefer` ("bytes",
+    "memory" or "time") is that of `enable`: what our collectives must make better; `sums` ("exact" or "any order")
+    is that of `enable`, too. With `strict`, compiling a program that still gathers a whole array to move it raises
+    `StrictError`; with `max_bytes`, so does a program that needs more temporary memory on a device. Without `f`,
+    the result is a decorator.
 
     The result is called, lowered and compiled like that of `jax.jit`; `.lower(...).compile()` also has a `decision` and
     a `report`. No device receives more bytes than in the program of `jax.jit`. Under another transformation (an outer
@@ -96,11 +98,11 @@ def jit(
     12.0
     """
     if f is None:
-        ours: dict[str, Any] = {"network": network, "budget": budget, "prefer": prefer}
+        ours: dict[str, Any] = {"network": network, "budget": budget, "prefer": prefer, "sums": sums}
         return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
     limits = Limits(not checked_flag(strict, "strict"), read_budget(max_bytes, "max_bytes"))
     checked_function(f)
-    return Jitted(f, options, prepare_pass(network, budget, prefer), limits)
+    return Jitted(f, options, prepare_pass(network, budget, prefer, sums=sums), limits)
 
 
 class Jitted:

@@ -36,12 +36,14 @@ _PARTITIONS = "mhlo.num_partitions"
 _ROWS = 32  # As many as `reshard show` prints.
 
 
-def report(f: Callable[..., Any], *, network: Network | str | None = None, **options: Any) -> Callable[..., Report]:
+def report(
+    f: Callable[..., Any], *, network: Network | str | None = None, sums: str = "exact", **options: Any
+) -> Callable[..., Report]:
     """Reports how XLA moves data between devices in a function's program: `report(f)(*args)`.
 
     `f` is a function, compiled with the `options` of `jax.jit`; or a jitted function, or any other object with
     `lower`. The arguments are arrays, or `jax.ShapeDtypeStruct`s with shardings. The program is compiled but not run.
-    `network` is that of `reshard.plan`.
+    `network` is that of `reshard.plan`, `sums` that of `reshard.jax.enable`.
 
     >>> print(report(lambda x: 2 * x)(1.0))
     jit__lambda on 1 device: no data moves between devices
@@ -54,7 +56,7 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
         known = known_moves(lowered.compiler_ir("stablehlo"))
         compiled = lowered.compile()
         return _examine_text(
-            optimized_text(compiled), known, network, compiled.memory_analysis(), devices_of_program(compiled)
+            optimized_text(compiled), known, network, sums, compiled.memory_analysis(), devices_of_program(compiled)
         )
 
     return of
@@ -66,6 +68,7 @@ def report_program(
     network: Network | str | None = None,
     platform: str = "cpu",
     topology: str | None = None,
+    sums: str = "exact",
 ) -> Report:
     """Reports how XLA moves data in a StableHLO program, which is MLIR text or a portable artifact.
 
@@ -94,11 +97,11 @@ def report_program(
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
     text = print_module(executable.hlo_modules()[0])
-    return _examine_text(text, known, network, executable.get_compiled_memory_stats(), devices)
+    return _examine_text(text, known, network, sums, executable.get_compiled_memory_stats(), devices)
 
 
 def _examine_text(
-    text: str, known: list[Known], network: Network | str | None, stats: Any, devices: list[Any]
+    text: str, known: list[Known], network: Network | str | None, sums: str, stats: Any, devices: list[Any]
 ) -> Report:
     """The report on a compiled program. Its network is that of the pass: the caller's, else that of the devices."""
     chosen = options_on(devices, PlanOptions.read(network=network)).network
@@ -107,8 +110,9 @@ def _examine_text(
     memory = None if stats is None else CompiledMemory(*(int(getattr(stats, name)) for name in names))
     placed = Fragments(devices)
     return examine(
-        text, known=known, network=chosen, compiled=memory, platform=placed.platform, processes=placed.processes
-    )
+        text, known=known, network=chosen, compiled=memory, platform=placed.platform, processes=placed.processes,
+        sums=sums,
+    )  # fmt: skip
 
 
 def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:

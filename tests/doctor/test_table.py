@@ -13,6 +13,8 @@ from tests.doctor.reports import TRAIN
 GOLDEN = """\
 jit_step on 8 devices
   received    224.1 MiB a device, 3 collectives
+  needed      28.1 MiB by the same operations in the same layouts
+  reached     28.1 MiB with reshard
   not needed  196.0 MiB, 196.0 MiB of it saved by reshard
   rebuilt     1 array, whole on every device
   live        448.2 MiB a device at the peak: 384.0 MiB made by moves, 320.0 MiB saved by reshard

@@ -78,6 +78,21 @@ class Findings:
         return sum(place.saved_bytes for place in self.places if place.counted)
 
     @property
+    def needed_bytes(self) -> int:
+        """The bytes that the same operations need in the same layouts: what is received less what is wasted."""
+        return self.received_bytes - self.wasted_bytes
+
+    @property
+    def reached_bytes(self) -> int:
+        """The bytes that a device receives where the plans of `reshard` take the place of what they can."""
+        return self.received_bytes - self.saved_bytes
+
+    @cached_property
+    def reorder_bytes(self) -> int:
+        """The bytes that the plans would save besides with `sums="any order"`."""
+        return sum(place.reorder_bytes for place in self.places if place.counted)
+
+    @property
     def rebuilt(self) -> tuple[Place, ...]:
         """The places that make a whole array on every device, although each needs only a part."""
         return tuple(place for place in self.places if place.rebuilds_whole)
@@ -117,9 +132,14 @@ class Findings:
         loops = "" if traffic.exact else "; loops of unknown length are counted once"
         received = f"{bytes_text(self.received_bytes)} a device, {counted(traffic.launches, 'collective')}{loops}"
         facts = [("received", received)]
+        if self.wasted_bytes or self.saved_bytes:
+            facts.append(("needed", f"{bytes_text(self.needed_bytes)} by the same operations in the same layouts"))
+            facts.append(("reached", f"{bytes_text(self.reached_bytes)} with reshard"))
         if self.wasted_bytes:
             saved = f", {bytes_text(self.saved_bytes)} of it saved by reshard" if self.saved_bytes else ""
             facts.append(("not needed", f"{bytes_text(self.wasted_bytes)}{saved}"))
+        if self.reorder_bytes:
+            facts.append(("sums", f"{bytes_text(self.reorder_bytes)} more would be saved with sums in any order"))
         if self.rebuilt:
             facts.append(("rebuilt", f"{counted(len(self.rebuilt), 'array')}, whole on every device"))
         if memory.moved_bytes:
@@ -145,6 +165,9 @@ class Findings:
             "received_bytes": self.received_bytes,
             "launches": self.traffic.launches,
             "exact": self.traffic.exact,
+            "needed_bytes": self.needed_bytes,
+            "reached_bytes": self.reached_bytes,
+            "reorder_bytes": self.reorder_bytes,
             "wasted_bytes": self.wasted_bytes,
             "saved_bytes": self.saved_bytes,
             "rebuilt": len(self.rebuilt),

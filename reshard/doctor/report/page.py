@@ -81,10 +81,14 @@ def _write_totals(report: Findings) -> str:
     arrays = "array" if len(report.rebuilt) == 1 else "arrays"
     totals = [
         (bytes_text(report.received_bytes), f"received, {counted(report.traffic.launches, 'collective')}", ""),
+        (bytes_text(report.needed_bytes), "needed by the same operations in the same layouts", ""),
+        (bytes_text(report.reached_bytes), "reached with reshard", ""),
         (bytes_text(report.wasted_bytes), "of it not needed", "bad" if report.wasted_bytes else ""),
         (str(len(report.rebuilt)), f"{arrays} rebuilt whole on every device", "bad" if report.rebuilt else ""),
         (bytes_text(report.saved_bytes), "saved by reshard", "good" if report.saved_bytes else ""),
     ]
+    if report.reorder_bytes:
+        totals.append((bytes_text(report.reorder_bytes), "more with sums in any order", ""))
     if report.compiled is not None:
         memory = report.compiled
         totals.append((bytes_text(memory.peak_bytes), f"memory, {bytes_text(memory.temp_bytes)} temporary", ""))

@@ -76,12 +76,13 @@ def improve_hlo(
     network: Network | str | None = None,
     budget: int | str | None = None,
     prefer: str = "bytes",
+    sums: str = "exact",
 ) -> ImprovedHlo:
     """The pass on HLO after SPMD partitioning: text, or the bytes of an HloModuleProto.
 
     `devices` is the number of partitions, where the module does not say. `platform` and `topology` name the devices
-    that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
-    cannot be had, and `NotationError` for a program that is not HLO.
+    that it is for, `network`, `budget`, `prefer` and `sums` are those of `enable`. Raises `ProgramError` where the
+    devices cannot be had, and `NotationError` for a program that is not HLO.
     """
     given, written, scheduled = whole(devices, 1), None, False
     if not isinstance(program, str):
@@ -110,7 +111,7 @@ def improve_hlo(
     if partitions is None:
         raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
     chosen = devices_for(partitions, platform, topology)
-    options = xla_hook.prepare_pass(network, budget, prefer).options
+    options = xla_hook.prepare_pass(network, budget, prefer, sums=sums).options
     options = options._replace(plan=options_on(chosen, options.plan))
     decoded = ModuleProto.decode(module)
     dropped = bool(scheduled) or (decoded.schedule is not None and platform != "tpu")

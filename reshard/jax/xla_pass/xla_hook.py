@@ -35,7 +35,7 @@ import jax
 
 from reshard import errors
 from reshard.doctor.places import Place
-from reshard.doctor.proposals import ProposalOptions
+from reshard.doctor.proposals import ProposalOptions, read_sums
 from reshard.errors import PlanError, ProgramError
 from reshard.jax.request import options_on
 from reshard.jax.xla_pass import fragments, program_peaks
@@ -82,6 +82,7 @@ class ModuleReport:
             "changed": self.changed,
             "why": self.why,
             "saved_bytes": self.saved_bytes,
+            "reorder_bytes": sum(place.reorder_bytes for place in self.places),
             "chains": [place.to_pass_dict() for place in self.places],
         }
 
@@ -130,6 +131,7 @@ def enable(
     budget: int | str | None = None,
     prefer: str = "bytes",
     same_bits: bool = False,
+    sums: str = "exact",
 ) -> Enabled:
     """Switches the pass on for the process: every program compiled from now on is improved.
 
@@ -141,13 +143,13 @@ def enable(
     Data that is moved keeps its bits everywhere. Sums of floats are added up in the same order on CPU, and stay as they
     are where several processes share it; TPUs and GPUs promise no order. What is computed by the fusion that took a
     slice, and an FFT on other rows, may be rounded in another way, unless `same_bits`: then such chains are left, and
-    on TPU and GPU all of them. Returns the reports of what is compiled.
-    Raises `PlanError` or `NetworkError` for invalid options.
+    on TPU and GPU all of them. With `sums="any order"`, floats may be added up in another order where that saves bytes.
+    Returns the reports of what is compiled. Raises `PlanError`, `NetworkError` or `ReshardError` for invalid options.
 
     >>> log = enable()
     >>> disable()
     """
-    switched = prepare_pass(network, budget, prefer, same_bits)
+    switched = prepare_pass(network, budget, prefer, same_bits, sums)
     _state.context.set_global(switched)
     return switched
 
@@ -171,6 +173,7 @@ def enabled(
     budget: int | str | None = None,
     prefer: str = "bytes",
     same_bits: bool = False,
+    sums: str = "exact",
 ) -> Generator[Enabled]:
     """A context in which this thread compiles with the pass; see `enable`.
 
@@ -180,7 +183,7 @@ def enabled(
     >>> print(log)
     no module with collectives has been compiled yet
     """
-    switched = prepare_pass(network, budget, prefer, same_bits)
+    switched = prepare_pass(network, budget, prefer, same_bits, sums)
     with _state.context(switched):
         yield switched
 
@@ -218,7 +221,11 @@ def watch_modules() -> Generator[list[Watched]]:
 
 
 def prepare_pass(
-    network: Network | str | None, budget: int | str | None, prefer: str = "bytes", same_bits: bool = False
+    network: Network | str | None,
+    budget: int | str | None,
+    prefer: str = "bytes",
+    same_bits: bool = False,
+    sums: str = "exact",
 ) -> Enabled:
     """The pass with these options, registered with XLA, but on only inside `switched_on` and `switch_functions`.
 
@@ -226,7 +233,9 @@ def prepare_pass(
     """
     if prefer is None:  # pyright: ignore[reportUnnecessaryComparison]  # A plan has no preference; the pass has one.
         raise PlanError(f"prefer=None is none of {', '.join(map(repr, PREFERENCES))}")
-    options = ProposalOptions(PlanOptions.read(budget, network, prefer=prefer), same_bits=same_bits)
+    options = ProposalOptions(
+        PlanOptions.read(budget, network, prefer=prefer), same_bits=same_bits, sums=read_sums(sums, same_bits)
+    )
     with _state.lock:
         if _state.context is None:
             _state.context = _jax.make_user_context(None)

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
+from reshard.doctor import examine
 from reshard.errors import PlanError, ReshardError
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import Fragments
@@ -322,6 +323,25 @@ def test_the_peak_does_not_rise_as_compiled():
     plain, ours, log = both(run, data)
     peaks = [compiled_peak_bytes(one.memory_analysis()) for one in (plain, ours)]
     assert peaks[1] <= peaks[0] and received(ours) <= received(plain), str(log)
+
+
+def test_the_order_of_sums_is_one_of_two_through_every_door():
+    text = "HloModule m\n\nENTRY %main {\n  ROOT %p = f32[] parameter(0)\n}"
+    doors = (
+        reshard.jax.enable,
+        lambda sums: reshard.jax.jit(abs, sums=sums),
+        lambda sums: reshard.jax.report(abs, sums=sums)(1.0),
+        lambda sums: examine(text, sums=sums),
+    )
+    for door in doors:
+        with pytest.raises(ReshardError, match=r"sums='sorted' is none of 'exact', 'any order'"):
+            door(sums="sorted")
+    with (
+        pytest.raises(ReshardError, match=r"same_bits=True forbids that"),
+        reshard.jax.enabled(same_bits=True, sums="any order"),
+    ):
+        pass
+    assert [examine(text, sums=each).reorder_bytes for each in ("exact", "any order")] == [0, 0]
 
 
 def test_no_preference_is_no_preference_of_the_pass():
