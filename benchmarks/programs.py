@@ -6,6 +6,7 @@
     python benchmarks/programs.py --target h100                     # 8 H100s: the programs with that tag
     python benchmarks/programs.py --only zero_adamw,moe_layer --json rows.jsonl
     python benchmarks/programs.py --table rows.jsonl                # the tables of docs/programs.md
+    python benchmarks/programs.py --by-hand                         # programs that are written by hand as well
     python benchmarks/programs.py --random 300                      # random programs, in one process
     python benchmarks/programs.py --random 300 --processes 2        # in two, with gloo between them
 
@@ -41,6 +42,8 @@ if __package__ in (None, ""):  # run as a file: the folder above is the project
 HERE = Path(__file__).resolve().parent
 TARGETS = {"cpu": 8, "v5p": 8, "v5p-256": 256, "h100": 8}
 _SECONDS = 3000
+_SAME = 1e-5
+"""How far results may differ, over the largest element, between programs that add up in another order."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="append one line for each program to this file")
     parser.add_argument("--table", type=Path, nargs="+", help="print the tables of such files, and compile nothing")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--by-hand", action="store_true", help="compare with the same programs written by hand")
     parser.add_argument("--times", type=int, default=1, help="compile so often, and report the fewest seconds")
     parser.add_argument("--dump", type=Path, help="a folder for the programs' HLO, plain and with the pass")
     parser.add_argument("--random", type=int, help="compare so many random programs instead")
@@ -75,17 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(row), flush=True)
         return 0
     if options.child:
-        from benchmarks.real_programs.measuring import measured
+        from benchmarks.real_programs.measuring import measure_by_hand, measured
 
-        print(json.dumps(measured(options.child, options.target, options.dump, options.times)))
+        if options.by_hand:
+            print(json.dumps(measure_by_hand(options.child, options.target)))
+        else:
+            print(json.dumps(measured(options.child, options.target, options.dump, options.times)))
         return 0
-    from benchmarks.real_programs.tables import line_of
+    from benchmarks.real_programs.tables import compare_by_hand, line_of
 
     broken = 0
-    for name in _names(options.target, options.only):
+    for name in _names(options):
         row = _in_child(name, options)
-        print(line_of(row), flush=True)
-        broken += bool(row.get("error") or row.get("violations"))
+        print(compare_by_hand(row) if options.by_hand else line_of(row), flush=True)
+        broken += bool(row.get("error") or row.get("violations") or row.get("difference", 0) > _SAME)
         if options.json:
             with options.json.open("a") as lines:
                 lines.write(json.dumps(row) + "\n")
@@ -102,23 +109,24 @@ def _environment(target: str, processes: int) -> None:
         os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={TARGETS[target] // processes}"
 
 
-def _names(target: str, only: str) -> list[str]:
+def _names(options: argparse.Namespace) -> list[str]:
     from benchmarks.real_programs import PROGRAMS
+    from benchmarks.real_programs.base import BY_HAND, BY_HAND_SUFFIX
 
-    if only:
-        return only.split(",")
-    tag = "" if target in ("cpu", "v5p") else target
-    return [
-        name
-        for name, one in PROGRAMS.items()
-        if (not tag or tag in one.tags) and not (target != "cpu" and "cpu" in one.tags)
-    ]
+    if options.only:
+        return options.only.split(",")
+    if options.by_hand:
+        return [name.removesuffix(BY_HAND_SUFFIX) for name, one in PROGRAMS.items() if BY_HAND in one.tags]
+    tag = "" if options.target in ("cpu", "v5p") else options.target
+    left_out = {BY_HAND, *(["cpu"] if options.target != "cpu" else [])}
+    return [name for name, one in PROGRAMS.items() if (not tag or tag in one.tags) and not left_out & one.tags]
 
 
 def _in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
     target = options.target
     command = [sys.executable, str(HERE / "programs.py"), "--child", name, "--target", target]
     command += ["--times", str(options.times), *(["--dump", str(options.dump)] if options.dump else [])]
+    command += ["--by-hand"] if options.by_hand else []
     started = time.perf_counter()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)

@@ -1,6 +1,7 @@
 """The programs of `benchmarks/programs.py`: `PROGRAMS` has them by name."""
 
 from benchmarks.real_programs import (
+    by_hand,
     jax_layouts,
     jax_models,
     model_libraries,
@@ -12,4 +13,4 @@ from benchmarks.real_programs.base import PROGRAMS as PROGRAMS
 from benchmarks.real_programs.base import Case as Case
 from benchmarks.real_programs.base import Scale as Scale
 
-MODULES = (jax_models, jax_layouts, transformers_models, model_libraries, optimizers, science)
+MODULES = (by_hand, jax_models, jax_layouts, transformers_models, model_libraries, optimizers, science)

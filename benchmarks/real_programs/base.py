@@ -17,6 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 P = PartitionSpec
+BY_HAND, BY_HAND_SUFFIX = "by hand", "_by_hand"
+"""The tag of programs with `shard_map` that others are compared with, and what stands after those others' names."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jax.experimental import topologies
 
 import reshard.jax
 from benchmarks.real_programs import PROGRAMS
-from benchmarks.real_programs.base import Case, Scale
+from benchmarks.real_programs.base import BY_HAND_SUFFIX, Case, Scale
 from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
 from reshard.doctor import Place, examine
@@ -23,6 +23,8 @@ from reshard.synth.options import PlanOptions
 
 _jax: Any = jax
 HERE = Path(__file__).resolve().parents[1]
+SUMS: dict[str, dict[str, Any]] = {"pass": {}}
+"""How the pass may add up, and what it is then asked with."""
 PEAK_SLACK = 1.01
 """Alignment, and what an allocator leaves between buffers."""
 
@@ -57,6 +59,23 @@ def measured(name: str, target: str, dump: Path | None, times: int = 1) -> dict[
     if target == "cpu":
         row |= _compared(case, plain, ours)
     return row | {"violations": violations(row)}
+
+
+def measure_by_hand(name: str, target: str) -> dict[str, Any]:
+    """What a program receives as its users write it, plain and with the pass, beside the one written by hand."""
+    scale = Scale(devices(target), target != "cpu")
+    written, by_hand = (PROGRAMS[one].build(scale) for one in (name, name + BY_HAND_SUFFIX))
+    plain, by_hand_compiled = (_compiled(case, 1)[0] for case in (written, by_hand))
+    received = {"plain": received_bytes(optimized_text(plain))}
+    difference = 0.0
+    for kind, options in SUMS.items():
+        with reshard.jax.enabled(**options):
+            ours = _compiled(written, 1)[0]
+        received[kind] = received_bytes(optimized_text(ours))
+        if target == "cpu":
+            difference = max(difference, _compared(written, by_hand_compiled, ours)["difference"])
+    received["by hand"] = received_bytes(optimized_text(by_hand_compiled))
+    return {"program": name, "target": target, "received": received, "difference": difference}
 
 
 def devices(target: str) -> tuple[Any, ...]:

@@ -35,6 +35,17 @@ def line_of(row: Row) -> str:
     )
 
 
+def compare_by_hand(row: Row) -> str:
+    """What a program receives, over what the same one written by hand does."""
+    if "error" in row:
+        return f"{row['program']}: {row['error']}"
+    *ours, (_, least) = row["received"].items()
+    shown = ", ".join(f"{kind} {count:,} B ({count / least:.2f})" for kind, count in ours)
+    return (
+        f"{row['program']} ({row['target']}): by hand {least:,} B; {shown}; results differ by {row['difference']:.1e}"
+    )
+
+
 def tables(rows: Sequence[Row]) -> str:
     """A table in Markdown for each target, with its totals; the last row of a program and target counts."""
     latest = {(row["target"], row["program"]): row for row in rows}
