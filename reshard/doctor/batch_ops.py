@@ -191,16 +191,16 @@ class OpOutput(NamedTuple):
 class OpReplacement:
     """An operation to run on rows that devices have.
 
-    `source` is an instruction of the region, which yields `leaf`, the array `before`, and `places` is the order of its
-    digits, as in `InferredMove`. `choices` has the layouts to choose from.
+    `sources` has an instruction of the region, which yields `leaves`, the arrays `befores`: one of each. `places` is
+    the order of its digits, as in `InferredMove`. `choices` has the layouts to choose from.
     """
 
     instruction: str
     op: BatchOp
     inputs: tuple[OpInput, ...]
-    source: str
-    leaf: HloValue
-    before: Array
+    sources: tuple[str]
+    leaves: tuple[HloValue]
+    befores: tuple[Array]
     places: tuple[tuple[int, int], ...]
     choices: tuple[OpMoves, ...]
     outputs: tuple[OpOutput, ...]
@@ -265,7 +265,9 @@ class OpFinder:
         described = [one._replace(order=order_digits(dims)) for one, dims in zip(outputs, choices.after, strict=True)]
         moves = choices.of([op.results[output.number] for output in outputs])
         places = order_digits(choices.before)
-        return OpReplacement(instruction.name, op, inputs, source, leaf, leaf.array, places, moves, tuple(described))
+        return OpReplacement(
+            instruction.name, op, inputs, (source,), (leaf,), (leaf.array,), places, moves, tuple(described)
+        )
 
     def _read_input(self, value: HloValue, op: BatchOp) -> OpInput:
         """What an operand is; an index along a dim inside the rows need not be moved."""

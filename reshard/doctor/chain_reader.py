@@ -244,18 +244,18 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Replacement:
-    """A value to make from `source`, an instruction of the chain's region, and the `uses` that it replaces.
+    """A value to make from `sources`, instructions of the chain's region, and the `uses` that it replaces.
 
-    `leaf` is what the source yields, or the sum of that over devices if the chain begins with a reduction. `before` and
-    `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of it.
-    Either the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
+    `leaves` are what the sources yield, or the sum of that over devices if the chain begins with a reduction. `befores`
+    and `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of
+    it. Either the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
     """
 
-    source: str
+    sources: tuple[str, ...]
     uses: tuple[Use, ...]
     values: tuple[HloValue, ...]
-    leaf: HloValue
-    before: Array
+    leaves: tuple[HloValue, ...]
+    befores: tuple[Array, ...]
     after: Array
     move: InferredMove | None
     pick: Pick | None = None
@@ -374,7 +374,7 @@ class ChainReader:
         if move is None and shift is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(use_of(chain.region, one) for one in values)
-        return Replacement(source, uses, tuple(values), leaf, leaf.array, after, move, pick, shift, dtype)
+        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, pick, shift, dtype)
 
     def _before_widening(self, value: HloValue) -> HloValue:
         """The same elements in a narrower dtype, if the value is that converted."""

@@ -1,6 +1,6 @@
 """Whether a rewritten module takes every element from where the old one took it: only then is it let through.
 
-Each replaced value is followed back to the source, in the old module through XLA's chain and in the new one through
+Each replaced value is followed back to its sources, in the old module through XLA's chain and in the new one through
 the fragment. All devices are followed: along every coordinate, at random points, and at all points of small arrays.
 Both must come from the same place of the same device's tile, or of a device that surely has an equal tile. And both
 must be rounded alike where dtypes change on the way.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ from reshard.doctor.infer_layouts import list_axis_points
 from reshard.errors import SpliceError
 from reshard.hlo import Instruction, Module
 
+Leaves = tuple[HloValue, ...]
+
 _ALL = 1 << 16  # points of a value, over all devices, that are followed one by one
 _RANDOM = 1 << 14  # points that are followed of larger ones
 _MOST = 1 << 18  # elements of rows that are followed
@@ -63,7 +65,7 @@ class Traced:
         self.maps = IndexMaps(self.flow, scalars, spliced)
         self.numbering = Numbering(self.flow)
         self.devices = devices
-        self._signatures: dict[HloValue, Signatures] = {}
+        self._signatures: dict[Leaves, Signatures] = {}
 
     def region(self, name: str) -> Scope:
         """The region of that name."""
@@ -72,16 +74,16 @@ class Traced:
                 return region
         raise SpliceError(f"{name}: the module does not run it any more")
 
-    def signature(self, value: HloValue, leaf: HloValue) -> bytes | None:
-        """The digest of how a value is made of a leaf; see `Signatures`."""
-        if leaf not in self._signatures:
-            self._signatures[leaf] = Signatures(self.maps, self.numbering, leaf)
-        return self._signatures[leaf].of(value)
+    def signature(self, value: HloValue, leaves: Leaves) -> bytes | None:
+        """The digest of how a value is made of leaves; see `Signatures`."""
+        if leaves not in self._signatures:
+            self._signatures[leaves] = Signatures(self.maps, self.numbering, leaves)
+        return self._signatures[leaves].of(value)
 
-    def origins(self, value: HloValue, leaf: HloValue, points: Points) -> Origins:
-        """Where points of a value were in the leaf; raises `SpliceError` if they cannot be followed."""
+    def origins(self, value: HloValue, leaves: Leaves, points: Points) -> Origins:
+        """Where points of a value were in the leaves; raises `SpliceError` if they cannot be followed."""
         try:
-            return Tracer(self.maps, self.numbering, frozenset({leaf}))(value, points)
+            return Tracer(self.maps, self.numbering, frozenset(leaves))(value, points)
         except Untraceable as error:
             raise SpliceError(f"{value.name}: its elements cannot be followed ({error})") from None
 
@@ -116,7 +118,7 @@ class Spliced(NamedTuple):
         """What an instruction of the region yields in the new module, or what took its place."""
         return self.new.flow.origin(HloValue(self.new.region(self.region), self.stand_ins.get(name, name)))
 
-    def key(self, pair: tuple[HloValue, HloValue], leaves: tuple[HloValue, HloValue]) -> Key | None:
+    def key(self, pair: tuple[HloValue, HloValue], leaves: tuple[Leaves, Leaves]) -> Key | None:
         """The key of a proof that an old and a new value have the same elements; None if it cannot be kept."""
         before, after = self.old.signature(pair[0], leaves[0]), self.new.signature(pair[1], leaves[1])
         return None if before is None or after is None else (before, after, self.old.devices)
@@ -125,22 +127,25 @@ class Spliced(NamedTuple):
 def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
     old, new = spliced.old, spliced.new
-    leaf = spliced.source(replacement.source)
-    source = old.flow.operands(replacement.leaf)[0] if replacement.is_summed else replacement.leaf
+    leaves = tuple(map(spliced.source, replacement.sources))
+    sources = replacement.leaves
+    if replacement.is_summed:
+        sources = tuple(old.flow.operands(leaf)[0] for leaf in sources)
     for value in replacement.values:
         for fresh in fresh_values(spliced, value):
-            key = spliced.key((value, fresh), (source, leaf))
-            if spliced.proofs.hold(key, source, replicas):
+            key = spliced.key((value, fresh), (sources, leaves))
+            if spliced.proofs.hold(key, sources, replicas):
                 continue
             points = points_of(old.devices, replacement.after.dims)
             if not replacement.is_summed:
-                devices = _check_moved(spliced, (value, fresh), (source, leaf), points, replacement, replicas)
-                spliced.proofs.add(key, *devices, old.devices)
+                devices = _check_moved(spliced, (value, fresh), (sources, leaves), points, replacement, replicas)
+                spliced.proofs.add(key, devices, old.devices)
                 continue
+            (source,), (leaf,) = sources, leaves
             before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
-            dtype, each = replacement.before.dtype, np.arange(old.devices)
+            dtype, each = replacement.befores[0].dtype, np.arange(old.devices)
             if same_sums(before, after, each, dtype):
-                spliced.proofs.add(key, each, each, old.devices)
+                spliced.proofs.add(key, ((each, each),), old.devices)
             elif not same_sums(before, after, replicas.of(source), dtype):
                 raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
@@ -148,34 +153,42 @@ def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Repli
 def _check_moved(
     spliced: Spliced,
     values: tuple[HloValue, HloValue],
-    leaves: tuple[HloValue, HloValue],
+    leaves: tuple[Leaves, Leaves],
     points: Points,
     replacement: Replacement,
     replicas: Replicas,
-) -> tuple[Numbers, Numbers]:
+) -> tuple[tuple[Numbers, Numbers], ...]:
     """Checks that two values, the old and the fresh one, have the same elements, rounded alike.
 
-    Returns the devices that these come from afterwards, and those before.
+    Returns, for each of the leaves, the devices that these come from afterwards, and those before.
     """
-    old, new, (value, fresh), (source, leaf) = spliced.old, spliced.new, values, leaves
-    before, after = old.origins(value, source, points), new.origins(fresh, leaf, points)
+    old, new, (value, fresh) = spliced.old, spliced.new, values
+    before, after = old.origins(value, leaves[0], points), new.origins(fresh, leaves[1], points)
     if (before.leaf == NOWHERE).any():
         raise SpliceError(f"{value.name}: some of its elements are padding")
-    was, is_now = old.conversion(value, source), new.conversion(fresh, leaf)
-    if was != is_now:
-        spelled = [" to ".join(dtype for dtype, _ in groupby(one)) for one in (was, is_now)]
-        raise SpliceError(f"{value.name}: {spelled[0]} would become {spelled[1]}")
-    if (after.leaf != new.numbering.of(leaf)).any():
-        raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
-    wrong = (after.place != before.place) | replicas.differ(source, after.device, before.device)
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise SpliceError(
-            f"{value.name}: device {points.device[at]}, index {tuple(map(int, points.indices[:, at]))} would "
-            f"come from place {after.place[at]} of device {after.device[at]}, not from place "
-            f"{before.place[at]} of device {before.device[at]}"
-        )
-    return after.device, before.device
+    followed = np.zeros(before.leaf.shape, bool)
+    devices: list[tuple[Numbers, Numbers]] = []
+    for source, leaf, name in zip(*leaves, replacement.sources, strict=True):
+        was, is_now = old.conversion(value, source), new.conversion(fresh, leaf)
+        if was != is_now:
+            spelled = [" to ".join(dtype for dtype, _ in groupby(one)) for one in (was, is_now)]
+            raise SpliceError(f"{value.name}: {spelled[0]} would become {spelled[1]}")
+        own = before.leaf == old.numbering.of(source)
+        followed |= own
+        if (after.leaf[own] != new.numbering.of(leaf)).any():
+            raise SpliceError(f"{value.name}: some of its elements would not come from {name}")
+        devices.append((after.device[own], before.device[own]))
+        wrong = (after.place[own] != before.place[own]) | replicas.differ(source, *devices[-1])
+        if wrong.any():
+            at = int(np.flatnonzero(own)[wrong.argmax()])
+            raise SpliceError(
+                f"{value.name}: device {points.device[at]}, index {tuple(map(int, points.indices[:, at]))} would "
+                f"come from place {after.place[at]} of device {after.device[at]}, not from place "
+                f"{before.place[at]} of device {before.device[at]}"
+            )
+    if not followed.all():
+        raise SpliceError(f"{value.name}: some of its elements come from none of {', '.join(replacement.sources)}")
+    return tuple(devices)
 
 
 def fresh_values(spliced: Spliced, value: HloValue) -> list[HloValue]:
@@ -267,19 +280,19 @@ class _Rows(NamedTuple):
 def check_same_rows(spliced: Spliced, replacement: OpReplacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of an operation's results get the same elements as before."""
     old, new = spliced.old, spliced.new
-    leaf = spliced.source(replacement.source)
+    leaves = tuple(map(spliced.source, replacement.sources))
     for output in replacement.outputs:
         for value in output.values:
             for fresh in fresh_values(spliced, value):
-                key = spliced.key((value, fresh), (replacement.leaf, leaf))
-                if spliced.proofs.hold(key, replacement.leaf, replicas):
+                key = spliced.key((value, fresh), (replacement.leaves, leaves))
+                if spliced.proofs.hold(key, replacement.leaves, replicas):
                     continue
                 points = points_of(old.devices, output.after.dims)
                 before = _find_rows(old, value, points, replacement.op)
                 after = _find_rows(new, fresh, points, replacement.op)
                 _check_op(old, new, before, after, replacement)
-                pairs = _check_operands(spliced, (before, after), leaf, replacement, replicas)
-                spliced.proofs.add(key, *pairs, old.devices)
+                pairs = _check_operands(spliced, (before, after), leaves[0], replacement, replicas)
+                spliced.proofs.add(key, (pairs,), old.devices)
 
 
 def _find_rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -> _Rows:
@@ -325,7 +338,7 @@ def _check_operands(
     spliced: Spliced, rows: tuple[_Rows, _Rows], leaf: HloValue, replacement: OpReplacement, replicas: Replicas
 ) -> tuple[Numbers, Numbers]:
     """Checks that the rows of both operations have the same elements of the source; returns the devices of each."""
-    old, new, (before, after) = spliced.old, spliced.new, rows
+    old, new, (before, after), (source,) = spliced.old, spliced.new, rows, replacement.leaves
     # The columns that differ: most are those before them, and numbers are sorted faster than columns.
     columns = np.stack([before.device, before.row, after.device, after.row])
     changes = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
@@ -345,13 +358,13 @@ def _check_operands(
                 raise SpliceError(f"{was.name}: it would not be the index along dim {dim} any more")
             continue
         points = _points_in_rows(((before.op, was), (after.op, is_now)), columns)
-        one, other = old.origins(was, replacement.leaf, points[0]), new.origins(is_now, leaf, points[1])
-        if (one.leaf != old.numbering.of(replacement.leaf)).any() or (other.leaf != new.numbering.of(leaf)).any():
-            raise SpliceError(f"{was.name}: some of its elements would not come from {replacement.source}")
-        if old.conversion(was, replacement.leaf) != new.conversion(is_now, leaf):
+        one, other = old.origins(was, (source,), points[0]), new.origins(is_now, (leaf,), points[1])
+        if (one.leaf != old.numbering.of(source)).any() or (other.leaf != new.numbering.of(leaf)).any():
+            raise SpliceError(f"{was.name}: some of its elements would not come from {replacement.sources[0]}")
+        if old.conversion(was, source) != new.conversion(is_now, leaf):
             raise SpliceError(f"{was.name}: it would be converted on the way")
-        if (one.place != other.place).any() or replicas.differ(replacement.leaf, one.device, other.device).any():
-            raise SpliceError(f"{was.name}: its rows would have other elements of {replacement.source}")
+        if (one.place != other.place).any() or replicas.differ(source, one.device, other.device).any():
+            raise SpliceError(f"{was.name}: its rows would have other elements of {replacement.sources[0]}")
         here.append(one.device)
         there.append(other.device)
     return np.concatenate(here), np.concatenate(there)
@@ -399,16 +412,17 @@ _Made = tuple[tuple[object, ...], tuple[HloValue, ...]]
 
 
 class Signatures:
-    """Digests of how the values of a module are made of one leaf."""
+    """Digests of how the values of a module are made of its leaves, which are told apart by their order."""
 
-    def __init__(self, maps: IndexMaps, numbering: Numbering, leaf: HloValue) -> None:
+    def __init__(self, maps: IndexMaps, numbering: Numbering, leaves: Leaves) -> None:
         self.maps = maps
         self.numbering = numbering
-        self.leaf = leaf
+        self.leaves = leaves
+        self._numbers = [numbering.of(leaf) for leaf in leaves]
         self._known: dict[HloValue, bytes | None] = {}
 
     def of(self, value: HloValue) -> bytes | None:
-        """The digest of a value; None if anything but the leaf goes into it, or an instruction is unknown."""
+        """The digest of a value; None if anything but the leaves goes into it, or an instruction is unknown."""
         value = self.maps.flow.origin(value)
         waiting: dict[HloValue, _Made | None] = {}
         stack = [value]
@@ -429,8 +443,10 @@ class Signatures:
     def _made(self, value: HloValue) -> _Made | None:
         """How a value is made; None if that is not known."""
         sources, opcode, instruction = self.maps.sources(value), value.opcode, value.instruction
-        if value == self.leaf or (sources is None and self.numbering.of(value) == self.numbering.of(self.leaf)):
-            return ("leaf", repr(self.leaf.array), self.maps.is_constant(self.leaf)), ()
+        number = self.numbering.of(value) if sources is None and value not in self.leaves else None
+        if value in self.leaves or number in self._numbers:
+            at = self.leaves.index(value) if number is None else self._numbers.index(number)
+            return ("leaf", at, repr(self.leaves[at].array), self.maps.is_constant(self.leaves[at])), ()
         if opcode == "parameter":
             return None if sources is None else (("argument",), tuple(sources))
         if opcode not in (*_FOLLOWED, *_OPS, "conditional"):
@@ -474,20 +490,23 @@ def _digest(data: bytes) -> bytes:
 
 
 class Proofs:
-    """What was proved of pairs of values, by their digests: which devices must have equal tiles of the leaf."""
+    """What was proved of pairs of values, by their digests: which devices must have equal tiles of each leaf."""
 
     def __init__(self) -> None:
-        self._pairs: dict[Key, Numbers] = {}
+        self._pairs: dict[Key, tuple[Numbers, ...]] = {}
 
-    def hold(self, key: Key | None, leaf: HloValue, replicas: Replicas) -> bool:
-        """Whether it was proved that two values have the same elements, and what it took of the leaf holds here too."""
-        pairs = None if key is None else self._pairs.get(key)
-        return pairs is not None and not replicas.differ(leaf, *np.divmod(pairs, replicas.devices)).any()
+    def hold(self, key: Key | None, leaves: Leaves, replicas: Replicas) -> bool:
+        """Whether it was proved that two values have the same elements, and what it took of the leaves holds here."""
+        known = None if key is None else self._pairs.get(key)
+        return known is not None and not any(
+            replicas.differ(leaf, *np.divmod(pairs, replicas.devices)).any()
+            for leaf, pairs in zip(leaves, known, strict=True)
+        )
 
-    def add(self, key: Key | None, one: Numbers, other: Numbers, devices: int) -> None:
-        """Records that two values have the same elements if each device of `one` has the same tile as that of
-        `other`.
+    def add(self, key: Key | None, devices: Iterable[tuple[Numbers, Numbers]], count: int) -> None:
+        """Records that two values have the same elements if, of each leaf, some of the `count` devices have the same
+        tiles as others.
         """
         if key is not None:
-            pairs = (one * devices + other)[one != other]
-            self._pairs[key] = np.flatnonzero(np.bincount(pairs, minlength=1))
+            pairs = [(one * count + other)[one != other] for one, other in devices]
+            self._pairs[key] = tuple(np.flatnonzero(np.bincount(each, minlength=1)) for each in pairs)

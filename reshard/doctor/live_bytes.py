@@ -325,14 +325,13 @@ class _Memory:
 class PlannedChain(NamedTuple):
     """A chain that plans take the place of: the values that they yield, and what they are made from.
 
-    `source` is the instruction that yields the data, of `source_bytes`. `temp_bytes` is the most that the plans need
-    beside source and results.
+    `sources` has the instructions that yield the data, and their bytes. `temp_bytes` is the most that the plans need
+    beside sources and results.
     """
 
     region: Scope
     values: tuple[HloValue, ...]
-    source: str
-    source_bytes: int
+    sources: Mapping[str, int]
     temp_bytes: int
 
 
@@ -351,7 +350,7 @@ class _Edits(NamedTuple):
 
 def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> _Edits:
     computation = region.computation
-    replaced = {(value.scope, value.name): one.source for one in planned for value in one.values}
+    replaced = {(value.scope, value.name): tuple(one.sources) for one in planned for value in one.values}
     before, after = _list_needed_operands(flow, region, {}), _list_needed_operands(flow, region, replaced)
     positions = {one.name: at for at, one in enumerate(computation.instructions)}
     extra: list[LiveRange] = []
@@ -364,24 +363,26 @@ def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> 
         if sizes := {value.array.nbytes for value in inside if value.array is not None}:
             places = [used[value] for value in inside]
             extra.append(LiveRange(sum(sizes), min(places), max(places)))
-        # The memory of the source is free while the plans' results are made, if nothing later takes it.
-        made_by = computation.by_name[one.source]
-        last_use = max((positions[name] for name, taken in after.items() if one.source in taken), default=at)
-        is_last = made_by.opcode not in ("parameter", "bitcast", "get-tuple-element") and last_use <= at
-        source = one.source_bytes if is_last and computation.root is not made_by else 0
-        extra.append(LiveRange(-source, at, at))
-        runs.append((at, max(source, one.temp_bytes)))
+        # The memory of a source is free while the plans' results are made, if nothing later takes it.
+        freed = 0
+        for source, size in one.sources.items():
+            made_by = computation.by_name[source]
+            last_use = max((positions[name] for name, taken in after.items() if source in taken), default=at)
+            is_last = made_by.opcode not in ("parameter", "bitcast", "get-tuple-element") and last_use <= at
+            freed += size if is_last and computation.root is not made_by else 0
+        extra.append(LiveRange(-freed, at, at))
+        runs.append((at, max(freed, one.temp_bytes)))
     operands = {name: tuple(taken) for name, taken in after.items()}
     return _Edits(frozenset(before.keys() - after.keys()), operands, tuple(extra), tuple(runs))
 
 
 def _list_needed_operands(
-    flow: Flow, region: Scope, replaced: Mapping[tuple[Scope, str], str]
+    flow: Flow, region: Scope, replaced: Mapping[tuple[Scope, str], tuple[str, ...]]
 ) -> dict[str, dict[str, None]]:
     """The instructions that a region's result depends on, with the operands that each takes, in order.
 
     Fusions are looked into: they take only what the instructions inside need. Those that are `replaced` take their
-    source instead.
+    sources instead.
     """
     taken: dict[str, dict[str, None]] = {}
     seen: set[tuple[Scope, str]] = set()
@@ -396,8 +397,9 @@ def _list_needed_operands(
             taken.setdefault(name, {})
         instruction = scope.computation.by_name[name]
         inner = flow.inner(scope, instruction)
-        if (source := replaced.get((scope, name))) is not None:
-            takers = [(region, _find_outermost(Site(scope, instruction), region), source)]
+        if (sources := replaced.get((scope, name))) is not None:
+            outermost = _find_outermost(Site(scope, instruction), region)
+            takers = [(region, outermost, source) for source in sources]
         elif inner is not None and inner.computation.root is not None:
             queue.append((inner, inner.computation.root.name))
             continue

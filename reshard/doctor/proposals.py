@@ -138,8 +138,13 @@ class Proposal:
     @property
     def planned_chain(self) -> PlannedChain:
         """What the plans change in the memory of the program."""
-        first = self.replacements[0]
-        return PlannedChain(self.chain.region, self.values, first.source, first.before.nbytes, self.temp_bytes)
+        return PlannedChain(self.chain.region, self.values, self.sources, self.temp_bytes)
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """The instructions that yield the data before, and the bytes of each."""
+        pairs = [zip(one.sources, one.befores, strict=True) for one in self.replacements]
+        return {source: before.nbytes for each in pairs for source, before in each}
 
     @property
     def values(self) -> tuple[HloValue, ...]:
@@ -150,12 +155,12 @@ class Proposal:
     def temp_bytes(self) -> int:
         """The most bytes live at once beside source and results while what is proposed runs."""
         results = sum(output.after.nbytes for output in self._outputs)
-        return max(0, self.peak_bytes - self.replacements[0].before.nbytes - results)
+        return max(0, self.peak_bytes - sum(self.sources.values()) - results)
 
     @property
     def peak_bytes(self) -> int:
         """The most that a device holds while what is proposed runs, with source and results, by the plans' figures."""
-        first, plans = self.replacements[0], self.outcome.plans
+        first, plans, taken = self.replacements[0], self.outcome.plans, sum(self.sources.values())
         if isinstance(first, OpReplacement):
             # The rows are gathered, the operation makes its results of them, and then all of these move on together.
             gather, *moves = plans
@@ -163,16 +168,16 @@ class Proposal:
             moving = (
                 results + sum(plan.target.tile_bytes for plan in moves) + max(map(_count_temp_bytes, moves), default=0)
             )
-            return first.before.nbytes + max(rows + _count_temp_bytes(gather), rows + results, moving)
+            return taken + max(rows + _count_temp_bytes(gather), rows + results, moving)
         moved = [each for each in self.replacements if isinstance(each, Replacement)]
         # All shifts of a source are one fragment, so that what they receive and what they yield is live at once.
         shifts = [(each, each.shift) for each in moved if each.shift is not None]
         shifted = sum(each.after.nbytes + shift.received_bytes(each.dtype) for each, shift in shifts)
-        peaks = [each.before.nbytes + shifted for each, _ in shifts]
+        peaks = [taken + shifted for _ in shifts]
         for each in moved:
             if each.shift is None:
                 mine = [plan for plan in plans if each.move is not None and plan.source == each.move.source]
-                peaks.append(each.before.nbytes + each.after.nbytes + max(map(_count_temp_bytes, mine), default=0))
+                peaks.append(taken + each.after.nbytes + max(map(_count_temp_bytes, mine), default=0))
         return max(peaks, default=0)
 
     @property
@@ -420,7 +425,7 @@ def explain_other_bits(flow: Flow, one: Proposal, options: ProposalOptions) -> s
     for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
         source, summands = plan.source, math.prod(axis.size for axis in plan.source.partial)
         # Two summands have one order, and integers give the same in any.
-        if summands <= 2 or not isinstance(each, Replacement) or is_exact(each.before.dtype):
+        if summands <= 2 or not isinstance(each, Replacement) or is_exact(each.befores[0].dtype):
             continue
         scatters = any(step.kind == "reduce_scatter" for step in plan.steps)
         if options.platform == "tpu" and summands == source.mesh.size and scatters:
@@ -511,12 +516,12 @@ def predict_costs(collectives: Sequence[Collective], maps: IndexMaps) -> Measure
 
     def predict(one: Proposal) -> ProposalCost:
         for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
-            if not isinstance(each, Replacement) or not each.is_summed or is_exact(each.before.dtype):
+            if not isinstance(each, Replacement) or not each.is_summed or is_exact(each.befores[0].dtype):
                 continue
             # Floats must not be added up in several rounds, nor in another order of devices.
             instructions = [step.each if isinstance(step, InParts) else step for step in lower_plan(plan).instructions]
             sums = [step.groups for step in instructions if isinstance(step, ReduceScatter | AllReduce)]
-            if len(sums) != 1 or set(sums[0]) != set(map(tuple, device_groups(maps, each.leaf))):
+            if len(sums) != 1 or set(sums[0]) != set(map(tuple, device_groups(maps, each.leaves[0]))):
                 raise Unfit("its elements would be added up in another order")
         received = launches = 0
         for plan in one.outcome.plans:
@@ -545,10 +550,10 @@ def list_proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:
     for each in one.replacements:
         if isinstance(each, OpReplacement):
             gather = next(plans)
-            moves += [describe(each.before, None, gather)] if gather.source != gather.target else []
+            moves += [describe(each.befores[0], None, gather)] if gather.source != gather.target else []
             moves += [describe(None, output.after, next(plans)) for output in each.outputs]
         elif each.move is not None:
-            moves.append(describe(each.before, each.after, next(plans)))
+            moves.append(describe(each.befores[0], each.after, next(plans)))
         elif each.shift is not None:
-            moves.append(ArrayMove(each.before, each.after, each.shift.received_bytes(each.dtype), False))
+            moves.append(ArrayMove(each.befores[0], each.after, each.shift.received_bytes(each.dtype), False))
     return tuple(moves)

@@ -144,8 +144,9 @@ class _Rewritten:
         everything = {one.id: one for computation in changed for one in computation.instructions}
         for splice, linked in changes:
             fragment = ModuleProto.decode(splice.fragment)
-            source = new.computation_named(splice.region).named(splice.source)
-            ids = linked.instructions | {one.id: source.id for one in fragment.entry.parameters}
+            region, parameters = new.computation_named(splice.region), fragment.entry.parameters
+            sources = [region.named(name).id for name in splice.sources]
+            ids = linked.instructions | {one.id: at for one, at in zip(parameters, sources, strict=True)}
             for original in fragment.instructions():
                 if original.opcode == "parameter" and original in fragment.entry.instructions:
                     continue

@@ -3,7 +3,7 @@
     %g = f32[64,64] all-gather(%s)                                    %t = f32[64,8] all-to-all(%s)
     %f = f32[64,8] fusion(%g, %partition-id), calls=%slice_and_add    %f = f32[64,8] fusion(%t), calls=%add
 
-The fragment has one parameter, which becomes `source`, and its root takes the place of each `Use`. A use inside a
+The fragment has a parameter for each of the `sources`, and its results take the place of each `Use`. A use inside a
 fusion is replaced by a new parameter of the fusion, through which the tile enters. What nobody uses any more is
 removed: instructions, and parameters of fusions. All else keeps its bytes.
 """
@@ -36,15 +36,15 @@ class Use:
 
 @dataclass(frozen=True)
 class Splice:
-    """What to put where: in the computation `region`, what `fragment` yields, given `source`, replaces all `uses`.
+    """What to put where: in the computation `region`, what `fragment` yields, given `sources`, replaces all `uses`.
 
-    `fragment` is a serialized module with one parameter, captured at the same stage of the same compiler. A fragment
-    with several results yields a tuple of them.
+    `fragment` is a serialized module with a parameter for each source, captured at the same stage of the same compiler.
+    A fragment with several results yields a tuple of them.
     `metadata` is the OpMetadata that its instructions get.
     """
 
     region: str
-    source: str
+    sources: tuple[str, ...]
     uses: tuple[Use, ...]
     fragment: bytes
     metadata: bytes = b""
@@ -85,7 +85,7 @@ class Splicer:
         entry = fragment.entry
         if (module.schedule is None) != (fragment.schedule is None):
             raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
-        source = region.named(change.source)
+        sources = [region.named(name) for name in change.sources]
         uses: list[Use] = []
         first: list[int] = []  # The instructions that need a value: the fusion that it is inside of, or its first user.
         for use in change.uses:
@@ -101,7 +101,7 @@ class Splicer:
                 first += [one.id for one in region.users(replaced.id)][:1] or [replaced.id]
         at = next(at for at, one in enumerate(region.instructions) if one.id in first)
         linked, results = Linked(fragment.is_laid_out), result_ids(entry)
-        made = _link_fragment(known, region, fragment, source, change.metadata, linked)
+        made = _link_fragment(known, region, fragment, sources, change.metadata, linked)
         values = [linked.instructions[one] for one in results]
         if any(use.output >= len(values) for use in uses):
             raise SpliceError(
@@ -159,15 +159,17 @@ def _link_fragment(
     known: SpliceContext,
     region: ComputationProto,
     fragment: ModuleProto,
-    source: InstructionProto,
+    sources: Sequence[InstructionProto],
     metadata: bytes,
     linked: Linked,
 ) -> list[InstructionProto]:
     """Adds the fragment's computations to the module, and returns the instructions of its entry for the region."""
     module, entry = known.module, fragment.entry
-    if [linked.compared(one.shape) for one in entry.parameters] != [linked.compared(source.shape)]:
-        raise SpliceError(f"{source.name}: the fragment takes another shape or layout")
-    linked.instructions[entry.parameters[0].id] = source.id
+    parameters = entry.parameters
+    if [linked.compared(one.shape) for one in parameters] != [linked.compared(one.shape) for one in sources]:
+        names = ", ".join(one.name for one in sources)
+        raise SpliceError(f"{names}: the fragment takes another shape or layout")
+    linked.instructions.update({one.id: source.id for one, source in zip(parameters, sources, strict=True)})
     linked.channels = known.new_channels(fragment)
     added = [one for one in fragment.computations if one is not entry]
     linked.computations = dict(zip([one.id for one in added], module.new_ids(len(added)), strict=True))
@@ -263,8 +265,8 @@ def _insert_in_schedule(
     consumers: Set[int],
 ) -> None:
     """Schedules the fragment just before the first instruction that takes its result, or at the end."""
-    own = {linked.instructions.get(one.id, one.id) for one in entry.parameters}
-    order = [number for one in added[entry.id] if (number := linked.instructions[one]) not in own]
+    own = {one.id for one in entry.parameters}
+    order = [linked.instructions[one] for one in added[entry.id] if one not in own]
     ids = schedule[region.id]
     at = next((at for at, one in enumerate(ids) if one in consumers), len(ids))
     ids[at:at] = order

@@ -80,7 +80,7 @@ def test_the_same_operation_on_fewer_rows():
 
 def test_an_fft_whose_operand_is_gathered():
     one = proposed(FFT).replacement()
-    assert (one.instruction, one.source, one.places) == ("f", "p", ((2, 8), (8, 1)))
+    assert (one.instruction, one.sources, one.places) == ("f", ("p",), ((2, 8), (8, 1)))
     assert [str(one.choices[0].source), str(one.choices[0].rows)] == ["c64[{d0}2, 8]", "c64[{d0}2, 8]"]
     assert [tuple(map(str, pair)) for pair in one.choices[0].outputs] == [("c64[{d0}2, 8]", "c64[8, {d0}2]")]
     (output,) = one.outputs

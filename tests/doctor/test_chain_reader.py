@@ -182,10 +182,10 @@ REPLACED = {
 def test_what_replaces_a_chain(name):
     lines, source, used, before, after = REPLACED[name]
     (((one,),)) = replacements(module(*lines))
-    assert (one.source, one.uses, one.is_summed) == (source, (Use((), used),), "sum" in name)
+    assert (one.sources, one.uses, one.is_summed) == ((source,), (Use((), used),), "sum" in name)
     assert (str(one.move.source), str(one.move.target)) == (before, after)
     if name == "gather":
-        assert one.before.dims == (2, 8) and one.after.dims == (8, 2) and one.move.places == ((2, 8), (4, 2), (2, 1))
+        assert (one.befores[0].dims, one.after.dims) == ((2, 8), (8, 2)) and one.move.places == ((2, 8), (4, 2), (2, 1))
 
 
 def test_places_say_how_the_tile_lies():
@@ -197,7 +197,7 @@ def test_places_say_how_the_tile_lies():
         "ROOT %r = f32[8,2]{1,0} negate(%d)",
     ]  # fmt: skip
     (((one,),)) = replacements(module(*lines))
-    assert one.source == "t" and one.before.layout == "0,1" and one.move.places == ((2, 1), (4, 4), (2, 2))
+    assert one.sources == ("t",) and one.befores[0].layout == "0,1" and one.move.places == ((2, 1), (4, 4), (2, 2))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -205,7 +205,7 @@ def test_the_recorded_programs(name):
     module = recorded(name)
     everything = [one for each in replacements(module.text, 8) if not isinstance(each, str) for one in each]
     for change in module.splices:
-        assert any(one.source == change.source and one.uses == change.uses for one in everything)
+        assert any(one.sources == change.sources and one.uses == change.uses for one in everything)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ PART = "%e = f32[1,2]{1,0} slice(%g), slice={[0:1], [2:4]}\n  ROOT %r = f32[1,2]
 def test_a_part_of_one_device():
     """A whole array is gathered for two elements of the first device."""
     (((one,),)) = replacements(module(GATHER, PART))
-    assert one.source == "p" and one.uses == (Use((), "e"),)
+    assert one.sources == ("p",) and one.uses == (Use((), "e"),)
     assert one.pick == Pick(((0, 0), (2, 3)), (0,)) and one.move.places == ((2, 1),)
     assert str(one.move.source) == "f32[{d0}, 2]" and str(one.move.target) == "f32[4, 2]"
 

@@ -183,7 +183,7 @@ def test_planted_faults_of_sums(was, is_now, why):
 def signature(text, name, leaf="p"):
     traced = Traced(hlo.parse(HEAD + text), 4, spliced=True)
     region = traced.flow.regions[0]
-    return traced.signature(HloValue(region, name), HloValue(region, leaf))
+    return traced.signature(HloValue(region, name), (HloValue(region, leaf),))
 
 
 def inside(text):
@@ -191,7 +191,7 @@ def inside(text):
     traced = Traced(hlo.parse(HEAD + text), 4)
     region = traced.flow.regions[0]
     scope = traced.flow.inner(region, region.computation.root)
-    return traced.signature(HloValue(scope, "d"), HloValue(region, "p"))
+    return traced.signature(HloValue(scope, "d"), (HloValue(region, "p"),))
 
 
 def test_names_and_channels_are_left_out():

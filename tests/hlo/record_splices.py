@@ -80,7 +80,7 @@ def record(name, source, devices):
         fragment.remove(_STACK_FRAMES)  # They name files of this machine, and a splice does not take them over.
         (DATA / f"{name}_{at}.pb").write_bytes(wire.encode_message(fragment))
     described = [
-        {"region": one.region, "source": one.source, "uses": [[list(use.path), use.name] for use in one.uses]}
+        {"region": one.region, "source": one.sources[0], "uses": [[list(use.path), use.name] for use in one.uses]}
         for one in changes
     ]
     (DATA / f"{name}.json").write_text(json.dumps(described, indent=1) + "\n")

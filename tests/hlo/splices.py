@@ -30,7 +30,7 @@ def recorded(name: str) -> Recorded:
     splices = tuple(
         Splice(
             one["region"],
-            one["source"],
+            (one["source"],),
             tuple(Use(tuple(path), value) for path, value in one["uses"]),
             (DATA / f"{name}_{at}.pb").read_bytes(),
             b"\x12\x04here",

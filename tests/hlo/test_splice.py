@@ -73,7 +73,7 @@ def test_the_fragment_stands_before_all_its_uses(order):
     shape = ModuleProto.decode(module.splices[0].fragment).entry.root.shape
     uses = []
     for number in range(2):  # The second pair stands before the first.
-        value = with_copy(old, old.entry.named(module.splices[0].source))
+        value = with_copy(old, old.entry.named(module.splices[0].sources[0]))
         value.name, value.shape = f"value{number}", shape
         user = with_copy(old, value, "custom-call")
         user.name, user.shape = f"user{number}", shape
@@ -99,12 +99,12 @@ def test_what_does_not_fit_is_refused():
     module = recorded("train_cpu")
     (change,) = module.splices
     with pytest.raises(NotationError, match="no instruction named"):
-        splice(module.decoded(), replace(change, source="nothing"))
+        splice(module.decoded(), replace(change, sources=("nothing",)))
     with pytest.raises(NotationError, match="no computation named"):
         splice(module.decoded(), replace(change, region="nothing"))
     with pytest.raises(SpliceError, match="takes another shape or layout"):
         other = next(one.name for one in module.decoded().entry.instructions if one.opcode == "all-gather")
-        splice(module.decoded(), replace(change, source=other))
+        splice(module.decoded(), replace(change, sources=(other,)))
     with pytest.raises(SpliceError, match="only one has a schedule"):
         splice(module.decoded(), replace(change, fragment=recorded("train_v5p").splices[0].fragment))
 
@@ -225,7 +225,8 @@ def added(case):
     """The instructions that came with fragments."""
     _, proto, changes = case
     ids = {number for change in changes for number in change.linked.instructions.values()}
-    sources = {proto.computation_named(one.splice.region).named(one.splice.source).id for one in changes}
+    splices = [one.splice for one in changes]
+    sources = {proto.computation_named(one.region).named(name).id for one in splices for name in one.sources}
     return [one for one in proto.instructions() if one.id in ids - sources]
 
 

@@ -1,8 +1,8 @@
 """Fragments: plans compiled for the devices and memory layouts of a program, captured before they are scheduled.
 
-A fragment is a module with one parameter, the tile before, and a root, the tile after. XLA compiles it as it compiles
-any program, and hands it to our pass at the stage at which it hands over the program itself. So a fragment is spelled
-as this compiler on this platform spells it, and is never written by hand.
+A fragment is a module with a parameter for each tile before, and a result for each tile after. XLA compiles it as
+it compiles any program, and hands it to our pass at the stage at which it hands over the program itself. So a fragment
+is spelled as this compiler on this platform spells it, and is never written by hand.
 """
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -44,34 +44,23 @@ QUICKER = {"cpu": {"xla_backend_optimization_level": 0}}
 _capturing = CompilingThread[list[bytes]]("reshard-fragment")
 
 
-@dataclass(frozen=True)
-class FragmentKey:
-    """What a fragment is compiled for: the plan, the tiles before and after, and how the source's digits lie.
+Tiles = tuple[jax.Array, ...]
+
+
+class MoveKey(NamedTuple):
+    """A move in a fragment: the plan, the tile after, how the source's digits lie, and the number of the tile before.
 
     With a `pick`, the plan moves a part of the tile, and the result is one device's.
     """
 
     plan: Plan
-    before: Array
     after: Array
     places: tuple[tuple[int, int], ...]
     pick: Pick | None = None
+    tile: int = 0
 
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of its layouts."""
-        return self.plan.source.mesh
-
-    @property
-    def afters(self) -> tuple[Array, ...]:
-        """The arrays that it yields."""
-        return (self.after,)
-
-    def __str__(self) -> str:
-        return f"{self.plan.source} -> {self.plan.target}"
-
-    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
-        """From the tile before to those afterwards, for code inside a `shard_map` over all axes.
+    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], jax.Array]:
+        """From the tile before to the one afterwards, for code inside a `shard_map` over all axes.
 
         The conversions that the program has on the way come first or last, so that the narrowest dtype is moved.
         """
@@ -80,9 +69,39 @@ class FragmentKey:
         box = (...,) if self.pick is None else tuple(slice(first, last + 1) for first, last in self.pick.box)
         at = (...,) if self.pick is None else self.pick.at
 
-        def move(tile: jax.Array) -> tuple[jax.Array, ...]:
+        def move(tile: jax.Array) -> jax.Array:
             tile = in_places(tile[box].astype(moved), self.places).reshape(self.plan.source.tile_shape)
-            return (run(tile)[at].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype)),)
+            return run(tile)[at].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype))
+
+        return move
+
+
+@dataclass(frozen=True)
+class FragmentKey:
+    """What a fragment is compiled for: the tiles before, and the moves that yield those after, one for each."""
+
+    befores: tuple[Array, ...]
+    moves: tuple[MoveKey, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of its layouts."""
+        return self.moves[0].plan.source.mesh
+
+    @property
+    def afters(self) -> tuple[Array, ...]:
+        """The arrays that it yields."""
+        return tuple(one.after for one in self.moves)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{one.plan.source} -> {one.plan.target}" for one in self.moves)
+
+    def function(self, axes: dict[str, int]) -> Callable[..., Tiles]:
+        """From the tiles before to those afterwards, for code inside a `shard_map` over all axes."""
+        runs = [(one.tile, one.function(axes)) for one in self.moves]
+
+        def move(*tiles: jax.Array) -> Tiles:
+            return tuple(run(tiles[at]) for at, run in runs)
 
         return move
 
@@ -170,19 +189,25 @@ def _lower_fragment(key: Key, devices: Sequence[Any]) -> Any:
     spec = PartitionSpec(tuple(axes))
     function, afters = key.function(axes), key.afters
 
-    def moved(tile: jax.Array) -> Any:
-        tiles = function(tile)
-        return (*tiles, jax.numpy.zeros(1, bool)) if len(afters) > 1 else next(iter(tiles))
+    def moved(*tiles: jax.Array) -> Any:
+        made = function(*tiles)
+        return (*made, jax.numpy.zeros(1, bool)) if len(afters) > 1 else next(iter(made))
 
     sharding = NamedSharding(mesh, spec)
-    shape = tuple(len(devices) * size if dim == 0 else size for dim, size in enumerate(key.before.dims))
+    shapes = [
+        tuple(len(devices) * size if dim == 0 else size for dim, size in enumerate(one.dims)) for one in key.befores
+    ]
     formats = [Format(_layout_of(one), sharding) for one in afters]
     jitted = jax.jit(
         jax.shard_map(moved, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False),
-        in_shardings=Format(_layout_of(key.before), sharding),
+        in_shardings=tuple(Format(_layout_of(one), sharding) for one in key.befores),
         out_shardings=(*formats, sharding) if len(formats) > 1 else formats[0],
     )
-    return jitted.lower(jax.ShapeDtypeStruct(shape, dtypes.canonical(key.before.dtype), sharding=sharding))
+    arguments = [
+        jax.ShapeDtypeStruct(shape, dtypes.canonical(one.dtype), sharding=sharding)
+        for shape, one in zip(shapes, key.befores, strict=True)
+    ]
+    return jitted.lower(*arguments)
 
 
 def in_places(tile: jax.Array, places: Sequence[tuple[int, int]]) -> jax.Array:
@@ -236,9 +261,6 @@ def _import_hlo() -> Any:
 # Fragments that run an operation on each device's own rows: its source is moved there, and its results from there.
 
 
-Tiles = tuple[jax.Array, ...]
-
-
 class OutputKey(NamedTuple):
     """A result of an operation: its number, its plan, the digits of the tile that the plan yields, and its array."""
 
@@ -252,14 +274,14 @@ class OutputKey(NamedTuple):
 class OpFragmentKey:
     """What a fragment with an operation is compiled for.
 
-    `plan` moves the tile `before`, whose digits lie at `places`, to whole rows. `indices` has the dim of which an
-    operand is the index, for each operand; None for the data.
+    `plan` moves the only tile of `befores`, whose digits lie at `places`, to whole rows. `indices` has the dim of which
+    an operand is the index, for each operand; None for the data.
     """
 
     op: BatchOp
     indices: tuple[int | None, ...]
     plan: Plan
-    before: Array
+    befores: tuple[Array]
     places: tuple[tuple[int, int], ...]
     outputs: tuple[OutputKey, ...]
 
@@ -352,7 +374,7 @@ class ShiftKey:
     """What such a fragment is compiled for: the shifts of one tile, what each yields, and the dtype that is moved."""
 
     shifts: tuple[Shift, ...]
-    before: Array
+    befores: tuple[Array, ...]
     afters: tuple[Array, ...]
     dtype: str
 
@@ -374,9 +396,9 @@ class ShiftKey:
         return tuple(boxes)
 
     def __str__(self) -> str:
-        return f"{len(self.shifts)} shifts of {self.dtype}{list(self.before.dims)}"
+        return f"{len(self.shifts)} shifts of {self.dtype}{list(self.befores[0].dims)}"
 
-    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], Tiles]:
         """From the tile before to those afterwards, for code inside a `shard_map` over one axis."""
         (axis,) = axes
 
@@ -399,7 +421,7 @@ class ShiftKey:
 
 
 Key = FragmentKey | OpFragmentKey | ShiftKey
-"""What a fragment is compiled for: the tile that it takes, those that it yields, and the function between them."""
+"""What a fragment is compiled for: the tiles that it takes, those that it yields, and the function between them."""
 
 
 def _cut_box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:

@@ -45,6 +45,7 @@ from reshard.jax.xla_pass.fragments import (
     FragmentKey,
     Fragments,
     Key,
+    MoveKey,
     OpFragmentKey,
     OutputKey,
     ShiftKey,
@@ -267,12 +268,12 @@ class _Round:
         current = candidates[0]
         try:
             for current in candidates:
-                region, source = current.chain.region.computation.name, current.replacements[0].source
+                region, sources = current.chain.region.computation.name, tuple(current.sources)
                 stand_ins = regions.setdefault(region, {})
                 # What takes a chain's place has the name and the line of its first collective.
                 metadata = self.proto.computation_named(region).named(current.chain.collectives[0].name).metadata
                 for key, uses in asked_fragments(current):
-                    placed = stand_ins.get(source, source)
+                    placed = tuple(stand_ins.get(source, source) for source in sources)
                     change = Splice(region, placed, uses, self.fragments.get(key).module, metadata)
                     changes.append(integrity.Change(change, splicer.splice(change)))
                     stand_ins.update(changes[-1].linked.stand_ins)
@@ -325,7 +326,7 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
             outputs = tuple(OutputKey(result.number, plan, result.order, result.after) for result, plan in results)
             indices = tuple(operand.index_dim for operand in each.inputs)
             uses = tuple(replace(use, output=at) for at, output in enumerate(each.outputs) for use in output.uses)
-            keys.append((OpFragmentKey(each.op, indices, gather, each.before, each.places, outputs), uses))
+            keys.append((OpFragmentKey(each.op, indices, gather, each.befores, each.places, outputs), uses))
         return keys
     plans = iter(one.outcome.plans)
     shifts: dict[str, list[tuple[Replacement, Shift]]] = {}
@@ -333,12 +334,13 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
         if not isinstance(each, Replacement):
             continue
         if each.move is not None:
-            keys.append((FragmentKey(next(plans), each.before, each.after, each.move.places, each.pick), each.uses))
+            move = MoveKey(next(plans), each.after, each.move.places, each.pick)
+            keys.append((FragmentKey(each.befores, (move,)), each.uses))
         if each.shift is not None:
             shifts.setdefault(each.dtype, []).append((each, each.shift))
     for dtype, alike in shifts.items():
         afters = tuple(each.after for each, _ in alike)
-        key = ShiftKey(tuple(shift for _, shift in alike), alike[0][0].before, afters, dtype)
+        key = ShiftKey(tuple(shift for _, shift in alike), alike[0][0].befores[:1], afters, dtype)
         uses = tuple(replace(use, output=at) for at, (each, _) in enumerate(alike) for use in each.uses)
         keys.append((key, uses))
     return keys

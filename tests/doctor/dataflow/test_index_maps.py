@@ -162,7 +162,7 @@ def origins(lines, name, dims):
     """Where the elements of a value come from: device and place in %p, a row per device; -1 for padding."""
     traced = Traced(hlo.parse(HEAD + lines + "}\n"), 2, spliced=True)
     region = traced.region("main")
-    result = traced.origins(HloValue(region, name), HloValue(region, "p"), everywhere(2, dims))
+    result = traced.origins(HloValue(region, name), (HloValue(region, "p"),), everywhere(2, dims))
     return np.where(result.leaf < 0, -1, result.place).reshape(2, -1).tolist(), result.device.reshape(2, -1)
 
 

@@ -23,6 +23,7 @@ from reshard.jax.xla_pass import fragments, program_peaks, xla_hook
 from reshard.jax.xla_pass.fragments import (
     FragmentKey,
     Fragments,
+    MoveKey,
     OpFragmentKey,
     ShiftKey,
     in_places,
@@ -37,7 +38,8 @@ def key(before="2,1,0", after="2,1,0"):
     """The move of jax-ml/jax#21562 on tiles 8 x 16 x 4, dims in the order of the program."""
     plan = rs.plan(*(rs.Layout.parse(text, MESH) for text in ("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]")))
     places = ((8, 64), (16, 4), (4, 1))
-    return FragmentKey(plan, Array("f32", (8, 16, 4), before), Array("f32", (16, 2, 16), after), places)
+    move = MoveKey(plan, Array("f32", (16, 2, 16), after), places)
+    return FragmentKey((Array("f32", (8, 16, 4), before),), (move,))
 
 
 @pytest.fixture
@@ -88,11 +90,10 @@ def test_the_tile_function_rearranges_the_tile():
     """With one device the plan does nothing, so what is left is the order of the digits."""
     mesh = rs.Mesh(x=1)
     plan = rs.plan(rs.Layout.parse("f32[4, 6]", mesh), rs.Layout.parse("f32[4, 6]", mesh))
-    one = FragmentKey(plan, Array("f32", (6, 4), "1,0"), Array("f32", (4, 6), "1,0"), ((4, 1), (6, 4)))
+    one = MoveKey(plan, Array("f32", (4, 6), "1,0"), ((4, 1), (6, 4)))
     run = one.function({"axis0": 1})
     tile = np.arange(24, dtype="float32").reshape(6, 4)
-    (moved,) = run(jax.numpy.asarray(tile))
-    np.testing.assert_array_equal(np.asarray(moved), tile.T)
+    np.testing.assert_array_equal(np.asarray(run(jax.numpy.asarray(tile))), tile.T)
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
@@ -121,7 +122,7 @@ def test_shifts_bring_each_device_its_cells(seed):
         starts = [tuple(choose.randint(0, 5 - extent) for extent in size) for _ in range(2)]
         sides = ([one if (d in firsts) == side else -1 for d, one in enumerate(froms)] for side in (True, False))
         cells.append(tuple(fragments.ShiftSource(at, tuple(of)) for at, of in zip(starts, sides, strict=True)))
-    one = ShiftKey((Shift(cuts, tuple(cells)),), Array("f32", (5, 5)), (Array("f32", (3, 4)),), "float32")
+    one = ShiftKey((Shift(cuts, tuple(cells)),), (Array("f32", (5, 5)),), (Array("f32", (3, 4)),), "float32")
     tiles = np.arange(100, dtype="float32").reshape(4, 5, 5)
     mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
     run = jax.shard_map(one.function({"d": 4}), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)

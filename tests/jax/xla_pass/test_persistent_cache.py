@@ -11,7 +11,7 @@ import reshard as rs
 from reshard.hlo import Array
 from reshard.jax.jit import jit
 from reshard.jax.xla_pass import xla_hook
-from reshard.jax.xla_pass.fragments import FragmentKey, Fragments
+from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, MoveKey
 from tests.jax.moving import numbered, program
 
 SETTINGS = {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
@@ -54,7 +54,8 @@ def test_a_fragment_neither_comes_from_it_nor_goes_there(cache):
     """One from the cache is not compiled, so that the pass would never see its module."""
     mesh = rs.Mesh(x=8)
     plan = rs.plan(*(rs.Layout.parse(text, mesh) for text in ("f32[{x}2, 16]", "f32[16, {x}2]")))
-    key = FragmentKey(plan, Array("f32", (2, 16), "1,0"), Array("f32", (16, 2), "1,0"), ((2, 16), (16, 1)))
+    move = MoveKey(plan, Array("f32", (16, 2), "1,0"), ((2, 16), (16, 1)))
+    key = FragmentKey((Array("f32", (2, 16), "1,0"),), (move,))
     with xla_hook.enabled():
         first, second = (Fragments(jax.devices()).get(key) for _ in range(2))
     assert first[1:] == second[1:] and not list(cache.iterdir())
