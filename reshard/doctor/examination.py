@@ -37,6 +37,7 @@ from reshard.doctor.report import Report
 from reshard.doctor.report.findings import CompiledMemory
 from reshard.errors import MeshError, NotationError, ReshardError, quoted, shortened
 from reshard.hlo import Collective, Module
+from reshard.hlo.combined import open_sums
 from reshard.hlo.module import metadata_fields
 from reshard.hlo.text_reader import compiled_platform
 from reshard.plans.plan import Plan
@@ -91,7 +92,7 @@ def examine(
     moves = tuple(known) if isinstance(known, list | tuple) else read_items(known)
     if moves is None or not all(isinstance(move, Known) for move in moves):
         raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
-    module = hlo.parse(text)
+    module = open_sums(hlo.parse(text))
     collectives = hlo.collectives(module, every_branch=True)
     _check_operands(module)
     options = ProposalOptions(

@@ -42,6 +42,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.errors import NotationError, quoted, shortened
+from reshard.hlo.combined import CombinedPart
 from reshard.hlo.module import Array, CallSite, Computation, Instruction, Module, Source, source_of
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.whole import check_kind, read_items, whole, written
@@ -373,6 +374,17 @@ class Collective:
             raise NotationError(f"HLO instruction {self.name}: it yields no array; give a module as XLA prints it")
         return self.results[0].dtype
 
+    @property
+    def is_combined(self) -> bool:
+        """Whether it is one array of a sum of several, which are launched together; see `hlo.combined`."""
+        return isinstance(self.instruction.source, CombinedPart)
+
+    @property
+    def launches(self) -> int:
+        """1; 0 for an array of a combined sum that is not its first."""
+        part = self.instruction.source
+        return 0 if isinstance(part, CombinedPart) and part.at else 1
+
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """The (source, target) pairs of a permute; empty for other kinds."""
@@ -446,7 +458,9 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
     by_kind: dict[str, Total] = {}
     for one in executed:
         before, times = by_kind.get(one.kind, Total(0, 0)), (1 if one.times is None else one.times)
-        by_kind[one.kind] = Total(before.launches + times, before.received_bytes + times * one.received_bytes)
+        by_kind[one.kind] = Total(
+            before.launches + times * one.launches, before.received_bytes + times * one.received_bytes
+        )
     return Traffic(
         sum(total.launches for total in by_kind.values()),
         sum(total.received_bytes for total in by_kind.values()),
@@ -527,7 +541,9 @@ class _Walk:
             case "reduce_scatter":
                 received = result * (size - 1)
             case "all_reduce":
-                received = all_reduce_elements(result, size)
+                part = instruction.source
+                before = part.bytes_before if isinstance(part, CombinedPart) else 0
+                received = all_reduce_elements(before + result, size) - all_reduce_elements(before, size)
             case _:
                 received = result if size > 1 else 0
         return Collective(

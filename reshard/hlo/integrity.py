@@ -4,6 +4,7 @@ What must hold, whatever made the new module:
 
     kept         every instruction of the old module that is still there has its old fields, literals included, its
                  old operands (a replaced value apart), and its old control predecessors
+                 as before; a combined sum may have lost the arrays whose elements nothing takes any more
     added        every other instruction is one of a fragment's, its fields as they were captured
     order        operands stand before their users, called computations before their callers, ids are unique
     schedule     scheduled as before or not at all; each scheduled computation lists each instruction once, in order
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reshard.errors import SpliceError
+from reshard.hlo.combined import expect_shrunk
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
 from reshard.hlo.splice import Linked, Splice, SpliceContext, replaced_values, result_ids
 from reshard.hlo.wire import refuse_damage
@@ -204,7 +206,7 @@ def _check_kept(before: ComputationProto, computation: ComputationProto, rewritt
         raise SpliceError(f"{computation.name}: it was {before.name}")
     if not rewritten.may_follow(before.root_id, computation.root_id):
         raise SpliceError(f"{computation.name}: it has another root")
-    originals = {one.id: one for one in before.instructions}
+    originals = {one.id: one for one in before.instructions} | dict(expect_shrunk(before, computation))
     gone = set(originals) - {one.id for one in computation.instructions}
     for instruction in computation.instructions:
         if instruction.id in rewritten.added or instruction.id in rewritten.roots:

@@ -11,7 +11,7 @@ edited text would lose constants, the sign of zero, ids and the schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
@@ -23,7 +23,7 @@ from reshard.hlo.wire import ProtoMessage
 T = TypeVar("T")
 _COMPUTATIONS, _PROGRAM_SHAPE, _ENTRY_ID, _SCHEDULE = 3, 4, 6, 7  # of a module
 _INSTRUCTIONS, _PARAMETERS, _RESULT, _NAMES = 2, 1, 2, 3  # of a computation, and of its program shape
-_OPCODE, _SHAPE, _LAYOUT = 2, 3, 5
+_OPCODE, _SHAPE, _TUPLE_SHAPES, _LAYOUT = 2, 3, 4, 5
 _STARTERS = ("while", "conditional", "call")
 
 
@@ -86,11 +86,13 @@ class InstructionProto(_Edited):
     """One instruction; what its proto says beside the fields named here is kept as it is.
 
     `shape` is the ShapeProto of its result, layout included, `metadata` its OpMetadata, `channel` 0 without one.
+    `index` is the element that it takes of a tuple.
     `operands`, `control` and `called` are ids: of operands, of control predecessors, and of computations.
     """
 
     name, opcode = _text_field(1), _text_field(_OPCODE)
     id, parameter, channel, side_effect = _number_field(35), _number_field(9), _number_field(26), _number_field(65)
+    index = _number_field(13)
     shape, metadata = (
         _Field[bytes](number, lambda message, at: message.data(at) or b"", ProtoMessage.set_data)
         for number in (_SHAPE, 7)
@@ -384,6 +386,14 @@ def without_layout(shape: bytes) -> bytes:
     """The ShapeProto of an array without its memory layout."""
     message = wire.decode_message(shape)
     message.remove(_LAYOUT)
+    return wire.encode_message(message)
+
+
+def pick_shapes(shape: bytes, elements: Sequence[int]) -> bytes:
+    """The ShapeProto of a tuple of some elements of another."""
+    message = wire.decode_message(shape)
+    parts = message.all_data(_TUPLE_SHAPES)
+    message.set_all_data(_TUPLE_SHAPES, [parts[at] for at in elements])
     return wire.encode_message(message)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from reshard.errors import SpliceError
+from reshard.hlo.combined import shrink_sums
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, make_parameter, without_layout
 from reshard.hlo.wire import refuse_damage
 
@@ -75,12 +76,15 @@ class Splicer:
 
     def __init__(self, module: ModuleProto) -> None:
         self._known = SpliceContext(module)
+        self._regions: list[ComputationProto] = []
 
     @refuse_damage
     def splice(self, change: Splice) -> Linked:
         """Splices one fragment in; raises `SpliceError` where that cannot be done."""
         known, module = self._known, self._known.module
         region = module.computation_named(change.region)
+        if region not in self._regions:
+            self._regions.append(region)
         fragment = _decode_fragment(change.fragment).copy()
         entry = fragment.entry
         if (module.schedule is None) != (fragment.schedule is None):
@@ -116,8 +120,12 @@ class Splicer:
         return linked
 
     def finish(self) -> None:
-        """Removes the computations that nobody calls any more: once for all splices."""
-        remove_uncalled(self._known.module)
+        """Removes the arrays of combined sums and the computations that nobody takes any more: once for all splices."""
+        module = self._known.module
+        for region in self._regions:
+            schedule = None if module.schedule is None else module.schedule.get(region.id)
+            shrink_sums(region, schedule)
+        remove_uncalled(module)
 
 
 @lru_cache(maxsize=64)  # Many chains of a program, and many programs, ask for the same fragment; each splice copies it.

@@ -246,7 +246,7 @@ def sum_lines(places: Iterable[Place]) -> tuple[LineSum, ...]:
             runs, key = 1 if one.times is None else one.times, (place.kind, one.kind, *line)
             before = sums.get(key, LineSum(where, place.kind, one.kind, 0, 0))
             received = before.received_bytes + runs * one.received_bytes
-            sums[key] = replace(before, launches=before.launches + runs, received_bytes=received)
+            sums[key] = replace(before, launches=before.launches + runs * one.launches, received_bytes=received)
     return tuple(sorted(sums.values(), key=lambda line: -line.received_bytes))
 
 

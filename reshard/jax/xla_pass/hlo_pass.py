@@ -38,6 +38,7 @@ from reshard.doctor.proposals import (
 )
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
+from reshard.hlo.combined import open_sums
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
 from reshard.hlo.splice import Splice, Splicer, Use
@@ -210,7 +211,7 @@ class _Round:
         self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
         self.fragments = fragments
         self.devices = len(fragments.devices)
-        self.module = replace(read_proto(self.proto), num_partitions=self.devices, replica_count=1)
+        self.module = replace(open_sums(read_proto(self.proto)), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
         self.proposals = Proposals(
@@ -283,7 +284,8 @@ class _Round:
             rewritten = ModuleProto.decode(data, like=self.proto)
             integrity.check_splices(self.proto, rewritten, changes)
             check_parses(data)
-            after = Traced(replace(read_proto(rewritten), num_partitions=self.devices), self.devices, spliced=True)
+            opened = replace(open_sums(read_proto(rewritten)), num_partitions=self.devices)
+            after = Traced(opened, self.devices, spliced=True)
             replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))
             failures: list[_Failure] = []
             for candidate in candidates:

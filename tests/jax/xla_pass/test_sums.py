@@ -1,0 +1,128 @@
+"""Sums between devices: those that XLA combined are opened, and what is spliced into them is checked."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard.jax
+from reshard import hlo
+from reshard.doctor import examine
+from reshard.hlo import splice
+from reshard.jax.program_report import optimized_text
+
+
+def put(a, *spec):
+    return jax.lax.with_sharding_constraint(a, NamedSharding(mesh(), P(*spec)))
+
+
+def mesh():
+    return JaxMesh(np.array(jax.devices()[:8]).reshape(8), ("d",))
+
+
+def shapes(*dims, dtype="float32", spec=("d",)):
+    sharding = NamedSharding(mesh(), P(*spec))
+    return [jax.ShapeDtypeStruct(one, dtype, sharding=sharding) for one in dims]
+
+
+def data(arguments):
+    rng = np.random.default_rng(3)
+    return [jax.device_put((8 * rng.normal(size=one.shape)).astype(one.dtype), one.sharding) for one in arguments]
+
+
+def both(f, arguments, **options):
+    """The program plain and with the pass, with its report; their bytes received, and whether their bits are equal."""
+    plain = jax.jit(f).lower(*arguments).compile()
+    with reshard.jax.enabled(**options) as log:
+        ours = jax.jit(lambda *args: f(*args)).lower(*arguments).compile()
+    given = data(arguments)
+    results = [jax.tree.leaves(one(*given)) for one in (plain, ours)]
+    same = all(one.tobytes() == other.tobytes() for one, other in zip(*map(_to_numpy, results), strict=True))
+    texts = [optimized_text(one) for one in (plain, ours)]
+    return log.reports[-1], texts, [hlo.traffic(hlo.parse(text)).received_bytes for text in texts], same
+
+
+def _to_numpy(arrays):
+    return [np.asarray(one) for one in arrays]
+
+
+def gradients(kept):
+    """Sums of products over the devices, which XLA combines: `kept` of them end in parts, the others are whole."""
+
+    def run(x, y):
+        sums = [(x * (at + 1)).T @ y for at in range(4)]
+        return [jnp.tanh(put(one, "d") if at in kept else put(one)) for at, one in enumerate(sums)]
+
+    return run
+
+
+@pytest.mark.parametrize("kept", [(0,), (1, 3), (0, 1, 2), (0, 1, 2, 3)])
+def test_arrays_of_a_combined_sum_become_reduce_scatters_and_the_others_stay_combined(kept):
+    """The sum of four arrays was left whole, as "not the sum of one array"."""
+    report, texts, received, same = both(gradients(kept), shapes((64, 32), (64, 16)))
+    each = 2 * 7 * 32 * 16 * 4 // 8
+    assert received == [4 * each, 4 * each - len(kept) * each // 2] and same, str(report)
+    sums = [[one for one in hlo.parse(text).entry.instructions if one.opcode == "all-reduce"] for text in texts]
+    assert [[len(one.operands) for one in each] for each in sums] == [[4], [4 - len(kept)] * (len(kept) < 4)]
+    said = examine(texts[0])
+    assert (said.saved_bytes, said.wasted_bytes) == (received[0] - received[1],) * 2
+    assert (said.reached_bytes, said.needed_bytes, said.received_bytes) == (received[1], received[1], received[0])
+    assert sum(place.total_bytes for place in said.places) == said.received_bytes
+    assert sum(one.launches for place in said.places for one in place.collectives) == said.traffic.launches == 1
+
+
+def mistaken(edit):
+    """`shrink_sums`, with a mistake made in what it leaves of a sum."""
+    own = splice.shrink_sums
+
+    def shrink(computation, schedule):
+        own(computation, schedule)
+        for one in computation.instructions:
+            elements = computation.users(one.id)
+            if one.opcode == "all-reduce" and elements:
+                edit(one, elements)
+                return
+
+    return shrink
+
+
+def swap_operands(one, _):
+    one.operands = one.operands[::-1]
+
+
+def swap_elements(_, elements):
+    elements[0].index, elements[1].index = elements[1].index, elements[0].index
+
+
+def repeat_an_operand(one, _):
+    one.operands = [one.operands[0], *one.operands[:-1]]
+
+
+def take_the_replaced_array(one, elements):
+    one.operands = [*one.operands[:-1], min(one.operands) - 1]
+
+
+def change_the_group(one, _):
+    one.message.remove(93)
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (swap_operands, "it has other operands than before"),
+        (swap_elements, "it has changed"),
+        (repeat_an_operand, "it has other operands than before"),
+        (take_the_replaced_array, "it has other operands than before|does not stand before it"),
+        (change_the_group, "it has changed"),
+    ],
+)
+def test_a_combined_sum_that_was_shrunk_wrongly_is_refused(monkeypatch, edit, why):
+    monkeypatch.setattr(splice, "shrink_sums", mistaken(edit))
+    report, _, received, same = both(gradients((0,)), shapes((64, 32), (64, 16)))
+    assert same and received[0] == received[1] and not report.changed
+    assert re.search(why, str(report)), str(report)
