@@ -23,8 +23,8 @@ from reshard.synth.options import PlanOptions
 
 _jax: Any = jax
 HERE = Path(__file__).resolve().parents[1]
-SUMS: dict[str, dict[str, Any]] = {"pass": {}}
-"""How the pass may add up, and what it is then asked with."""
+SUMS: dict[str, dict[str, Any]] = {"pass": {}, "in any order": {"sums": "any order"}}
+"""How the pass may add up, and the options that say so."""
 PEAK_SLACK = 1.01
 """Alignment, and what an allocator leaves between buffers."""
 
