@@ -37,7 +37,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Tracer, count_value_elements, is_sum, summed_digits
-from reshard.doctor.infer_layouts import InferredMove, Pick, Shift, infer_layouts, infer_pick, infer_shift
+from reshard.doctor.infer_layouts import InferredMove, Shift, infer_layouts, infer_pick, infer_shift
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.errors import ReshardError
 from reshard.geometry.refine import prime_digits, refine
@@ -214,7 +214,9 @@ class _Region:
         """The moved value that this one is a form of: the same elements on the same device, renamed or reordered."""
         if value.opcode not in _LOCAL:
             return None
-        return next((source for source in self.maps.sources(value) or () if self.is_moved(source)), None)
+        # What is put together of several is a form of none of them.
+        moved = [source for source in self.maps.sources(value) or () if self.is_moved(source)]
+        return moved[0] if len(moved) == 1 else None
 
     def _leaves(self, inside: tuple[HloValue, ...]) -> frozenset[HloValue]:
         """The values that a chain's values come from: made by arithmetic, or needed before."""
@@ -247,8 +249,8 @@ class Replacement:
     """A value to make from `sources`, instructions of the chain's region, and the `uses` that it replaces.
 
     `leaves` are what the sources yield, or the sum of that over devices if the chain begins with a reduction. `befores`
-    and `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of
-    it. Either the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
+    and `after` are the arrays of one device, with their memory layouts. Either
+    the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
     """
 
     sources: tuple[str, ...]
@@ -258,7 +260,6 @@ class Replacement:
     befores: tuple[Array, ...]
     after: Array
     move: InferredMove | None
-    pick: Pick | None = None
     shift: Shift | None = None
     dtype: str = ""
 
@@ -367,14 +368,14 @@ class ChainReader:
         if summed and converted.narrowest not in (converted.before, converted.after):
             raise Unfit(f"it rounds the sum to {converted.narrowest} on the way")
         dtype = converted.before if summed else converted.narrowest
-        (tracer, move), pick, shift = self._infer_move(frozenset({leaf}), value, dtype, summed), None, None
+        (tracer, move), shift = self._infer_move(frozenset({leaf}), value, dtype, summed), None
         if move is None and not summed:
-            move, pick = infer_pick(tracer, value, dtype) or (None, None)
+            move = infer_pick(tracer, value, dtype)
             shift = infer_shift(tracer, value) if move is None else None
         if move is None and shift is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(use_of(chain.region, one) for one in values)
-        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, pick, shift, dtype)
+        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype)
 
     def _before_widening(self, value: HloValue) -> HloValue:
         """The same elements in a narrower dtype, if the value is that converted."""

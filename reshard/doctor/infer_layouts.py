@@ -17,7 +17,8 @@ same dim: columns are 4 x 2, rows are 4 x 2, and the move is f32[{d0}2, 8] -> f3
 
 The digits are read from points along the coordinates, one coordinate at a time, and then checked on other points.
 
-Where no two layouts describe a move, it may be that of a part (`Pick`), or of parts of neighbours' tiles (`Shift`).
+A source may be a part of its tile, as one half of a fused array. Where no two layouts describe a move, it may be that
+of a part of one device's tile (`infer_pick`), or of parts of neighbours' tiles (`Shift`).
 """
 
 from __future__ import annotations
@@ -67,27 +68,57 @@ class InferredMove(NamedTuple):
     """The layouts before and after a move, and how the source's tile lies in memory.
 
     `firsts` is the first device, for each, that has a copy of its tile. `places` has, for each local digit of the
-    source in the order of its dims, the digit's radix and its stride in the row-major tile that was traced.
+    source in the order of its dims, the digit's radix and its stride in the row-major tile that was traced. The source
+    may be a part of that tile, which begins at `start`: see `cut_part`. With a `pick`, all devices of a group use what
+    one of them has after the move: that at these indices, one for each digit that the group goes through.
     """
 
     source: Layout
     target: Layout
     firsts: Numbers
     places: tuple[tuple[int, int], ...]
+    start: int = 0
+    pick: tuple[int, ...] = ()
 
 
-class Pick(NamedTuple):
-    """Part of the tile of one device in each group, which all devices of the group use.
+class PartCut(NamedTuple):
+    """A cut of the last dim of an array: every `step`-th of some indices, which then are the two dims `sizes`."""
 
-    `box` has the first and the last index of that part in each dim, and `at` that device's place in the group, an index
-    for each digit that the group goes through.
+    first: int
+    after: int
+    step: int
+    sizes: tuple[int, int]
+
+
+def cut_part(places: Iterable[tuple[int, int]], start: int, elements: int) -> list[PartCut]:
+    """The cuts that leave, of a flat tile, a dim for each digit of a part of it, those of largest strides first.
+
+    Digits are given as radices and strides. After the cuts the last dim has size 1. Raises `Untraceable` if two indices
+    have the same element, or the part reaches beyond the tile.
+
+    >>> cut_part([(8, 32), (16, 1)], 16, 256)  # the second half of each of 8 rows
+    [PartCut(first=0, after=256, step=1, sizes=(8, 32)), PartCut(first=16, after=32, step=1, sizes=(16, 1))]
     """
+    cuts: list[PartCut] = []
+    left = sorted(places, key=lambda place: -place[1]) or [(1, 1)]
+    for at, (radix, stride) in enumerate(left):
+        whole, most = start // stride * stride, elements - radix * stride
+        if at == len(left) - 1 and stride > 1 and start + (radix - 1) * stride < elements:
+            cuts.append(PartCut(start, start + (radix - 1) * stride + 1, stride, (radix, 1)))
+            return cuts
+        # Rows are cut where rows begin if the part lies inside of them, which is no work where they are whole.
+        inside = start - whole + sum((times - 1) * step for times, step in left[at + 1 :]) < stride
+        first = whole if inside and elements % stride == 0 and whole <= most else min(start, most)
+        if first < 0:
+            raise Untraceable("two indices have the same element, or it reaches beyond the tile")
+        cuts.append(PartCut(first, first + radix * stride, 1, (radix, stride)))
+        start, elements = start - first, stride
+    if start:
+        raise Untraceable("the part begins inside its smallest digit")
+    return cuts
 
-    box: tuple[tuple[int, int], ...]
-    at: tuple[int, ...]
 
-
-def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMove, Pick] | None:
+def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> InferredMove | None:
     """The move that gathers one part of each tile, where all devices use the same sender's; None for any other move.
 
     An example is a program that gathers a whole array and uses its first element.
@@ -103,11 +134,10 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
             return None
         # The places are a box of the tile if they are those between the first and the last index, in order.
         indices = unravel_places(places[0], tracer.tiles[int(origins.leaf[0])].dims)
-        box = tuple((int(row.min()), int(row.max())) for row in indices)
-        sizes = [last - first + 1 for first, last in box]
+        starts = indices.min(axis=1, keepdims=True)
+        sizes = (indices.max(axis=1) - starts[:, 0] + 1).tolist()
         if math.prod(sizes) != places.shape[1]:
             return None
-        starts = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
         if (unravel_places(np.arange(places.shape[1]), sizes) + starts != indices).any():
             return None
         # A group goes along the digits of the device that its sender does not depend on.
@@ -118,10 +148,12 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
             return None
         at = tuple(int(sender[0]) // stride % radix for stride, radix in group)
         dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
-        if places.shape[1] > 1:
-            dims.append([GlobalDigit(places.shape[1], None, None, 1)])
+        tile = tracer.tiles[int(origins.leaf[0])].dims
+        strides = [math.prod(tile[at + 1 :]) for at in range(len(tile))]
+        local = tuple((size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1)
+        dims += [[GlobalDigit(size, None, None, stride)] for size, stride in local]
         pair = build_layouts(build_mesh(tracer.devices, dims, ()), dims, dtype, ())
-        return InferredMove(*pair, devices, ((places.shape[1], 1),)), Pick(box, at)
+        return InferredMove(*pair, devices, local, int(places[0, 0]), at)
     except (Untraceable, ReshardError):
         return None
 
@@ -143,23 +175,27 @@ def infer_layouts(
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return InferredMove(*build_layouts(mesh, dims, dtype, summed), firsts, places)
+                return InferredMove(*build_layouts(mesh, dims, dtype, summed), firsts, places, traced.start)
             except MeshError:
                 pass
         own = build_mesh(tracer.devices, dims, summed)
-        return InferredMove(*build_layouts(own, dims, dtype, summed), firsts, places)
+        return InferredMove(*build_layouts(own, dims, dtype, summed), firsts, places, traced.start)
     except (Untraceable, ReshardError):
         return None
 
 
 @dataclass(frozen=True)
 class TracedDigits:
-    """The digits of a result's device and of each dim, least significant first, and the tile that they came from."""
+    """The digits of a result's device and of each dim, least significant first, and the tile that they came from.
+
+    `start` is the first place of that tile.
+    """
 
     devices: int
     device: list[CoordinateDigit]
     index: list[list[CoordinateDigit]]
     tile: Array
+    start: int = 0
 
     def dims(self) -> list[list[GlobalDigit]]:
         """The digits of each dim of the global array, most significant first.
@@ -183,8 +219,7 @@ class TracedDigits:
                 dims.insert(0, [inserted])
             sliced.remove(inserted)
         digits = [digit for dim in dims for digit in dim]
-        if not _are_disjoint([(digit.place, digit.radix) for digit in digits if digit.place], self.tile.elements):
-            raise Untraceable("two indices have the same element")
+        cut_part([(digit.radix, digit.place) for digit in digits if digit.place], self.start, self.tile.elements)
         return [dim for dim in [*([digit] for digit in self._permuted(digits)), *dims] if dim]
 
     def firsts(self) -> Numbers:
@@ -270,7 +305,7 @@ def trace_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, i
     if not _predict_origins(tracer, result, (leaf, first), coordinates, summed):
         return None
     device, *index = coordinates
-    return TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
+    return TracedDigits(tracer.devices, device, index, tracer.tiles[leaf], first)
 
 
 def _trace_origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:

@@ -10,7 +10,6 @@ from reshard.doctor import examine
 from reshard.doctor.chain_reader import ChainReader, Matcher, TracedMove, Unfit, is_needed, list_chains
 from reshard.doctor.dataflow.flow import Numbering
 from reshard.doctor.equivalence import Traced
-from reshard.doctor.infer_layouts import Pick
 from reshard.hlo import Source
 from reshard.hlo.splice import Use
 from tests.doctor.fragments import (
@@ -242,7 +241,7 @@ def test_a_part_of_one_device():
     """A whole array is gathered for two elements of the first device."""
     (((one,),)) = replacements(module(GATHER, PART))
     assert one.sources == ("p",) and one.uses == (Use((), "e"),)
-    assert one.pick == Pick(((0, 0), (2, 3)), (0,)) and one.move.places == ((2, 1),)
+    assert one.move[3:] == (((2, 1),), 2, (0,))
     assert str(one.move.source) == "f32[{d0}, 2]" and str(one.move.target) == "f32[4, 2]"
 
 
@@ -250,7 +249,7 @@ def test_a_part_of_one_device_of_each_group():
     """Rows 2 and 3 of what pairs of devices gather: those of devices 1 and 3."""
     gather = GATHER.replace("f32[8,8]", "f32[4,8]").replace("[1,4]<=[4]", "{{0,1},{2,3}}")
     (((one,),)) = replacements(module(gather, PART.replace("[0:1]", "[3:4]")))
-    assert one.pick == Pick(((1, 1), (2, 3)), (1,))
+    assert one.move[3:] == (((2, 1),), 10, (1,))
     assert str(one.move.source) == "f32[{d1}, 2]" and list(one.move.source.mesh.axes.values()) == [2, 2]
 
 

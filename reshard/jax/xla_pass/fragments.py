@@ -10,6 +10,7 @@ is spelled as this compiler on this platform spells it, and is never written by 
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.equivalence import Proofs
-from reshard.doctor.infer_layouts import Pick, Shift, ShiftSource
+from reshard.doctor.infer_layouts import Shift, ShiftSource, cut_part
 from reshard.doctor.proposals import ProgramCost
 from reshard.errors import SpliceError
 from reshard.hlo import Array
@@ -50,13 +51,14 @@ Tiles = tuple[jax.Array, ...]
 class MoveKey(NamedTuple):
     """A move in a fragment: the plan, the tile after, how the source's digits lie, and the number of the tile before.
 
-    With a `pick`, the plan moves a part of the tile, and the result is one device's.
+    The digits, their `start` and the `pick` are those of an `InferredMove`.
     """
 
     plan: Plan
     after: Array
     places: tuple[tuple[int, int], ...]
-    pick: Pick | None = None
+    start: int = 0
+    pick: tuple[int, ...] = ()
     tile: int = 0
 
     def function(self, axes: dict[str, int]) -> Callable[[jax.Array], jax.Array]:
@@ -66,12 +68,10 @@ class MoveKey(NamedTuple):
         """
         run = tile_function(lower_plan(self.plan), axes)
         moved = dtypes.canonical(self.plan.source.dtype)
-        box = (...,) if self.pick is None else tuple(slice(first, last + 1) for first, last in self.pick.box)
-        at = (...,) if self.pick is None else self.pick.at
 
         def move(tile: jax.Array) -> jax.Array:
-            tile = in_places(tile[box].astype(moved), self.places).reshape(self.plan.source.tile_shape)
-            return run(tile)[at].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype))
+            tile = in_places(tile, self.places, self.start).astype(moved).reshape(self.plan.source.tile_shape)
+            return run(tile)[self.pick].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype))
 
         return move
 
@@ -210,10 +210,16 @@ def _lower_fragment(key: Key, devices: Sequence[Any]) -> Any:
     return jitted.lower(*arguments)
 
 
-def in_places(tile: jax.Array, places: Sequence[tuple[int, int]]) -> jax.Array:
-    """A tile as its digits, given as radices and strides in the tile; a dim for each, in the order that is given."""
+def in_places(tile: jax.Array, places: Sequence[tuple[int, int]], start: int = 0) -> jax.Array:
+    """A part of a tile as its digits, given as radices and strides in the tile; a dim for each, in the given order."""
     by_place = sorted(range(len(places)), key=lambda at: -places[at][1])
     order = [by_place.index(at) for at in range(len(places))]
+    is_whole = math.prod(radix for radix, _ in places) == tile.size
+    cuts = [] if is_whole else cut_part(places, start, tile.size)
+    tile = tile if is_whole else tile.reshape(-1)
+    for cut in cuts:
+        tile = jax.lax.slice_in_dim(tile, cut.first, cut.after, cut.step, -1)
+        tile = tile.reshape(*tile.shape[:-1], *cut.sizes)
     return tile.reshape([places[at][0] for at in by_place]).transpose(order)
 
 

@@ -336,7 +336,7 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
         if not isinstance(each, Replacement):
             continue
         if each.move is not None:
-            move = MoveKey(next(plans), each.after, each.move.places, each.pick)
+            move = MoveKey(next(plans), each.after, *each.move[3:])
             keys.append((FragmentKey(each.befores, (move,)), each.uses))
         if each.shift is not None:
             shifts.setdefault(each.dtype, []).append((each, each.shift))

@@ -15,6 +15,7 @@ import reshard as rs
 import reshard.jax
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
+from reshard.doctor.dataflow.index_maps import Untraceable
 from reshard.doctor.infer_layouts import Shift
 from reshard.errors import SpliceError
 from reshard.hlo import Array
@@ -103,6 +104,33 @@ def test_digits_come_in_the_order_that_is_given(order):
     np.testing.assert_array_equal(
         np.asarray(in_places(jnp.array(tile), places)), tile.reshape(2, 3, 4).transpose(order)
     )
+
+
+PARTS = {
+    "the second half of each row": (np.s_[:, 16:], [(8, 32), (16, 1)], 16),
+    "a window": (np.s_[:, 5:27], [(8, 32), (22, 1)], 5),
+    "a window that ends with the tile": (np.s_[2:, 3:32], [(6, 32), (29, 1)], 67),
+    "a window in blocks": (np.s_[:, 5:29], [(8, 32), (3, 8), (8, 1)], 5),
+    "every third column": (np.s_[:, 1::3], [(8, 32), (11, 3)], 1),
+    "one column": (np.s_[:, 31], [(8, 32)], 31),
+    "one row": (np.s_[5], [(32, 1)], 160),
+    "pairs of every fourth row": (np.s_[1::4, 6:8], [(2, 128), (2, 1)], 38),
+    "one element": (np.s_[7, 31], [], 255),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_digits_of_a_part_of_a_tile(name):
+    indices, places, start = PARTS[name]
+    tile = np.arange(256).reshape(8, 32)
+    np.testing.assert_array_equal(
+        np.asarray(in_places(jnp.array(tile), places, start)), tile[indices].reshape([radix for radix, _ in places])
+    )
+
+
+def test_a_part_beyond_the_tile_is_refused():
+    with pytest.raises(Untraceable, match="reaches beyond the tile"):
+        in_places(jnp.arange(8), [(3, 4)], 0)
 
 
 @pytest.mark.parametrize("of", [FragmentKey, OpFragmentKey, ShiftKey])

@@ -1,0 +1,89 @@
+"""Parts of fused arrays: with the pass, what moves is the part that is used, whatever XLA moves first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.jax.xla_pass import fragments, xla_hook
+from tests.jax.xla_pass.test_xla_hook import both, received
+
+
+def put(a, *spec):
+    return jax.lax.with_sharding_constraint(a, NamedSharding(JaxMesh(np.array(jax.devices()[:8]), ("x",)), P(*spec)))
+
+
+def fused(a):
+    """A product that stays as it is stored: XLA fuses no slices into it."""
+    return a @ jnp.linspace(-1, 1, a.shape[-1] ** 2, dtype=a.dtype).reshape(a.shape[-1], -1)
+
+
+def halves(h):
+    return put(h[:, :16], None, "x") * 2, put(h[:, 16:], None, "x") + 1
+
+
+def thirds(h):
+    return tuple(put(one, None, "x") * 2 for one in jnp.split(h, 3, axis=1))
+
+
+def window(h):
+    return put(h[:, 8:40], None, "x") * 2
+
+
+def known_offsets(h):
+    return put(jax.lax.dynamic_slice(h, (2, 0, 8), (4, 64, 16)), None, None, "x") * 2
+
+
+# What a device receives is seven eighths of its part of what is used.
+CASES = {
+    halves: ((256, 32), 8 * 448, 2),
+    thirds: ((256, 48), 12 * 448, 3),
+    window: ((256, 48), 8 * 448, 1),
+    known_offsets: ((8, 64, 32), 4 * 448, 1),
+}
+
+
+def given(shape):
+    spec = P(*[None] * (len(shape) - 2), "x")
+    values = np.random.default_rng(0).normal(size=shape).astype("float32")
+    return jax.device_put(values, NamedSharding(JaxMesh(np.array(jax.devices()[:8]), ("x",)), spec))
+
+
+def compiled(part):
+    a = given(CASES[part][0])
+    return a, *both(lambda a: part(fused(a)), a)
+
+
+@pytest.mark.parametrize("part", CASES, ids=lambda part: part.__name__)
+def test_only_the_part_that_is_used_moves(part):
+    a, plain, ours, log = compiled(part)
+    _, least, launches = CASES[part]
+    assert received(ours) == least < received(plain), str(log)
+    assert ours.as_text().count(" all-to-all(") + ours.as_text().count(" collective-permute(") == launches
+    for one, other in zip(jax.tree.leaves(plain(a)), jax.tree.leaves(ours(a)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+cut_part = fragments.cut_part
+
+
+def of_the_other_half(places, start, elements):
+    return cut_part(places, 16 - start, elements)
+
+
+def of_the_column_before(places, start, elements):
+    return cut_part(places, start - 1, elements)
+
+
+@pytest.mark.parametrize(("part", "fault"), [(halves, of_the_other_half), (window, of_the_column_before)])
+def test_another_part_is_refused(monkeypatch, part, fault):
+    monkeypatch.setattr(xla_hook._state, "fragments", {})
+    monkeypatch.setattr(fragments, "cut_part", fault)
+    a, plain, ours, log = compiled(part)
+    places = [place for report in log.reports for place in report.places]
+    assert any("would come from place" in (place.why_left or "") for place in places), str(log)
+    for one, other in zip(jax.tree.leaves(plain(a)), jax.tree.leaves(ours(a)), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
