@@ -26,6 +26,7 @@ Both the report and the pass inside XLA follow values through the module by `dat
 What the pass does with chains:
 
     proposals      the chains that plans could replace, each with its outcome; the doctor asks it too
+    sums           sums of sums, planned together in the rounds in which the program adds up
     batch_ops      operations on rows, such as an FFT, that each device could run on its own rows, and where rows may be
     equivalence    whether the rewritten module still computes what it did; proves equal chains once
 

@@ -37,7 +37,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Tracer, count_value_elements, is_sum, summed_digits
-from reshard.doctor.infer_layouts import InferredMove, Shift, infer_layouts, infer_pick, infer_shift
+from reshard.doctor.infer_layouts import InferredMove, Shift, are_disjoint, infer_layouts, infer_pick, infer_shift
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.errors import ReshardError
 from reshard.geometry.refine import prime_digits, refine
@@ -248,9 +248,10 @@ class Unfit(Exception):
 class Replacement:
     """A value to make from `sources`, instructions of the chain's region, and the `uses` that it replaces.
 
-    `leaves` are what the sources yield, or the sum of that over devices if the chain begins with a reduction. `befores`
-    and `after` are the arrays of one device, with their memory layouts. Either
-    the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
+    `leaves` are what the sources yield, or the sum of that over devices if the chain begins with a reduction; `sums`
+    are then its reductions, each the sum of the one before. `befores` and `after` are the arrays of one device, with
+    their memory layouts. Either the `move` is known, or the `shift` that yields the value, whose data is moved as
+    `dtype`.
     """
 
     sources: tuple[str, ...]
@@ -262,6 +263,7 @@ class Replacement:
     move: InferredMove | None
     shift: Shift | None = None
     dtype: str = ""
+    sums: tuple[HloValue, ...] = ()
 
     @property
     def is_summed(self) -> bool:
@@ -326,15 +328,18 @@ class ChainReader:
     def replacements(self, chain: Chain) -> tuple[Replacement, ...]:
         """What has to be made for the chain's results; raises `Unfit` with the reason if that is not known."""
         sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
-        if len(sums) > 1 or not _are_traceable(one for one in chain.collectives if one not in sums):
+        if not _are_traceable(one for one in chain.collectives if one not in sums):
             raise Unfit("it has a collective whose index map is not known")
+        for at, one in enumerate(sums):
+            each = HloValue(chain.region, one.name)
+            if one.computation != chain.region.computation.name:
+                raise Unfit(f"{each.name} runs inside another instruction")
+            if each.opcode != "all-reduce" or not is_sum(self.flow, each):
+                raise Unfit(f"{each.name} is not the sum of one array")
+            if at and one.instruction.operands[0] != sums[at - 1].name:
+                raise Unfit(f"{each.name} does not add up the sums before it")
         if sums:
-            leaf = HloValue(chain.region, sums[0].name)
-            if sums[0].computation != chain.region.computation.name:
-                raise Unfit(f"{leaf.name} runs inside another instruction")
-            if leaf.opcode != "all-reduce" or not is_sum(self.flow, leaf):
-                raise Unfit(f"{leaf.name} is not the sum of one array")
-            source = leaf.instruction.operands[0]
+            leaf, source = HloValue(chain.region, sums[-1].name), sums[0].instruction.operands[0]
         else:
             source = self._find_source(chain)
             leaf = self.flow.origin(HloValue(chain.region, source))
@@ -362,7 +367,10 @@ class ChainReader:
             raise Unfit(f"{value.name} is part of a tuple")
         if any(one.array != after for one in values):
             raise Unfit(f"{value.name} is used in several memory layouts")
-        summed = summed_digits(self.maps, leaf) if chain.reduces else []
+        sums = tuple(HloValue(chain.region, one.name) for one in chain.collectives if one.kind in REDUCTIONS)
+        summed = [digit for each in sums for digit in summed_digits(self.maps, each)]
+        if not are_disjoint(summed, self.maps.scalars.devices):
+            raise Unfit(f"{leaf.name} adds up what was added up along the same devices before")
         converted = find_conversion(self.maps, value, leaf)
         # Data is moved in the narrowest dtype that it has on the way, and a sum in its own.
         if summed and converted.narrowest not in (converted.before, converted.after):
@@ -375,7 +383,7 @@ class ChainReader:
         if move is None and shift is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(use_of(chain.region, one) for one in values)
-        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype)
+        return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype, sums)
 
     def _before_widening(self, value: HloValue) -> HloValue:
         """The same elements in a narrower dtype, if the value is that converted."""

@@ -105,7 +105,7 @@ class Traced:
 class Spliced(NamedTuple):
     """Both modules, the region of a splice, and the instructions there that took the place of others, by name.
 
-    `proofs` are those known so far.
+    `proofs` are those known so far. Sums of floats may be added up in `any_order`, or in the old one only.
     """
 
     old: Traced
@@ -113,6 +113,7 @@ class Spliced(NamedTuple):
     region: str
     stand_ins: Mapping[str, str]
     proofs: Proofs
+    any_order: bool = False
 
     def source(self, name: str) -> HloValue:
         """What an instruction of the region yields in the new module, or what took its place."""
@@ -121,7 +122,7 @@ class Spliced(NamedTuple):
     def key(self, pair: tuple[HloValue, HloValue], leaves: tuple[Leaves, Leaves]) -> Key | None:
         """The key of a proof that an old and a new value have the same elements; None if it cannot be kept."""
         before, after = self.old.signature(pair[0], leaves[0]), self.new.signature(pair[1], leaves[1])
-        return None if before is None or after is None else (before, after, self.old.devices)
+        return None if before is None or after is None else (before, after, self.old.devices, self.any_order)
 
 
 def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Replicas) -> None:
@@ -130,7 +131,7 @@ def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Repli
     leaves = tuple(map(spliced.source, replacement.sources))
     sources = replacement.leaves
     if replacement.is_summed:
-        sources = tuple(old.flow.operands(leaf)[0] for leaf in sources)
+        sources = tuple(old.flow.operands(replacement.sums[0]))
     for value in replacement.values:
         for fresh in fresh_values(spliced, value):
             key = spliced.key((value, fresh), (sources, leaves))
@@ -144,9 +145,9 @@ def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Repli
             (source,), (leaf,) = sources, leaves
             before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
             dtype, each = replacement.befores[0].dtype, np.arange(old.devices)
-            if same_sums(before, after, each, dtype):
+            if same_sums(before, after, each, dtype, spliced.any_order):
                 spliced.proofs.add(key, ((each, each),), old.devices)
-            elif not same_sums(before, after, replicas.of(source), dtype):
+            elif not same_sums(before, after, replicas.of(source), dtype, spliced.any_order):
                 raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
 
@@ -405,8 +406,8 @@ _NOT_SAID = frozenset((
     "true_computation", "false_computation", "branch_computations",
 ))  # fmt: skip
 
-Key = tuple[bytes, bytes, int]
-"""The digests of the old and the new value, and the number of devices."""
+Key = tuple[bytes, bytes, int, bool]
+"""The digests of the old and the new value, the number of devices, and whether sums may take any order."""
 _Made = tuple[tuple[object, ...], tuple[HloValue, ...]]
 """How a value is made: a description of the instruction, and the values that it is made of."""
 

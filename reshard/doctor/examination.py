@@ -161,7 +161,7 @@ class _Examination:
             collectives,
             mesh,
             options,
-            predict_costs(collectives, self.maps),
+            predict_costs(collectives),
             may_exceed=options.platform == "cpu",  # elsewhere the compiler decides, and often that they may not
         )
         self.liveness = self.proposals.liveness

@@ -265,12 +265,12 @@ class TracedDigits:
                 GlobalDigit(one.radix, one.device - one.weight * copy, one.weight, None)
                 for one, copy in zip(permuted, copies, strict=True)
             ]
-            if _are_disjoint([*held, *((digit.before or 0, digit.radix) for digit in digits)], self.devices):
+            if are_disjoint([*held, *((digit.before or 0, digit.radix) for digit in digits)], self.devices):
                 return digits
         raise Untraceable("a digit of the device does not stand for one of the source's device")
 
 
-def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
+def are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     """Whether (stride, radix) digits are different digits of the numbers below `total`; some may be missing."""
     reached = 1
     for stride, radix in sorted(digits):

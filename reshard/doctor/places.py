@@ -289,6 +289,7 @@ class Place:
                     "operands": [list(array.dims) for array in one.operands],
                     "results": [list(array.dims) for array in one.results],
                     "group_size": one.group_size,
+                    "combined": one.is_combined,
                     "received_bytes": one.received_bytes,
                     "times": one.times,
                 }

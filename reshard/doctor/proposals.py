@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -30,9 +31,11 @@ from reshard.doctor.chain_reader import (
 )
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
 from reshard.doctor.dataflow.index_maps import FRAGMENT_MOVES, IndexMaps, device_groups
-from reshard.doctor.dataflow.trace import is_exact
+from reshard.doctor.dataflow.trace import is_exact, summed_digits
+from reshard.doctor.infer_layouts import InferredMove
 from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
 from reshard.doctor.places import ArrayMove, PassOutcome, Place
+from reshard.doctor.sums import join_sums, plan_rounds
 from reshard.errors import ReshardError, quoted
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
@@ -136,6 +139,11 @@ class Proposal:
         return sum(collective.received_bytes for collective in self.chain.collectives)
 
     @property
+    def launches(self) -> int:
+        """The launches that end with the chain: none of an array of a combined sum, which others share."""
+        return sum(not collective.is_combined for collective in self.chain.collectives)
+
+    @property
     def planned_chain(self) -> PlannedChain:
         """What the plans change in the memory of the program."""
         return PlannedChain(self.chain.region, self.values, self.sources, self.temp_bytes)
@@ -188,6 +196,10 @@ class Proposal:
             outputs += each.outputs if isinstance(each, OpReplacement) else (each,)
         return outputs
 
+    def without_reorder(self, reorder_bytes: int = 0) -> Proposal:
+        """The same, with other bytes that another order of addition would save."""
+        return replace(self, outcome=replace(self.outcome, reorder_bytes=reorder_bytes))
+
     def left(self, why: str) -> Proposal:
         """The same with the chain left as it is, because of `why`."""
         return replace(self, replacements=(), moves=None, outcome=replace(self.outcome, why=why))
@@ -236,26 +248,40 @@ class Proposals:
                 continue
             taken.update(chain.collectives)
             yield one
-        for chain in list_chains(self.flow, self.maps, self.collectives, from_sums=True):
-            parts = [chain]
-            if chain.reduces and len(chain.collectives) > 1:
-                parts = [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
-            parts = [part for part in parts if not taken.issuperset(part.collectives)]
-            # A sum is tried with all that is done with it first, since a reduce-scatter does both at once. If that is
-            # no better, what follows may be, with the sum as it is.
-            whole = self._propose(chain) if parts and taken.isdisjoint(chain.collectives) else None
-            if whole is not None and (whole.replacements or len(parts) == 1):
-                proposals = [whole]
-            else:
-                proposals = [
-                    self._propose(part)
-                    if whole is None or not part.reduces
-                    else Proposal(part, PassOutcome(why=whole.outcome.why))
-                    for part in parts
-                ]
+        for chain, joined in join_sums(list_chains(self.flow, self.maps, self.collectives, from_sums=True)):
+            proposals = self._propose_with_sums(chain, taken)
+            if len(joined) > 1 and not any(one.replacements for one in proposals):
+                # The sums apart; what they would save together in another order is counted once.
+                reorder = max(one.outcome.reorder_bytes for one in proposals)
+                proposals = [one for part in joined for one in self._propose_with_sums(part, taken)]
+                reorder -= sum(
+                    one.received_bytes - (one.outcome.planned_bytes or 0) for one in proposals if one.replacements
+                )
+                first, *others = [one.without_reorder() for one in proposals]
+                proposals = [first.without_reorder(max(0, reorder)), *others]
             for one in proposals:
                 first = one.chain.collectives[0].name
                 yield one.left(why_not[first]) if first in why_not and not one.replacements else one
+
+    def _propose_with_sums(self, chain: Chain, taken: set[Collective]) -> list[Proposal]:
+        """The proposals for a chain; for one with sums, as a whole or in parts.
+
+        A sum is tried with all that is done with it first, since a reduce-scatter does both at once. If that is no
+        better, what follows may be, with the sum as it is.
+        """
+        parts = [chain]
+        if chain.reduces and len(chain.collectives) > 1:
+            parts = [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
+        parts = [part for part in parts if not taken.issuperset(part.collectives)]
+        whole = self._propose(chain) if parts and taken.isdisjoint(chain.collectives) else None
+        if whole is not None and (whole.replacements or len(parts) == 1):
+            return [whole]
+        return [
+            self._propose(part)
+            if whole is None or not part.reduces
+            else Proposal(part, replace(whole.outcome, planned_bytes=None, plans=()))
+            for part in parts
+        ]
 
     @cached_property
     def apart(self) -> tuple[Chain, ...]:
@@ -301,7 +327,8 @@ class Proposals:
                 raise Unfit(explain_excess(one))
             return smaller
         except (Unfit, ReshardError) as error:
-            return Proposal(chain, PassOutcome(why=str(error).splitlines()[0]))
+            saved = error.saved_bytes if isinstance(error, Reordered) else 0
+            return Proposal(chain, PassOutcome(why=str(error).splitlines()[0], reorder_bytes=saved))
 
     def _propose_op(self, chain: Chain, one: OpReplacement) -> Proposal:
         """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
@@ -322,13 +349,24 @@ class Proposals:
 
     def _plan_chain(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
         """The plans for a chain under a budget."""
-        moves = [one.move for one in replacements if one.move is not None]
-        plans = tuple(self._plan(move.source, move.target, budget) for move in moves)
+        plans = tuple(self._plan_move(one, one.move, budget) for one in replacements if one.move is not None)
         shifts = [(one.shift, one.dtype) for one in replacements if one.shift is not None]
         planned = sum(plan.received_bytes for plan in plans)
         planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)
         permutes = sum(shift.launches for shift, _ in shifts)
         return Proposal(chain, PassOutcome(planned, plans, permutes=permutes), replacements)
+
+    def _plan_move(self, one: Replacement, move: InferredMove, budget: int | None) -> Plan:
+        """The plan for a move; sums of floats one after another are added up in the same rounds, unless any will do."""
+        source, target = move.source, move.target
+        if len(one.sums) > 1 and not self.options.any_order and not is_exact(one.befores[0].dtype):
+            digits = [summed_digits(self.maps, each) for each in one.sums]
+            rounds = [tuple(axis for digit in each for axis in source.mesh.sub_axes(*digit)) for each in digits]
+            wanted = self.options.plan
+            with suppress(ReshardError):  # Else a plan in one round says what another order would save.
+                plan = plan_rounds(source, target, rounds, PlanOptions(wanted.budget if budget is None else budget))
+                return plan if wanted.network is None else time_plan(plan, wanted.network.links(source.mesh))
+        return self._plan(source, target, budget)
 
     def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
         """The plan that is fastest on the network, if time is preferred; else one of the fewest bytes."""
@@ -351,10 +389,12 @@ class Proposals:
 
         What the chain is allowed to need is asked for last: most chains receive no more than is needed.
         """
-        planned, launches = one.outcome.planned_bytes or 0, len(one.chain.collectives)
+        planned, launches = one.outcome.planned_bytes or 0, one.launches
         if one.outcome.permutes > launches:
             raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
+        if why := explain_reordered(self.maps, one, self.options):
+            raise Reordered(why, one.received_bytes - planned)
         if why := explain_other_bits(self.flow, one, self.options):
             raise Unfit(why)
         cost = self.measure(one)
@@ -381,7 +421,7 @@ class Proposals:
             return
         launch = launch_bytes(self.options.plan.network)
         launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
-        if received + launches * launch >= before + len(one.chain.collectives) * launch:
+        if received + launches * launch >= before + one.launches * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
 
 
@@ -420,18 +460,38 @@ def find_free_rounding(flow: Flow, scope: Scope) -> str:
     return ""
 
 
+class Reordered(Unfit):
+    """Why a plan would add up floats in another order, and the bytes that it would save."""
+
+    def __init__(self, why: str, saved_bytes: int) -> None:
+        super().__init__(why)
+        self.saved_bytes = saved_bytes
+
+
+def explain_reordered(maps: IndexMaps, one: Proposal, options: ProposalOptions) -> str:
+    """Why a proposal would add up floats in another order than its chain; empty if it does not, or if any will do."""
+    for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
+        if options.any_order or not isinstance(each, Replacement) or not each.sums or is_exact(each.befores[0].dtype):
+            continue
+        # Two summands have one order.
+        summands = [math.prod(radix for _, radix in summed_digits(maps, each_sum)) for each_sum in each.sums]
+        if summands == [2]:
+            continue
+        # The same rounds, one after another, each among the same devices in the same order.
+        instructions = [step.each if isinstance(step, InParts) else step for step in lower_plan(plan).instructions]
+        rounds = [set(step.groups) for step in instructions if isinstance(step, ReduceScatter | AllReduce)]
+        if rounds != [set(map(tuple, device_groups(maps, each_sum))) for each_sum in each.sums]:
+            return "its elements would be added up in another order"
+        scatters = any(step.kind == "reduce_scatter" for step in plan.steps)
+        if options.platform == "tpu" and plan.source.mesh.size in summands and scatters:
+            return "a TPU would add up the plan's sum among all devices in two levels, in another order"
+        if options.platform == "cpu" and options.processes > 1 and max(summands) > 2:
+            return "another algorithm runs between processes, so the plan's sum would be added up in another order"
+    return ""
+
+
 def explain_other_bits(flow: Flow, one: Proposal, options: ProposalOptions) -> str:
     """Why a proposal might give other bits than its chain on these devices; empty if it gives the same."""
-    for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
-        source, summands = plan.source, math.prod(axis.size for axis in plan.source.partial)
-        # Two summands have one order, and integers give the same in any.
-        if summands <= 2 or not isinstance(each, Replacement) or is_exact(each.befores[0].dtype):
-            continue
-        scatters = any(step.kind == "reduce_scatter" for step in plan.steps)
-        if options.platform == "tpu" and summands == source.mesh.size and scatters:
-            return "a TPU would add up the plan's sum among all devices in two levels, in another order"
-        if options.platform == "cpu" and options.processes > 1:
-            return "another algorithm runs between processes, so the plan's sum would be added up in another order"
     if options.same_bits and options.platform != "cpu":
         return "it is not known what keeps bits here: what is around a move may be fused anew"
     if options.same_bits and any(
@@ -510,19 +570,11 @@ def explain_excess(one: Proposal) -> str:
 _SHORT = frozenset({"bf16", "f16", "bfloat16", "float16"})  # as HLO names them, and as layouts do
 
 
-def predict_costs(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
-    """The costs of proposals for a program with these collectives; raises `Unfit` for sums in another order."""
+def predict_costs(collectives: Sequence[Collective]) -> Measure:
+    """The costs of proposals for a program with these collectives."""
     is_wide = {array.dtype for one in collectives for array in one.results}.isdisjoint(_SHORT)
 
     def predict(one: Proposal) -> ProposalCost:
-        for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
-            if not isinstance(each, Replacement) or not each.is_summed or is_exact(each.befores[0].dtype):
-                continue
-            # Floats must not be added up in several rounds, nor in another order of devices.
-            instructions = [step.each if isinstance(step, InParts) else step for step in lower_plan(plan).instructions]
-            sums = [step.groups for step in instructions if isinstance(step, ReduceScatter | AllReduce)]
-            if len(sums) != 1 or set(sums[0]) != set(map(tuple, device_groups(maps, each.leaves[0]))):
-                raise Unfit("its elements would be added up in another order")
         received = launches = 0
         for plan in one.outcome.plans:
             received += plan.received_bytes * (2 if is_wide and plan.source.dtype in _SHORT else 1)

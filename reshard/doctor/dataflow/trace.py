@@ -124,8 +124,9 @@ def count_value_elements(value: HloValue, unknown: int = 0) -> int:
 #     %d = f32[2,8] dynamic-slice(%s, 2 id)   row i on device d:     row 2d + i of device 0 + ... + that of device 3
 #     %t = f32[2,8] reduce-scatter(%p)        the same
 #
-# Sums of integers are the same in any order. Sums of floats are taken as the same if they are one reduction over the
-# same devices in the same order: XLA adds them up alike on CPU, and makes the same replacement itself on TPU and GPU.
+# Sums of integers are the same in any order. Sums of floats are taken as the same if they are the same reductions, one
+# after another, over the same devices in the same order: XLA adds them up alike on CPU, and makes the same replacement
+# itself on TPU and GPU.
 
 
 _EXACT = re.compile(r"[su]\d+")
@@ -134,12 +135,13 @@ _EXACT = re.compile(r"[su]\d+")
 class Summands(NamedTuple):
     """The elements that each point adds up, in order: their devices and their places in the leaf, a row per point.
 
-    `rounds` is the number of reductions, one after another, and `after` is what becomes of the sum afterwards.
+    `rounds` has how many each of the reductions, one after another, adds up at once, and `after` is what becomes of the
+    sum afterwards.
     """
 
     device: Numbers
     place: Numbers
-    rounds: int
+    rounds: tuple[int, ...]
     after: frozenset[Conversion]
 
 
@@ -203,7 +205,7 @@ def list_summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: 
         if number == NOWHERE:
             raise Untraceable(f"{value.name}: some of its elements are padding")
         end, at = tracer.ends[number], np.flatnonzero(origins.leaf == number)
-        device, place, rounds = origins.device[at], origins.place[at], 0
+        device, place, rounds = origins.device[at], origins.place[at], ()
         after = find_conversion(maps, value, end)
         if number != numbering.of(leaf):
             if not is_sum(maps.flow, end):
@@ -219,7 +221,7 @@ def list_summands(maps: IndexMaps, numbering: Numbering, value: HloValue, leaf: 
             before = list_summands(maps, numbering, operand, leaf, inner)
             if {dtype for one in before.after for dtype in one} != {array_of(end).dtype}:
                 raise Untraceable(f"{end.name}: its summands are converted")
-            device, place, rounds = before.device, before.place, before.rounds + 1
+            device, place, rounds = before.device, before.place, (*before.rounds, members.shape[1])
         shape = (at.size, -1)
         parts.append((at, Summands(device.reshape(shape), place.reshape(shape), rounds, frozenset({after}))))
     shapes = {(part.device.shape[1], part.rounds) for _, part in parts}
@@ -241,14 +243,17 @@ def is_exact(dtype: str) -> bool:
     return _EXACT.fullmatch(dtype) is not None
 
 
-def same_sums(one: Summands, other: Summands, classes: Numbers, dtype: str) -> bool:
-    """Whether points add up the same elements, to the same bits. `classes` are those of devices with equal tiles."""
+def same_sums(one: Summands, other: Summands, classes: Numbers, dtype: str, any_order: bool = False) -> bool:
+    """Whether points add up the same elements, to the same bits, or in any order if that will do.
+
+    `classes` are those of devices with equal tiles.
+    """
     if one.device.shape != other.device.shape or one.after != other.after:
         return False
     span = max(1 + int(each.place.max()) for each in (one, other))
     first, second = (classes[each.device] * span + each.place for each in (one, other))
-    if is_exact(dtype):
+    if any_order or is_exact(dtype):
         first, second = np.sort(first, axis=1), np.sort(second, axis=1)
-    elif one.rounds != other.rounds or one.rounds > 1:
+    elif one.rounds != other.rounds:
         return False
     return bool((first == second).all())

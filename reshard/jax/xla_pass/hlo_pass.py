@@ -207,7 +207,7 @@ class _Round:
         may_exceed: bool,
         left: Mapping[str, str],
     ) -> None:
-        self.data, self.left = module, left
+        self.data, self.left, self.options = module, left, options
         self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
         self.fragments = fragments
         self.devices = len(fragments.devices)
@@ -290,7 +290,9 @@ class _Round:
             failures: list[_Failure] = []
             for candidate in candidates:
                 region = candidate.chain.region.computation.name
-                spliced = Spliced(self.traced, after, region, regions[region], self.fragments.proofs)
+                spliced = Spliced(
+                    self.traced, after, region, regions[region], self.fragments.proofs, self.options.any_order
+                )
                 try:  # Every element must come from where it came before.
                     for one in candidate.replacements:
                         if isinstance(one, OpReplacement):
