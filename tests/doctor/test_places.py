@@ -75,7 +75,7 @@ def test_places_as_plain_data():
     assert (data["received_bytes"], data["needed_bytes"], data["wasted_bytes"]) == (192, 96, 96)
     assert data["collectives"] == [
         {"kind": "all_gather", "name": "g", "dtype": "f32", "operands": [[2, 8]], "results": [[8, 8]],
-         "group_size": 4, "received_bytes": 192, "times": 1}
+         "group_size": 4, "combined": False, "received_bytes": 192, "times": 1}
     ]  # fmt: skip
     planned, unplanned = data["moves"]
     assert (planned["before"], planned["after"]) == ("f32[2,8]", "f32[2,8]")
