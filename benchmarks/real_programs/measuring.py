@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parents[1]
 SUMS: dict[str, dict[str, Any]] = {"pass": {}, "in any order": {"sums": "any order"}}
 """How the pass may add up, and the options that say so."""
 PEAK_SLACK = 1.01
-"""Alignment, and what an allocator leaves between buffers."""
+"""Alignment, what an allocator leaves between buffers, and the tables of offsets that CPU counts."""
 
 
 def measured(name: str, target: str, dump: Path | None, times: int = 1) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _run_seconds(case: Case, compiled: Any) -> float:
 def violations(row: dict[str, Any]) -> list[str]:
     """What must hold and does not."""
     plain, ours = row["plain"], row["pass"]
-    allowed = plain["peak"] * (1 if row["target"] == "cpu" else PEAK_SLACK)
+    allowed = plain["peak"] * PEAK_SLACK
     broken: list[str] = []
     if ours["received"] > plain["received"] or ours["counted"] > plain["counted"]:
         broken.append("receives more")

@@ -248,7 +248,7 @@ class OpFinder:
         leaf = self._find_leaf(chain, moved[0])
         if leaf.array is None or moved[0].array is None or leaf.array.dtype != moved[0].array.dtype:
             raise Unfit(f"{moved[0].name} is converted on the way")
-        source = self.reader.stored_name(region, leaf)
+        source, _ = self.reader.source_name(region, [leaf])
         traced = self._trace(moved[0], leaf)
         if any(one.place or one.device not in (0, one.weight) for one in traced.device):
             raise Unfit(f"{moved[0].name} is not only gathered")

@@ -41,8 +41,8 @@ from reshard.doctor.infer_layouts import InferredMove, Shift, are_disjoint, infe
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.errors import ReshardError
 from reshard.geometry.refine import prime_digits, refine
-from reshard.hlo import Array, Collective, Source
-from reshard.hlo.splice import Use
+from reshard.hlo import Array, Collective, Instruction, Source
+from reshard.hlo.splice import Exposed, Use
 from reshard.plans.plan import Plan
 from reshard.plans.rules.bounds import lower_bound
 from reshard.types.layout import Layout
@@ -341,8 +341,7 @@ class ChainReader:
         if sums:
             leaf, source = HloValue(chain.region, sums[-1].name), sums[0].instruction.operands[0]
         else:
-            source = self._find_source(chain)
-            leaf = self.flow.origin(HloValue(chain.region, source))
+            source, leaf = self._find_source(chain)
         if leaf.array is None:
             raise Unfit(f"{source} is not an array")
         wanted: dict[int, list[HloValue]] = {}
@@ -396,8 +395,8 @@ class ChainReader:
             value = before
         return value
 
-    def _find_source(self, chain: Chain) -> str:
-        """The instruction of the region that has the data before the chain's first collectives."""
+    def _find_source(self, chain: Chain) -> tuple[str, HloValue]:
+        """The instruction of the region that has the data before the chain's first collectives, and that data."""
         region, moved = chain.region, set(chain.values)
         first: dict[int, str] = {}
         for collective in chain.collectives:
@@ -410,22 +409,31 @@ class ChainReader:
         if len(first) != 1:
             if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
                 raise Unfit(f"it joins {len(chain.leaves)} arrays")
-            return self.stored_name(region, *chain.leaves)
+            return self.source_name(region, chain.leaves)
         (name,) = first.values()
         # The same elements in a narrower dtype, before a conversion, are fewer bytes to move.
         value = self.flow.origin(HloValue(region, name))
         while value.array is not None and value.opcode in ("convert", *_RENAMED):  # ends: goes back to an operand
             (before,) = self.flow.operands(value)
             if before.array is not None and before.array.nbytes < value.array.nbytes and before.opcode != "constant":
-                return self._stored(region).get(before, name)
+                name = self._stored(region).get(before, name)
+                break
             value = before
-        return name
+        return name, self.flow.origin(HloValue(region, name))
 
-    def stored_name(self, region: Scope, *leaves: HloValue) -> str:
-        """The instruction of a region that yields one of these values."""
+    def source_name(self, region: Scope, leaves: Collection[HloValue]) -> tuple[str, HloValue]:
+        """The instruction of a region that yields one of equal values, or the fusion that could; and that value."""
         for value, name in self._stored(region).items():
             if value in leaves:
-                return name
+                return name, value
+        # A loop over elements, which calls nothing and has no effect, can yield what it computes on the way.
+        for value in sorted(leaves, key=self.flow.position):
+            caller = value.scope.caller
+            if caller is None or value.path or not value.scope.opened or caller.scope is not region:
+                continue
+            is_free = not any(one.called or one.opcode.startswith(("rng", "custom-call")) for one in list_makers(value))
+            if is_free and caller.instruction.attributes.get("kind") == "kLoop":
+                return Exposed(region.computation.name, caller.instruction.name, value.name).source, value
         raise Unfit("its source is made inside a fusion")
 
     def _stored(self, region: Scope) -> dict[HloValue, str]:
@@ -528,6 +536,18 @@ class ChainReader:
             return tracer, pair, bound, firsts
         known = [count for count in (counted, bound) if count is not None]
         return tracer, None, min(known, default=None), firsts
+
+
+def list_makers(value: HloValue) -> list[Instruction]:
+    """The instructions of its scope that a value is made of, itself among them; parameters last."""
+    made: dict[str, Instruction] = {}
+    waiting = [value.instruction]
+    while waiting:  # ends: each instruction is looked at once
+        one = waiting.pop()
+        if one.name not in made:
+            made[one.name] = one
+            waiting += [value.scope.computation.by_name[name] for name in one.operands]
+    return list(made.values())
 
 
 def first_copies(layout: Layout) -> Numbers:

@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from reshard.doctor.chain_reader import Chain
+from reshard.doctor.chain_reader import Chain, list_makers
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, loop_body, parameter_number
 from reshard.doctor.places import describe_source, format_array
 from reshard.hlo import Array, Instruction, Source
 from reshard.hlo.module import CallSite, source_of
+from reshard.hlo.splice import Exposed
 
 _NO_BUFFER = ("constant", "partition-id", "replica-id", "after-all", "tuple", "get-tuple-element", "bitcast", "domain")
 _RUNS = ("while", "conditional")
@@ -366,7 +367,11 @@ def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> 
         # The memory of a source is free while the plans' results are made, if nothing later takes it.
         freed = 0
         for source, size in one.sources.items():
-            made_by = computation.by_name[source]
+            made_by = computation.by_name.get(source)
+            if made_by is None:  # a fusion of its own makes it, and only this plan takes it
+                extra.append(LiveRange(size, at, at))
+                freed += size
+                continue
             last_use = max((positions[name] for name, taken in after.items() if source in taken), default=at)
             is_last = made_by.opcode not in ("parameter", "bitcast", "get-tuple-element") and last_use <= at
             freed += size if is_last and computation.root is not made_by else 0
@@ -399,7 +404,7 @@ def _list_needed_operands(
         inner = flow.inner(scope, instruction)
         if (sources := replaced.get((scope, name))) is not None:
             outermost = _find_outermost(Site(scope, instruction), region)
-            takers = [(region, outermost, source) for source in sources]
+            takers = [(region, outermost, name) for source in sources for name in _list_stored(flow, region, source)]
         elif inner is not None and inner.computation.root is not None:
             queue.append((inner, inner.computation.root.name))
             continue
@@ -414,6 +419,18 @@ def _list_needed_operands(
                 taken.setdefault(taker, {})[operand] = None
             queue.append((taker_scope, operand))
     return taken
+
+
+def _list_stored(flow: Flow, region: Scope, source: str) -> list[str]:
+    """The instructions of a region that a source is made of: itself, if it is one of them."""
+    exposed = Exposed.read(region.computation.name, source)
+    if exposed is None:
+        return [source]
+    caller = region.computation.by_name[exposed.fusion]
+    inner = flow.inner(region, caller)
+    made = () if inner is None else list_makers(HloValue(inner, exposed.value))
+    numbers = [parameter_number(one) for one in made if one.opcode == "parameter"]
+    return [caller.operands[number] for number in numbers]
 
 
 # One chain.

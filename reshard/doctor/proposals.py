@@ -52,6 +52,8 @@ ALIGNMENT = 4096
 """Bytes by which a peak may be exceeded: buffers are rounded up, and tables and scalars take some."""
 _SURELY = 0.5
 """An estimate below this share of the old peak needs no check: estimates have been off by up to a third."""
+_TABLES = 0.01
+"""The share of its peak by which a program may need more on CPU, which counts the tables of offsets in plans."""
 _GAIN = 0.01
 """The share of its peak that a program must save if it receives as many bytes: compiling it anew costs seconds."""
 
@@ -498,6 +500,11 @@ def explain_other_bits(flow: Flow, one: Proposal, options: ProposalOptions) -> s
         isinstance(each, OpReplacement) and each.op.kind == "fft" for each in one.replacements
     ):
         return "an FFT of fewer rows at once may be rounded in another way"
+    # A value that only a fusion has is computed by one of its own, which is other machine code.
+    exposed = [leaf.scope for each in one.replacements for name, leaf in zip(each.sources, each.leaves, strict=True)
+               if options.same_bits and "/" in name]  # fmt: skip
+    if free := next(filter(None, (find_free_rounding(flow, scope) for scope in exposed)), ""):
+        return f"{free} would be computed in a fusion of its own, and may be rounded in another way"
     # XLA:CPU has fused by now: what a fusion computes of its slice is other machine code where it takes a tile.
     for value in one.values if options.same_bits else ():
         scope = value.scope
@@ -543,9 +550,11 @@ def explain_no_better(before: ProgramCost, after: ProgramCost, options: Proposal
     'as compiled it would receive as many bytes, and need 995 B at its peak instead of 1000 B'
     >>> explain_no_better(ProgramCost(1000, 64), ProgramCost(900, 64), ProposalOptions())
     ''
+    >>> explain_no_better(ProgramCost(1000, 64), ProgramCost(1004, 32), ProposalOptions())
+    ''
     """
     peak, best = after.peak_bytes, before.peak_bytes
-    if peak > best:
+    if peak > best * (1 + (_TABLES if options.platform == "cpu" else 0)):
         return f"with it the program would need {peak} B at its peak as compiled here, and XLA's needs {best} B"
     if options.prefer == "time" or after.received_bytes < before.received_bytes or peak <= (1 - _GAIN) * best:
         return ""

@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from reshard.errors import SpliceError
 from reshard.hlo.combined import expect_shrunk
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
-from reshard.hlo.splice import Linked, Splice, SpliceContext, replaced_values, result_ids
+from reshard.hlo.proto import FUSION_KIND, ComputationProto, InstructionProto, ModuleProto, fusion_kind
+from reshard.hlo.splice import Exposed, Linked, Splice, SpliceContext, replaced_values, result_ids
 from reshard.hlo.wire import refuse_damage
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
+_FIELDS_OF_FUSION = frozenset((1, 2, 3, 7, 35, 36, 38, FUSION_KIND))
 _ENTERED = ("fusion", "call")
 _MODULE_EDITED = frozenset((3, 7))  # computations, schedule
 
@@ -39,8 +41,12 @@ class Change(NamedTuple):
 
 
 @refuse_damage
-def check_splices(old: ModuleProto, new: ModuleProto, changes: Sequence[Change]) -> None:
+def check_splices(
+    old: ModuleProto, new: ModuleProto, changes: Sequence[Change], exposed: Mapping[Exposed, str] = MappingProxyType({})
+) -> None:
     """Raises `SpliceError`, naming the instruction, unless `new` is `old` with these splices and nothing else.
+
+    `exposed` has the values that fusions of their own yield now, and the names of those.
 
     Both must be as they were decoded, `new` from the bytes that the compiler will get and `like` the old one: of
     computations with the same bytes as before only names and ids are looked at.
@@ -55,7 +61,9 @@ def check_splices(old: ModuleProto, new: ModuleProto, changes: Sequence[Change])
     changed = [one for one in new.computations if one.data not in bytes_before]
     _check_order(new, changed)
     _check_schedule(old, new)
-    rewritten = _Rewritten(old, new, changed, changes)
+    rewritten = _Rewritten(old, new, changed, changes, exposed)
+    for value, name in exposed.items():
+        _check_exposed(value, new.computation_named(value.region).named(name), rewritten)
     before = {one.id: one for one in old.computations}
     for computation in changed:
         was = before.get(computation.id)
@@ -136,8 +144,9 @@ class _Rewritten:
     """
 
     def __init__(
-        self, old: ModuleProto, new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[Change]
-    ) -> None:
+        self, old: ModuleProto, new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[Change],
+        exposed: Mapping[Exposed, str],
+    ) -> None:  # fmt: skip
         self.old, self.new = old, new
         self.added: dict[int, InstructionProto] = {}
         self.roots: dict[int, int] = {}
@@ -160,6 +169,9 @@ class _Rewritten:
             self.roots.update({root: root for root in results})
             for use in splice.uses:
                 self.replaced.update(dict.fromkeys(replaced_values(before, splice.region, use), results[use.output]))
+        for value, name in exposed.items():
+            made = new.computation_named(value.region).named(name)
+            self.added |= {one.id: one for one in (made, *new.computation(made.called[0]).instructions)}
         # A root enters a fusion as a new parameter, and a fusion inside that one as another.
         inside = {one.id for one in changed}
         entered = [
@@ -178,6 +190,32 @@ class _Rewritten:
     def may_follow(self, was: int, now: int) -> bool:
         """Whether a new operand may stand where an old one stood."""
         return was == now or (was in self.replaced and self.roots.get(now) == self.replaced[was])
+
+
+def _check_exposed(value: Exposed, made: InstructionProto, rewritten: _Rewritten) -> None:
+    """Checks that a new fusion makes what the old module has inside another one, of the same operands."""
+    caller = rewritten.old.computation_named(value.region).named(value.fusion)
+    inside, entered = rewritten.old.computation(caller.called[0]), rewritten.new.computation(made.called[0])
+    fields = {one.number for one in made.message.fields}
+    if fusion_kind(made) != fusion_kind(caller) or made.opcode != "fusion" or not fields <= _FIELDS_OF_FUSION:
+        raise SpliceError(f"{made.name}: it is not a fusion like {caller.name}")
+    before, after = ({one.id: one for one in each.instructions} for each in (inside, entered))
+    pairs, seen = [(inside.named(value.value).id, entered.root_id)], set[tuple[int, int]]()
+    while pairs:  # ends: each pair is looked at once
+        if (pair := pairs.pop()) in seen:
+            continue
+        seen.add(pair)
+        was, now = before[pair[0]], after[pair[1]]
+        if was.opcode == now.opcode == "parameter":
+            is_same = rewritten.may_follow(caller.operands[was.parameter], made.operands[now.parameter])
+        elif now.opcode == "parameter":  # what takes the place of a value inside enters as a tile
+            is_same = rewritten.may_follow(was.id, now.id)
+        else:
+            is_same = _list_fields(was, _OWN_FIELDS) == _list_fields(now, _OWN_FIELDS) and was.called == now.called
+            is_same = is_same and len(was.operands) == len(now.operands) and not (was.control or now.control)
+            pairs += zip(was.operands, now.operands, strict=False)
+        if not is_same:
+            raise SpliceError(f"{now.name}: it is not the instruction {was.name} of {caller.name}")
 
 
 def _check_copy(original: InstructionProto, copy: InstructionProto, ids: Mapping[int, int], linked: Linked) -> None:

@@ -24,6 +24,7 @@ T = TypeVar("T")
 _COMPUTATIONS, _PROGRAM_SHAPE, _ENTRY_ID, _SCHEDULE = 3, 4, 6, 7  # of a module
 _INSTRUCTIONS, _PARAMETERS, _RESULT, _NAMES = 2, 1, 2, 3  # of a computation, and of its program shape
 _OPCODE, _SHAPE, _TUPLE_SHAPES, _LAYOUT = 2, 3, 4, 5
+FUSION_KIND = 11
 _STARTERS = ("while", "conditional", "call")
 
 
@@ -407,3 +408,8 @@ def make_parameter(name: str, number: int, shape: bytes) -> InstructionProto:
     made = InstructionProto(ProtoMessage([]))
     made.name, made.opcode, made.shape, made.parameter = name, "parameter", shape, number
     return made
+
+
+def fusion_kind(instruction: InstructionProto) -> str:
+    """The kind of a fusion, as HLO's text has it; empty for any other instruction."""
+    return instruction.message.text(FUSION_KIND)

@@ -6,6 +6,10 @@
 The fragment has a parameter for each of the `sources`, and its results take the place of each `Use`. A use inside a
 fusion is replaced by a new parameter of the fusion, through which the tile enters. What nobody uses any more is
 removed: instructions, and parameters of fusions. All else keeps its bytes.
+
+A source may exist only inside a fusion, which computes it and slices it. A fusion of its own yields it then:
+
+    %f = f32[8,16] fusion(%p), calls=%square_and_slice                %m = f32[8,64] fusion(%p), calls=%square
 """
 
 from __future__ import annotations
@@ -14,13 +18,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from reshard.errors import SpliceError
 from reshard.hlo.combined import shrink_sums
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, make_parameter, without_layout
-from reshard.hlo.wire import refuse_damage
+from reshard.hlo.proto import (
+    FUSION_KIND,
+    ComputationProto,
+    InstructionProto,
+    ModuleProto,
+    fusion_kind,
+    make_parameter,
+    without_layout,
+)
+from reshard.hlo.wire import ProtoMessage, refuse_damage
 
 _ENTERED = ("fusion", "call")
+_LOOP = "kLoop"
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,29 @@ class Use:
     path: tuple[str, ...]
     name: str
     output: int = 0
+
+
+class Exposed(NamedTuple):
+    """A value that exists only inside a fusion of a region, which a fusion of its own is to yield."""
+
+    region: str
+    fusion: str
+    value: str
+
+    @property
+    def source(self) -> str:
+        """How it is named as a source before it is an instruction of the region."""
+        return f"{self.fusion}/{self.value}"
+
+    @classmethod
+    def read(cls, region: str, source: str) -> Exposed | None:
+        """The value that a source names; None if it names an instruction of the region.
+
+        >>> Exposed.read("main", "add_fusion/multiply.3")
+        Exposed(region='main', fusion='add_fusion', value='multiply.3')
+        """
+        fusion, slash, value = source.partition("/")
+        return cls(region, fusion, value) if slash else None
 
 
 @dataclass(frozen=True)
@@ -77,6 +114,58 @@ class Splicer:
     def __init__(self, module: ModuleProto) -> None:
         self._known = SpliceContext(module)
         self._regions: list[ComputationProto] = []
+
+    @refuse_damage
+    def expose_value(self, exposed: Exposed) -> str:
+        """Adds a fusion that yields what exists only inside another one, and returns its name.
+
+        It is a copy of what the other fusion makes the value of, just before it. Raises `SpliceError` where that cannot
+        be done.
+        """
+        known, module = self._known, self._known.module
+        region = module.computation_named(exposed.region)
+        caller = region.named(exposed.fusion)
+        if fusion_kind(caller) != _LOOP or caller.control:
+            raise SpliceError(f"{caller.name}: a value inside it cannot be made by a fusion of its own")
+        original = module.computation(caller.called[0])
+        value = original.named(exposed.value)
+        needed: set[int] = set()
+        waiting = [value.id]
+        while waiting:  # ends: each instruction is looked at once
+            if (number := waiting.pop()) not in needed:
+                needed.add(number)
+                waiting += original.by_id(number).operands
+        inner = original.copy()
+        inner.instructions = [one for one in inner.instructions if one.id in needed]
+        (inner.id,), inner.name = module.new_ids(1), known.fresh(original.name)
+        ids = {one.id: inner.id << 32 | at for at, one in enumerate(inner.instructions, 1)}
+        operands = [caller.operands[one.parameter] for one in inner.parameters]
+        for at, parameter in enumerate(inner.parameters):
+            parameter.parameter = at
+        for one in inner.instructions:
+            one.id, one.name = ids[one.id], known.fresh(one.name)
+            if one.operands:
+                one.operands = [ids[number] for number in one.operands]
+        inner.root_id = ids[value.id]
+        inner.describe_parameters()
+        made = InstructionProto(ProtoMessage([]))  # not a copy of the other one, whose settings are for its own root
+        made.name, made.opcode, made.shape, made.metadata = (
+            known.fresh(value.name),
+            "fusion",
+            value.shape,
+            value.metadata,
+        )
+        made.message.set_data(FUSION_KIND, _LOOP.encode())
+        (made.id,), made.operands, made.called = region.new_ids(1), operands, [inner.id]
+        known.calls.update(number for one in (made, *inner.instructions) for number in one.called)
+        region.instructions.insert(region.instructions.index(caller), made)
+        module.computations.insert(module.computations.index(region), inner)
+        if module.schedule is not None:
+            order = module.schedule[region.id]
+            order.insert(order.index(caller.id), made.id)
+            if original.id in module.schedule:
+                module.schedule[inner.id] = [ids[one] for one in module.schedule[original.id] if one in ids]
+        return made.name
 
     @refuse_damage
     def splice(self, change: Splice) -> Linked:

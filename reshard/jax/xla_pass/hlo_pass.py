@@ -41,7 +41,7 @@ from reshard.hlo import integrity
 from reshard.hlo.combined import open_sums
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
-from reshard.hlo.splice import Splice, Splicer, Use
+from reshard.hlo.splice import Exposed, Splice, Splicer, Use
 from reshard.jax.xla_pass.fragments import (
     FragmentKey,
     Fragments,
@@ -113,7 +113,7 @@ def improve_module(
         try:
             before, after = peaks.of(None), peaks.of(improved.module)
             why = explain_no_better(before, after, options)
-            if after.peak_bytes > before.peak_bytes:
+            if why and after.peak_bytes > before.peak_bytes:
                 return _leave_out_chains(module, fragments, options, peaks, improved, why)
         except SpliceError as error:
             why = str(error)
@@ -265,6 +265,7 @@ class _Round:
         module = self.proto.fresh()
         splicer = Splicer(module)
         changes: list[integrity.Change] = []
+        exposed: dict[Exposed, str] = {}
         regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
         try:
@@ -273,6 +274,9 @@ class _Round:
                 stand_ins = regions.setdefault(region, {})
                 # What takes a chain's place has the name and the line of its first collective.
                 metadata = self.proto.computation_named(region).named(current.chain.collectives[0].name).metadata
+                for each in (Exposed.read(region, source) for source in sources):
+                    if each is not None and each not in exposed:
+                        exposed[each] = stand_ins[each.source] = splicer.expose_value(each)
                 for key, uses in asked_fragments(current):
                     placed = tuple(stand_ins.get(source, source) for source in sources)
                     change = Splice(region, placed, uses, self.fragments.get(key).module, metadata)
@@ -282,7 +286,7 @@ class _Round:
             data = module.encode()
             # Computations that are as before are those of the old module, and are not read again.
             rewritten = ModuleProto.decode(data, like=self.proto)
-            integrity.check_splices(self.proto, rewritten, changes)
+            integrity.check_splices(self.proto, rewritten, changes, exposed)
             check_parses(data)
             opened = replace(open_sums(read_proto(rewritten)), num_partitions=self.devices)
             after = Traced(opened, self.devices, spliced=True)
