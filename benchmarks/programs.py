@@ -9,6 +9,7 @@
     python benchmarks/programs.py --by-hand                         # programs that are written by hand as well
     python benchmarks/programs.py --random 300                      # random programs, in one process
     python benchmarks/programs.py --random 300 --processes 2        # in two, with gloo between them
+    python benchmarks/programs.py --random 100 --target v5p         # compiled ahead of time, in large arrays
 
 The libraries are those of the extra `bench`. The models for Flax of transformers ended with 4.49, which wants older
 tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0.
@@ -72,10 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.random and options.number is None:
         return _compare_random(options)
     if options.random:
-        from benchmarks.real_programs.random_programs import measure_programs
+        from benchmarks.real_programs.measuring import devices
+        from benchmarks.real_programs.random_programs import compile_programs, measure_programs
 
         seeds = range(options.first, options.first + options.random)
-        for row in measure_programs(seeds, options.number, options.processes, options.port):
+        if options.target == "cpu":
+            rows = measure_programs(seeds, options.number, options.processes, options.port)
+        else:
+            rows = compile_programs(seeds, devices(options.target))
+        for row in rows:
             print(json.dumps(row), flush=True)
         return 0
     if options.child:
@@ -146,7 +152,8 @@ def _compare_random(options: argparse.Namespace) -> int:
         free.bind(("", 0))
         port = free.getsockname()[1]
     command = [sys.executable, str(HERE / "programs.py"), "--random", str(options.random), "--first"]
-    command += [str(options.first), "--processes", str(options.processes), "--port", str(port), "--number"]
+    command += [str(options.first), "--processes", str(options.processes), "--port", str(port)]
+    command += ["--target", options.target, "--number"]
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(number) for number in range(options.processes)]
         children: list[subprocess.Popen[bytes]] = []
@@ -168,7 +175,8 @@ def _compare_random(options: argparse.Namespace) -> int:
     rounded = sum(any(row["rounded"] for row in same_seed) for same_seed in zip(*rows, strict=True))
     replaced = [row["replaced"] for row in rows[0]]
     print(
-        f"{len(replaced)} random programs in {options.processes} processes: {broken} violate what must hold, "
+        f"{len(replaced)} random programs on {options.target} in {options.processes} processes: "
+        f"{broken} violate what must hold, "
         f"{sum(replaced)} chains replaced in {sum(map(bool, replaced))}, {received[0]} -> {received[1]} B received, "
         f"{peaks[0]} -> {peaks[1]} B at their peaks; {rounded} have other bits without same_bits"
     )
