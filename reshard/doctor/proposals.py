@@ -30,7 +30,7 @@ from reshard.doctor.chain_reader import (
     place_chain,
 )
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
-from reshard.doctor.dataflow.index_maps import FRAGMENT_MOVES, IndexMaps, device_groups
+from reshard.doctor.dataflow.index_maps import FRAGMENT_MOVES, IndexMaps, Untraceable, device_groups, group_tables
 from reshard.doctor.dataflow.trace import is_exact, summed_digits
 from reshard.doctor.infer_layouts import InferredMove
 from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
@@ -119,8 +119,9 @@ class Proposal:
     """A chain, its outcome, and what could replace it: nothing if it is to stay.
 
     `allowed_bytes` is the memory that the chain needs. `excess_bytes` is what the plans need beyond: they fit only
-    where the program's own peak is elsewhere. `moves` are the layouts of an operation on rows; then the first of the
-    outcome's plans leads to its rows, and the others lead from these.
+    where the program's own peak is elsewhere. `scattered_bytes` are those that XLA saves by itself, after the pass.
+    `moves` are the layouts of an operation on rows; then the first of the outcome's plans leads to its rows, and the
+    others lead from these.
     """
 
     chain: Chain
@@ -128,6 +129,7 @@ class Proposal:
     replacements: tuple[Replacement | OpReplacement, ...] = ()
     allowed_bytes: int = 0
     excess_bytes: int = 0
+    scattered_bytes: int = 0
     moves: OpMoves | None = None
 
     @property
@@ -137,8 +139,8 @@ class Proposal:
 
     @property
     def received_bytes(self) -> int:
-        """The bytes that a device receives in the chain as it is."""
-        return sum(collective.received_bytes for collective in self.chain.collectives)
+        """The bytes that a device receives in the chain as it is once compiled."""
+        return sum(collective.received_bytes for collective in self.chain.collectives) - self.scattered_bytes
 
     @property
     def launches(self) -> int:
@@ -356,7 +358,9 @@ class Proposals:
         planned = sum(plan.received_bytes for plan in plans)
         planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)
         permutes = sum(shift.launches for shift, _ in shifts)
-        return Proposal(chain, PassOutcome(planned, plans, permutes=permutes), replacements)
+        scattered = count_scattered_bytes(chain, self.flow, self.maps) if self.options.platform == "gpu" else 0
+        outcome = PassOutcome(planned, plans, permutes=permutes)
+        return Proposal(chain, outcome, replacements, scattered_bytes=scattered)
 
     def _plan_move(self, one: Replacement, move: InferredMove, budget: int | None) -> Plan:
         """The plan for a move; sums of floats one after another are added up in the same rounds, unless any will do."""
@@ -394,7 +398,8 @@ class Proposals:
         planned, launches = one.outcome.planned_bytes or 0, one.launches
         if one.outcome.permutes > launches:
             raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
-        self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
+        needed = f"it receives no more than is needed, {planned} B"
+        self._check_bytes(one, planned, "XLA makes a reduce-scatter of it by itself" if one.scattered_bytes else needed)
         if why := explain_reordered(self.maps, one, self.options):
             raise Reordered(why, one.received_bytes - planned)
         if why := explain_other_bits(self.flow, one, self.options):
@@ -515,6 +520,33 @@ def explain_other_bits(flow: Flow, one: Proposal, options: ProposalOptions) -> s
             value = HloValue(scope.caller.scope, scope.caller.instruction.name)
             scope = value.scope
     return ""
+
+
+def count_scattered_bytes(chain: Chain, flow: Flow, maps: IndexMaps) -> int:
+    """The bytes that XLA:GPU saves in a chain by itself, after the pass: it makes a reduce-scatter of an all-reduce
+    that is used once, by a slice along one dim of which each device of a group takes the part at its own place.
+    """
+    saved = 0
+    by_name = chain.region.computation.by_name
+    for one in chain.collectives:
+        made, users = by_name.get(one.name), chain.region.computation.users.get(one.name, ())
+        if made is None or made.opcode != "all-reduce" or len(one.results) != 1:
+            continue
+        if len(users) != 1 or users[0].opcode != "dynamic-slice" or users[0].operands.count(one.name) != 1:
+            continue
+        whole, part = one.results[0].dims, users[0].arrays[0].dims
+        cut = [dim for dim, sizes in enumerate(zip(whole, part, strict=True)) if sizes[0] != sizes[1]]
+        try:
+            members, ranks = group_tables(maps, HloValue(chain.region, one.name))
+            if len(cut) != 1 or whole[cut[0]] != part[cut[0]] * members.shape[1]:
+                continue
+            offset = HloValue(chain.region, users[0].operands[1 + cut[0]])
+            numbers = maps.numbers(HloValue(chain.region, users[0].name), offset)
+        except Untraceable:
+            continue
+        if (numbers.reshape(-1) == ranks * part[cut[0]]).all():
+            saved += one.received_bytes // 2
+    return saved
 
 
 def explain_unmeasured(
