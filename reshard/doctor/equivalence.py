@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -57,10 +57,13 @@ _MOST = 1 << 18  # elements of rows that are followed
 
 
 class Traced:
-    """A module whose values can be followed, through spliced fragments too if it is `spliced`."""
+    """A module whose values can be followed, through spliced fragments too if it is `spliced`.
 
-    def __init__(self, module: Module, devices: int, spliced: bool = False) -> None:
-        self.flow = Flow(module)
+    Loops with the bodies `unrolled` are followed iteration by iteration.
+    """
+
+    def __init__(self, module: Module, devices: int, spliced: bool = False, unrolled: Collection[str] = ()) -> None:
+        self.flow = Flow(module, unrolled)
         scalars = Scalars(self.flow, devices)
         self.maps = IndexMaps(self.flow, scalars, spliced)
         self.numbering = Numbering(self.flow)

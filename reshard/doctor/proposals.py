@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ from reshard.doctor.infer_layouts import InferredMove
 from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
 from reshard.doctor.places import ArrayMove, PassOutcome, Place
 from reshard.doctor.sums import join_sums, plan_rounds
-from reshard.errors import ReshardError, quoted
+from reshard.errors import BudgetError, ReshardError, quoted
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
 from reshard.lower.program import AllReduce, InParts, ReduceScatter
@@ -50,6 +51,8 @@ from reshard.types.mesh import Mesh
 
 ALIGNMENT = 4096
 """Bytes by which a peak may be exceeded: buffers are rounded up, and tables and scalars take some."""
+_MOST_LAUNCHES = 64
+"""The most collectives that a plan is cut into."""
 _SURELY = 0.5
 """An estimate below this share of the old peak needs no check: estimates have been off by up to a third."""
 _TABLES = 0.01
@@ -216,26 +219,38 @@ def _count_temp_bytes(plan: Plan) -> int:
 
 Measure = Callable[[Proposal], ProposalCost]
 """Measures a proposal; raises `Unfit` or a `ReshardError` for one that cannot be compiled or planned."""
+Cut = Callable[[Plan], Iterable[Plan]]
+"""The same plan in forms that need less memory on a platform, at the same bytes."""
+
+
+class Room(IntEnum):
+    """What plans may need that need more memory than their chains: nothing, as little as any form of them needs, or
+    what the program needs elsewhere."""
+
+    CHAIN = 0
+    LEAST = 1
+    PROGRAM = 2
 
 
 class Proposals:
     """The proposals for a module: each of its collectives is in exactly one.
 
-    Plans receive fewer bytes than their chain, and need no more memory, unless they `may_exceed` it where the program's
-    own peak is elsewhere. If memory is preferred, they may receive as many bytes, and need less memory. If time is
+    Plans receive fewer bytes than their chain, and need no more memory, unless the `room` is that of the program, whose
+    own peak may be elsewhere. If memory is preferred, they may receive as many bytes, and need less memory. If time is
     preferred, they may receive as many, and take less time, as launches and bytes cost on the network.
     """
 
     def __init__(
         self, flow: Flow, maps: IndexMaps, numbering: Numbering, collectives: Sequence[Collective], mesh: Mesh | None,
-        options: ProposalOptions, measure: Measure, may_exceed: bool = True,
+        options: ProposalOptions, measure: Measure, room: Room = Room.PROGRAM, cut: Cut = lambda plan: (),
     ) -> None:  # fmt: skip
         self.flow = flow
         self.maps = maps
         self.collectives = collectives
         self.options = options
         self.measure = measure
-        self.may_exceed = may_exceed
+        self.room = room
+        self.cut = cut
         self.reader = ChainReader(flow, maps, numbering, mesh)
         self.liveness = Liveness(flow, numbering)
 
@@ -298,18 +313,40 @@ class Proposals:
         return add_up_program(self.flow).peak_bytes
 
     def smaller(self, large: Proposal) -> Proposal | None:
-        """A proposal that needs no more memory than its chain, for one that does; None if there is none."""
-        if not large.excess_bytes:
-            return None
+        """The next form of a proposal that needs more memory than its chain, which needs less; None if there is none.
+
+        Forms are the same plan in parts, and plans under budgets. By falling peaks as planned, they are compiled until
+        one needs less, so that the first one that fits has the fewest launches.
+        """
         moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
-        try:
-            one = self._plan_chain(large.chain, moves, large.allowed_bytes)
-            if one.outcome.plans == large.outcome.plans:
-                return None
-            one = self._accept(one, lambda: large.allowed_bytes)
-        except (Unfit, ReshardError):
+        if not large.excess_bytes or len(moves) < len(large.replacements):
             return None
-        return None if one.excess_bytes else one
+        planned = [(one, one.move) for one in moves if one.move is not None]
+        pairs = zip(planned, large.outcome.plans, strict=True)
+        forms = [self._list_forms(*each, plan, large.allowed_bytes) for each, plan in pairs]
+        for at in range(max(map(len, forms), default=0)):
+            plans = tuple(each[min(at, len(each) - 1)] for each in forms if each)
+            if len(plans) < len(forms):
+                break  # One of the plans has no smaller form.
+            try:
+                one = self._accept(self._join_plans(large.chain, moves, plans), lambda: large.allowed_bytes)
+            except (Unfit, ReshardError):
+                continue
+            if one.excess_bytes < large.excess_bytes:
+                return one
+        return None
+
+    def _list_forms(self, one: Replacement, move: InferredMove, plan: Plan, budget: int) -> list[Plan]:
+        """The forms of a plan that need less memory than itself, the largest first."""
+        forms = list(self.cut(self._plan_move(one, move, None)))
+        for most in (budget, 0):
+            try:
+                forms.append(self._plan_move(one, move, most))
+            except BudgetError as error:
+                with suppress(ReshardError):
+                    forms.append(self._plan_move(one, move, error.smallest))
+        able = {form for form in forms if form.peak_bytes < plan.peak_bytes and form.launches <= _MOST_LAUNCHES}
+        return sorted(able, key=lambda form: (-form.peak_bytes, form.launches))
 
     def _propose(self, chain: Chain) -> Proposal:
         """The proposal that replaces a chain, or one that leaves it and says why."""
@@ -324,12 +361,15 @@ class Proposals:
                 raise Unfit(f"it receives no more than is needed, {place_chain(chain).received_bytes} B")
             budget = allowed() - 1 if self.options.prefer == "memory" else None
             one = self._accept(self._plan_chain(chain, self.reader.replacements(chain), budget), allowed)
-            if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
-                return one
-            smaller = self.smaller(one)
-            if smaller is None:
-                raise Unfit(explain_excess(one))
-            return smaller
+            while one.excess_bytes:  # ends: each form needs less memory than the one before
+                fits = self.room > Room.CHAIN and one.allowed_bytes + one.excess_bytes <= self.peak_bytes
+                smaller = None if fits and self.room == Room.PROGRAM else self.smaller(one)
+                if smaller is None and not fits:
+                    raise Unfit(explain_excess(one))
+                if smaller is None:
+                    break
+                one = smaller
+            return one
         except (Unfit, ReshardError) as error:
             saved = error.saved_bytes if isinstance(error, Reordered) else 0
             return Proposal(chain, PassOutcome(why=str(error).splitlines()[0], reorder_bytes=saved))
@@ -354,6 +394,10 @@ class Proposals:
     def _plan_chain(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
         """The plans for a chain under a budget."""
         plans = tuple(self._plan_move(one, one.move, budget) for one in replacements if one.move is not None)
+        return self._join_plans(chain, replacements, plans)
+
+    def _join_plans(self, chain: Chain, replacements: tuple[Replacement, ...], plans: tuple[Plan, ...]) -> Proposal:
+        """What these plans make of a chain, one for each move, with its shifts."""
         shifts = [(one.shift, one.dtype) for one in replacements if one.shift is not None]
         planned = sum(plan.received_bytes for plan in plans)
         planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)

@@ -55,9 +55,9 @@ NEW = """  %s = f32[2,4,2]{2,1,0} reshape(%p)
 KNOWN = Proofs()  # What was proved in one test must not let a fault of another pass.
 
 
-def check(new, old=OLD, shardings=()):
+def check(new, old=OLD, shardings=(), head=HEAD, unrolled=()):
     before = Traced(hlo.parse(HEAD + old), 4)
-    after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
+    after = Traced(hlo.parse(head + new), 4, spliced=True, unrolled=unrolled)
     (chain,) = list_chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
     (one,) = ChainReader(before.flow, before.maps, before.numbering, None).replacements(chain)
     check_equivalent(Spliced(before, after, "main", {}, KNOWN), one, Replicas(before.maps, lambda: shardings))
@@ -65,6 +65,68 @@ def check(new, old=OLD, shardings=()):
 
 def test_the_same_move_by_other_collectives():
     check(NEW)
+
+
+LOOP = """%turn (t: (s32[], f32[4,2,2], f32[8,2])) -> (s32[], f32[4,2,2], f32[8,2]) {
+  %t = (s32[], f32[4,2,2]{2,1,0}, f32[8,2]{1,0}) parameter(0)
+  %k = s32[] get-tuple-element(%t), index=0
+  %v = f32[4,2,2]{2,1,0} get-tuple-element(%t), index=1
+  %w = f32[8,2]{1,0} get-tuple-element(%t), index=2
+  %nil = s32[] constant(0)
+  %part = f32[4,2,1]{2,1,0} dynamic-slice(%v, %nil, %nil, %k), dynamic_slice_sizes={4,2,1}
+  %moved = f32[4,2,1]{2,1,0} all-to-all(%part), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}
+  %column = f32[8,1]{1,0} reshape(%moved)
+  %put = f32[8,2]{1,0} dynamic-update-slice(%w, %column, %nil, %k)
+  %one = s32[] constant(1)
+  %next = s32[] add(%k, %one)
+  ROOT %out = (s32[], f32[4,2,2]{2,1,0}, f32[8,2]{1,0}) tuple(%next, %v, %put)
+}
+
+%goes_on (c: (s32[], f32[4,2,2], f32[8,2])) -> pred[] {
+  %c = (s32[], f32[4,2,2]{2,1,0}, f32[8,2]{1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%c), index=0
+  %turns = s32[] constant(2)
+  ROOT %less = pred[] compare(%n, %turns), direction=LT
+}
+
+ENTRY"""
+IN_PARTS = """  %s = f32[2,4,2]{2,1,0} reshape(%p)
+  %x = f32[4,2,2]{2,1,0} transpose(%s), dimensions={1,0,2}
+  %first = s32[] constant(0)
+  %none = f32[] constant(0)
+  %empty = f32[8,2]{1,0} broadcast(%none), dimensions={}
+  %start = (s32[], f32[4,2,2]{2,1,0}, f32[8,2]{1,0}) tuple(%first, %x, %empty)
+  %loop = (s32[], f32[4,2,2]{2,1,0}, f32[8,2]{1,0}) while(%start), condition=%goes_on, body=%turn
+  %z = f32[8,2]{1,0} get-tuple-element(%loop), index=2
+  ROOT %f = f32[8,2]{1,0} fusion(%z), kind=kLoop, calls=%fresh
+}
+"""
+
+
+def test_a_move_in_parts_is_followed_turn_by_turn():
+    head = HEAD.replace("ENTRY", LOOP)
+    check(IN_PARTS, head=head, unrolled={"turn"})
+    with pytest.raises(SpliceError, match="would not come from p"):
+        check(IN_PARTS, head=head)  # a loop of the program's own is not entered
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ("constant(2)\n  ROOT %less", "constant(1)\n  ROOT %less"),  # a part is missing
+        ("constant(0)\n  %none", "constant(1)\n  %none"),  # the first one is
+        ("%column, %nil, %k)", "%column, %nil, %nil)"),  # all are written to the same place
+        ("%nil, %nil, %k)", "%nil, %nil, %nil)"),  # all are read from the same place
+        ("add(%k, %one)", "add(%k, %two)\n  %two = s32[] constant(2)"),
+        ("replica_groups=[1,4]<=[4]", "replica_groups={{0,1,3,2}}"),
+        ("tuple(%next, %v, %put)", "tuple(%next, %v, %w)"),  # what is written is lost
+    ],
+)
+def test_a_fault_in_a_loop_over_parts_is_seen(was, is_now):
+    head, new = HEAD.replace("ENTRY", LOOP).replace(was, is_now), IN_PARTS.replace(was, is_now)
+    assert head + new != HEAD.replace("ENTRY", LOOP) + IN_PARTS
+    with pytest.raises(SpliceError):
+        check(new, head=head, unrolled={"turn"})
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,23 @@ from reshard.doctor.proposals import (
     Proposals,
     explain_unmeasured,
 )
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.step_mode import StepMode
 from reshard.synth.options import PREFERENCES, PlanOptions
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import GATHER, OFFSET, REDUCE, RESHARD, SCATTERED, SLICE, SUMMED, ZERO, only, place, text
 
 
-def proposals(module_text, prefer="bytes", cost=None, platform="cpu", network=None, devices=4):
+def proposals(module_text, prefer="bytes", cost=None, platform="cpu", network=None, devices=4, cut=lambda plan: ()):
     module = hlo.parse(module_text)
     traced = Traced(module, devices)
 
     def measure(one):
-        return cost or ProposalCost(one.outcome.planned_bytes, 0)
+        return cost(one) if callable(cost) else cost or ProposalCost(one.outcome.planned_bytes, 0)
 
     options = ProposalOptions(PlanOptions.read(network=network, prefer=prefer), platform)
     collectives = hlo.collectives(module, every_branch=True)
-    return list(Proposals(traced.flow, traced.maps, traced.numbering, collectives, None, options, measure))
+    return list(Proposals(traced.flow, traced.maps, traced.numbering, collectives, None, options, measure, cut=cut))
 
 
 def test_a_rebuilt_array_is_moved_by_a_plan():
@@ -138,12 +140,49 @@ def test_what_the_pass_leaves_is_not_said_to_be_saved(platform, saved):
     assert bool(saved) == (not only(report).why_left) == bool(report.memory.saved_bytes)
 
 
-def test_on_an_accelerator_plans_need_no_more_memory_than_their_chains(monkeypatch):
-    """Whether they may is for the compiler to say, and the doctor compiles nothing."""
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_plans_may_need_more_memory_than_their_chains_where_the_peak_is_elsewhere(monkeypatch, platform):
     monkeypatch.setattr("reshard.doctor.proposals.ALIGNMENT", -385)  # a plan of 256 B needs more than 384 B
-    lines = ["%big = f32[1024,1024]{1,0} parameter(1)", "%twice = f32[1024,1024]{1,0} add(%big, %big)", *RESHARD]
-    cpu, tpu = (examine(text(*lines), platform=platform) for platform in ("cpu", "tpu"))
-    assert only(cpu).replaced and only(tpu).why_left.startswith("the plan would need")
+    big = ["%big = f32[1024,1024]{1,0} parameter(1)", "%twice = f32[1024,1024]{1,0} add(%big, %big)"]
+    (one,) = proposals(text(*big, *RESHARD), platform=platform, cost=ProposalCost(48, 0))
+    assert one.outcome.replaced and one.excess_bytes
+
+
+def test_forms_are_tried_by_falling_memory_until_one_fits(monkeypatch):
+    """Each is compiled, so none is tried after the first that fits. The chain needs 384 B."""
+    monkeypatch.setattr("reshard.doctor.proposals.ALIGNMENT", 0)
+    compiled = {("all_to_all", None): 1000, ("exchange", None): 500, ("exchange", 2): 384}
+    tried = []
+
+    def cut(plan):
+        for chunk in (1, 2, None):
+            yield chain(plan.source, plan.target, [StepSpec("exchange", plan.target, StepMode(chunk=chunk))])
+
+    def measure(one):
+        ((step,),) = (plan.steps for plan in one.outcome.plans)
+        tried.append((step.kind, step.mode.chunk))
+        return ProposalCost(48, compiled[tried[-1]])
+
+    (one,) = proposals(text(*RESHARD), cost=measure, cut=cut)
+    assert one.outcome.replaced and not one.excess_bytes and tried == list(compiled)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "by_itself"),
+    [
+        ("", "", True),
+        ("multiply(%id, %two)", "add(%id, %two)", False),  # a device takes another part than its own
+        ("{{0,1,2,3}}", "{{3,2,1,0}}", False),
+        ("ROOT %r = ", "%u = f32[8,8]{1,0} add(%s, %s)\n  ROOT %r = ", False),  # and another user has the whole
+    ],
+)
+def test_xla_makes_a_reduce_scatter_of_a_sliced_sum_on_gpus_by_itself(was, is_now, by_itself):
+    """After the pass: to compile a plan for it would take time, and save nothing."""
+    lines = [line.replace(was, is_now) for line in SCATTERED]
+    (one,) = proposals(text(*lines, before=REDUCE), platform="gpu")
+    assert (one.outcome.why == "XLA makes a reduce-scatter of it by itself") == by_itself
+    (one,) = proposals(text(*SCATTERED, before=REDUCE), platform="cpu")
+    assert one.outcome.replaced
 
 
 @pytest.mark.parametrize("order", ["0,2,1,3", "3,2,1,0"])

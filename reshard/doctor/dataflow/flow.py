@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from reshard.errors import NotationError
-from reshard.hlo import Array, Computation, Instruction, Module
+from reshard.hlo import Array, Computation, Instruction, Module, trip_count
 from reshard.hlo.module import Shape
 
 _OPENED = ("fusion", "call", "async-start", "call-start")
 _CONTINUES = ("async-update", "async-done", "call-update", "call-done")
 _STARTS_REGIONS = ("while", "conditional")
+_TURNS = 64
+"""The most iterations of a loop that are followed one by one."""
 _BARRIERS = ("opt-barrier", "optimization-barrier")
 _COLLECTIVE = re.compile(r"^(?:all-|collective-|reduce-scatter)")
 
@@ -33,12 +35,14 @@ _COLLECTIVE = re.compile(r"^(?:all-|collective-|reduce-scatter)")
 class Scope:
     """A computation as one instruction, the `caller`, runs it; the entry has no caller.
 
-    If it is `opened`, its instructions belong to the caller's region.
+    If it is `opened`, its instructions belong to the caller's region. The body of a loop that is opened has a scope for
+    each iteration, its `turn`.
     """
 
     computation: Computation
     caller: Site | None
     opened: bool
+    turn: int = 0
 
 
 class Site(NamedTuple):
@@ -92,11 +96,15 @@ class HloValue(NamedTuple):
 
 
 class Flow:
-    """The data flow of a module: its regions, and where each value comes from."""
+    """The data flow of a module: its regions, and where each value comes from.
 
-    def __init__(self, module: Module) -> None:
+    A loop whose body is one of `unrolled` is followed iteration by iteration, as calls of it one after another.
+    """
+
+    def __init__(self, module: Module, unrolled: Collection[str] = ()) -> None:
         self.module = module
-        self._inner: dict[tuple[Scope, str], Scope] = {}
+        self.unrolled = unrolled
+        self._inner: dict[tuple[Scope, str, int], Scope] = {}
         self._origins: dict[HloValue, HloValue] = {}
         self._operands: dict[tuple[Scope, str], list[HloValue]] = {}
         self._positions: dict[HloValue, tuple[float, ...]] = {}
@@ -126,24 +134,37 @@ class Flow:
     def _starting(self, scope: Scope) -> Iterator[Site]:
         """The instructions of a region that may start others; those inside fusions never do."""
         for instruction in scope.computation.instructions:
-            if instruction.opcode in _STARTS_REGIONS:
+            if instruction.opcode in _STARTS_REGIONS and not self._count_turns(scope, instruction):
                 yield Site(scope, instruction)
             elif instruction.opcode != "fusion" and (inner := self.inner(scope, instruction)) is not None:
                 yield from self._starting(inner)
 
     def inner(self, scope: Scope, instruction: Instruction) -> Scope | None:
-        """The scope that an instruction opens; None if it opens none."""
-        if instruction.opcode not in _OPENED or not instruction.called:
+        """The scope that an instruction opens, a loop that of its last iteration; None if it opens none."""
+        turns = self._count_turns(scope, instruction)
+        if (instruction.opcode not in _OPENED and not turns) or not instruction.called:
             return None
-        key = scope, instruction.name
+        return self._open(scope, instruction, max(0, turns - 1))
+
+    def _count_turns(self, scope: Scope, instruction: Instruction) -> int:
+        """How many iterations of a loop are followed one by one; 0 if it is none, or is not unrolled."""
+        if instruction.opcode != "while" or loop_body(instruction) not in self.unrolled:
+            return 0
+        turns = trip_count(self.module, scope.computation, instruction) or 0
+        return turns if turns <= _TURNS else 0
+
+    def _open(self, scope: Scope, instruction: Instruction, turn: int) -> Scope:
+        """The scope of what an instruction calls; of a loop, that of an iteration."""
+        key = scope, instruction.name, turn
         if key not in self._inner:
-            computation = self.module.computation(instruction.called[0])
+            name = loop_body(instruction) if instruction.opcode == "while" else instruction.called[0]
+            computation = self.module.computation(name)
             outer: Scope | None = scope
             while outer is not None:  # ends: scopes are nested in their callers
                 if computation is outer.computation:
                     raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
                 outer = None if outer.caller is None else outer.caller.scope
-            self._inner[key] = Scope(computation, Site(scope, instruction), True)
+            self._inner[key] = Scope(computation, Site(scope, instruction), True, turn)
         return self._inner[key]
 
     def root_of(self, site: Site, name: str) -> HloValue | None:
@@ -198,7 +219,8 @@ class Flow:
                 names = enumerate(one.name for one in computation.instructions)
                 self._orders[computation.name] = {name: at for at, name in names}
             outer = () if caller is None else self.position(HloValue(caller.scope, caller.instruction.name))[:-1]
-            known = self._positions[value] = (*outer, self._orders[computation.name][value.name], math.inf)
+            own = value.scope.turn, self._orders[computation.name][value.name], math.inf
+            known = self._positions[value] = (*outer, *own)
         return known
 
     def is_view(self, site: Site) -> bool:
@@ -206,8 +228,8 @@ class Flow:
         opcode = site.instruction.opcode
         if opcode in ("tuple", "get-tuple-element", *_BARRIERS, *_OPENED, *_CONTINUES, "copy-start", "copy-done"):
             return True
-        if opcode == "parameter":
-            return site.scope.opened
+        if opcode in ("parameter", "while"):
+            return site.scope.opened if opcode == "parameter" else self.inner(*site) is not None
         return _behind_async(HloValue(site.scope, site.instruction.name)) is not None
 
     def _step_back(self, value: HloValue) -> HloValue | None:
@@ -218,6 +240,9 @@ class Flow:
                 return HloValue(scope, instruction.operands[0], (int(instruction.attributes["index"]), *path))
             case "tuple" if path and path[0] < len(instruction.operands):
                 return HloValue(scope, instruction.operands[path[0]], path[1:])
+            case "parameter" if scope.turn and scope.caller is not None and scope.computation.root is not None:
+                before = self._open(*scope.caller, scope.turn - 1)  # what the iteration before has yielded
+                return HloValue(before, scope.computation.root.name, path)
             case "parameter" if scope.opened and scope.caller is not None:
                 # The operands of a call; an offloaded call gets its operands from its -update.
                 users = scope.caller.scope.computation.users.get(scope.caller.instruction.name, ())
@@ -225,7 +250,7 @@ class Flow:
                 arguments = scope.caller.instruction.operands + (() if update is None else update.operands[1:])
                 number = parameter_number(instruction)
                 return HloValue(scope.caller.scope, arguments[number], path) if number < len(arguments) else None
-            case opcode if opcode in _OPENED and (inner := self.inner(scope, instruction)):
+            case opcode if opcode in (*_OPENED, "while") and (inner := self.inner(scope, instruction)):
                 root = inner.computation.root
                 return None if root is None else HloValue(inner, root.name, path)
             case opcode if opcode in (*_CONTINUES, *_BARRIERS) and instruction.operands:

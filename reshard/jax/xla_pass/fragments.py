@@ -149,9 +149,13 @@ class Fragments:
         captured: list[bytes] = []
 
         def compiled() -> tuple[int, int, int]:
-            with jax.enable_x64(True):
+            # Loops count in 32 bits without it: XLA:TPU splits a counter of 64 bits into two numbers.
+            wide = any(dtypes.bits(dtypes.canonical(one.dtype)) >= 64 for one in (*key.befores, *key.afters))
+            with jax.enable_x64(wide or isinstance(key, OpFragmentKey)):
                 program = _lower_fragment(key, self.devices).compile(QUICKER.get(self.platform))
             traffic = hlo.traffic(hlo.parse(program.as_text()))
+            if not traffic.exact:
+                raise SpliceError("it is not known how often a loop of it runs")
             return compiled_peak_bytes(program.memory_analysis()), traffic.received_bytes, traffic.launches
 
         try:

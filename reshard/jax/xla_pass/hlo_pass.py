@@ -32,6 +32,7 @@ from reshard.doctor.proposals import (
     ProposalCost,
     ProposalOptions,
     Proposals,
+    Room,
     explain_excess,
     explain_no_better,
     explain_unmeasured,
@@ -54,8 +55,11 @@ from reshard.jax.xla_pass.fragments import (
     parameter_shardings,
 )
 from reshard.jax.xla_pass.program_peaks import ProgramPeaks
+from reshard.runtime.xla import in_parts
 
 _ROUNDS = 4
+_LEAST, _PARTS = 64 << 10, (8, 16, 32)
+"""Steps from so many bytes on are done in so many parts where memory is short."""
 _TRIES, _FEWER_TRIES, _LARGE = 6, 2, 1 << 17
 """Compilations that look for the chains that raise a peak; in a module of so many bytes, each takes a second."""
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
@@ -104,8 +108,8 @@ def improve_module(
     out, but on CPU, where the estimate decides.
     """
     options = options._replace(platform=fragments.platform, processes=fragments.processes)
-    may_exceed = options.platform == "cpu" or peaks is not None
-    improved = _improve_in_rounds(module, fragments, options, may_exceed)
+    room = Room.PROGRAM if options.platform == "cpu" or peaks is not None else Room.CHAIN
+    improved = _improve_in_rounds(module, fragments, options, room)
     if improved.module is None or peaks is None:
         return improved
     why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
@@ -128,10 +132,14 @@ def _leave_out_chains(
     Each try is a compilation, so there are few of them: what has not been tried by then is left as well.
     """
     before = peaks.of(None)
-    if whole.has_excess:  # Plans that need more than their chains may be what raises it: once more, without those.
-        best = _improve_in_rounds(module, fragments, options, False)
-        if best.module is not None and not explain_no_better(before, peaks.of(best.module), options):
-            return best
+    # Plans that need more than their chains may be what raises it: in the forms that need least, and without those.
+    tried = [whole.module]
+    for room in (Room.LEAST, Room.CHAIN) if whole.has_excess else ():
+        best = _improve_in_rounds(module, fragments, options, room)
+        if best.module is not None and best.module not in tried:
+            tried.append(best.module)
+            if not explain_no_better(before, peaks.of(best.module), options):
+                return best
     replaced = [place for place in whole.places if place.replaced]
     replaced.sort(key=lambda place: (place.planned_bytes or 0) - place.received_bytes)
     names = [place.collectives[0].name for place in replaced]
@@ -141,7 +149,7 @@ def _leave_out_chains(
     while untried and tries:
         group, tries = untried.pop(0), tries - 1
         left = {name: why for name in names if name not in kept and name not in group}
-        one = _improve_in_rounds(module, fragments, options, True, left)
+        one = _improve_in_rounds(module, fragments, options, Room.LEAST, left)
         if one.module is not None and not explain_no_better(before, peaks.of(one.module), options):
             best, kept = one, kept.union(group)
         else:
@@ -158,19 +166,19 @@ def _improve_in_rounds(
     module: bytes,
     fragments: Fragments,
     options: ProposalOptions,
-    may_exceed: bool,
+    room: Room,
     left: Mapping[str, str] = MappingProxyType({}),
 ) -> Improved:
     """Replaces chains in several rounds, since some depend on others; not those `left`, by their first collectives.
 
-    One that could not be spliced in beside others is tried once more where those have been. Where it `may_exceed`, a
-    plan may need more memory than its chain if the program's own peak is elsewhere.
+    One that could not be spliced in beside others is tried once more where those have been. Plans that need more memory
+    than their chains have the `room`.
     """
     places: list[Place] = []
     changed, has_excess, name = False, False, ""
     flows: list[Flow] = []
     for _ in range(_ROUNDS):
-        one = _Round(module, fragments, options, may_exceed, left)
+        one = _Round(module, fragments, options, room, left)
         better, name = one.run(), one.module.name
         if changed:  # What this round replaced is not left any more.
             replaced = [place for place in one.places if place.replaced]
@@ -204,7 +212,7 @@ class _Round:
         module: bytes,
         fragments: Fragments,
         options: ProposalOptions,
-        may_exceed: bool,
+        room: Room,
         left: Mapping[str, str],
     ) -> None:
         self.data, self.left, self.options = module, left, options
@@ -214,9 +222,12 @@ class _Round:
         self.module = replace(open_sums(read_proto(self.proto)), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
+        # TPUs and GPUs move in loops, in buffers of a part each.
+        parts = () if self.fragments.platform == "cpu" else _PARTS
         self.proposals = Proposals(
             self.traced.flow, self.traced.maps, self.traced.numbering, self.collectives,
-            find_mesh(self.collectives, self.devices), options, self._measure, may_exceed,
+            find_mesh(self.collectives, self.devices), options, self._measure, room,
+            lambda plan: [in_parts(plan, _LEAST, count) for count in parts],
         )  # fmt: skip
         self.places: list[Place] = []
         self.has_failed = self.has_excess = False
@@ -241,7 +252,7 @@ class _Round:
             self.has_failed = True
             for failed, why in failures:
                 candidates.remove(failed)
-                smaller = self.proposals.smaller(failed)
+                smaller = self.proposals.smaller(failed) if why == explain_excess(failed) else None
                 if smaller is None:
                     self.places.append(failed.left(why).place)
                 else:
@@ -289,7 +300,12 @@ class _Round:
             integrity.check_splices(self.proto, rewritten, changes, exposed)
             check_parses(data)
             opened = replace(open_sums(read_proto(rewritten)), num_partitions=self.devices)
-            after = Traced(opened, self.devices, spliced=True)
+            # The loops of plans in parts are followed turn by turn; in memory they are regions, as all loops are.
+            loops = any(b"while" in change.splice.fragment for change in changes)
+            known = {one.name for one in self.proto.computations} if loops else set[str]()
+            unrolled = {one.name for one in rewritten.computations if one.name not in known} if loops else set[str]()
+            after = Traced(opened, self.devices, spliced=True, unrolled=unrolled)
+            memory = Flow(opened) if loops else after.flow
             replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))
             failures: list[_Failure] = []
             for candidate in candidates:
@@ -310,10 +326,10 @@ class _Round:
             current = max(candidates, key=lambda candidate: candidate.excess_bytes)
             # Plans that need more memory than their chains must not raise the peak of the program.
             if current.excess_bytes:
-                peak = add_up_program(after.flow).peak_bytes
+                peak = add_up_program(memory).peak_bytes
                 if peak > self.proposals.peak_bytes + ALIGNMENT:
                     raise Unfit(explain_excess(current))
-            self.rewritten = [after.flow]
+            self.rewritten = [memory]
         except (Unfit, ReshardError) as error:
             return [_Failure(current, str(error).splitlines()[0])], b""
         return [], data

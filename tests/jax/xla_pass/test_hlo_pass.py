@@ -13,7 +13,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.places import PassOutcome
-from reshard.doctor.proposals import ProgramCost, ProposalOptions
+from reshard.doctor.proposals import ProgramCost, ProposalOptions, Room
 from reshard.errors import NotationError, ProgramError, SpliceError
 from reshard.hlo import wire
 from reshard.hlo.proto import ModuleProto
@@ -102,14 +102,17 @@ class Measured:
         return ProgramCost(peak, 100 if module is None else self.receives)
 
 
-def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, saves=1 << 20):
+FOUND = {Room.PROGRAM: b"better", Room.LEAST: b"in parts", Room.CHAIN: b"smaller"}
+
+
+def measured(monkeypatch, peaks, changes=FOUND, lower=False, saves=1 << 20):
     """An accelerator, where the search finds these modules: with plans that exceed chains, and without."""
     asked = []
 
-    def found(module, fragments, options, may_exceed):
-        asked.append(may_exceed)
+    def found(module, fragments, options, room):
+        asked.append(room)
         one = replace(place(received=4 + saves), outcome=PassOutcome(4))
-        return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (one,), has_excess=may_exceed)
+        return hlo_pass.Improved("jit_step", changes[room], (one,), has_excess=bool(room))
 
     monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
     monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 4 if lower else 10))
@@ -119,15 +122,16 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
 @pytest.mark.parametrize(
     ("peaks", "module", "asked"),
     [
-        (Measured(10, 10), b"better", [True]),
-        (Measured(10, 11, 9), b"smaller", [True, False]),
-        (Measured(10, 11, 11), None, [True, False]),
-        (Measured(10, 10, receives=100), None, [True]),
-        (Measured(10, 9, receives=100), b"better", [True]),
-        (Measured(10, 10, receives=101), None, [True]),
-        (Measured(10, None), None, [True]),
-        (Measured(None), None, [True]),
-        (None, b"smaller", [False]),
+        (Measured(10, 10), b"better", [Room.PROGRAM]),
+        (Measured(10, 11, 9), b"in parts", [Room.PROGRAM, Room.LEAST]),
+        (Measured(10, 11, 11, 9), b"smaller", [Room.PROGRAM, Room.LEAST, Room.CHAIN]),
+        (Measured(10, 11, 11, 11), None, [Room.PROGRAM, Room.LEAST, Room.CHAIN]),
+        (Measured(10, 10, receives=100), None, [Room.PROGRAM]),
+        (Measured(10, 9, receives=100), b"better", [Room.PROGRAM]),
+        (Measured(10, 10, receives=101), None, [Room.PROGRAM]),
+        (Measured(10, None), None, [Room.PROGRAM]),
+        (Measured(None), None, [Room.PROGRAM]),
+        (None, b"smaller", [Room.CHAIN]),
     ],
 )
 def test_the_compiler_says_whether_the_peak_rises(monkeypatch, peaks, module, asked):
@@ -155,7 +159,7 @@ def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culpr
     one = place(received=100)
     alike = [replace(one, collectives=(replace(one.collectives[0], name=str(number)),)) for number in range(chains)]
 
-    def found(module, fragments, options, may_exceed, left=()):
+    def found(module, fragments, options, room, left=()):
         searched.append(left)
         places = [replace(each, outcome=PassOutcome(number)) for number, each in enumerate(alike)]
         places = [each.left("it rises") if each.collectives[0].name in left else each for each in places]

@@ -173,6 +173,16 @@ def test_a_budget_that_no_plan_meets_leaves_the_chain():
     assert not log.reports[0].changed and "budget" in log.reports[0].places[0].why_left
 
 
+def test_a_budget_that_cuts_a_plan_into_a_loop():
+    """The loop over its rounds is followed turn by turn, so that it may take the chain's place."""
+    plain = compiled(step, argument())
+    with reshard.jax.enabled(budget=270_000) as log:  # 256 KiB are source and target
+        better = compiled(step, argument())
+    assert log.reports[0].changed and " while(" in better.as_text() and received(better) == 114_688
+    data = jax.device_put(np.random.default_rng(0).normal(size=(64, 64, 64)).astype("float32"), shardings()[0])
+    assert np.array_equal(plain(data), better(data))
+
+
 def test_options_are_checked_at_once():
     with pytest.raises(ReshardError, match="no-such-network"):
         reshard.jax.enable(network="no-such-network")
