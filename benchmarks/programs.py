@@ -10,6 +10,7 @@
     python benchmarks/programs.py --random 300                      # random programs, in one process
     python benchmarks/programs.py --random 300 --processes 2        # in two, with gloo between them
     python benchmarks/programs.py --random 100 --target v5p         # compiled ahead of time, in large arrays
+    python benchmarks/programs.py --random 300 --sums               # random sums between devices
 
 The libraries are those of the extra `bench`. The models for Flax of transformers ended with 4.49, which wants older
 tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0.
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=1, help="compile so often, and report the fewest seconds")
     parser.add_argument("--dump", type=Path, help="a folder for the programs' HLO, plain and with the pass")
     parser.add_argument("--random", type=int, help="compare so many random programs instead")
+    parser.add_argument("--sums", action="store_true", help="random sums between devices, in any order as well")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first of them")
     parser.add_argument("--processes", type=int, default=1, help="processes that share the 8 CPU devices")
     parser.add_argument("--number", type=int, help=argparse.SUPPRESS)
@@ -78,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         seeds = range(options.first, options.first + options.random)
         if options.target == "cpu":
-            rows = measure_programs(seeds, options.number, options.processes, options.port)
+            rows = measure_programs(seeds, options.number, options.processes, options.port, options.sums)
         else:
             rows = compile_programs(seeds, devices(options.target))
         for row in rows:
@@ -153,7 +155,7 @@ def _compare_random(options: argparse.Namespace) -> int:
         port = free.getsockname()[1]
     command = [sys.executable, str(HERE / "programs.py"), "--random", str(options.random), "--first"]
     command += [str(options.first), "--processes", str(options.processes), "--port", str(port)]
-    command += ["--target", options.target, "--number"]
+    command += ["--target", options.target, *(["--sums"] if options.sums else []), "--number"]
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / str(number) for number in range(options.processes)]
         children: list[subprocess.Popen[bytes]] = []
