@@ -17,8 +17,9 @@ Both the report and the pass inside XLA follow values through the module by `dat
     chain_reader   joins collectives and the local moves between them, and reads each chain, for the report and for the
                    pass: where data enters it, the values that are used, the moves between, the known ones that match
                    them, and whether it surely wastes nothing
-    infer_layouts  reads the layouts before and after a chain off its elements; where no two layouts say it, describes a
-                   result as boxes of neighbours' tiles
+    infer_layouts  reads the layouts before and after a chain off its elements
+    shifts         where no two layouts say it: a result as boxes of neighbours' tiles, and what devices exchange for
+                   all results of one array
     rebuilds       finds the arrays that all devices come to have, though each uses a part
     live_bytes     adds up the memory on the way, and that of the whole program
     examination    makes the places (`places`) and the report

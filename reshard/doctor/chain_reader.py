@@ -29,7 +29,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,9 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Tracer, count_value_elements, is_sum, summed_digits
-from reshard.doctor.infer_layouts import InferredMove, Shift, are_disjoint, infer_layouts, infer_pick, infer_shift
+from reshard.doctor.infer_layouts import InferredMove, are_disjoint, infer_layouts, infer_pick
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
+from reshard.doctor.shifts import Shift, infer_shift
 from reshard.errors import ReshardError
 from reshard.geometry.refine import prime_digits, refine
 from reshard.hlo import Array, Collective, Instruction, Source
@@ -56,6 +57,8 @@ Dims = tuple[int, ...]
 Pair = tuple[Layout, Layout]
 Planner = Callable[[Pair], Plan | None]
 """Plans a move between two layouts; None if there is no plan."""
+ShiftForm = Literal["used", "stored", "arriving"]
+"""What shifts make: the values that are used, the arrays in memory that these are made of, or what arrives for them."""
 _Pending = dict[tuple[str, str], list[Collective]]
 
 
@@ -105,6 +108,19 @@ def list_chains(
         yield from _Region(flow, maps, region, pending, from_sums).chains()
     for rest in pending.values():  # in computations that no region opens
         yield from (Chain(flow.regions[0], (collective,)) for collective in rest)
+
+
+def join_chains(chains: Sequence[Chain], collectives: Sequence[Collective]) -> Chain:
+    """Several chains of one region as one; `collectives` are those of the module, in order."""
+    own = {one for chain in chains for one in chain.collectives}
+    results: dict[HloValue, tuple[HloValue, ...]] = {}
+    for chain in chains:
+        results.update(chain.results)
+    return Chain(
+        chains[0].region, tuple(one for one in collectives if one in own),
+        tuple(dict.fromkeys(value for chain in chains for value in chain.values)), results,
+        frozenset[HloValue]().union(*(chain.leaves for chain in chains)),
+    )  # fmt: skip
 
 
 class _Region:
@@ -230,7 +246,7 @@ class _Region:
                 continue
             seen.add(value)
             sources = None if value in self.needed else self.maps.sources(value)
-            if sources is None:
+            if sources is None and not self.maps.is_constant(value):  # padding comes from nowhere
                 leaves.add(value)
             queue += sources or ()
         return frozenset(leaves)
@@ -242,6 +258,10 @@ def _result_of(site: Site) -> HloValue:
 
 class Unfit(Exception):
     """Why a chain cannot be replaced."""
+
+
+class NoLayouts(Unfit):
+    """That no layouts describe what a chain does."""
 
 
 @dataclass(frozen=True)
@@ -344,20 +364,74 @@ class ChainReader:
             source, leaf = self._find_source(chain)
         if leaf.array is None:
             raise Unfit(f"{source} is not an array")
-        wanted: dict[int, list[HloValue]] = {}
+        wanted = self._group_equal(self._list_wanted(chain))
+        try:
+            return tuple(self._make_replacement(chain, source, leaf, values) for values in wanted)
+        except (Untraceable, Unconvertible) as error:
+            raise Unfit(str(error)) from None
+
+    def _list_wanted(self, chain: Chain) -> Iterator[HloValue]:
+        """The values that are to be made instead of a chain."""
         for value, used in chain.results.items():
             if value.array is None:
                 raise Unfit(f"{value.name} is not an array")
             # Where only parts of a result are used, these parts are made.
             is_whole = not used or any(one.array and one.array.elements >= value.array.elements for one in used)
-            for one in map(self._before_widening, (value,) if is_whole else used):
-                wanted.setdefault(self.numbering.of(one), []).append(one)
-        if not wanted:
+            yield from map(self._before_widening, (value,) if is_whole else used)
+
+    def _list_parts(self, chain: Chain, form: ShiftForm) -> Iterator[HloValue]:
+        """The values that a chain's results are made of: those stored nearest to them, or those that arrive last."""
+        made = {HloValue(chain.region, one.name) for one in chain.collectives}
+        moved, stored = set(chain.values), self._stored(chain.region)
+        seen: set[HloValue] = set()
+        queue = [form for value, used in chain.results.items() for form in (value, *used)]
+        while queue:  # ends: each value is looked at once
+            value = queue.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value._replace(path=()) in made or (form == "stored" and value in moved and value in stored):
+                yield value
+            elif value not in chain.leaves:
+                queue += self.maps.sources(value) or ()
+
+    def _group_equal(self, values: Iterable[HloValue]) -> list[list[HloValue]]:
+        groups: dict[int, list[HloValue]] = {}
+        for one in values:
+            groups.setdefault(self.numbering.of(one), []).append(one)
+        if not groups:
             raise Unfit("nothing uses its results")
-        try:
-            return tuple(self._make_replacement(chain, source, leaf, values) for values in wanted.values())
-        except (Untraceable, Unconvertible) as error:
-            raise Unfit(str(error)) from None
+        return list(groups.values())
+
+    def shifts(self, chain: Chain, form: ShiftForm) -> tuple[Replacement, ...]:
+        """What has to be made of the chain's only leaf if all of it is shifts; raises `Unfit` if that is not known."""
+        if not _are_traceable(chain.collectives):
+            raise Unfit("it has a collective whose index map is not known")
+        if len({self.numbering.of(one) for one in chain.leaves}) != 1:
+            raise Unfit(f"it joins {len(chain.leaves)} arrays")
+        source, leaf = self.source_name(chain.region, chain.leaves)
+        if leaf.array is None:
+            raise Unfit(f"{source} is not an array")
+        replacements: list[Replacement] = []
+        values = self._list_wanted(chain) if form == "used" else self._list_parts(chain, form)
+        for alike in self._group_equal(dict.fromkeys(values)):
+            value, after = alike[0], alike[0].array
+            if after is None or value.path or any(one.array != after for one in alike):
+                raise Unfit(f"{value.name} is part of a tuple, or used in several memory layouts")
+            try:
+                dtype = find_conversion(self.maps, value, leaf).narrowest
+            except Unconvertible as error:
+                raise Unfit(str(error)) from None
+            shift = infer_shift(Tracer(self.maps, self.numbering, frozenset({leaf})), value)
+            if shift is None:
+                raise NoLayouts(f"no shift describes how {value.name} comes from {source}")
+            uses = tuple(use_of(chain.region, one) for one in alike)
+            replacements.append(
+                Replacement(
+                    (source,), uses, tuple(alike), (leaf,), (leaf.array,), after, None, shift=shift, dtype=dtype
+                )
+            )
+        return tuple(replacements)
 
     def _make_replacement(self, chain: Chain, source: str, leaf: HloValue, values: Sequence[HloValue]) -> Replacement:
         """The replacement of equal values."""
@@ -380,7 +454,7 @@ class ChainReader:
             move = infer_pick(tracer, value, dtype)
             shift = infer_shift(tracer, value) if move is None else None
         if move is None and shift is None:
-            raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
+            raise NoLayouts(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(use_of(chain.region, one) for one in values)
         return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype, sums)
 

@@ -32,6 +32,7 @@ from reshard.doctor.chain_reader import Replacement, finishing_name
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import (
     FRAGMENT_MOVES,
+    UNKNOWN_FILL,
     Conversion,
     IndexMaps,
     Points,
@@ -168,9 +169,11 @@ def _check_moved(
     """
     old, new, (value, fresh) = spliced.old, spliced.new, values
     before, after = old.origins(value, leaves[0], points), new.origins(fresh, leaves[1], points)
-    if (before.leaf == NOWHERE).any():
+    followed = before.leaf == NOWHERE
+    if (before.place[followed] == UNKNOWN_FILL).any():
         raise SpliceError(f"{value.name}: some of its elements are padding")
-    followed = np.zeros(before.leaf.shape, bool)
+    if (followed != (after.leaf == NOWHERE)).any() or (before.place != after.place)[followed].any():
+        raise SpliceError(f"{value.name}: its padding would be elsewhere, or of another number")
     devices: list[tuple[Numbers, Numbers]] = []
     for source, leaf, name in zip(*leaves, replacement.sources, strict=True):
         was, is_now = old.conversion(value, source), new.conversion(fresh, leaf)

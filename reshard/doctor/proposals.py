@@ -11,7 +11,7 @@ cost, and the doctor takes the plan's own figures. So the doctor says what the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -23,10 +23,13 @@ from reshard.doctor.chain_reader import (
     REDUCTIONS,
     Chain,
     ChainReader,
+    NoLayouts,
     Replacement,
+    ShiftForm,
     Unfit,
     holds_whole_array,
     is_needed,
+    join_chains,
     list_chains,
     place_chain,
 )
@@ -36,6 +39,7 @@ from reshard.doctor.dataflow.trace import is_exact, summed_digits
 from reshard.doctor.infer_layouts import InferredMove
 from reshard.doctor.live_bytes import Liveness, PlannedChain, add_up_program
 from reshard.doctor.places import ArrayMove, PassOutcome, Place
+from reshard.doctor.shifts import HaloExchange, Shift, plan_exchange
 from reshard.doctor.sums import join_sums, plan_rounds
 from reshard.errors import BudgetError, ReshardError, quoted
 from reshard.hlo import Array, Collective
@@ -49,6 +53,7 @@ from reshard.synth.network import launch_bytes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
+SHIFT_FORMS: tuple[ShiftForm, ...] = ("arriving", "stored", "used")
 ALIGNMENT = 4096
 """Bytes by which a peak may be exceeded: buffers are rounded up, and tables and scalars take some."""
 _MOST_LAUNCHES = 64
@@ -186,14 +191,34 @@ class Proposal:
             return taken + max(rows + _count_temp_bytes(gather), rows + results, moving)
         moved = [each for each in self.replacements if isinstance(each, Replacement)]
         # All shifts of a source are one fragment, so that what they receive and what they yield is live at once.
-        shifts = [(each, each.shift) for each in moved if each.shift is not None]
-        shifted = sum(each.after.nbytes + shift.received_bytes(each.dtype) for each, shift in shifts)
-        peaks = [taken + shifted for _ in shifts]
+        shifted = sum(each.after.nbytes for each in moved if each.shift is not None)
+        shifted += sum(exchange.received_bytes(dtype) for exchange, dtype in self.exchanges)
+        peaks = [taken + shifted] if shifted else []
         for each in moved:
             if each.shift is None:
                 mine = [plan for plan in plans if each.move is not None and plan.source == each.move.source]
                 peaks.append(taken + each.after.nbytes + max(map(_count_temp_bytes, mine), default=0))
         return max(peaks, default=0)
+
+    @property
+    def shifts(self) -> dict[str, list[tuple[Replacement, Shift]]]:
+        """The shifts, by the dtype that is moved: those of one dtype are made together."""
+        shifts: dict[str, list[tuple[Replacement, Shift]]] = {}
+        for each in self.replacements:
+            if isinstance(each, Replacement) and each.shift is not None:
+                shifts.setdefault(each.dtype, []).append((each, each.shift))
+        return shifts
+
+    @property
+    def exchanges(self) -> list[tuple[HaloExchange, str]]:
+        """What devices exchange for the shifts, and the dtype of it; raises `Unfit` if that is too much."""
+        exchanges: list[tuple[HaloExchange, str]] = []
+        for dtype, alike in self.shifts.items():
+            exchange = plan_exchange(tuple(shift for _, shift in alike), alike[0][0].befores[0].dims)
+            if exchange is None:
+                raise Unfit("its elements come from too many places")
+            exchanges.append((exchange, dtype))
+        return exchanges
 
     @property
     def _outputs(self) -> list[Replacement | OpOutput]:
@@ -267,6 +292,11 @@ class Proposals:
                 continue
             taken.update(chain.collectives)
             yield one
+        for chain in self._share_sources(taken):
+            with suppress(Unfit, ReshardError):
+                one = self._propose_shifts(chain)
+                taken.update(chain.collectives)
+                yield one
         for chain, joined in join_sums(list_chains(self.flow, self.maps, self.collectives, from_sums=True)):
             proposals = self._propose_with_sums(chain, taken)
             if len(joined) > 1 and not any(one.replacements for one in proposals):
@@ -348,6 +378,55 @@ class Proposals:
         able = {form for form in forms if form.peak_bytes < plan.peak_bytes and form.launches <= _MOST_LAUNCHES}
         return sorted(able, key=lambda form: (-form.peak_bytes, form.launches))
 
+    def _share_sources(self, taken: Container[Collective]) -> Iterator[Chain]:
+        """The chains that shift the same array, those of each array as one: they may exchange its parts together."""
+        alike: dict[tuple[Scope, int], list[Chain]] = {}
+        for chain in self.apart:
+            if not chain.reduces and any(one.kind == "permute" for one in chain.collectives):
+                numbers = {self.reader.numbering.of(leaf) for leaf in chain.leaves}
+                if len(numbers) == 1 and not any(one in taken for one in chain.collectives):
+                    alike.setdefault((chain.region, numbers.pop()), []).append(chain)
+        for chains in alike.values():
+            if len(chains) > 1:
+                yield join_chains(chains, self.collectives)
+
+    def _propose_shifts(self, chain: Chain) -> Proposal:
+        """The proposal that makes all results of a chain by one exchange between neighbours; raises `Unfit`.
+
+        There are several. To make what is used saves the larger arrays that XLA may have on the way, but a result that
+        XLA puts together inside the fusion that uses it becomes an array. To make what arrives leaves all that is done
+        with it locally as it is, and its bits.
+        """
+
+        def allowed() -> int:
+            return self.liveness.of(chain).peak_bytes
+
+        found: list[Proposal] = []
+        why = ""
+        for form in SHIFT_FORMS:
+            try:
+                found.append(self._plan_chain(chain, self.reader.shifts(chain, form), None))
+            except Unfit as error:
+                why = why or str(error)
+        if not found:
+            raise NoLayouts(why)
+
+        def rank(one: Proposal) -> tuple[int, int]:
+            # Where plans must not need more memory than their chains, what arrives comes first.
+            peak = add_up_program(self.flow, planned=[one.planned_chain]).peak_bytes if self.room == Room.PROGRAM else 0
+            return one.outcome.planned_bytes or 0, peak
+
+        for one in sorted(found, key=rank):
+            try:
+                one = self._accept(one, allowed)
+                peak = one.allowed_bytes + one.excess_bytes
+                if one.excess_bytes and (self.room == Room.CHAIN or peak > self.peak_bytes):
+                    raise Unfit(explain_excess(one))
+                return one
+            except (Unfit, ReshardError) as error:
+                why = str(error).splitlines()[0]
+        raise Unfit(why)
+
     def _propose(self, chain: Chain) -> Proposal:
         """The proposal that replaces a chain, or one that leaves it and says why."""
 
@@ -370,6 +449,12 @@ class Proposals:
                     break
                 one = smaller
             return one
+        except NoLayouts as error:
+            try:
+                return self._propose_shifts(chain)
+            except (Unfit, ReshardError) as other:
+                why = str(error if isinstance(other, NoLayouts) else other)
+                return Proposal(chain, PassOutcome(why=why.splitlines()[0]))
         except (Unfit, ReshardError) as error:
             saved = error.saved_bytes if isinstance(error, Reordered) else 0
             return Proposal(chain, PassOutcome(why=str(error).splitlines()[0], reorder_bytes=saved))
@@ -398,13 +483,12 @@ class Proposals:
 
     def _join_plans(self, chain: Chain, replacements: tuple[Replacement, ...], plans: tuple[Plan, ...]) -> Proposal:
         """What these plans make of a chain, one for each move, with its shifts."""
-        shifts = [(one.shift, one.dtype) for one in replacements if one.shift is not None]
+        one = Proposal(chain, PassOutcome(None, plans), replacements)
         planned = sum(plan.received_bytes for plan in plans)
-        planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)
-        permutes = sum(shift.launches for shift, _ in shifts)
+        planned += sum(exchange.received_bytes(dtype) for exchange, dtype in one.exchanges)
+        permutes = sum(len(exchange.launches) for exchange, _ in one.exchanges)
         scattered = count_scattered_bytes(chain, self.flow, self.maps) if self.options.platform == "gpu" else 0
-        outcome = PassOutcome(planned, plans, permutes=permutes)
-        return Proposal(chain, outcome, replacements, scattered_bytes=scattered)
+        return replace(one, outcome=PassOutcome(planned, plans, permutes=permutes), scattered_bytes=scattered)
 
     def _plan_move(self, one: Replacement, move: InferredMove, budget: int | None) -> Plan:
         """The plan for a move; sums of floats one after another are added up in the same rounds, unless any will do."""
@@ -440,7 +524,7 @@ class Proposals:
         What the chain is allowed to need is asked for last: most chains receive no more than is needed.
         """
         planned, launches = one.outcome.planned_bytes or 0, one.launches
-        if one.outcome.permutes > launches:
+        if one.outcome.permutes > launches and not self.options.launch_cost:
             raise Unfit(f"the plan would need {one.outcome.permutes} permutes to receive {planned} B")
         needed = f"it receives no more than is needed, {planned} B"
         self._check_bytes(one, planned, "XLA makes a reduce-scatter of it by itself" if one.scattered_bytes else needed)
@@ -664,9 +748,7 @@ def predict_costs(collectives: Sequence[Collective]) -> Measure:
         for plan in one.outcome.plans:
             received += plan.received_bytes * (2 if is_wide and plan.source.dtype in _SHORT else 1)
             launches += plan.launches
-        for each in one.replacements:
-            if isinstance(each, Replacement) and each.shift is not None:
-                received += each.shift.received_bytes(each.dtype)
+        received += sum(exchange.received_bytes(dtype) for exchange, dtype in one.exchanges)
         return ProposalCost(received, one.peak_bytes, launches + one.outcome.permutes)
 
     return predict
@@ -692,5 +774,7 @@ def list_proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:
         elif each.move is not None:
             moves.append(describe(each.befores[0], each.after, next(plans)))
         elif each.shift is not None:
-            moves.append(ArrayMove(each.befores[0], each.after, each.shift.received_bytes(each.dtype), False))
+            exchange = plan_exchange((each.shift,), each.befores[0].dims)
+            needed = 0 if exchange is None else exchange.received_bytes(each.dtype)
+            moves.append(ArrayMove(each.befores[0], each.after, needed, False))
     return tuple(moves)

@@ -229,8 +229,20 @@ def _spell_layout(layout: ProtoMessage) -> str:
     return lists(layout.numbers(1)) + (f":{rest}" if rest else "")
 
 
+_FLOATS = MappingProxyType({"f32": (8, "<f4"), "f64": (9, "<f8"), "f16": (11, "<f2"), "bf16": (13, "<f4")})
+"""The field of a literal that has floats, and how they are stored."""
+
+
 def _read_literal(data: bytes, shape: Shape) -> str:
-    """The numbers of a constant if they are whole ones; else a digest, which tells constants apart."""
+    """The numbers of a constant if they are whole ones, or the one that it has; else a digest, which tells it apart."""
+    if isinstance(shape, Array) and shape.elements == 1 and shape.dtype in _FLOATS:
+        field, packed = _FLOATS[shape.dtype]
+        bits = wire.decode_message(data).data(field) or b""
+        if shape.dtype == "bf16":  # the upper half of an f32
+            bits = bytes(2) + bits
+        found = np.frombuffer(bits, packed)
+        if found.size == 1 and not np.isnan(found[0]):  # there are many that are no numbers
+            return f"{{{float(found[0])}}}" if shape.dims else str(float(found[0]))
     if isinstance(shape, Array) and shape.dtype in (*_NUMBERS, *_AS_BYTES):
         literal = wire.decode_message(data)
         if shape.dtype in _NUMBERS:

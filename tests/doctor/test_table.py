@@ -111,10 +111,11 @@ def test_more_rows_than_anyone_reads():
 def test_lines_beyond_the_twelfth_share_a_row():
     """A large gather, and 20 small permutes on lines of their own: all launches and bytes are in the table."""
     lines = [*OFFSET, ZERO, GATHER.replace("8,8", "800,8").replace("%p)", "%q)"), "%q = f32[200,8]{1,0} parameter(1)"]
-    lines = [lines[-1], *lines[:-1], "%one = f32[1,1]{1,0} slice(%p), slice={[0:1], [0:1]}"]
+    lines = [lines[-1], *lines[:-1]]
     for at in range(20):
         line = f'metadata={{op_name="f" source_file="a.py" source_line={at + 1}}}'
-        lines.append(f"%m{at} = f32[1,1]{{1,0}} collective-permute(%one), source_target_pairs={{{{0,1}}}}, {line}")
+        lines.append(f"%one{at} = f32[1,1]{{1,0}} slice(%q), slice={{[{at}:{at + 1}], [0:1]}}")
+        lines.append(f"%m{at} = f32[1,1]{{1,0}} collective-permute(%one{at}), source_target_pairs={{{{0,1}}}}, {line}")
     used = ", ".join(f"%m{at}" for at in range(20))
     printed = str(examine(text(*lines, f"ROOT %r = f32[] custom-call(%g, {used})"))).splitlines()
     start = next(at for at, line in enumerate(printed) if "summed by line" in line) + 2

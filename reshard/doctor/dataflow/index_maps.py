@@ -7,7 +7,7 @@ device and at which index:
     %g = f32[8,8] all-gather(%p), dimensions={0}         (d, [i, j])               ->  %p, (i // 2, [i % 2, j])
     %m = f32[2,8] collective-permute(%p), {{0,1}}        (1, [i, j])               ->  %p, (0, [i, j])
 
-Points that no operand has (padding, or a device to which a permute sends nothing) have no preimage.
+Points that no operand has (padding, or a device to which a permute sends nothing) have a number instead.
 
 Compiled plans, which the pass splices in, also move data by instructions that make new data in a user's program:
 
@@ -18,6 +18,7 @@ Compiled plans, which the pass splices in, also move data by instructions that m
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.doctor.dataflow.flow import Flow, HloValue
-from reshard.doctor.dataflow.scalars import Numbers, Scalars
+from reshard.doctor.dataflow.scalars import Numbers, Scalars, apply_elementwise
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
 from reshard.hlo.executed_collectives import read_permute_pairs
@@ -45,6 +46,11 @@ _ARITHMETIC = (
 _SLICE = re.compile(r"\[(\d+):(\d+)(?::(\d+))?\]")
 _NUMBER = re.compile(r"-?\d+")
 
+_FILLS = (0.0, math.inf, -math.inf)
+_WITH_INFINITY = ("f16", "bf16", "f32", "f64")
+UNKNOWN_FILL = -1
+"""Stands for padding with another number than 0, -0 and the infinities, which conversions may change."""
+
 Mask = NDArray[np.bool_]
 
 
@@ -60,10 +66,13 @@ class Points(NamedTuple):
 
 
 class Preimage(NamedTuple):
-    """Points of an operand, and `where` in the given points they belong: a mask, None for all of them."""
+    """Points of an operand, and `where` in the given points they belong: a mask, None for all of them.
+
+    Instead of an operand, padding has the bits of its number; see `IndexMaps.fill_of`.
+    """
 
     where: Mask | None
-    value: HloValue
+    value: HloValue | int
     points: Points
 
 
@@ -128,9 +137,31 @@ class IndexMaps:
 
     def is_constant(self, value: HloValue) -> bool:
         """Whether a value is the same number everywhere, as padding is."""
+        number = self._find_number(value)
+        return number.opcode == "constant" and number.array is not None and number.array.elements == 1
+
+    def _find_number(self, value: HloValue) -> HloValue:
+        """The value whose number a value has everywhere, if it is such a one."""
         while value.opcode in ("broadcast", "convert", "reshape", "bitcast", "copy"):
             value = self.flow.operands(value)[0]
-        return value.opcode == "constant"
+        return value
+
+    def fill_of(self, value: HloValue) -> int:
+        """The bits of a constant's number as a double, by which paddings of two modules are compared.
+
+        `UNKNOWN_FILL` if it is no constant, or a number that is not the same in every dtype.
+        """
+        number = self._find_number(value)
+        if not self.is_constant(value) or number.array is None:
+            return UNKNOWN_FILL
+        text = number.instruction.literal.strip("{ }").replace("false", "0")
+        try:
+            read = float(text)
+        except ValueError:
+            return UNKNOWN_FILL
+        if read not in _FILLS or (read and not {number.array.dtype, array_of(value).dtype} <= set(_WITH_INFINITY)):
+            return UNKNOWN_FILL
+        return int(np.float64(read).view(np.int64))
 
     def _is_positional(self, value: HloValue) -> bool:
         """Whether a value depends on nothing but the device and the index."""
@@ -170,6 +201,34 @@ class IndexMaps:
         if not isinstance(numbers, np.ndarray):
             raise Untraceable(f"{value.name}: {scalar.name} is not in the text")
         return numbers
+
+    def numbers_at(self, value: HloValue, points: Points) -> Numbers:
+        """The numbers of points of a value that depends on nothing but the device and the index.
+
+        Masks are as large as tiles, and need not be evaluated whole. Raises `Untraceable` for other values.
+        """
+        known = self.scalars.at(value)
+        if isinstance(known, np.ndarray):
+            at = ravel_indices(points.indices, array_of(value).dims)
+            return known.reshape(self.scalars.devices, -1)[points.device, at]
+        operands, attributes = self.flow.operands(value), value.instruction.attributes
+        match value.opcode:
+            case "iota":
+                return points.indices[int(attributes.get("iota_dimension", "0"))]
+            case opcode if opcode in (*_REORDERED, "broadcast", "dynamic-slice"):
+                index = _index_before(self, value, operands[0], points)
+                return self.numbers_at(operands[0], points._replace(indices=index))
+            case opcode if operands:
+                numbers = [self.numbers_at(one, points) for one in operands]
+                result = apply_elementwise(value.instruction, numbers)
+                unsigned = array_of(value).dtype
+                if result is not None and unsigned.startswith("u"):  # Unsigned numbers wrap around.
+                    return result % (1 << int(unsigned[1:]))
+                if result is not None:
+                    return result
+            case _:
+                pass
+        raise Untraceable(f"{value.name} is not in the text")
 
 
 def _index_before(maps: IndexMaps, value: HloValue, operand: HloValue, points: Points) -> Numbers:
@@ -225,6 +284,7 @@ def _preimages_of_choice(maps: IndexMaps, value: HloValue, points: Points) -> It
             index, rest = np.divmod(index - low, step)
             inside = ((rest == 0) & (index >= 0) & (index < _as_column(array_of(operands[0]).dims))).all(axis=0)
             yield Preimage(inside, operands[0], Points(points.device, index).at(inside))
+            yield Preimage(~inside, maps.fill_of(operands[1]), points.at(~inside))
         case "concatenate":
             (dim,) = attribute_ints(value, "dimensions")
             for operand in operands:
@@ -233,17 +293,12 @@ def _preimages_of_choice(maps: IndexMaps, value: HloValue, points: Points) -> It
                 yield Preimage(inside, operand, Points(points.device, index).at(inside))
                 index[dim] -= size
         case "select":
-            known = maps.scalars.at(operands[0])
-            if not isinstance(known, np.ndarray):  # it depends on the index: one choice is padding, all is the other
-                (source,) = maps.sources(value) or []
-                yield Preimage(None, source, points)
-                return
-            picked = known.reshape(maps.scalars.devices, -1)
-            at = ravel_indices(index, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
-            first = picked[points.device, at] != 0
+            is_one = array_of(operands[0]).elements == 1
+            at = points._replace(indices=index[:0]) if is_one and not array_of(operands[0]).dims else points
+            first = maps.numbers_at(operands[0], at) != 0
             for where, operand in zip((first, ~first), operands[1:], strict=True):
-                if not maps.is_constant(operand):
-                    yield Preimage(where, operand, points.at(where))
+                fill = maps.fill_of(operand) if maps.is_constant(operand) else operand
+                yield Preimage(where, fill, points.at(where))
         case "dynamic-update-slice":
             base, update, *offsets = operands
             before, part = array_of(base), array_of(update)
@@ -252,8 +307,7 @@ def _preimages_of_choice(maps: IndexMaps, value: HloValue, points: Points) -> It
                 index[dim] -= starts[points.device]
             inside = np.logical_and.reduce((index >= 0) & (index < _as_column(part.dims)), axis=0)
             yield Preimage(inside, update, Points(points.device, index).at(inside))
-            if not maps.is_constant(base):
-                yield Preimage(~inside, base, points.at(~inside))
+            yield Preimage(~inside, maps.fill_of(base) if maps.is_constant(base) else base, points.at(~inside))
         case "conditional":
             results = maps.sources(value) or []
             picked = maps.numbers(value, operands[0]).reshape(-1)[points.device]
@@ -273,6 +327,7 @@ def _preimages_of_collective(maps: IndexMaps, value: HloValue, points: Points) -
     if value.opcode in ("collective-permute", "collective-broadcast"):  # the whole tile of one device, or of none
         sources = senders_of(maps, value)[points.device]
         yield Preimage(sources >= 0, operand, Points(sources, index).at(sources >= 0))
+        yield Preimage(sources < 0, 0, points.at(sources < 0))  # who receives nothing has zeros
         return
     members, ranks = group_tables(maps, value)
     if value.opcode == "all-gather":

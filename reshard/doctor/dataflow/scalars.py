@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.doctor.dataflow.flow import Flow, HloValue, loop_body
+from reshard.hlo import Instruction
 
 Numbers = NDArray[np.int64]
 
@@ -82,6 +83,14 @@ _ELEMENTWISE: Mapping[str, Callable[..., Any]] = MappingProxyType(
 _COMPARE: Mapping[str, Callable[[Numbers, Numbers], Any]] = MappingProxyType(
     {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
 )
+
+
+def apply_elementwise(instruction: Instruction, numbers: list[Numbers]) -> Numbers | None:
+    """The numbers of an elementwise instruction, by those of its operands; None if it is no such one."""
+    if instruction.opcode == "compare":
+        return np.asarray(_COMPARE[instruction.attributes.get("direction", "EQ")](*numbers)).astype(np.int64)
+    elementwise = _ELEMENTWISE.get(instruction.opcode)
+    return None if elementwise is None else np.asarray(elementwise(*numbers)).astype(np.int64, copy=False)
 
 
 class Scalars:
@@ -151,12 +160,10 @@ class Scalars:
         numbers = [operand for operand in operands if isinstance(operand, np.ndarray)]
         if len(numbers) < len(operands):
             return UNKNOWN
-        if (elementwise := _ELEMENTWISE.get(value.opcode)) is not None:
-            return np.asarray(elementwise(*numbers)).astype(np.int64, copy=False)
+        if (result := apply_elementwise(value.instruction, numbers)) is not None:
+            return result
         attributes = value.instruction.attributes
         match value.opcode:
-            case "compare":
-                return np.asarray(_COMPARE[attributes.get("direction", "EQ")](*numbers)).astype(np.int64)
             case "broadcast":
                 kept = {int(at) for at in re.findall(r"\d+", attributes.get("dimensions", ""))}
                 shape = [size if at in kept else 1 for at, size in enumerate(dims)]

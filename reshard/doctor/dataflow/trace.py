@@ -34,7 +34,10 @@ NOWHERE = -1
 
 
 class Origins(NamedTuple):
-    """Where points came from: the number of a leaf (`NOWHERE` for padding), the device, and the place in its tile."""
+    """Where points came from: the number of a leaf (`NOWHERE` for padding), the device, and the place in its tile.
+
+    The place of padding is the bits of its number; see `IndexMaps.fill_of`.
+    """
 
     leaf: Numbers
     device: Numbers
@@ -70,6 +73,9 @@ class Tracer:
                 rows = np.concatenate([rows, *(more for more, _ in others)])
                 device = np.concatenate([points.device, *(more.device for _, more in others)])
                 points = Points(device, np.concatenate([points.indices, *(more.indices for _, more in others)], axis=1))
+            if value not in self.leaves and self.maps.is_constant(value):
+                origins.place[rows] = self.maps.fill_of(value)
+                continue
             if value in self.leaves or self.maps.sources(value) is None:
                 if len(array_of(value).dims) != len(points.indices):
                     raise Untraceable(f"{value.name} has other dims than what takes it")
@@ -79,7 +85,9 @@ class Tracer:
                 origins.place[rows] = ravel_indices(points.indices, array_of(value).dims)
                 continue
             for where, source, inner in self.maps.preimages(value, points):
-                if inner.device.size:
+                if isinstance(source, int):
+                    origins.place[rows if where is None else rows[where]] = source
+                elif inner.device.size:
                     pending.setdefault(source, []).append((rows if where is None else rows[where], inner))
         return origins
 

@@ -27,8 +27,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.equivalence import Proofs
-from reshard.doctor.infer_layouts import Shift, ShiftSource, cut_part
+from reshard.doctor.infer_layouts import cut_part
 from reshard.doctor.proposals import ProgramCost
+from reshard.doctor.shifts import HaloExchange, Shift, ShiftCell, Sizes, plan_exchange
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.jax.xla_pass.program_peaks import CompilingThread, compiled_peak_bytes
@@ -372,16 +373,15 @@ def _major_to_minor_dims(array: Array) -> list[int]:
     return [int(dim) for dim in array.layout.split(",") if dim][::-1]
 
 
-# Fragments that put results together from boxes of neighbours' tiles: a permute for each box, and concatenations.
-
-
-Box = tuple[ShiftSource, tuple[int, ...]]
-"""Where a box comes from, and its sizes."""
+# Fragments that put results together from boxes of neighbours' tiles: what devices exchange, and concatenations.
 
 
 @dataclass(frozen=True)
 class ShiftKey:
-    """What such a fragment is compiled for: the shifts of one tile, what each yields, and the dtype that is moved."""
+    """What such a fragment is compiled for: the shifts of one tile, what each yields, and the dtype that is moved.
+
+    `befores` has that tile alone.
+    """
 
     shifts: tuple[Shift, ...]
     befores: tuple[Array, ...]
@@ -393,32 +393,22 @@ class ShiftKey:
         """All devices, along one axis."""
         return Mesh(devices=self.shifts[0].devices)
 
-    @property
-    def boxes(self) -> tuple[Box, ...]:
-        """The boxes that come from other devices; one that several results have comes once."""
-        boxes = {
-            (source, shift.sizes(at)): None
-            for shift in self.shifts
-            for at, sources in enumerate(shift.cells)
-            for source in sources
-            if not source.is_local
-        }
-        return tuple(boxes)
-
     def __str__(self) -> str:
         return f"{len(self.shifts)} shifts of {self.dtype}{list(self.befores[0].dims)}"
 
     def function(self, axes: dict[str, int]) -> Callable[[jax.Array], Tiles]:
         """From the tile before to those afterwards, for code inside a `shard_map` over one axis."""
-        (axis,) = axes
+        exchange = plan_exchange(self.shifts, self.befores[0].dims)
+        if exchange is None:
+            raise SpliceError(f"{self}: no exchange brings them in so few permutes")
 
-        def moved(tile: jax.Array) -> tuple[jax.Array, ...]:
+        def moved(tile: jax.Array) -> Tiles:
             tile = tile.astype(dtypes.canonical(self.dtype))
-            boxes = {(source, sizes): _permute_box(tile, axis, source, sizes) for source, sizes in self.boxes}
+            (axis,) = axes
+            received = run_exchange(exchange, tile, axis)
             results: list[jax.Array] = []
-            for shift, after in zip(self.shifts, self.afters, strict=True):
-                cells = enumerate(shift.cells)
-                parts = [_make_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in cells]
+            for shift, after in zip(exchange.shifts, self.afters, strict=True):
+                parts = [_make_cell(exchange, cell, tile, received, axis) for cell in shift.cells]
                 # The cells are joined along one dim after another, the last one first.
                 for dim in reversed(range(len(shift.cuts))):
                     count = len(shift.cuts[dim]) - 1
@@ -434,23 +424,79 @@ Key = FragmentKey | OpFragmentKey | ShiftKey
 """What a fragment is compiled for: the tiles that it takes, those that it yields, and the function between them."""
 
 
-def _cut_box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
-    ends = [first + size for first, size in zip(source.start, sizes, strict=True)]
-    return jax.lax.slice(tile, source.start, ends)
-
-
-def _permute_box(tile: jax.Array, axis: str, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
-    pairs = [(device, target) for target, device in enumerate(source.devices) if device >= 0]
-    return jax.lax.ppermute(_cut_box(tile, source, sizes), axis, pairs)
+def run_exchange(exchange: HaloExchange, tile: jax.Array, axis: str) -> dict[tuple[int, int], jax.Array]:
+    """The parcels that each device receives, by the numbers of their launches and their own."""
+    received: dict[tuple[int, int], jax.Array] = {}
+    for number, launch in enumerate(exchange.launches):
+        pairs = [(sender, target) for target, sender in enumerate(launch.senders) if sender >= 0]
+        sent: list[jax.Array] = []
+        for parcel in launch.parcels:
+            starts: list[Sizes | None] = [None] * len(launch.senders)
+            for sender, target in pairs:
+                if parcel.homes[target] < 0:
+                    continue
+                starts[sender] = parcel.starts[target]
+                if parcel.passed_on is not None:
+                    by, at = parcel.passed_on
+                    first = exchange.launches[by].parcels[at].starts[sender]
+                    starts[sender] = tuple(one - low for one, low in zip(parcel.starts[target], first, strict=True))
+            held = tile if parcel.passed_on is None else received[parcel.passed_on]
+            sent.append(_cut_where(held, starts, parcel.sizes, axis))
+        # Boxes that differ in the size of one dim lie side by side; others are sent as lines.
+        dims = [dim for dim in range(tile.ndim) if len({parcel.sizes[dim] for parcel in launch.parcels}) > 1]
+        dim = dims[0] if dims else 0
+        if len(dims) > 1:
+            sent, dim = [one.reshape(-1) for one in sent], 0
+        arrived = jax.lax.ppermute(sent[0] if len(sent) == 1 else jnp.concatenate(sent, dim), axis, pairs)
+        first = 0
+        for at, (parcel, one) in enumerate(zip(launch.parcels, sent, strict=True)):
+            part = jax.lax.slice_in_dim(arrived, first, first + one.shape[dim], axis=dim)
+            received[number, at] = part.reshape(parcel.sizes)
+            first += one.shape[dim]
+    return received
 
 
 def _make_cell(
-    tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[ShiftSource, ...], boxes: dict[Box, jax.Array]
+    exchange: HaloExchange, cell: ShiftCell, tile: jax.Array, received: dict[tuple[int, int], jax.Array], axis: str
 ) -> jax.Array:
-    """One cell: what the first source brings, but on the devices that others bring it to."""
-    brought = [_cut_box(tile, one, sizes) if one.is_local else boxes[one, sizes] for one in sources]
-    cell = brought[0]
-    for one, box in zip(sources[1:], brought[1:], strict=True):
-        here = jnp.asarray(np.array(one.devices) >= 0)[jax.lax.axis_index(axis)]
-        cell = jnp.where(here, box, cell)
-    return cell
+    """One cell: each device has it itself, has received it, or has padding there."""
+    starts: dict[tuple[int, int] | None, list[Sizes | None]] = {}
+    for device, home in enumerate(cell.homes):
+        if home < 0:
+            continue
+        start, found = cell.starts[device], None
+        if home != device:
+            found = exchange.find(device, home, cell.box(device))
+            if found is None:
+                raise SpliceError(f"device {device} does not receive {cell.box(device)} of device {home}")
+            first = exchange.launches[found[0]].parcels[found[1]].starts[device]
+            start = tuple(one - low for one, low in zip(start, first, strict=True))
+        starts.setdefault(found, [None] * len(cell.homes))[device] = start
+    made: jax.Array | None = None
+    if any(home < 0 for home in cell.homes):
+        fill = np.array(cell.fill, np.int64).view(np.float64)
+        made = jnp.full(cell.sizes, fill.astype(bool) if tile.dtype == bool else fill, tile.dtype)
+    for found, own in starts.items():
+        box = _cut_where(tile if found is None else received[found], own, cell.sizes, axis)
+        if made is not None:
+            made = jnp.where(_pick_own(np.array([one is not None for one in own]), axis), box, made)
+        else:
+            made = box
+    if made is None:
+        raise SpliceError("a cell has no devices")
+    return made
+
+
+def _cut_where(held: jax.Array, starts: Sequence[Sizes | None], sizes: Sizes, axis: str) -> jax.Array:
+    """The box of these sizes that begins where each device says; where None says nothing, any box will do."""
+    known = sorted({one for one in starts if one is not None})
+    if len(known) == 1:
+        return jax.lax.slice(held, known[0], [first + size for first, size in zip(known[0], sizes, strict=True)])
+    table = np.array([known[0] if one is None else one for one in starts], np.int32)
+    # A dim along which all begin alike keeps its number, so that compilers see it.
+    at = [jnp.int32(column[0]) if (column == column[0]).all() else _pick_own(column, axis) for column in table.T]
+    return jax.lax.dynamic_slice(held, at, sizes)
+
+
+def _pick_own(table: np.ndarray[Any, Any], axis: str) -> jax.Array:
+    return jnp.asarray(table)[jax.lax.axis_index(axis)]

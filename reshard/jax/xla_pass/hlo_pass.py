@@ -23,7 +23,6 @@ from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent, check_same_rows
 from reshard.doctor.examination import find_mesh
-from reshard.doctor.infer_layouts import Shift
 from reshard.doctor.live_bytes import add_up_program
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import (
@@ -69,7 +68,7 @@ class Improved(NamedTuple):
     """The name of a module, the rewritten one, None if nothing changed, and the place of each chain.
 
     `flows` are the data flows of both, if it was rewritten. `has_excess` is whether a plan needs more memory than its
-    chain.
+    chain, or shifts results that there may be a smaller plan for.
     """
 
     name: str
@@ -246,7 +245,7 @@ class _Round:
         while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
             failures, data = self._splice_all(candidates)
             if not failures:
-                self.has_excess = any(candidate.excess_bytes for candidate in candidates)
+                self.has_excess = any(candidate.excess_bytes or candidate.shifts for candidate in candidates)
                 self.places += [candidate.place for candidate in candidates]
                 return data
             self.has_failed = True
@@ -353,16 +352,11 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
             keys.append((OpFragmentKey(each.op, indices, gather, each.befores, each.places, outputs), uses))
         return keys
     plans = iter(one.outcome.plans)
-    shifts: dict[str, list[tuple[Replacement, Shift]]] = {}
     for each in one.replacements:
-        if not isinstance(each, Replacement):
-            continue
-        if each.move is not None:
+        if isinstance(each, Replacement) and each.move is not None:
             move = MoveKey(next(plans), each.after, *each.move[3:])
             keys.append((FragmentKey(each.befores, (move,)), each.uses))
-        if each.shift is not None:
-            shifts.setdefault(each.dtype, []).append((each, each.shift))
-    for dtype, alike in shifts.items():
+    for dtype, alike in one.shifts.items():
         afters = tuple(each.after for each, _ in alike)
         key = ShiftKey(tuple(shift for _, shift in alike), alike[0][0].befores[:1], afters, dtype)
         uses = tuple(replace(use, output=at) for at, (each, _) in enumerate(alike) for use in each.uses)

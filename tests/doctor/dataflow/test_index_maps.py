@@ -6,6 +6,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.index_maps import (
+    UNKNOWN_FILL,
     Conversion,
     Points,
     Unconvertible,
@@ -13,6 +14,7 @@ from reshard.doctor.dataflow.index_maps import (
     find_conversion,
 )
 from reshard.doctor.dataflow.scalars import UNKNOWN
+from reshard.doctor.dataflow.trace import NOWHERE
 from reshard.doctor.equivalence import Traced
 from tests.doctor.fragments import Analysis
 from tests.doctor.tracing import everywhere, follow_to_start, program
@@ -49,6 +51,44 @@ MOVES = {
 def test_a_move(move):
     got, want = follow_to_start(program(f"ROOT %r = {move}"), "r")
     np.testing.assert_array_equal(got, want)
+
+
+def padding_of(literal, dtype="f32"):
+    """What stands for the padding of a tile with a constant."""
+    lines = [f"%none = {dtype}[] constant({literal})", f"%p = {dtype}[2]{{0}} parameter(0)"]
+    lines.append(f"ROOT %r = {dtype}[3]{{0}} pad(%p, %none), padding=0_1")
+    body = "\n".join(f"  {line}" for line in lines)
+    traced = Traced(hlo.parse(f"HloModule m\n\nENTRY %main {{\n{body}\n}}\n"), 1)
+    value, leaf = (HloValue(traced.region("main"), name) for name in ("r", "p"))
+    origins = traced.origins(value, (leaf,), Points(np.zeros(3, np.int64), np.arange(3)[np.newaxis]))
+    assert origins.leaf.tolist()[:2] != [NOWHERE] * 2 and origins.leaf[2] == NOWHERE
+    return int(origins.place[2])
+
+
+def test_padding_has_the_bits_of_its_number():
+    """Zero, -0 and the infinities are told apart; other numbers may change where they are converted."""
+    assert padding_of("0") == padding_of("0", "s32") == 0
+    assert len({padding_of(one) for one in ("0", "-0", "inf", "-inf")}) == 4
+    assert padding_of("0.1") == padding_of("nan") == padding_of("inf", "f8e4m3") == UNKNOWN_FILL
+
+
+def test_masks_need_not_be_evaluated_whole():
+    """A mask of a large tile is known at each point: columns below the device's number are its own."""
+    lines = [
+        "%id = u32[] partition-id()",
+        "%ids = u32[2048,2048]{1,0} broadcast(%id), dimensions={}",
+        "%column = u32[2048,2048]{1,0} iota(), iota_dimension=1",
+        "%mask = pred[2048,2048]{1,0} compare(%column, %ids), direction=LT",
+        "%zero = f32[] constant(0)",
+        "%zeros = f32[2048,2048]{1,0} broadcast(%zero), dimensions={}",
+        "%p = f32[2048,2048]{1,0} parameter(0)",
+        "ROOT %r = f32[2048,2048]{1,0} select(%mask, %p, %zeros)",
+    ]
+    body = "\n".join(f"  {line}" for line in lines)
+    traced = Traced(hlo.parse(f"HloModule m, num_partitions=4\n\nENTRY %main {{\n{body}\n}}\n"), 4)
+    value, leaf = (HloValue(traced.region("main"), name) for name in ("r", "p"))
+    points = Points(np.array([0, 3, 3, 3]), np.array([[5, 0, 2, 7], [0, 2, 3, 1]]))
+    assert (traced.origins(value, (leaf,), points).leaf == NOWHERE).tolist() == [True, False, True, False]
 
 
 def test_an_all_to_all_of_several_operands():

@@ -1,7 +1,7 @@
 """Plans, shifts and operations compiled to fragments, and what a proposal asks for."""
 
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise, permutations
 
 import jax
@@ -16,7 +16,7 @@ import reshard.jax
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.dataflow.index_maps import Untraceable
-from reshard.doctor.infer_layouts import Shift
+from reshard.doctor.shifts import Shift, ShiftCell
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.hlo.proto import ModuleProto
@@ -141,15 +141,14 @@ def test_a_fragment_serves_only_what_it_was_compiled_for(of):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_shifts_bring_each_device_its_cells(seed):
-    """Each cell of a tile of 3 x 4 comes from two boxes, some devices having the one and some the other."""
-    choose, devices = random.Random(seed), range(4)
+    """Each cell of a tile of 3 x 4 is a random box of a random device, or padding."""
+    choose = random.Random(seed)
     cuts = (0, choose.choice((1, 2)), 3), (0, choose.choice((1, 2, 3)), 4)
-    cells, sizes = [], [(b - a, d - c) for a, b in pairwise(cuts[0]) for c, d in pairwise(cuts[1])]
-    for size in sizes:
-        froms, firsts = choose.sample(devices, 4), choose.sample(devices, choose.choice((1, 2, 3)))
-        starts = [tuple(choose.randint(0, 5 - extent) for extent in size) for _ in range(2)]
-        sides = ([one if (d in firsts) == side else -1 for d, one in enumerate(froms)] for side in (True, False))
-        cells.append(tuple(fragments.ShiftSource(at, tuple(of)) for at, of in zip(starts, sides, strict=True)))
+    cells = []
+    for size in [(b - a, d - c) for a, b in pairwise(cuts[0]) for c, d in pairwise(cuts[1])]:
+        homes = tuple(choose.choice((-1, *range(4))) for _ in range(4))
+        starts = tuple(tuple(choose.randint(0, 5 - extent) for extent in size) for _ in range(4))
+        cells.append(ShiftCell(size, homes, starts))
     one = ShiftKey((Shift(cuts, tuple(cells)),), (Array("f32", (5, 5)),), (Array("f32", (3, 4)),), "float32")
     tiles = np.arange(100, dtype="float32").reshape(4, 5, 5)
     mesh = Mesh(np.array(jax.devices()[:4]), ("d",))
@@ -157,10 +156,10 @@ def test_shifts_bring_each_device_its_cells(seed):
     (moved,) = jax.jit(run)(tiles.reshape(20, 5))
     for device, tile in enumerate(np.asarray(moved).reshape(4, 3, 4)):
         boxes = []
-        for size, sources in zip(sizes, cells, strict=True):
-            (source,) = (each for each in sources if each.devices[device] >= 0)
-            spans = tuple(slice(at, at + extent) for at, extent in zip(source.start, size, strict=True))
-            boxes.append(tiles[source.devices[device]][spans])
+        for cell in cells:
+            spans = tuple(slice(*span) for span in cell.box(device))
+            home = cell.homes[device]
+            boxes.append(np.zeros(cell.sizes) if home < 0 else tiles[home][spans])
         np.testing.assert_array_equal(tile, np.block([boxes[:2], boxes[2:]]))
 
 
@@ -222,66 +221,96 @@ def test_a_roll_of_an_uneven_part():
 
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
-permuted, box, cell = fragments._permute_box, fragments._cut_box, fragments._make_cell
+plan, run, cut, cell = (
+    getattr(fragments, name) for name in ("plan_exchange", "run_exchange", "_cut_where", "_make_cell")
+)
 
 
-def from_the_next_neighbour(tile, axis, source, sizes):
-    return permuted(tile, axis, replaced(source, devices=(*source.devices[1:], source.devices[0])), sizes)
+def from_the_next_neighbour(shifts, dims):
+    exchange = plan(shifts, dims)
+    first, *rest = exchange.launches
+    return exchange._replace(launches=(first._replace(senders=(*first.senders[1:], first.senders[0])), *rest))
 
 
-def to_nobody(tile, axis, source, sizes):
-    return permuted(tile, axis, replaced(source, devices=(-1,) * len(source.devices)), sizes)
+def to_nobody(shifts, dims):
+    exchange = plan(shifts, dims)
+    nobody = tuple(one._replace(senders=(-1,) * len(one.senders)) for one in exchange.launches)
+    return exchange._replace(launches=nobody)
 
 
-def one_off(tile, source, sizes):
-    moved = [(at + 1) % (have - size + 1) for at, have, size in zip(source.start, tile.shape, sizes, strict=True)]
-    return box(tile, replaced(source, start=tuple(moved)), sizes)
+def corners_of_each_other(shifts, dims):
+    """What is passed on is cut from what another neighbour has sent."""
+    exchange = plan(shifts, dims)
+    launches = []
+    for launch in exchange.launches:
+        kept = [one for one in launch.parcels if one.passed_on is None]
+        passed = [one.passed_on for one in launch.parcels if one.passed_on is not None]
+        pairs = zip(launch.parcels[len(kept) :], passed[::-1], strict=True)
+        launches.append(launch._replace(parcels=(*kept, *(one._replace(passed_on=other) for one, other in pairs))))
+    return exchange._replace(launches=tuple(launches))
 
 
-def along_another_dim(tile, source, sizes):
-    return jnp.swapaxes(box(tile, replaced(source, start=source.start[::-1]), sizes[::-1]), 0, 1)
+def one_off(held, starts, sizes, axis):
+    """Each box begins one further, or at the beginning."""
+    bounds = [have - size + 1 for have, size in zip(held.shape, sizes, strict=True)]
+    moved = [one and tuple((at + 1) % bound for at, bound in zip(one, bounds, strict=True)) for one in starts]
+    return cut(held, moved, sizes, axis)
 
 
-def upside_down(tile, axis, sizes, sources, boxes):
-    return jnp.flip(cell(tile, axis, sizes, sources, boxes), 0)
+def along_another_dim(held, starts, sizes, axis):
+    """Boxes that fit are cut as if rows were columns."""
+    bounds = [have - size for have, size in zip(held.shape, sizes[::-1], strict=True)]
+    if min(bounds) < 0:
+        return cut(held, starts, sizes, axis)
+    turned = [one and tuple(map(min, one[::-1], bounds)) for one in starts]
+    return jnp.swapaxes(cut(held, turned, sizes[::-1], axis), 0, 1)
 
 
-def of_another_dtype(tile, axis, source, sizes):
-    return permuted(tile.astype("bfloat16"), axis, source, sizes).astype(tile.dtype)
+def upside_down(*given):
+    return jnp.flip(cell(*given), 0)
 
 
-def replaced(source, **fields):
-    return fragments.ShiftSource(**{"start": source.start, "devices": source.devices, **fields})
+def of_another_dtype(exchange, tile, axis):
+    received = run(exchange, tile.astype("bfloat16"), axis)
+    return {at: one.astype(tile.dtype) for at, one in received.items()}
+
+
+def minus_zero(exchange, one, tile, received, axis):
+    return cell(exchange, replace(one, fill=int(np.float64(-0.0).view(np.int64))), tile, received, axis)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("_permute_box", from_the_next_neighbour),
-        ("_permute_box", to_nobody),
-        ("_permute_box", of_another_dtype),
-        ("_cut_box", one_off),
-        ("_cut_box", along_another_dim),
+        ("plan_exchange", from_the_next_neighbour),
+        ("plan_exchange", to_nobody),
+        ("plan_exchange", corners_of_each_other),
+        ("run_exchange", of_another_dtype),
+        ("_cut_where", one_off),
+        ("_cut_where", along_another_dim),
         ("_make_cell", upside_down),
+        ("_make_cell", minus_zero),
     ],
 )
 def test_planted_faults_are_refused(monkeypatch, name, fault):
     monkeypatch.setattr(xla_hook._state, "fragments", {})
     monkeypatch.setattr(fragments, name, fault)
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
-    plain, ours, log = both(edges, P("y", "x"), (16, 16), mesh)
+    program = framed if fault in (minus_zero, corners_of_each_other) else edges
+    plain, ours, log = both(program, P("y", "x"), (16, 16), mesh)
     assert ours.received_bytes == plain.received_bytes, str(log)
     places = [place for report in log.reports for place in report.places]
     assert any(place.why_left for place in places), str(log)
     assert not any(place.outcome.permutes for place in places if place.replaced), str(log)
 
 
-def test_without_faults_they_replace_the_shift():
-    """What the planted faults are compared with."""
+@pytest.mark.parametrize(("program", "received", "launches"), [("edges", 112, 2), ("framed", 88, 3)])
+def test_each_neighbour_is_asked_once(program, received, launches):
+    """Several parts of neighbours' tiles, corners and padding: what is needed of others arrives once."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
-    _, _, log = both(edges, P("y", "x"), (16, 16), mesh)
-    assert any(place.outcome.permutes for report in log.reports for place in report.places if place.replaced), str(log)
+    _, ours, log = both(globals()[program], P("y", "x"), (16, 16), mesh)
+    assert (ours.received_bytes, ours.launches) == (received, launches), str(log)
 
 
 def test_a_module_that_xla_does_not_read_is_refused():
@@ -293,3 +322,9 @@ def edges(a):
     """Parts of neighbours' tiles along both dims; at the edges of the array it is the array's own."""
     wide = jnp.pad(a, [(2, 1), (2, 1)], mode="wrap")
     return wide[3:, 2:-1] - wide[: a.shape[0], 2:-1] + wide[2:-1, : a.shape[1]]
+
+
+def framed(a):
+    """The sum of all neighbours, with zeros beyond the edges."""
+    wide = jnp.pad(a, 1)
+    return sum(wide[1 + y : 17 + y, 1 + x : 17 + x] * (1 + y * y + x) for y in (-1, 0, 1) for x in (-1, 0, 1))
