@@ -429,8 +429,13 @@ def collectives(module: Module, every_branch: bool = False) -> tuple[Collective,
     ('all_gather', 24, 4, 1)
     """
     check_kind(module, Module, "module", "what hlo.parse returns", NotationError)
+    return _list_executed(module, every_branch, with_sources=True)
+
+
+def _list_executed(module: Module, every_branch: bool = False, with_sources: bool = False) -> tuple[Collective, ...]:
+    """The collectives of a module; to find their lines takes most of the time, so who only counts does without."""
     try:
-        return tuple(_Walk(module, every_branch).run(module.entry, 1, ()))
+        return tuple(_Walk(module, every_branch, with_sources).run(module.entry, 1, ()))
     except RecursionError:
         raise NotationError(
             f"HLO module {module.name}: its computations call each other hundreds of levels deep; give a module as XLA "
@@ -451,7 +456,9 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
     ... }''')).by_kind["all_reduce"]
     Total(launches=1, received_bytes=48)
     """
-    given = collectives(of) if isinstance(of, Module) else tuple(of) if isinstance(of, list | tuple) else read_items(of)
+    if isinstance(of, Module):
+        of = _list_executed(of)
+    given = tuple(of) if isinstance(of, list | tuple) else read_items(of)
     if given is None or not all(isinstance(one, Collective) for one in given):
         raise NotationError(f"{quoted(of)} is no module; give what hlo.parse returns, or a list of its collectives")
     executed = tuple(one for one in given if one.counted)
@@ -472,9 +479,10 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
 class _Walk:
     """A walk through the computations that a module runs, starting at its entry."""
 
-    def __init__(self, module: Module, every_branch: bool) -> None:
+    def __init__(self, module: Module, every_branch: bool, with_sources: bool) -> None:
         self.module = module
         self.every_branch = every_branch
+        self.with_sources = with_sources
         self.communicates: dict[str, bool] = {}
 
     def run(self, computation: Computation, times: int | None, callers: tuple[CallSite, ...]) -> Iterator[Collective]:
@@ -557,7 +565,7 @@ class _Walk:
             groups,
             received,
             times,
-            source_of(self.module, outer),
+            source_of(self.module, outer) if self.with_sources else Source(""),
             instruction,
         )
 

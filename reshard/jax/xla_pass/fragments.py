@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,7 +24,6 @@ from jax.experimental.layout import Layout as JaxLayout
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.equivalence import Proofs
 from reshard.doctor.infer_layouts import cut_part
@@ -32,7 +31,8 @@ from reshard.doctor.proposals import ProgramCost
 from reshard.doctor.shifts import HaloExchange, Shift, ShiftCell, Sizes, plan_exchange
 from reshard.errors import SpliceError
 from reshard.hlo import Array
-from reshard.jax.xla_pass.program_peaks import CompilingThread, compiled_peak_bytes
+from reshard.jax.xla_pass.measured_programs import measure_program
+from reshard.jax.xla_pass.program_peaks import CompilingThread
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.plans.plan import Plan
@@ -41,8 +41,6 @@ from reshard.types.mesh import Mesh
 
 _TILE = re.compile(r"\(([\d,]+)\)")
 _ORDER = re.compile(r"^([\d,]*)(?::T((?:\([\d,]+\))+))?$")
-QUICKER = {"cpu": {"xla_backend_optimization_level": 0}}
-"""Options that make worse machine code in half the time, of what never runs: modules and peaks are the same."""
 _capturing = CompilingThread[list[bytes]]("reshard-fragment")
 
 
@@ -149,18 +147,24 @@ class Fragments:
             return self._known[key]
         captured: list[bytes] = []
 
-        def compiled() -> tuple[int, int, int]:
+        def measured() -> tuple[int, int, int]:
             # Loops count in 32 bits without it: XLA:TPU splits a counter of 64 bits into two numbers.
             wide = any(dtypes.bits(dtypes.canonical(one.dtype)) >= 64 for one in (*key.befores, *key.afters))
             with jax.enable_x64(wide or isinstance(key, OpFragmentKey)):
-                program = _lower_fragment(key, self.devices).compile(QUICKER.get(self.platform))
-            traffic = hlo.traffic(hlo.parse(program.as_text()))
+                lowered = _lower_fragment(key, self.devices)
+
+                def compile_it(options: Mapping[str, Any]) -> Any:
+                    captured.clear()
+                    return lowered.compile(dict(options)).runtime_executable()
+
+                figures = measure_program(self.platform, compile_it)
+            (traffic,) = figures.read_traffic()
             if not traffic.exact:
                 raise SpliceError("it is not known how often a loop of it runs")
-            return compiled_peak_bytes(program.memory_analysis()), traffic.received_bytes, traffic.launches
+            return figures.peak_bytes, traffic.received_bytes, traffic.launches
 
         try:
-            costs = _capturing.run(captured, compiled)
+            costs = _capturing.run(captured, measured)
         except Exception as error:  # XLA's errors have no class of their own; the chain stays as it is.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"{key}: it does not compile here ({reason})") from error

@@ -27,6 +27,7 @@ from reshard.doctor.live_bytes import add_up_program
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import (
     ALIGNMENT,
+    ProgramCost,
     Proposal,
     ProposalCost,
     ProposalOptions,
@@ -81,6 +82,11 @@ class Improved(NamedTuple):
         """The same with the module as it was, because of `why`."""
         return Improved(self.name, None, tuple(one if one.why_left else one.left(why) for one in self.places))
 
+    def measure(self, peaks: ProgramPeaks) -> tuple[ProgramCost, ProgramCost]:
+        """What both programs need, as the compiler says."""
+        before, after = (None, None) if self.flows is None else (flow.module for flow in self.flows)
+        return peaks.of(None, before), peaks.of(self.module, after)
+
     def estimate_peaks(self) -> tuple[int, int]:
         """The peaks of both programs, by the order of the modules' text."""
         if self.flows is None:
@@ -114,7 +120,7 @@ def improve_module(
     why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
     if why is None:
         try:
-            before, after = peaks.of(None), peaks.of(improved.module)
+            before, after = improved.measure(peaks)
             why = explain_no_better(before, after, options)
             if why and after.peak_bytes > before.peak_bytes:
                 return _leave_out_chains(module, fragments, options, peaks, improved, why)
@@ -130,14 +136,13 @@ def _leave_out_chains(
 
     Each try is a compilation, so there are few of them: what has not been tried by then is left as well.
     """
-    before = peaks.of(None)
     # Plans that need more than their chains may be what raises it: in the forms that need least, and without those.
     tried = [whole.module]
     for room in (Room.LEAST, Room.CHAIN) if whole.has_excess else ():
         best = _improve_in_rounds(module, fragments, options, room)
         if best.module is not None and best.module not in tried:
             tried.append(best.module)
-            if not explain_no_better(before, peaks.of(best.module), options):
+            if not explain_no_better(*best.measure(peaks), options):
                 return best
     replaced = [place for place in whole.places if place.replaced]
     replaced.sort(key=lambda place: (place.planned_bytes or 0) - place.received_bytes)
@@ -149,7 +154,7 @@ def _leave_out_chains(
         group, tries = untried.pop(0), tries - 1
         left = {name: why for name in names if name not in kept and name not in group}
         one = _improve_in_rounds(module, fragments, options, Room.LEAST, left)
-        if one.module is not None and not explain_no_better(before, peaks.of(one.module), options):
+        if one.module is not None and not explain_no_better(*one.measure(peaks), options):
             best, kept = one, kept.union(group)
         else:
             untried[:0] = _halve(group)

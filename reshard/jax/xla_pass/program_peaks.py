@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from reshard import hlo
 from reshard.doctor.proposals import ProgramCost
 from reshard.errors import SpliceError
-from reshard.hlo import wire
+from reshard.hlo import Module, wire
+from reshard.jax.xla_pass.measured_programs import Compile, measure_program
 
 _MODULE_ID, _FRAMES = 5, 17
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
-
-Again = Callable[[], Any]
-"""Compiles the program once more, and returns XLA's executable."""
 
 
 class CompilingThread(Generic[Mark]):
@@ -80,26 +78,40 @@ _compiling = CompilingThread[_PeakRun]("reshard-peak")
 
 
 class ProgramPeaks:
-    """The peaks of the program that XLA has handed `module` out for; `known` has those that were compiled before."""
+    """The peaks of the program that XLA has handed `module` out for; `known` has those that were compiled before.
 
-    def __init__(self, module: bytes, again: Again, known: dict[tuple[bytes, bytes], ProgramCost]) -> None:
+    `again` compiles it once more for the platform.
+    """
+
+    def __init__(
+        self, module: bytes, again: Compile, known: dict[tuple[bytes, bytes], ProgramCost], platform: str = ""
+    ) -> None:
         self._module = module
         self._again = again
         self._known = known
+        self._platform = platform
 
-    def of(self, module: bytes | None) -> ProgramCost:
+    def of(self, module: bytes | None, read: Module | None = None) -> ProgramCost:
         """The memory that a device holds at most, and the bytes that it receives, with this module in place of the
         program's own, None for that one; raises `SpliceError` where it cannot be compiled again.
+
+        What is received is counted in the module as it was `read`, where the compiler has made all collectives by then.
         """
         own = digest_module(self._module)
         key = own, b"" if module is None else digest_module(module)
         if key not in self._known:
             one = _PeakRun(self._module, module)
+
+            def compile_it(options: Mapping[str, Any]) -> Any:
+                one.handed_out.clear()
+                return self._again(options)
+
             try:
-                executable = _compiling.run(one, self._again)
-                texts = (each.to_string() for each in executable.hlo_modules())
-                received = sum(hlo.traffic(hlo.parse(text)).received_bytes for text in texts)
-                cost = ProgramCost(compiled_peak_bytes(executable.get_compiled_memory_stats()), received)
+                figures = _compiling.run(one, lambda: measure_program(self._platform, compile_it))
+                final = read if self._platform == "cpu" else None
+                traffic = figures.read_traffic() if final is None else [hlo.traffic(final)]
+                received = sum(each.received_bytes for each in traffic)
+                cost = ProgramCost(figures.peak_bytes, received)
             except Exception as error:  # XLA's errors have no class of their own.
                 reason = str(error).partition("\n")[0]
                 raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
@@ -116,18 +128,6 @@ def answer_to_xla(module: bytes) -> tuple[bytes | None] | None:
         return None
     one.handed_out.append(bytes(module))
     return (one.instead,)
-
-
-def compiled_peak_bytes(memory: Any) -> int:
-    """What the compiler says that a device holds at most.
-
-    >>> from types import SimpleNamespace
-    >>> compiled_peak_bytes(SimpleNamespace(argument_size_in_bytes=4, output_size_in_bytes=4, temp_size_in_bytes=8,
-    ...                            alias_size_in_bytes=4))
-    12
-    """
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(total - memory.alias_size_in_bytes)
 
 
 def digest_module(module: bytes) -> bytes:

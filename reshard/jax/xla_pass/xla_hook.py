@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -41,13 +41,14 @@ from reshard.jax.request import options_on
 from reshard.jax.xla_pass import fragments, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve_module
-from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
+from reshard.jax.xla_pass.measured_programs import Compile, stop_compilation
+from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 from reshard.synth import Network, PlanOptions
 from reshard.synth.options import PREFERENCES
 
 _log = logging.getLogger("reshard")
 _NAME = "reshard"
-_PRE_SCHEDULER = 0
+_PRE_SCHEDULER, _POST_SCHEDULER = 0, 1
 _PLUGINS = ("tpu", "cuda", "rocm")
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _FRAMES = 16
@@ -257,6 +258,7 @@ def _register_pass() -> None:
     with _state.lock:
         if "cpu" not in _state.registered:
             calls.register_xla_transform(_NAME, _PRE_SCHEDULER, _on_module)
+            calls.register_xla_transform(f"{_NAME}-stop", _POST_SCHEDULER, _on_scheduled_module)
             _state.registered.add("cpu")
         for platform in _PLUGINS:
             if platform in _state.registered:
@@ -337,6 +339,15 @@ def _on_module(module: bytes) -> bytes | None:
         return None
 
 
+def _on_scheduled_module(module: bytes) -> bytes | None:
+    """Called by XLA:CPU with each module once it is scheduled; never raises."""
+    try:
+        return stop_compilation(module)
+    except BaseException:
+        _log.exception("a compilation that was to be stopped goes on")
+        return None
+
+
 def _improve_and_report(module: bytes, compilation: _Compilation | None, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
     try:
@@ -344,7 +355,7 @@ def _improve_and_report(module: bytes, compilation: _Compilation | None, switche
             raise ProgramError("it is not known which devices the program is compiled for")
         known = fragments_of(compilation.devices)
         again = compilation.again
-        peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
+        peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks, known.platform)
         options = switched.options
         # On the network of the devices that the program is compiled for, if the caller named none.
         options = options._replace(plan=options_on(compilation.devices, options.plan))
@@ -366,7 +377,7 @@ class _Compilation(NamedTuple):
     """The compilation that called the pass: its devices in order, and how to repeat it (None if that is not known)."""
 
     devices: Sequence[Any]
-    again: Again | None
+    again: Compile | None
 
 
 def _find_compilation() -> _Compilation | None:
@@ -383,16 +394,19 @@ def _find_compilation() -> _Compilation | None:
             # It can be called again, unless it is another function, or the program calls the host.
             repeat: Any = getattr(importlib.import_module("jax._src.compiler"), frame.f_code.co_name, None)
             names = ("backend", "module", "executable_devices", "options", "host_callbacks")
-            again: Again | None = None
+            again: Compile | None = None
             if repeat is not None and all(each in given for each in names) and not given["host_callbacks"]:
-                again = partial(repeat, **{each: given[each] for each in names})
-                if quicker := fragments.QUICKER.get(given["backend"].platform):
-                    options = copy.copy(given["options"])
-                    options.env_option_overrides = [*options.env_option_overrides, *quicker.items()]
-                    again = partial(again, options=options)
+                again = partial(_compile_again, repeat, {each: given[each] for each in names})
             return _Compilation(list(given["executable_devices"]), again)
         frame = frame.f_back
     return None
+
+
+def _compile_again(repeat: Callable[..., Any], given: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
+    """Compiles a program as it was, with some options of XLA more."""
+    options = copy.copy(given["options"])
+    options.env_option_overrides = [*options.env_option_overrides, *more.items()]
+    return repeat(**{**given, "options": options})
 
 
 def fragments_of(devices: Sequence[Any]) -> Fragments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -95,7 +96,7 @@ class Measured:
         self.after = list(after)
         self.receives = receives
 
-    def of(self, module):
+    def of(self, module, read=None):
         peak = self.known[module] if module in self.known else self.known.setdefault(module, self.after.pop(0))
         if peak is None:
             raise SpliceError("the program cannot be compiled for its peak")
@@ -167,7 +168,7 @@ def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culpr
         return hlo_pass.Improved("jit_step", module.encode() or None, tuple(places))
 
     class Xla:
-        def of(self, module):
+        def of(self, module, read=None):
             return ProgramCost(10 + sum(each in (module or b"").decode() for each in culprits), 9 if module else 10)
 
     monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
@@ -259,7 +260,7 @@ class Xla:
         self.times = times
         self.compiled: list[str] = []
 
-    def __call__(self) -> Any:
+    def __call__(self, options: Mapping[str, Any]) -> Any:
         answers = [program_peaks.answer_to_xla(self.hands_out) for _ in range(self.times)]
         instead = answers[0][0] if answers and answers[0] else None
         name = wire.decode_message(instead or self.hands_out).text(1)
@@ -287,7 +288,7 @@ def test_another_module_than_before_is_refused(xla: Xla) -> None:
 
 
 def test_an_error_of_the_compiler_is_refused() -> None:
-    def again() -> Any:
+    def again(options: Mapping[str, Any]) -> Any:
         raise RuntimeError("out of memory\nat length")
 
     with pytest.raises(SpliceError, match=r"cannot be compiled for its peak \(out of memory\)"):

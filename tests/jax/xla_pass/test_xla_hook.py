@@ -17,7 +17,7 @@ from reshard.doctor import examine
 from reshard.errors import PlanError, ReshardError
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import Fragments
-from reshard.jax.xla_pass.program_peaks import compiled_peak_bytes
+from reshard.jax.xla_pass.measured_programs import compiled_peak_bytes
 
 
 def mesh():
