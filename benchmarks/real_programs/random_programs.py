@@ -25,7 +25,7 @@ from benchmarks.real_programs.random_sums import build_random_sums
 from reshard.doctor import examine
 from reshard.jax.program_report import optimized_text
 from reshard.jax.request import options_on
-from reshard.jax.xla_pass.program_peaks import compiled_peak_bytes
+from reshard.jax.xla_pass.measured_programs import compiled_peak_bytes
 from reshard.synth.options import PlanOptions
 
 P = PartitionSpec
