@@ -35,7 +35,7 @@ Compile = Callable[[Mapping[str, Any]], Any]
 """Compiles a program with some of XLA's options, and returns its executable."""
 
 
-class ProgramFigures(NamedTuple):
+class CompiledFigures(NamedTuple):
     """The memory that a device holds at most, arguments and results included, and the texts of the compiled modules."""
 
     peak_bytes: int
@@ -46,7 +46,7 @@ class ProgramFigures(NamedTuple):
         return [hlo.traffic(hlo.parse(text)) for text in self.texts]
 
 
-def measure_program(platform: str, compile_it: Compile) -> ProgramFigures:
+def measure_program(platform: str, compile_it: Compile) -> CompiledFigures:
     """The figures of a program, as compiled for a platform; raises what the compiler raises."""
     options = QUICKER.get(platform, {})
     if platform != "cpu":
@@ -108,7 +108,7 @@ def add_up_allocations(text: str) -> int:
     return sum(int(size) for size, said in _ALLOCATION.findall(text) if any(kind in said for kind in kinds))
 
 
-def _read_dump(folder: Path) -> ProgramFigures | None:
+def _read_dump(folder: Path) -> CompiledFigures | None:
     """The figures of the one program that XLA has written to a folder; None if that is not what it wrote."""
     names = ("*after_optimizations-buffer-assignment.txt", "*after_optimizations.txt")
     files = [list(folder.glob(name)) for name in names]
@@ -117,9 +117,9 @@ def _read_dump(folder: Path) -> ProgramFigures | None:
     buffers, text = (each[0].read_text() for each in files)
     if not _ALLOCATION.search(buffers):
         return None
-    return ProgramFigures(add_up_allocations(buffers), (text,))
+    return CompiledFigures(add_up_allocations(buffers), (text,))
 
 
-def _read_executable(executable: Any) -> ProgramFigures:
+def _read_executable(executable: Any) -> CompiledFigures:
     texts = tuple(one.to_string() for one in executable.hlo_modules())
-    return ProgramFigures(compiled_peak_bytes(executable.get_compiled_memory_stats()), texts)
+    return CompiledFigures(compiled_peak_bytes(executable.get_compiled_memory_stats()), texts)
