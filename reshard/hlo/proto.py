@@ -25,7 +25,6 @@ _COMPUTATIONS, _PROGRAM_SHAPE, _ENTRY_ID, _SCHEDULE = 3, 4, 6, 7  # of a module
 _INSTRUCTIONS, _PARAMETERS, _RESULT, _NAMES = 2, 1, 2, 3  # of a computation, and of its program shape
 _OPCODE, _SHAPE, _TUPLE_SHAPES, _LAYOUT = 2, 3, 4, 5
 FUSION_KIND = 11
-_TARGET, _API, _TYPED_FFI = 28, 77, 4
 _STARTERS = ("while", "conditional", "call")
 
 
@@ -397,20 +396,6 @@ def pick_shapes(shape: bytes, elements: Sequence[int]) -> bytes:
     parts = message.all_data(_TUPLE_SHAPES)
     message.set_all_data(_TUPLE_SHAPES, [parts[at] for at in elements])
     return wire.encode_message(message)
-
-
-def make_custom_call(name: str, target: str, shape: bytes, number: int) -> InstructionProto:
-    """A new call of foreign code without operands, with an effect, of that id: nobody need use what it yields.
-
-    >>> made = make_custom_call("call", "target", b"", 7)
-    >>> made.opcode, made.id, made.message.text(28)
-    ('custom-call', 7, 'target')
-    """
-    made = InstructionProto(ProtoMessage([]))
-    made.name, made.opcode, made.shape, made.side_effect, made.id = name, "custom-call", shape, 1, number
-    made.message.set_data(_TARGET, target.encode())
-    made.message.set_number(_API, _TYPED_FFI)
-    return made
 
 
 def make_parameter(name: str, number: int, shape: bytes) -> InstructionProto:

@@ -21,14 +21,15 @@ from typing import Any, NamedTuple
 
 from reshard import hlo
 from reshard.hlo import Traffic, wire
-from reshard.hlo.proto import ModuleProto, make_custom_call
+from reshard.hlo.proto import InstructionProto, ModuleProto
+from reshard.hlo.wire import ProtoMessage
 
 QUICKER: Mapping[str, Mapping[str, Any]] = {"cpu": {"xla_backend_optimization_level": 0}}
 """Options that make worse machine code in half the time, of what never runs: modules and peaks are the same."""
 _STOP = "reshard_stops_here"
-_TOKEN = 17  # xla_data.proto
+_TOKEN, _TARGET, _API, _TYPED_FFI = 17, 28, 77, 4  # of hlo.proto and xla_data.proto
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)$", re.MULTILINE)
-_ARGUMENT, _RESULT, _TEMPORARY = "parameter ", "maybe-live-out", "preallocated-temp"
+_COUNTED = ("parameter ", "maybe-live-out", "preallocated-temp")  # A result that is an argument's is one allocation.
 
 _stopping = threading.local()
 Compile = Callable[[Mapping[str, Any]], Any]
@@ -67,13 +68,19 @@ def measure_program(platform: str, compile_it: Compile) -> CompiledFigures:
 
 
 def stop_compilation(module: bytes) -> bytes | None:
-    """The scheduled module with an instruction first that stops its compilation; None if this thread's goes on."""
+    """Called by XLA:CPU with each module once it is scheduled: an instruction first stops its compilation.
+
+    None if this thread's goes on.
+    """
     if not getattr(_stopping, "is_on", False):
         return None
     proto = ModuleProto.decode(module)
-    entry, token = proto.entry, wire.ProtoMessage([])
+    entry, token, stop = proto.entry, ProtoMessage([]), InstructionProto(ProtoMessage([]))
     token.set_number(2, _TOKEN)
-    stop = make_custom_call("reshard.stop", _STOP, wire.encode_message(token), entry.new_ids(1)[0])
+    stop.name, stop.opcode, stop.shape = "reshard.stop", "custom-call", wire.encode_message(token)
+    stop.id, stop.side_effect = entry.new_ids(1)[0], 1
+    stop.message.set_data(_TARGET, _STOP.encode())
+    stop.message.set_number(_API, _TYPED_FFI)
     entry.instructions.insert(0, stop)
     if proto.schedule is not None:
         proto.schedule[entry.id].insert(0, stop.id)
@@ -92,32 +99,17 @@ def compiled_peak_bytes(memory: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
-def add_up_allocations(text: str) -> int:
-    """The peak by XLA's list of buffers: arguments, results that are none of them, and the temporary one.
-
-    >>> add_up_allocations('''BufferAssignment:
-    ... allocation 0: size 64, page 0, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
-    ... allocation 1: size 32, page 0, parameter 1, shape |f32[8]| at ShapeIndex {}:
-    ... allocation 2: size 16, page 0, output shape is |f32[4]|, maybe-live-out:
-    ... allocation 3: size 4, page 0, constant:
-    ... allocation 4: size 128, page 0, preallocated-temp:
-    ... ''')
-    240
-    """
-    kinds = (_ARGUMENT, _RESULT, _TEMPORARY)
-    return sum(int(size) for size, said in _ALLOCATION.findall(text) if any(kind in said for kind in kinds))
-
-
 def _read_dump(folder: Path) -> CompiledFigures | None:
     """The figures of the one program that XLA has written to a folder; None if that is not what it wrote."""
     names = ("*after_optimizations-buffer-assignment.txt", "*after_optimizations.txt")
     files = [list(folder.glob(name)) for name in names]
     if [len(each) for each in files] != [1, 1]:
         return None
+    # allocation 0: size 64, page 0, parameter 0, shape |f32[16]| at ShapeIndex {}, maybe-live-out:
     buffers, text = (each[0].read_text() for each in files)
-    if not _ALLOCATION.search(buffers):
-        return None
-    return CompiledFigures(add_up_allocations(buffers), (text,))
+    allocations = _ALLOCATION.findall(buffers)
+    peak = sum(int(size) for size, said in allocations if any(kind in said for kind in _COUNTED))
+    return CompiledFigures(peak, (text,)) if allocations else None
 
 
 def _read_executable(executable: Any) -> CompiledFigures:

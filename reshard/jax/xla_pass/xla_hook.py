@@ -258,7 +258,7 @@ def _register_pass() -> None:
     with _state.lock:
         if "cpu" not in _state.registered:
             calls.register_xla_transform(_NAME, _PRE_SCHEDULER, _on_module)
-            calls.register_xla_transform(f"{_NAME}-stop", _POST_SCHEDULER, _on_scheduled_module)
+            calls.register_xla_transform(f"{_NAME}-stop", _POST_SCHEDULER, stop_compilation)
             _state.registered.add("cpu")
         for platform in _PLUGINS:
             if platform in _state.registered:
@@ -339,15 +339,6 @@ def _on_module(module: bytes) -> bytes | None:
         return None
 
 
-def _on_scheduled_module(module: bytes) -> bytes | None:
-    """Called by XLA:CPU with each module once it is scheduled; never raises."""
-    try:
-        return stop_compilation(module)
-    except BaseException:
-        _log.exception("a compilation that was to be stopped goes on")
-        return None
-
-
 def _improve_and_report(module: bytes, compilation: _Compilation | None, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
     try:
@@ -394,19 +385,18 @@ def _find_compilation() -> _Compilation | None:
             # It can be called again, unless it is another function, or the program calls the host.
             repeat: Any = getattr(importlib.import_module("jax._src.compiler"), frame.f_code.co_name, None)
             names = ("backend", "module", "executable_devices", "options", "host_callbacks")
-            again: Compile | None = None
+            again = None
             if repeat is not None and all(each in given for each in names) and not given["host_callbacks"]:
-                again = partial(_compile_again, repeat, {each: given[each] for each in names})
+                same = partial(repeat, **{each: given[each] for each in names})
+
+                def again(more: Mapping[str, Any]) -> Any:
+                    options = copy.copy(same.keywords["options"])
+                    options.env_option_overrides = [*options.env_option_overrides, *more.items()]
+                    return same(options=options)
+
             return _Compilation(list(given["executable_devices"]), again)
         frame = frame.f_back
     return None
-
-
-def _compile_again(repeat: Callable[..., Any], given: Mapping[str, Any], more: Mapping[str, Any]) -> Any:
-    """Compiles a program as it was, with some options of XLA more."""
-    options = copy.copy(given["options"])
-    options.env_option_overrides = [*options.env_option_overrides, *more.items()]
-    return repeat(**{**given, "options": options})
 
 
 def fragments_of(devices: Sequence[Any]) -> Fragments:
