@@ -25,7 +25,7 @@ from benchmarks.real_programs.random_sums import build_random_sums
 from reshard.doctor import examine
 from reshard.jax.program_report import optimized_text
 from reshard.jax.request import options_on
-from reshard.jax.xla_pass.measured_programs import compiled_peak_bytes
+from reshard.jax.xla_pass.measured_programs import read_executable
 from reshard.synth.options import PlanOptions
 
 P = PartitionSpec
@@ -259,4 +259,4 @@ def _count_received(compiled: Any) -> int:
 
 
 def _count_peak(compiled: Any) -> int:
-    return compiled_peak_bytes(compiled.memory_analysis())
+    return read_executable(compiled.runtime_executable()).peak_bytes

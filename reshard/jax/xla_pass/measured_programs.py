@@ -51,7 +51,7 @@ def measure_program(platform: str, compile_it: Compile) -> CompiledFigures:
     """The figures of a program, as compiled for a platform; raises what the compiler raises."""
     options = QUICKER.get(platform, {})
     if platform != "cpu":
-        return _read_executable(compile_it(options))
+        return read_executable(compile_it(options))
     with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
         _stopping.is_on = True
         try:
@@ -61,10 +61,10 @@ def measure_program(platform: str, compile_it: Compile) -> CompiledFigures:
                 raise
             figures = _read_dump(Path(folder))
         else:  # It did not stop, so there is more to read than files.
-            return _read_executable(executable)
+            return read_executable(executable)
         finally:
             _stopping.is_on = False
-    return _read_executable(compile_it(options)) if figures is None else figures
+    return read_executable(compile_it(options)) if figures is None else figures
 
 
 def stop_compilation(module: bytes) -> bytes | None:
@@ -87,18 +87,6 @@ def stop_compilation(module: bytes) -> bytes | None:
     return proto.encode()
 
 
-def compiled_peak_bytes(memory: Any) -> int:
-    """What the compiler says that a device holds at most.
-
-    >>> from types import SimpleNamespace
-    >>> compiled_peak_bytes(SimpleNamespace(argument_size_in_bytes=4, output_size_in_bytes=4, temp_size_in_bytes=8,
-    ...                            alias_size_in_bytes=4))
-    12
-    """
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(total - memory.alias_size_in_bytes)
-
-
 def _read_dump(folder: Path) -> CompiledFigures | None:
     """The figures of the one program that XLA has written to a folder; None if that is not what it wrote."""
     names = ("*after_optimizations-buffer-assignment.txt", "*after_optimizations.txt")
@@ -112,6 +100,9 @@ def _read_dump(folder: Path) -> CompiledFigures | None:
     return CompiledFigures(peak, (text,)) if allocations else None
 
 
-def _read_executable(executable: Any) -> CompiledFigures:
+def read_executable(executable: Any) -> CompiledFigures:
+    """The figures of XLA's executable."""
+    memory = executable.get_compiled_memory_stats()
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     texts = tuple(one.to_string() for one in executable.hlo_modules())
-    return CompiledFigures(compiled_peak_bytes(executable.get_compiled_memory_stats()), texts)
+    return CompiledFigures(int(peak - memory.alias_size_in_bytes), texts)

@@ -385,16 +385,17 @@ def _find_compilation() -> _Compilation | None:
             # It can be called again, unless it is another function, or the program calls the host.
             repeat: Any = getattr(importlib.import_module("jax._src.compiler"), frame.f_code.co_name, None)
             names = ("backend", "module", "executable_devices", "options", "host_callbacks")
-            again = None
+            repeated: Compile | None = None
             if repeat is not None and all(each in given for each in names) and not given["host_callbacks"]:
                 same = partial(repeat, **{each: given[each] for each in names})
 
-                def again(more: Mapping[str, Any]) -> Any:
+                def again(more: Mapping[str, Any], same: partial[Any] = same) -> Any:
                     options = copy.copy(same.keywords["options"])
                     options.env_option_overrides = [*options.env_option_overrides, *more.items()]
                     return same(options=options)
 
-            return _Compilation(list(given["executable_devices"]), again)
+                repeated = again
+            return _Compilation(list(given["executable_devices"]), repeated)
         frame = frame.f_back
     return None
 

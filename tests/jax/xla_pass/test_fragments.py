@@ -166,7 +166,7 @@ def test_shifts_bring_each_device_its_cells(seed):
 
 def test_compiling_it_quickly_changes_nothing_that_is_kept(hook, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(measured_programs, "_read_executable", None)  # Its compilation stops before machine code.
+        patch.setattr(measured_programs, "read_executable", None)  # Its compilation stops before machine code.
         quick = Fragments(jax.devices()).get(key())
     monkeypatch.setattr(fragments, "measure_program", lambda _, compile_it: measure_program("", compile_it))
     slow = Fragments(jax.devices()).get(key())
