@@ -48,17 +48,18 @@ def test_few_bytes_are_not_worth_more_collectives(platform, replaced):
 
 
 @pytest.mark.parametrize(
-    ("platform", "saves", "after", "why"),
+    ("platform", "saves", "rest", "after", "why"),
     [
-        ("cpu", 1, 10, None),
-        ("tpu", 1, 4, ""),
-        ("tpu", 1 << 20, 10, None),
-        ("tpu", 1, 5, "1 B saved in all are not worth compiling the program for its peak"),
+        ("cpu", 1, 1 << 30, 10, None),
+        ("tpu", 1, 1 << 30, 4, ""),
+        ("tpu", 1 << 20, 1 << 20, 10, None),
+        ("tpu", 1, 1, 5, "1 B saved in all are not worth compiling the program for its peak"),
+        ("tpu", 1 << 20, 1 << 30, 5, "1048576 B saved in all are not worth compiling the program for its peak"),
     ],
 )
-def test_when_the_peak_of_a_program_is_measured(platform, saves, after, why):
+def test_when_the_peak_of_a_program_is_measured(platform, saves, rest, after, why):
     taken = replace(place(received=4 + saves), outcome=PassOutcome(4))
-    left = replace(place(received=1 << 30), outcome=PassOutcome(4, why="left"))
+    left = replace(place(received=rest), outcome=PassOutcome(4, why="left"))
     assert explain_unmeasured([taken, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
 
 

@@ -61,7 +61,7 @@ _ROUNDS = 4
 _LEAST, _PARTS = 64 << 10, (8, 16, 32)
 """Steps from so many bytes on are done in so many parts where memory is short."""
 _TRIES, _FEWER_TRIES, _LARGE = 6, 2, 1 << 17
-"""Compilations that look for the chains that raise a peak; in a module of so many bytes, each takes a second."""
+"""Compilations that look for the chains that raise a peak; each takes seconds on TPU and GPU, and in large modules."""
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
 
 
@@ -149,7 +149,8 @@ def _leave_out_chains(
     names = [place.collectives[0].name for place in replaced]
     best, kept = whole.leave(why), set[str]()
     # Counted, and not timed: all processes that compile the program must come to the same module.
-    untried, tries = _halve(names), _TRIES if len(module) < _LARGE else _FEWER_TRIES
+    is_quick = options.platform == "cpu" and len(module) < _LARGE
+    untried, tries = _halve(names), _TRIES if is_quick else _FEWER_TRIES
     while untried and tries:
         group, tries = untried.pop(0), tries - 1
         left = {name: why for name in names if name not in kept and name not in group}
