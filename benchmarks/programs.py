@@ -150,6 +150,8 @@ def _in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def _compare_random(options: argparse.Namespace) -> int:
     """Random programs in processes of their own, which must agree; prints what is violated, and a summary."""
+    from benchmarks.real_programs.tables import doctor_is_right
+
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
@@ -176,6 +178,9 @@ def _compare_random(options: argparse.Namespace) -> int:
     received, peaks = ([sum(row[key][at] for row in rows[0]) for at in (0, 1)] for key in ("received", "peaks"))
     rounded = sum(any(row["rounded"] for row in same_seed) for same_seed in zip(*rows, strict=True))
     replaced = [row["replaced"] for row in rows[0]]
+    words = [(row["could_save"], row["received"][0] - row["received"][1]) for row in rows[0]]
+    wrong = [(row["seed"], *both) for row, both in zip(rows[0], words, strict=True) if not doctor_is_right(*both)]
+    print(f"the doctor's word is what the pass saves in all but {len(wrong)} (seed, said, saved): {wrong}")
     print(
         f"{len(replaced)} random programs on {options.target} in {options.processes} processes: "
         f"{broken} violate what must hold, "

@@ -93,11 +93,24 @@ def _totals(rows: list[Row]) -> Iterator[str]:
     kinds = ("plain", "pass")
     differing = [row["program"] for row in rows if any(row[one]["received"] != row[one]["counted"] for one in kinds)]
     yield "The two counts of bytes agree in " + ("all." if not differing else f"all but {', '.join(differing)}.")
+    words = [(row, row["could_save"], row["plain"]["received"] - row["pass"]["received"]) for row in rows]
+    wrong = [(row["program"], said, saved) for row, said, saved in words if not doctor_is_right(said, saved)]
+    yield f"The doctor says what the pass saves, within 5%, in {len(rows) - len(wrong)} of {len(rows)}."
+    yield from (f"- {name}: it says {_bytes(said)}, and {_bytes(saved)} are saved" for name, said, saved in wrong)
     if rows and "same_bits" in rows[0]:
         yield f"Results have the same bits in {sum(row['same_bits'] for row in rows)} of {len(rows)}."
     yield from (f"- {row['program']}: {'; '.join(row['violations'])}" for row in rows if row["violations"])
     reasons = Counter(_reason(why) for row in rows for fate in row["fates"] if (why := fate["why"]))
     yield "\nChains left: " + "; ".join(f"{count} {why}" for why, count in reasons.most_common(8)) + "."
+
+
+def doctor_is_right(said: int, saved: int) -> bool:
+    """Whether what the doctor says can be saved is what the pass saves, within 5% of the larger.
+
+    >>> doctor_is_right(100, 96), doctor_is_right(0, 10)
+    (True, False)
+    """
+    return 20 * abs(said - saved) <= max(said, saved)
 
 
 def _reason(why: str) -> str:
