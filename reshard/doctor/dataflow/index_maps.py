@@ -103,7 +103,8 @@ class IndexMaps:
             case "pad":
                 return operands[:1]
             case "broadcast":
-                return operands if _count_elements_or_none(operands[0]) == _count_elements_or_none(value) else None
+                same = _count_elements_or_none(operands[0]) == _count_elements_or_none(value)
+                return operands if same or self.spliced else None  # a fragment repeats a number to fill a row
             case "dynamic-slice":
                 known = all(self.scalars.at(offset) is not None for offset in operands[1:])
                 return operands[:1] if known else None

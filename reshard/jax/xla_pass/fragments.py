@@ -34,7 +34,7 @@ from reshard.hlo import Array
 from reshard.jax.xla_pass.measured_programs import measure_program
 from reshard.jax.xla_pass.program_peaks import CompilingThread
 from reshard.lower import lower_plan
-from reshard.lower.to_shard_map import tile_function
+from reshard.lower.to_shard_map import LANES, tile_function
 from reshard.plans.plan import Plan
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
@@ -68,9 +68,18 @@ class MoveKey(NamedTuple):
         run = tile_function(lower_plan(self.plan), axes)
         moved = dtypes.canonical(self.plan.source.dtype)
 
+        def run_in_lanes(tile: jax.Array) -> jax.Array:
+            lanes = jnp.broadcast_to(tile[..., np.newaxis], (*tile.shape, LANES))
+            return jax.vmap(run, -1, -1)(jax.lax.optimization_barrier(lanes))[..., 0]
+
         def move(tile: jax.Array) -> jax.Array:
             tile = in_places(tile, self.places, self.start).astype(moved).reshape(self.plan.source.tile_shape)
-            return run(tile)[self.pick].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype))
+            if self.pick and tile.size < LANES:
+                # A TPU gathers a few numbers as a sum with zeros, which makes 0 of -0: each goes in a row of its own.
+                tile = jax.lax.platform_dependent(tile, tpu=run_in_lanes, default=run)
+            else:
+                tile = run(tile)
+            return tile[self.pick].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype))
 
         return move
 
@@ -221,6 +230,9 @@ def _lower_fragment(key: Key, devices: Sequence[Any]) -> Any:
 
 def in_places(tile: jax.Array, places: Sequence[tuple[int, int]], start: int = 0) -> jax.Array:
     """A part of a tile as its digits, given as radices and strides in the tile; a dim for each, in the given order."""
+    if not places:  # One element: a TPU would copy a tile that is made flat.
+        at = [int(index) for index in np.unravel_index(start, tile.shape)]
+        return jax.lax.slice(tile, at, [index + 1 for index in at]).reshape(())
     by_place = sorted(range(len(places)), key=lambda at: -places[at][1])
     order = [by_place.index(at) for at in range(len(places))]
     is_whole = math.prod(radix for radix, _ in places) == tile.size

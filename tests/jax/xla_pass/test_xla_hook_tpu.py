@@ -65,3 +65,22 @@ def test_bytes_and_memory_go_down(shardings, name, dtype):
     assert any(report.changed for report in log.reports)
     assert received(ours) < received(plain) / 2
     assert temp(ours) < temp(plain)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_one_element_does_not_take_a_gather_of_the_array(shardings, dtype):
+    """A TPU gathers a few numbers as a sum with zeros, so each goes in a row of its own."""
+    sharding = shardings[0]
+
+    def scale(a):
+        return jax.lax.cond(a.reshape(-1)[0] > 0, lambda x: x * 3, lambda x: x * 2, a)
+
+    def compiled():
+        argument = jax.ShapeDtypeStruct((SIZE,) * 3, dtype, sharding=sharding)
+        return jax.jit(lambda a: scale(a), out_shardings=sharding).lower(argument).compile()
+
+    plain = compiled()
+    with reshard.jax.enabled() as log:
+        better = compiled()
+    assert log.reports[0].changed, log
+    assert received(better) < 1 << 13 < received(plain)
