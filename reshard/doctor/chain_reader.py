@@ -37,7 +37,14 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, find_conversion
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Tracer, count_value_elements, is_sum, summed_digits
-from reshard.doctor.infer_layouts import InferredMove, are_disjoint, infer_layouts, infer_pick
+from reshard.doctor.infer_layouts import (
+    Cuts,
+    InferredMove,
+    are_disjoint,
+    find_joined,
+    infer_layouts,
+    infer_pick,
+)
 from reshard.doctor.places import REDUCTION, RESHARD, ArrayMove, Known, PassOutcome, Place
 from reshard.doctor.shifts import Shift, infer_shift
 from reshard.errors import ReshardError
@@ -271,7 +278,8 @@ class Replacement:
     `leaves` are what the sources yield, or the sum of that over devices if the chain begins with a reduction; `sums`
     are then its reductions, each the sum of the one before. `befores` and `after` are the arrays of one device, with
     their memory layouts. Either the `move` is known, or the `shift` that yields the value, whose data is moved as
-    `dtype`.
+    `dtype`, or the value is put together of `parts`, one for each cell between the `cuts` along its dims: those in
+    row-major order, without uses of their own.
     """
 
     sources: tuple[str, ...]
@@ -284,6 +292,13 @@ class Replacement:
     shift: Shift | None = None
     dtype: str = ""
     sums: tuple[HloValue, ...] = ()
+    parts: tuple[Replacement, ...] = ()
+    cuts: Cuts = ()
+
+    @property
+    def pieces(self) -> tuple[Replacement, ...]:
+        """What is moved by itself: its parts, or all of it."""
+        return self.parts or (self,)
 
     @property
     def is_summed(self) -> bool:
@@ -361,12 +376,12 @@ class ChainReader:
         if sums:
             leaf, source = HloValue(chain.region, sums[-1].name), sums[0].instruction.operands[0]
         else:
-            source, leaf = self._find_source(chain)
-        if leaf.array is None:
+            source, leaf = self._find_source(chain) or ("", None)
+        if leaf is not None and leaf.array is None:
             raise Unfit(f"{source} is not an array")
         wanted = self._group_equal(self._list_wanted(chain))
         try:
-            return tuple(self._make_replacement(chain, source, leaf, values) for values in wanted)
+            return tuple(self._make_any(chain, source, leaf, values) for values in wanted)
         except (Untraceable, Unconvertible) as error:
             raise Unfit(str(error)) from None
 
@@ -377,7 +392,12 @@ class ChainReader:
                 raise Unfit(f"{value.name} is not an array")
             # Where only parts of a result are used, these parts are made.
             is_whole = not used or any(one.array and one.array.elements >= value.array.elements for one in used)
-            yield from map(self._before_widening, (value,) if is_whole else used)
+            for form in (value,) if is_whole else used:
+                # Where it is put together of what the chain moves and of other arrays, what the chain moves is made.
+                made_of = self.maps.sources(form) or () if form.opcode in ("concatenate", "select") else ()
+                moved = [one for one in made_of if one in chain.values]
+                parts = moved if 0 < len(moved) < len(made_of) else [form]
+                yield from map(self._before_widening, dict.fromkeys(parts))
 
     def _list_parts(self, chain: Chain, form: ShiftForm) -> Iterator[HloValue]:
         """The values that a chain's results are made of: those stored nearest to them, or those that arrive last."""
@@ -433,6 +453,16 @@ class ChainReader:
             )
         return tuple(replacements)
 
+    def _make_any(self, chain: Chain, source: str, leaf: HloValue | None, values: Sequence[HloValue]) -> Replacement:
+        """The replacement of equal values: of what one array is moved to, or what several are joined in."""
+        try:
+            if leaf is not None:
+                return self._make_replacement(chain, source, leaf, values)
+        except NoLayouts:
+            if chain.reduces or len(chain.leaves) == 1:
+                raise
+        return self._join_parts(chain, values)
+
     def _make_replacement(self, chain: Chain, source: str, leaf: HloValue, values: Sequence[HloValue]) -> Replacement:
         """The replacement of equal values."""
         value, after = values[0], values[0].array
@@ -458,6 +488,39 @@ class ChainReader:
         uses = tuple(use_of(chain.region, one) for one in values)
         return Replacement((source,), uses, tuple(values), (leaf,), (leaf.array,), after, move, shift, dtype, sums)
 
+    def _join_parts(self, chain: Chain, values: Sequence[HloValue]) -> Replacement:
+        """The replacement of equal values that several arrays are joined in, each of which is moved by itself."""
+        value, after = values[0], values[0].array
+        tracer = Tracer(self.maps, self.numbering, chain.leaves)
+        joined = find_joined(tracer, value)
+        if after is None or joined is None:
+            raise Unfit(f"it joins {len(chain.leaves)} arrays, and not in the same way on all devices")
+        names: dict[int, str] = {}
+        sources: dict[str, HloValue] = {}
+        for number in dict.fromkeys(joined.leaves):
+            name, leaf = self.source_name(chain.region, (tracer.ends[number],))
+            if leaf in self._stored(chain.region):
+                name, leaf = self._narrow_source(chain.region, name)
+            names[number], sources[name] = name, leaf
+        if len(sources) == 1:
+            ((name, leaf),) = sources.items()
+            return self._make_replacement(chain, name, leaf, values)
+        parts: list[Replacement] = []
+        for box, number in zip(joined.boxes, joined.leaves, strict=True):
+            name = names[number]
+            leaf, dtype = sources[name], find_conversion(self.maps, value, sources[name]).narrowest
+            move = infer_layouts(Tracer(self.maps, self.numbering, frozenset({leaf})), value, self.mesh, dtype, (), box)
+            if move is None or leaf.array is None:
+                raise NoLayouts(f"no two layouts describe how a part of {value.name} comes from {name}")
+            cell = Array(after.dtype, tuple(end - first for first, end in box), after.layout)
+            parts.append(Replacement((name,), (), (), (leaf,), (leaf.array,), cell, move, None, dtype))
+        uses = tuple(use_of(chain.region, one) for one in values)
+        leaves = tuple(sources.values())
+        befores = tuple(leaf.array for leaf in leaves if leaf.array is not None)
+        return Replacement(
+            tuple(sources), uses, tuple(values), leaves, befores, after, None, parts=tuple(parts), cuts=joined.cuts
+        )
+
     def _before_widening(self, value: HloValue) -> HloValue:
         """The same elements in a narrower dtype, if the value is that converted."""
         while value.opcode == "convert":  # ends: each step goes back to an operand
@@ -469,8 +532,11 @@ class ChainReader:
             value = before
         return value
 
-    def _find_source(self, chain: Chain) -> tuple[str, HloValue]:
-        """The instruction of the region that has the data before the chain's first collectives, and that data."""
+    def _find_source(self, chain: Chain) -> tuple[str, HloValue] | None:
+        """The instruction of the region that has the data before the first collectives, and that data.
+
+        None if the chain joins several arrays.
+        """
         region, moved = chain.region, set(chain.values)
         first: dict[int, str] = {}
         for collective in chain.collectives:
@@ -481,11 +547,12 @@ class ChainReader:
                 if origin not in moved:
                     first.setdefault(self.numbering.of(origin), name)
         if len(first) != 1:
-            if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
-                raise Unfit(f"it joins {len(chain.leaves)} arrays")
-            return self.source_name(region, chain.leaves)
-        (name,) = first.values()
-        # The same elements in a narrower dtype, before a conversion, are fewer bytes to move.
+            is_one = len({self.numbering.of(leaf) for leaf in chain.leaves}) == 1
+            return self.source_name(region, chain.leaves) if is_one else None
+        return self._narrow_source(region, *first.values())
+
+    def _narrow_source(self, region: Scope, name: str) -> tuple[str, HloValue]:
+        """The instruction that has the same elements in a narrower dtype, before a conversion: fewer bytes to move."""
         value = self.flow.origin(HloValue(region, name))
         while value.array is not None and value.opcode in ("convert", *_RENAMED):  # ends: goes back to an operand
             (before,) = self.flow.operands(value)

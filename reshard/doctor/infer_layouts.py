@@ -35,12 +35,14 @@ from reshard.doctor.dataflow.flow import HloValue
 from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel_places
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, points_at, strided_digits
+from reshard.doctor.shifts import Box, Sizes
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 
 _CHECKED = 1 << 12
+_MOST_CELLS = 16
 
 
 class CoordinateDigit(NamedTuple):
@@ -158,17 +160,74 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> InferredMove | N
         return None
 
 
+Cuts = tuple[Sizes, ...]
+"""The bounds of the cells of a grid along each dim of an array."""
+
+
+class Joined(NamedTuple):
+    """What a value is put together of: cells between `cuts`, in row-major order, with the number of each one's leaf."""
+
+    cuts: Cuts
+    leaves: tuple[int, ...]
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The box of each cell."""
+        return tuple(product(*map(pairwise, self.cuts)))
+
+
+def find_joined(tracer: Tracer, result: HloValue) -> Joined | None:
+    """The cells of a value that come from one leaf each, the same on all devices; None if there are none, or too many.
+
+    They are found along lines: along each dim, those at the first and the last index of the others.
+    """
+    dims = () if result.array is None else result.array.dims
+    if 0 in dims:
+        return None
+    cuts = [{0, size} for size in dims]
+    try:
+        for dim, size in enumerate(dims):
+            ends = [(0,) if at == dim else (0, other - 1) for at, other in enumerate(dims)]
+            for corner in set(product(*ends)):
+                line = np.repeat(np.array(corner, np.int64)[:, np.newaxis], size, axis=1)
+                line[dim] = np.arange(size)
+                cuts[dim].update((1 + np.flatnonzero(np.diff(_leaves_at(tracer, result, line)))).tolist())
+        grid = tuple(tuple(sorted(one)) for one in cuts)
+        if math.prod(len(one) - 1 for one in grid) > _MOST_CELLS:
+            return None
+        first = np.array(list(product(*(one[:-1] for one in grid))), np.int64).T
+        return Joined(grid, tuple(_leaves_at(tracer, result, first).tolist()))
+    except Untraceable:
+        return None
+
+
+def _leaves_at(tracer: Tracer, result: HloValue, indices: Numbers) -> Numbers:
+    """The numbers of the leaves that elements come from, on every device alike."""
+    count = indices.shape[1]
+    points = Points(np.repeat(np.arange(tracer.devices), count), np.tile(indices, (1, tracer.devices)))
+    leaves = tracer(result, points).leaf.reshape(tracer.devices, count)
+    if (leaves != leaves[0]).any() or (leaves == NOWHERE).any():
+        raise Untraceable("devices have elements of several arrays at the same place, or padding")
+    return leaves[0]
+
+
 def infer_layouts(
-    tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str, summed: Sequence[tuple[int, int]] = ()
+    tracer: Tracer,
+    result: HloValue,
+    mesh: Mesh | None,
+    dtype: str,
+    summed: Sequence[tuple[int, int]] = (),
+    box: Box | None = None,
 ) -> InferredMove | None:
     """The layouts before and after, on `mesh` or on one made for them; None if no two layouts describe the move.
 
     The dims are those of the result without dims of size 1. Axes along which nothing moves are left out, and a digit
     that goes from one device to another becomes a dim of its own. If the traced tile is the sum over the digits
-    `summed` of the device, given by stride and radix, then the source is partial along them.
+    `summed` of the device, given by stride and radix, then the source is partial along them. With a `box`, it is the
+    move of that part of the result.
     """
     try:
-        traced = trace_digits(tracer, result, summed)
+        traced = trace_digits(tracer, result, summed, box)
         if traced is None or result.array is None:
             return None
         dims, firsts = traced.dims(), traced.firsts()
@@ -283,12 +342,18 @@ def are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
 _MOST_COORDINATES = 1 << 27  # One GiB of them.
 
 
-def trace_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> TracedDigits | None:
-    """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
-    sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
+def trace_digits(
+    tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]], box: Box | None = None
+) -> TracedDigits | None:
+    """The digits of a result, or of a `box` of it, read from points along each coordinate.
+
+    None if the coordinates are not numerals.
+    """
+    box = tuple((0, size) for size in (() if result.array is None else result.array.dims)) if box is None else box
+    sizes = (tracer.devices, *(end - first for first, end in box))
     if 0 in sizes or sum(sizes) * len(sizes) > _MOST_COORDINATES:
         return None
-    origins = _trace_origins(tracer, result, list_axis_points(sizes), summed)
+    origins = _trace_origins(tracer, result, list_axis_points(sizes), summed, box)
     leaf, first = int(origins.leaf[0]), int(origins.place[0])
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
@@ -302,15 +367,18 @@ def trace_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, i
     reached += [stride * times for stride, radix in summed for times in range(1, radix)]
     if not all(any(device % high // low for device in reached) for low, high in pairwise(cuts)):
         return None
-    if not _predict_origins(tracer, result, (leaf, first), coordinates, summed):
+    if not _predict_origins(tracer, result, (leaf, first), coordinates, summed, box):
         return None
     device, *index = coordinates
     return TracedDigits(tracer.devices, device, index, tracer.tiles[leaf], first)
 
 
-def _trace_origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
-    """Where points came from; a sum, which all devices of a group have, comes from the first of them."""
-    origins = tracer(result, points)
+def _trace_origins(
+    tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]], box: Box
+) -> Origins:
+    """Where points of a box came from; a sum, which all devices of a group have, comes from the first of them."""
+    corner = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
+    origins = tracer(result, points._replace(indices=points.indices + corner))
     device = origins.device
     for stride, radix in summed:
         device = device - device // stride % radix * stride
@@ -359,6 +427,7 @@ def _predict_origins(
     start: tuple[int, int],
     coordinates: Sequence[Sequence[CoordinateDigit]],
     summed: Sequence[tuple[int, int]],
+    box: Box,
 ) -> bool:
     """Whether the digits predict where points came from: all points if they are few, else a random sample."""
     sizes = [math.prod(one.radix for one in digits) for digits in coordinates]
@@ -366,7 +435,7 @@ def _predict_origins(
     random = np.random.default_rng(0)  # the same points in every process, so that all decide alike
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
     points = unravel_places(places, sizes)
-    origins = _trace_origins(tracer, result, Points(points[0], points[1:]), summed)
+    origins = _trace_origins(tracer, result, Points(points[0], points[1:]), summed, box)
     device, place = np.zeros(places.size, np.int64), np.full(places.size, start[1], np.int64)
     for row, digits in zip(points, coordinates, strict=True):
         for one in digits:

@@ -169,6 +169,14 @@ class Proposal:
         return {source: before.nbytes for each in pairs for source, before in each}
 
     @property
+    def pieces(self) -> tuple[Replacement | OpReplacement, ...]:
+        """What is moved by itself: replacements, or the parts that they are put together of."""
+        pieces: list[Replacement | OpReplacement] = []
+        for each in self.replacements:
+            pieces += (each,) if isinstance(each, OpReplacement) else each.pieces
+        return tuple(pieces)
+
+    @property
     def values(self) -> tuple[HloValue, ...]:
         """The values of the program that are made anew."""
         return tuple(value for output in self._outputs for value in output.values)
@@ -191,7 +199,9 @@ class Proposal:
                 results + sum(plan.target.tile_bytes for plan in moves) + max(map(_count_temp_bytes, moves), default=0)
             )
             return taken + max(rows + _count_temp_bytes(gather), rows + results, moving)
-        moved = [each for each in self.replacements if isinstance(each, Replacement)]
+        moved = [each for each in self.pieces if isinstance(each, Replacement)]
+        # What is put together of parts is copied: parts and results are there at once.
+        taken += sum(2 * each.after.nbytes for each in self._outputs if isinstance(each, Replacement) and each.parts)
         # All shifts of a source are one fragment, so that what they receive and what they yield is live at once.
         shifted = sum(each.after.nbytes for each in moved if each.shift is not None)
         shifted += sum(exchange.received_bytes(dtype) for exchange, dtype in self.exchanges)
@@ -353,7 +363,7 @@ class Proposals:
         moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
         if not large.excess_bytes or len(moves) < len(large.replacements):
             return None
-        planned = [(one, one.move) for one in moves if one.move is not None]
+        planned = [(piece, piece.move) for one in moves for piece in one.pieces if piece.move is not None]
         pairs = zip(planned, large.outcome.plans, strict=True)
         forms = [self._list_forms(*each, plan, large.allowed_bytes) for each, plan in pairs]
         for at in range(max(map(len, forms), default=0)):
@@ -480,7 +490,8 @@ class Proposals:
 
     def _plan_chain(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
         """The plans for a chain under a budget."""
-        plans = tuple(self._plan_move(one, one.move, budget) for one in replacements if one.move is not None)
+        pieces = [piece for one in replacements for piece in one.pieces]
+        plans = tuple(self._plan_move(one, one.move, budget) for one in pieces if one.move is not None)
         return self._join_plans(chain, replacements, plans)
 
     def _join_plans(self, chain: Chain, replacements: tuple[Replacement, ...], plans: tuple[Plan, ...]) -> Proposal:
@@ -607,7 +618,7 @@ class Reordered(Unfit):
 
 def explain_reordered(maps: IndexMaps, one: Proposal, options: ProposalOptions) -> str:
     """Why a proposal would add up floats in another order than its chain; empty if it does not, or if any will do."""
-    for each, plan in zip(one.replacements, one.outcome.plans, strict=False):  # shifts come last, without plans
+    for each, plan in zip(one.pieces, one.outcome.plans, strict=False):  # shifts come last, without plans
         if options.any_order or not isinstance(each, Replacement) or not each.sums or is_exact(each.befores[0].dtype):
             continue
         # Two summands have one order.
@@ -772,7 +783,7 @@ def list_proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:
 
     moves: list[ArrayMove] = []
     plans = iter(one.outcome.plans)
-    for each in one.replacements:
+    for each in one.pieces:
         if isinstance(each, OpReplacement):
             gather = next(plans)
             moves += [describe(each.befores[0], None, gather)] if gather.source != gather.target else []

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.equivalence import Proofs
-from reshard.doctor.infer_layouts import cut_part
+from reshard.doctor.infer_layouts import Cuts, cut_part
 from reshard.doctor.proposals import ProgramCost
 from reshard.doctor.shifts import HaloExchange, Shift, ShiftCell, Sizes, plan_exchange
 from reshard.errors import SpliceError
@@ -84,12 +84,24 @@ class MoveKey(NamedTuple):
         return move
 
 
+class JoinKey(NamedTuple):
+    """A result that is put together of those of several moves, from the `first` on: cells between the `cuts`."""
+
+    after: Array
+    cuts: Cuts
+    first: int
+
+
 @dataclass(frozen=True)
 class FragmentKey:
-    """What a fragment is compiled for: the tiles before, and the moves that yield those after, one for each."""
+    """What a fragment is compiled for: the tiles before, and the moves that yield those after.
+
+    Each move yields a result, or all of them are put together as the `joins` say.
+    """
 
     befores: tuple[Array, ...]
     moves: tuple[MoveKey, ...]
+    joins: tuple[JoinKey, ...] = ()
 
     @property
     def mesh(self) -> Mesh:
@@ -99,7 +111,7 @@ class FragmentKey:
     @property
     def afters(self) -> tuple[Array, ...]:
         """The arrays that it yields."""
-        return tuple(one.after for one in self.moves)
+        return tuple(one.after for one in self.joins or self.moves)
 
     def __str__(self) -> str:
         return ", ".join(f"{one.plan.source} -> {one.plan.target}" for one in self.moves)
@@ -109,9 +121,23 @@ class FragmentKey:
         runs = [(one.tile, one.function(axes)) for one in self.moves]
 
         def move(*tiles: jax.Array) -> Tiles:
-            return tuple(run(tiles[at]) for at, run in runs)
+            moved = tuple(run(tiles[at]) for at, run in runs)
+            return tuple(join_cells(moved[one.first :], one.cuts) for one in self.joins) or moved
 
         return move
+
+
+def join_cells(cells: Sequence[jax.Array], cuts: Cuts) -> jax.Array:
+    """The array whose cells between the cuts are the first of these, in row-major order.
+
+    They are joined along one dim after another, the last one first.
+    """
+    parts = list(cells[: math.prod(len(one) - 1 for one in cuts)])
+    for dim in reversed(range(len(cuts))):
+        count = len(cuts[dim]) - 1
+        rows = [parts[at : at + count] for at in range(0, len(parts), count)]
+        parts = [row[0] if count == 1 else jnp.concatenate(row, dim) for row in rows]
+    return parts[0]
 
 
 class Fragment(NamedTuple):
@@ -425,12 +451,7 @@ class ShiftKey:
             results: list[jax.Array] = []
             for shift, after in zip(exchange.shifts, self.afters, strict=True):
                 parts = [_make_cell(exchange, cell, tile, received, axis) for cell in shift.cells]
-                # The cells are joined along one dim after another, the last one first.
-                for dim in reversed(range(len(shift.cuts))):
-                    count = len(shift.cuts[dim]) - 1
-                    rows = [parts[at : at + count] for at in range(0, len(parts), count)]
-                    parts = [row[0] if count == 1 else jnp.concatenate(row, dim) for row in rows]
-                results.append(parts[0].astype(dtypes.canonical(after.dtype)))
+                results.append(join_cells(parts, shift.cuts).astype(dtypes.canonical(after.dtype)))
             return tuple(results)
 
         return moved

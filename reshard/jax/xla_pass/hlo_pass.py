@@ -46,6 +46,7 @@ from reshard.hlo.splice import Exposed, Splice, Splicer, Use
 from reshard.jax.xla_pass.fragments import (
     FragmentKey,
     Fragments,
+    JoinKey,
     Key,
     MoveKey,
     OpFragmentKey,
@@ -266,7 +267,7 @@ class _Round:
 
     def _measure(self, one: Proposal) -> ProposalCost:
         """The cost of what is proposed, as the compiler spells it."""
-        pieces = [self.fragments.get(key) for key, _ in asked_fragments(one)]
+        pieces = [self.fragments.get(key) for key, *_ in asked_fragments(one)]
         return ProposalCost(
             sum(piece.received_bytes for piece in pieces),
             max(piece.peak_bytes for piece in pieces),
@@ -286,14 +287,14 @@ class _Round:
         current = candidates[0]
         try:
             for current in candidates:
-                region, sources = current.chain.region.computation.name, tuple(current.sources)
+                region = current.chain.region.computation.name
                 stand_ins = regions.setdefault(region, {})
                 # What takes a chain's place has the name and the line of its first collective.
                 metadata = self.proto.computation_named(region).named(current.chain.collectives[0].name).metadata
-                for each in (Exposed.read(region, source) for source in sources):
+                for each in (Exposed.read(region, source) for source in current.sources):
                     if each is not None and each not in exposed:
                         exposed[each] = stand_ins[each.source] = splicer.expose_value(each)
-                for key, uses in asked_fragments(current):
+                for key, sources, uses in asked_fragments(current):
                     placed = tuple(stand_ins.get(source, source) for source in sources)
                     change = Splice(region, placed, uses, self.fragments.get(key).module, metadata)
                     changes.append(integrity.Change(change, splicer.splice(change)))
@@ -343,9 +344,13 @@ class _Round:
 # The fragments that a proposal asks for: its plans, shifts and operations, with what each is used for.
 
 
-def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
-    """The fragments that a proposal asks for, and what each is used for: all shifts of a dtype are one fragment."""
-    keys: list[tuple[Key, tuple[Use, ...]]] = []
+Asked = tuple[Key, tuple[str, ...], tuple[Use, ...]]
+"""A fragment, the sources that it takes, and the uses of what it yields."""
+
+
+def asked_fragments(one: Proposal) -> list[Asked]:
+    """The fragments that a proposal asks for: all shifts of a dtype are one."""
+    keys: list[Asked] = []
     if one.moves is not None:  # An operation on rows, between its moves.
         for each in one.replacements:
             if not isinstance(each, OpReplacement):
@@ -355,16 +360,26 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
             outputs = tuple(OutputKey(result.number, plan, result.order, result.after) for result, plan in results)
             indices = tuple(operand.index_dim for operand in each.inputs)
             uses = tuple(replace(use, output=at) for at, output in enumerate(each.outputs) for use in output.uses)
-            keys.append((OpFragmentKey(each.op, indices, gather, each.befores, each.places, outputs), uses))
+            keys.append(
+                (OpFragmentKey(each.op, indices, gather, each.befores, each.places, outputs), each.sources, uses)
+            )
         return keys
     plans = iter(one.outcome.plans)
     for each in one.replacements:
         if isinstance(each, Replacement) and each.move is not None:
             move = MoveKey(next(plans), each.after, *each.move[3:])
-            keys.append((FragmentKey(each.befores, (move,)), each.uses))
+            keys.append((FragmentKey(each.befores, (move,)), each.sources, each.uses))
+        if isinstance(each, Replacement) and each.parts:
+            moves = tuple(
+                MoveKey(next(plans), part.after, *part.move[3:], each.sources.index(part.sources[0]))
+                for part in each.parts
+                if part.move is not None
+            )
+            joins = (JoinKey(each.after, each.cuts, 0),)
+            keys.append((FragmentKey(each.befores, moves, joins), each.sources, each.uses))
     for dtype, alike in one.shifts.items():
         afters = tuple(each.after for each, _ in alike)
         key = ShiftKey(tuple(shift for _, shift in alike), alike[0][0].befores[:1], afters, dtype)
         uses = tuple(replace(use, output=at) for at, (each, _) in enumerate(alike) for use in each.uses)
-        keys.append((key, uses))
+        keys.append((key, alike[0][0].sources, uses))
     return keys

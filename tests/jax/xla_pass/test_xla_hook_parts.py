@@ -1,4 +1,4 @@
-"""Parts of fused arrays: with the pass, what moves is the part that is used, whatever XLA moves first."""
+"""Parts of fused arrays, and arrays that are joined: with the pass, what is used moves, each array by itself."""
 
 import jax
 import jax.numpy as jnp
@@ -87,3 +87,63 @@ def test_another_part_is_refused(monkeypatch, part, fault):
     assert any("would come from place" in (place.why_left or "") for place in places), str(log)
     for one, other in zip(jax.tree.leaves(plain(a)), jax.tree.leaves(ours(a)), strict=True):
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+# ---- arrays that are joined -----------------------------------------------------------------------------------------
+
+
+def place(*spec):
+    return NamedSharding(JaxMesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x")), P(*spec))
+
+
+def moved(a):
+    return jax.lax.with_sharding_constraint(a, place(None, ("x", "y")))
+
+
+def joined_before(a, b):
+    return moved(jnp.concatenate([a + a, b * 2], 0)) * 3
+
+
+def joined_in_the_dim_that_was_split(a, b):
+    return moved(jnp.concatenate([a + a, b * 2], 2)) * 3
+
+
+def joined_afterwards(a, b):
+    return moved(jnp.concatenate([moved(a + a), moved(b * 2)], 0)) * 3
+
+
+JOINS = [joined_before, joined_in_the_dim_that_was_split, joined_afterwards]
+
+
+def compiled_join(join, *sizes):
+    arrays = [
+        jax.device_put(np.random.default_rng(at).normal(size=(size, 16, 16)).astype("float32"), place("y", None, "x"))
+        for at, size in enumerate(sizes)
+    ]
+    return arrays, *both(lambda *arrays: join(*arrays), *arrays)
+
+
+@pytest.mark.parametrize("join", JOINS, ids=lambda join: join.__name__)
+def test_joined_arrays_move_by_themselves(join):
+    arrays, plain, ours, log = compiled_join(join, 16, 16)
+    tile = 16 * 2 * 16 * 4
+    assert received(plain) == 2 * 7 * tile and received(ours) == 2 * tile * 7 // 8, str(log)
+    assert np.asarray(plain(*arrays)).tobytes() == np.asarray(ours(*arrays)).tobytes()
+
+
+def test_joined_arrays_of_other_sizes():
+    arrays, plain, ours, log = compiled_join(joined_before, 8, 16)
+    assert received(ours) == received(plain) // 8, str(log)
+    assert np.asarray(plain(*arrays)).tobytes() == np.asarray(ours(*arrays)).tobytes()
+
+
+@pytest.mark.parametrize("join", JOINS[:2], ids=lambda join: join.__name__)
+def test_swapped_arrays_are_refused(monkeypatch, join):
+    """The parts are joined in another order: shapes fit, and only the check sees it."""
+    monkeypatch.setattr(xla_hook._state, "fragments", {})
+    join_cells = fragments.join_cells
+    monkeypatch.setattr(fragments, "join_cells", lambda cells, cuts: join_cells(cells[::-1], cuts))
+    arrays, plain, ours, log = compiled_join(join, 16, 16)
+    places = [one for report in log.reports for one in report.places]
+    assert any("would not come from" in (one.why_left or "") for one in places), str(log)
+    assert np.asarray(plain(*arrays)).tobytes() == np.asarray(ours(*arrays)).tobytes()
