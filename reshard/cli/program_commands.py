@@ -50,6 +50,7 @@ examples:
   reshard doctor step.hlo.txt --all
   reshard doctor step.mlir --html report.html
   reshard doctor step.mlir --json --fail-on-rebuild
+  reshard doctor step.mlir --advise
   reshard doctor step.mlir --topology v5p:2x2x2
   reshard doctor job.log
   python train.py 2>&1 | reshard doctor -
@@ -85,6 +86,11 @@ class DoctorOptions:
     )
     topology: str | None = argument("--topology", metavar="NAME", help="ahead of time for a topology: v5p:2x2x2")
     sums: str | None = sums_argument()
+    advise: bool = argument(
+        "--advise",
+        action="store_true",
+        help="of StableHLO: also which shardings to change, each measured by compiling the program with it",
+    )
     fail_on_rebuild: bool = argument(
         "--fail-on-rebuild", action="store_true", help="exit with 1 if a whole array is rebuilt"
     )
@@ -93,6 +99,7 @@ class DoctorOptions:
 def run_doctor(options: DoctorOptions) -> int:
     """Prints or writes the report of a program or a log; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
     from reshard.cli.programs import read_program, write_output
+    from reshard.doctor.advice import show_advice
     from reshard.doctor.report.table import show_report
     from reshard.doctor.xla_log import MARK, LogReport, show_log
     from reshard.show import terminal
@@ -101,6 +108,8 @@ def run_doctor(options: DoctorOptions) -> int:
     if program.is_log:
         if options.html is not None:
             raise ReshardError("a log has no page: its warnings name one move each; leave --html out, or use --json")
+        if options.advise:
+            raise ReshardError("a log has no program whose shardings could be changed: give its StableHLO for --advise")
         log = LogReport.of(program.text, options.network)
         if options.json:
             print(log.to_json(indent=2))
@@ -109,12 +118,20 @@ def run_doctor(options: DoctorOptions) -> int:
         return int(options.fail_on_rebuild)  # Each of its warnings is a rebuild.
     with report_progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
         report = _report_program(program, options)
+    advice = None
+    if options.advise:
+        with report_progress("compiling the program with changed shardings"):
+            advice = report.advise()
     if options.html is not None:
-        write_output(options.html, report.to_html())
+        write_output(options.html, report.to_html(advice))
     if options.json:
-        print(report.to_json(indent=2, every=options.all))
+        print(report.to_json(indent=2, every=options.all, advice=advice))
     elif options.html is None:
-        show_report(terminal.open_console(), report, options.all, options.frames == "all")
+        out = terminal.open_console()
+        show_report(out, report, options.all, options.frames == "all")
+        if advice is not None:
+            out.print()
+            show_advice(out, advice)
     return int(options.fail_on_rebuild and bool(report.rebuilt))
 
 

@@ -9,6 +9,7 @@
 
     `examine` reads a compiled program and returns its `Report`: a table, JSON or a page.
     `Place` is one place where data moves, `ArrayMove` one array that moves there, before and after.
+    `Advice` is which shardings to change, each a `Change` with what was measured of it; `Cause` is one beside a place.
     `Known` is a move that the program is known to ask for, which `examine` recognizes.
     `CompiledMemory` is the compiler's own account of the program's memory.
 
@@ -31,11 +32,15 @@ What the pass does with chains:
     batch_ops      operations on rows, such as an FFT, that each device could run on its own rows, and where rows may be
     equivalence    whether the rewritten module still computes what it did; proves equal chains once
 
+`advice` says which shardings to change: `report.advise()`, which needs the program as StableHLO and jax.
 `xla_log` reads XLA's own warnings in a log instead of a program, and reports them.
 """
 
+from reshard.doctor.advice import Advice as Advice
+from reshard.doctor.advice import Change as Change
 from reshard.doctor.examination import examine as examine
 from reshard.doctor.places import ArrayMove as ArrayMove
+from reshard.doctor.places import Cause as Cause
 from reshard.doctor.places import Known as Known
 from reshard.doctor.places import Place as Place
 from reshard.doctor.report import Report as Report

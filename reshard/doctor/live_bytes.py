@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from reshard.doctor.chain_reader import Chain, list_makers
 from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, loop_body, parameter_number
-from reshard.doctor.places import describe_source, format_array
+from reshard.doctor.places import Cause, describe_source, format_array
 from reshard.hlo import Array, Instruction, Source
 from reshard.hlo.module import CallSite, source_of
 from reshard.hlo.splice import Exposed
@@ -182,7 +182,7 @@ class Buffer:
     """An array that a device holds.
 
     `does` is what makes it: the collectives of a move, HLO's opcode, or nothing in the program if it is an `argument`
-    or `carried` by a loop. `moved` is whether a move between devices makes it.
+    or `carried` by a loop. `moved` is whether a move between devices makes it. `causes` are those of a `Place`.
     """
 
     array: Array
@@ -190,6 +190,7 @@ class Buffer:
     does: str
     computation: str
     moved: bool
+    causes: tuple[Cause, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -197,6 +198,7 @@ class Buffer:
             "bytes": self.array.nbytes,
             "array": format_array(self.array),
             "where": describe_source(self.where),
+            "causes": [cause._asdict() for cause in self.causes],
             "does": self.does,
             "moved": self.moved,
             "computation": self.computation,

@@ -35,6 +35,24 @@ class Known(NamedTuple):
     near: frozenset[str] = frozenset()
 
 
+class Cause(NamedTuple):
+    """A sharding of the user's program that a place stands beside: its `file:line`, or the name of an argument or a
+    result.
+
+    `kind` is `constraint`, `in_sharding` or `out_sharding`; or `operation`, where there is no sharding near.
+
+    >>> print(Cause("train.py:42", "constraint", "with_sharding_constraint(P('dp'))"))
+    with_sharding_constraint(P('dp')) at train.py:42
+    """
+
+    line: str
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {'of' if self.kind.endswith('sharding') else 'at'} {self.line}"
+
+
 @dataclass(frozen=True)
 class ArrayMove:
     """An array that a place moves.
@@ -120,6 +138,9 @@ class Place:
     `outcome` is what the pass inside XLA does with it; None for what is not offered to it. The report has it by the
     figures of the plans, the pass by what the compiler makes of them.
     `planned_temp_bytes` is the temporary memory of these plans.
+
+    `causes` are the user's shardings that it stands between, by data flow: not measured. They are known only where the
+    program was given as StableHLO or as a function.
     """
 
     kind: str
@@ -136,6 +157,7 @@ class Place:
     counted_bytes: int | None = None
     outcome: PassOutcome | None = None
     planned_temp_bytes: int | None = None
+    causes: tuple[Cause, ...] = ()
 
     @property
     def rebuilds_whole(self) -> bool:
@@ -278,6 +300,7 @@ class Place:
         return {
             "kind": self.kind,
             "where": describe_source(self.where),
+            "causes": [cause._asdict() for cause in self.causes],
             "computation": self.computation,
             "times": self.times,
             "counted": self.counted,

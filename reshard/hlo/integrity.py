@@ -33,7 +33,7 @@ _ENTERED = ("fusion", "call")
 _MODULE_EDITED = frozenset((3, 7))  # computations, schedule
 
 
-class Change(NamedTuple):
+class DoneSplice(NamedTuple):
     """A splice and the ids that it gave to what it added."""
 
     splice: Splice
@@ -42,7 +42,10 @@ class Change(NamedTuple):
 
 @refuse_damage
 def check_splices(
-    old: ModuleProto, new: ModuleProto, changes: Sequence[Change], exposed: Mapping[Exposed, str] = MappingProxyType({})
+    old: ModuleProto,
+    new: ModuleProto,
+    changes: Sequence[DoneSplice],
+    exposed: Mapping[Exposed, str] = MappingProxyType({}),
 ) -> None:
     """Raises `SpliceError`, naming the instruction, unless `new` is `old` with these splices and nothing else.
 
@@ -144,7 +147,7 @@ class _Rewritten:
     """
 
     def __init__(
-        self, old: ModuleProto, new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[Change],
+        self, old: ModuleProto, new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[DoneSplice],
         exposed: Mapping[Exposed, str],
     ) -> None:  # fmt: skip
         self.old, self.new = old, new

@@ -15,6 +15,8 @@
     strict()                     a context that refuses programs that rebuild a whole array
     deserialize(data)            a compiled program from the bytes of its `serialize()`
 
+`advise` searches for the shardings to change, for `report(f)(*args).advise()`.
+
 Moves are in the modules beside this one, those to other devices in `crossing`; the pass inside XLA is `xla_pass`, and
 the one on StableHLO `stablehlo_pass`. `jit` and `redistribute` are functions here; their modules are reached by
 `from reshard.jax.jit import ...`.

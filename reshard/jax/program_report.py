@@ -8,20 +8,27 @@ The program is compiled unchanged. The report itself is made by `reshard.doctor`
 
 from __future__ import annotations
 
+import logging
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding
+from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
+from reshard.jax.advise import advise
 from reshard.jax.request import options_on
 from reshard.jax.stablehlo_pass import explicit_reshards
+from reshard.jax.stablehlo_pass.causes import name_causes
 from reshard.jax.stablehlo_pass.module_pass import name_main, read_stablehlo
 from reshard.jax.stablehlo_pass.shardy import make_compilable
 from reshard.jax.xla_pass.fragments import Fragments, print_module
@@ -31,7 +38,9 @@ from reshard.synth.options import PlanOptions
 from reshard.types.layout import Layout
 from reshard.types.whole import whole
 
+log = logging.getLogger(__name__)
 _xla: Any = _xla_client
+_jaxlib: Any = _jax
 _PARTITIONS = "mhlo.num_partitions"
 _ROWS = 32  # As many as `reshard show` prints.
 
@@ -53,11 +62,13 @@ def report(
 
     def of(*args: Any, **kwargs: Any) -> Report:
         lowered = jitted.lower(*args, **kwargs)
-        known = known_moves(lowered.compiler_ir("stablehlo"))
+        module = lowered.compiler_ir("stablehlo")
+        program = _write_text(module)
+        known = known_moves(module)
         compiled = lowered.compile()
-        return _examine_text(
-            optimized_text(compiled), known, network, sums, compiled.memory_analysis(), devices_of_program(compiled)
-        )
+        devices = devices_of_program(compiled)
+        report = _examine_text(optimized_text(compiled), known, network, sums, compiled.memory_analysis(), devices)
+        return _add_causes(report, program, devices)
 
     return of
 
@@ -86,18 +97,33 @@ def report_program(
     name_main(module)
     attributes = module.operation.attributes
     partitions = int(attributes[_PARTITIONS].value) if _PARTITIONS in attributes else 1
+    text = _write_text(module)
     known = known_moves(module)
     make_compilable(module)
     devices = devices_for(partitions, platform, topology)
-    client = devices[0].client
-    shardy = "sdy." in module.operation.get_asm(enable_debug_info=False)
     try:
-        compile_it = client.compile_and_load if topology is None else client.compile
-        executable = compile_it(module, *compile_options(devices, shardy))
+        executable = compile_module(devices, module)
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
-    text = print_module(executable.hlo_modules()[0])
-    return _examine_text(text, known, network, sums, executable.get_compiled_memory_stats(), devices)
+    optimized = print_module(executable.hlo_modules()[0])
+    report = _examine_text(optimized, known, network, sums, executable.get_compiled_memory_stats(), devices)
+    return _add_causes(report, text, devices)
+
+
+def _write_text(module: Module) -> bytes:
+    """A module with its locations, as small as it gets: a report keeps it to give advice later."""
+    return zlib.compress(module.operation.get_asm(binary=False, enable_debug_info=True).encode(), 1)
+
+
+def _add_causes(report: Report, program: bytes, devices: list[Any]) -> Report:
+    """The report with the causes of its places, and with a way to give advice."""
+    try:
+        module = read_stablehlo(zlib.decompress(program).decode())
+        name_main(module)
+        report = name_causes(report, module)
+    except Exception:  # Causes are an extra: a program that they cannot be read of has its report all the same.
+        log.debug("no causes", exc_info=True)
+    return replace(report, adviser=partial(advise, program, partial(compile_module, devices, fast=True)))
 
 
 def _examine_text(
@@ -137,6 +163,20 @@ def devices_for(partitions: int, platform: str, topology: str | None) -> list[An
             f"XLA_FLAGS=--xla_force_host_platform_device_count={partitions}"
         )
     return devices[:partitions]
+
+
+def compile_module(devices: list[Any], module: Module, fast: bool = False) -> Any:
+    """The module compiled for these devices, which need not exist here.
+
+    If `fast`, what is compiled for CPUs is not optimized by LLVM, which changes neither its moves nor its memory.
+    """
+    listed, options = compile_options(devices, "sdy." in module.operation.get_asm(enable_debug_info=False))
+    client = devices[0].client
+    if fast and client.platform == "cpu":
+        debug = options.executable_build_options.debug_options
+        debug.xla_backend_optimization_level, debug.xla_llvm_disable_expensive_passes = 0, True
+    ahead = isinstance(client, _jaxlib.CompileOnlyPyClient)
+    return (client.compile if ahead else client.compile_and_load)(module, listed, options)
 
 
 def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:

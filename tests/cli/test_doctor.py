@@ -158,3 +158,35 @@ def test_what_takes_long_says_so(capsys, monkeypatch: pytest.MonkeyPatch):
         pass
     assert waits == [3, 3, 6, 12, 24]
     assert capsys.readouterr() == ("", "".join(f"reshard: compiling, {n} s so far\n" for n in (3, 6, 12, 24)))
+
+
+ADVISED = """\
+module @step attributes {mhlo.num_partitions = 8 : i32} {
+  sdy.mesh @mesh = <["x"=8]>
+  func.func public @main(%a: tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>})
+      -> (tensor<64x64xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}) {
+    %b = sdy.sharding_constraint %a <@mesh, [{}, {"x"}]> : tensor<64x64xf32>
+    %c = stablehlo.add %b, %b : tensor<64x64xf32>
+    return %c : tensor<64x64xf32>
+  }
+}
+"""
+
+
+def test_advice(call, tmp_path):
+    path, page = tmp_path / "step.mlir", tmp_path / "report.html"
+    path.write_text(ADVISED)
+    code, out, _ = call("doctor", path, "--advise")
+    assert code == 0 and "-:5  with_sharding_constraint(P(None, 'x')) -> removed" in out
+    assert "saves 3584 B received" in out
+    code, out, _ = call("doctor", path, "--advise", "--json", "--html", page)
+    [change] = json.loads(out)["advice"]["changes"]
+    assert (code, change["kind"], change["received_bytes"]) == (0, "constraint", 0)
+    text = Read(page.read_text(encoding="utf-8")).text
+    assert "Shardings to change" in text and "saves 3584 B received" in text
+
+
+@pytest.mark.parametrize("file", [COMPILED, LOG])
+def test_what_has_no_shardings_gets_no_advice(call, file):
+    code, out, err = call("doctor", file, "--advise")
+    assert (code, out) == (2, "") and "give its StableHLO" in err

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from reshard.hlo.integrity import Change
+from reshard.hlo.integrity import DoneSplice
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import Linked, Splice, Splicer, Use
 
@@ -48,6 +48,6 @@ def splice(module: ModuleProto, *changes: Splice) -> list[Linked]:
     return linked
 
 
-def spliced_changes(module: ModuleProto, *changes: Splice) -> list[Change]:
+def spliced_changes(module: ModuleProto, *changes: Splice) -> list[DoneSplice]:
     """Splices fragments into one module, in place: what to check it by."""
-    return [Change(*each) for each in zip(changes, splice(module, *changes), strict=True)]
+    return [DoneSplice(*each) for each in zip(changes, splice(module, *changes), strict=True)]

@@ -7,11 +7,17 @@ page       the same as one HTML page
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from reshard.doctor.report.findings import Findings
 from reshard.doctor.report.page import write_report_page
 from reshard.doctor.report.table import print_plain, show_report
+from reshard.errors import ReshardError
+
+if TYPE_CHECKING:
+    from reshard.doctor.advice import Advice
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,25 @@ class Report(Findings):
     (192, 0, 1, '<!doctype html>')
     """
 
-    def to_html(self) -> str:
+    adviser: Callable[..., Advice] | None = field(default=None, repr=False, compare=False)
+
+    def advise(self, limit: int = 8, **limits: Any) -> Advice:
+        """Which shardings to change, at most `limit` of them, each with what it gains, measured by compiling the
+        program with it and with those before it.
+
+        `compiles` is how many programs are compiled at most (150), and `seconds` for how long the search goes on (600).
+        Raises `ReshardError` for a report of HLO, which has no shardings that could be changed.
+        """
+        if self.adviser is None:
+            raise ReshardError(
+                f"{self.program} was given as HLO, after partitioning, where no sharding can be changed: give its "
+                f"StableHLO (jitted.lower(...).as_text(debug_info=True)), or the function to reshard.jax.report"
+            )
+        return self.adviser(limit, **limits)
+
+    def to_html(self, advice: Advice | None = None) -> str:
         """The report as one HTML page, without other files; a small script sorts its tables."""
-        return write_report_page(self)
+        return write_report_page(self, advice)
 
     def __str__(self) -> str:
         return print_plain(lambda out: show_report(out, self))

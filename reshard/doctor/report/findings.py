@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.doctor.live_bytes import ProgramMemory
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, describe_source, format_array
@@ -23,6 +23,9 @@ from reshard.plans.plan import Plan
 from reshard.plans.plan_data import checked_indent
 from reshard.types.units import bytes_text, counted
 from reshard.types.whole import checked_flag
+
+if TYPE_CHECKING:
+    from reshard.doctor.advice import Advice
 
 SMALL = 100  # a place is small if it receives less than 1 in 100 of the program's bytes
 OTHER_BRANCH = "in a branch that receives less than another one does: not part of the totals"
@@ -152,8 +155,8 @@ class Findings:
             facts.append(("memory", words))
         return facts
 
-    def to_dict(self, every: bool = False) -> dict[str, Any]:
-        """The report as plain data; bytes are those of one device.
+    def to_dict(self, every: bool = False, advice: Advice | None = None) -> dict[str, Any]:
+        """The report as plain data, with `advice` if there is any; bytes are those of one device.
 
         The `total_bytes` of the `counted` places and the `received_bytes` of `reductions` and `others` add up to the
         program's `received_bytes`. With `every`, each place is one of `places`, and nothing is summed.
@@ -176,11 +179,12 @@ class Findings:
             "places": [place.to_dict() for place in accounts.places],
             "reductions": [line.to_dict() for line in accounts.reductions],
             "others": [line.to_dict() for line in accounts.others],
+            **({} if advice is None else {"advice": advice.to_dict()}),
         }
 
-    def to_json(self, indent: int | None = None, every: bool = False) -> str:
+    def to_json(self, indent: int | None = None, every: bool = False, advice: Advice | None = None) -> str:
         """The report as one JSON object, that of `to_dict`."""
-        return json.dumps(self.to_dict(every), indent=checked_indent(indent))
+        return json.dumps(self.to_dict(every, advice), indent=checked_indent(indent))
 
 
 # Every byte of a report in one of three lists: places shown one by one, and the rest summed by line and kind.
@@ -337,6 +341,12 @@ class Finding(NamedTuple):
         return f"{self.instead}{launched}, {received} received{temp}; saves {self.saved}{memory}"
 
     @property
+    def causes(self) -> str:
+        """The shardings of the user's that it stands between, in words; empty if none is known."""
+        words = [cause._replace(line=shorten_line(cause.line)) for cause in self.place.causes if cause.what]
+        return f"near {' and '.join(map(str, words))} (not measured)" if words else ""
+
+    @property
     def left(self) -> str:
         """Why the pass leaves a place that wastes bytes, and what would be received by hand; empty if it does not."""
         place = self.place
@@ -402,6 +412,16 @@ def format_origin(source: Source) -> str:
     """The user's line, its function, and JAX's name for the operation."""
     line = format_line(source) if source.exact else f"near {format_line(source)}"
     return ", ".join(dict.fromkeys(filter(None, (line, source.function or "", source.op_name))))
+
+
+def shorten_line(line: str) -> str:
+    """A `file:line` with its path shortened; the name of an argument or a result as it is.
+
+    >>> shorten_line("train.py:42"), shorten_line("params['w']")
+    ('train.py:42', "params['w']")
+    """
+    file, _, number = line.rpartition(":")
+    return f"{shorten_path(file)}:{number}" if file and number.isdigit() else line
 
 
 def shorten_path(file: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reshard.doctor.live_bytes import InstructionMemory, ProgramMemory
 from reshard.doctor.places import RESHARD, Place, format_array
@@ -13,6 +13,9 @@ from reshard.doctor.report.findings import OTHER_BRANCH, Finding, Findings, Line
 from reshard.hlo import Source
 from reshard.show.html import SORT, write_bar, write_cards, write_document, write_number, write_table
 from reshard.types.units import bytes_text, counted
+
+if TYPE_CHECKING:
+    from reshard.doctor.advice import Advice
 
 _BUFFERS = 20  # more than anyone reads
 _STYLE = """
@@ -29,14 +32,15 @@ details { margin-top: .5rem; } summary { cursor: pointer; color: var(--faint); f
 """
 
 
-def write_report_page(report: Findings) -> str:
-    """The report as an HTML document."""
+def write_report_page(report: Findings, advice: Advice | None = None) -> str:
+    """The report as an HTML document, with `advice` above all else if there is any."""
     shown = report.shown()
     wasteful = [one for one in shown if one.is_wasteful]
     good = [one for one in shown if not one.is_wasteful]
     summed = report.accounts()
     rest = [*summed.reductions, *summed.others]
     body = f"<h1>{escape(report.title)}</h1>{_write_totals(report)}{_LEGEND}"
+    body += "" if advice is None else _write_advice(advice)
     longest = max((one.place.total_bytes for one in shown), default=0)
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
@@ -95,6 +99,18 @@ def _write_totals(report: Findings) -> str:
     return write_cards(totals)
 
 
+def _write_advice(advice: Advice) -> str:
+    """The changes with what each saves, measured one after another."""
+    heads = [("where", False), ("change", False), ("with those above", False)]
+    rows = (
+        [f"<code>{escape(where)}</code>", f"<code>{escape(edit)}</code>", escape(gain)]
+        for where, edit, gain in advice.rows
+    )
+    facts = "".join(f"<br>{name}: <span class='mono'>{escape(text)}</span>" for name, text in advice.facts)
+    table = write_table(heads, rows) if advice.changes else ""
+    return f"<h2>Shardings to change</h2><p>{escape(advice.summary)}{facts}</p>{table}"
+
+
 def _write_memory(memory: ProgramMemory) -> str:
     """The live bytes over time, and the buffers at the peak; nothing if nothing is stored."""
     if not memory.buffers:
@@ -141,6 +157,7 @@ def _write_article(at: int, one: Finding, longest: int) -> str:
         f"<p class='{css}'>{escape(one.rebuilt[0].upper() + one.rebuilt[1:])}</p>" if one.rebuilt else "",
         _write_bars(place, longest),
         f"<p class='good'>reshard: {escape(one.plan)}</p>" if one.plan else "",
+        f"<p class='faint'>{escape(one.causes[0].upper() + one.causes[1:])}</p>" if one.causes else "",
         f"<p class='faint'>{escape(one.left[0].upper() + one.left[1:])}</p>" if one.left else "",
         _write_collectives(place),
     ]

@@ -128,6 +128,8 @@ def _show_remark(out: Console, at: int, one: Finding, frames: bool) -> None:
         terminal.print_paragraph(out, one.rebuilt, mark, terminal.BAD if place.rebuilds_whole else "")
     if one.plan:
         terminal.print_paragraph(out, f"reshard: {one.plan}", mark, terminal.GOOD)
+    if one.causes:
+        terminal.print_paragraph(out, one.causes, mark, terminal.FAINT)
     if one.left:
         terminal.print_paragraph(out, one.left, mark, terminal.FAINT)
 

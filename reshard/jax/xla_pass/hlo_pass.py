@@ -281,7 +281,7 @@ class _Round:
         """
         module = self.proto.fresh()
         splicer = Splicer(module)
-        changes: list[integrity.Change] = []
+        changes: list[integrity.DoneSplice] = []
         exposed: dict[Exposed, str] = {}
         regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
@@ -297,7 +297,7 @@ class _Round:
                 for key, sources, uses in asked_fragments(current):
                     placed = tuple(stand_ins.get(source, source) for source in sources)
                     change = Splice(region, placed, uses, self.fragments.get(key).module, metadata)
-                    changes.append(integrity.Change(change, splicer.splice(change)))
+                    changes.append(integrity.DoneSplice(change, splicer.splice(change)))
                     stand_ins.update(changes[-1].linked.stand_ins)
             splicer.finish()
             data = module.encode()
