@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.real_programs import PROGRAMS
+from benchmarks.real_programs.base import BY_HAND
 from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
 from tests.doctor.fragments import RECORDED
@@ -18,8 +20,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "saves"), [("issue_21562", True), ("moe_layer", False)])
-def test_a_program_is_never_worse_with_the_pass(name, saves, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "needs", "saves"),
+    [
+        ("issue_21562", "jax", True),
+        ("moe_layer", "jax", False),
+        ("lineax_gradient_descent", "lineax", True),
+        ("penzai_llama", "penzai", True),
+    ],
+)
+def test_a_program_is_never_worse_with_the_pass(name, needs, saves, tmp_path):
+    pytest.importorskip(needs)
     rows = tmp_path / "rows.jsonl"
     command = [sys.executable, str(ROOT / "benchmarks" / "programs.py"), "--only", name, "--json", str(rows)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -30,6 +41,11 @@ def test_a_program_is_never_worse_with_the_pass(name, saves, tmp_path):
     assert row["still_not_needed"] <= 0.2 * row["not_needed"]
     shown = subprocess.run([*command[:2], "--table", str(rows)], capture_output=True, text=True, check=True).stdout
     assert f"| {name} |" in shown
+
+
+def test_the_corpus_is_of_many_libraries():
+    written = [one for one in PROGRAMS.values() if BY_HAND not in one.tags]
+    assert len(written) >= 60 and len({one.library for one in written}) >= 25
 
 
 @pytest.mark.slow

@@ -7,10 +7,22 @@ from benchmarks.real_programs import (
     model_libraries,
     optimizers,
     science,
+    shipped_models,
+    shipped_science,
     transformers_models,
 )
 from benchmarks.real_programs.base import PROGRAMS as PROGRAMS
 from benchmarks.real_programs.base import Case as Case
 from benchmarks.real_programs.base import Scale as Scale
 
-MODULES = (by_hand, jax_models, jax_layouts, transformers_models, model_libraries, optimizers, science)
+MODULES = (
+    by_hand,
+    jax_models,
+    jax_layouts,
+    transformers_models,
+    model_libraries,
+    optimizers,
+    science,
+    shipped_models,
+    shipped_science,
+)
