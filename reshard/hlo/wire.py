@@ -77,16 +77,16 @@ class ProtoMessage:
 
     def number(self, number: int, default: int = 0) -> int:
         """The last value of an integer field; negative numbers are read as such."""
-        for field in reversed(self.fields):
-            if field.number == number and isinstance(field.value, int):
-                return _sign_number(field.value)
+        for own, _, value in reversed(self.fields):  # Unpacked, which is twice as fast as their names.
+            if own == number and isinstance(value, int):
+                return _sign_number(value)
         return default
 
     def data(self, number: int) -> bytes | None:
         """The last value of a field of bytes, None without one."""
-        for field in reversed(self.fields):
-            if field.number == number and isinstance(field.value, bytes):
-                return field.value
+        for own, _, value in reversed(self.fields):
+            if own == number and isinstance(value, bytes):
+                return value
         return None
 
     def text(self, number: int) -> str:
@@ -95,11 +95,11 @@ class ProtoMessage:
 
     def all_data(self, number: int) -> list[bytes]:
         """Every value of a repeated field of bytes or messages."""
-        return [field.value for field in self.fields if field.number == number and isinstance(field.value, bytes)]
+        return [value for own, _, value in self.fields if own == number and isinstance(value, bytes)]
 
     def numbers(self, number: int) -> list[int]:
         """Every value of a repeated integer field, packed or not."""
-        return unpack_numbers(field.value for field in self.fields if field.number == number)
+        return unpack_numbers([value for own, _, value in self.fields if own == number])
 
     def set_number(self, number: int, value: int) -> None:
         """Sets an integer field."""
@@ -122,10 +122,10 @@ class ProtoMessage:
 
     def remove(self, number: int) -> None:
         """Removes every field of that number."""
-        self.fields = [field for field in self.fields if field.number != number]
+        self.fields = [field for field in self.fields if field[0] != number]
 
     def _put(self, number: int, fields: list[Field]) -> None:
-        numbers = [field.number for field in self.fields]
+        numbers = [own for own, _, _ in self.fields]
         at = numbers.index(number) if number in numbers else len(numbers)
         if len(fields) == 1 and numbers.count(number) <= 1:
             self.fields[at : at + 1] = fields

@@ -156,13 +156,15 @@ class Fragment(NamedTuple):
 class Fragments:
     """The fragments compiled so far for one set of devices, in the order of the program's device assignment.
 
-    `program_peaks` are those of `ProgramPeaks`, and `proofs` what was proved of the chains that they replaced.
+    `program_peaks` are those of `ProgramPeaks`, `proofs` what was proved of the chains that they replaced, and
+    `outcomes` what became of whole modules.
     """
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self.devices = tuple(devices)
         self._known: dict[Key, Fragment] = {}
         self.program_peaks: dict[tuple[bytes, bytes], ProgramCost] = {}
+        self.outcomes: dict[tuple[object, ...], Any] = {}
         self.proofs = Proofs()
 
     @property

@@ -11,6 +11,7 @@ Whatever fails, that chain stays as it was, and its outcome says why.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -115,19 +116,23 @@ def improve_module(
     """
     options = options._replace(platform=fragments.platform, processes=fragments.processes)
     room = Room.PROGRAM if options.platform == "cpu" or peaks is not None else Room.CHAIN
-    improved = _improve_in_rounds(module, fragments, options, room)
-    if improved.module is None or peaks is None:
-        return improved
-    why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
-    if why is None:
-        try:
-            before, after = improved.measure(peaks)
-            why = explain_no_better(before, after, options)
-            if why and after.peak_bytes > before.peak_bytes:
-                return _leave_out_chains(module, fragments, options, peaks, improved, why)
-        except SpliceError as error:
-            why = str(error)
-    return improved.leave(why) if why else improved
+    _first_read.reading = None
+    try:
+        improved = _improve_in_rounds(module, fragments, options, room)
+        if improved.module is None or peaks is None:
+            return improved
+        why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
+        if why is None:
+            try:
+                before, after = improved.measure(peaks)
+                why = explain_no_better(before, after, options)
+                if why and after.peak_bytes > before.peak_bytes:
+                    return _leave_out_chains(module, fragments, options, peaks, improved, why)
+            except SpliceError as error:
+                why = str(error)
+        return improved.leave(why) if why else improved
+    finally:
+        _first_read.reading = None
 
 
 def _leave_out_chains(
@@ -210,6 +215,22 @@ class _Failure(NamedTuple):
     why: str
 
 
+class _Reading:
+    """A module as it was read, and what is proposed for it: the same in every try to leave chains out."""
+
+    def __init__(self, module: bytes, devices: int) -> None:
+        self.data = module
+        self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
+        self.module = replace(open_sums(read_proto(self.proto)), num_partitions=devices, replica_count=1)
+        self.traced = Traced(self.module, devices)
+        self.collectives = hlo.collectives(self.module, every_branch=True)
+        self.proposed: dict[Room, tuple[Proposals, tuple[Proposal, ...]]] = {}
+
+
+_first_read = threading.local()
+"""The `reading` of the module that this thread improves, which each try begins with."""
+
+
 class _Round:
     """One search through a module."""
 
@@ -222,26 +243,31 @@ class _Round:
         left: Mapping[str, str],
     ) -> None:
         self.data, self.left, self.options = module, left, options
-        self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
         self.fragments = fragments
         self.devices = len(fragments.devices)
-        self.module = replace(open_sums(read_proto(self.proto)), num_partitions=self.devices, replica_count=1)
-        self.traced = Traced(self.module, self.devices)
-        self.collectives = hlo.collectives(self.module, every_branch=True)
+        reading: _Reading | None = getattr(_first_read, "reading", None)
+        if reading is None or reading.data is not module:
+            before, reading = reading, _Reading(module, self.devices)
+            _first_read.reading = before or reading
+        self.proto, self.module, self.traced = reading.proto, reading.module, reading.traced
+        self.collectives = reading.collectives
         # TPUs and GPUs move in loops, in buffers of a part each.
         parts = () if self.fragments.platform == "cpu" else _PARTS
-        self.proposals = Proposals(
-            self.traced.flow, self.traced.maps, self.traced.numbering, self.collectives,
-            find_mesh(self.collectives, self.devices), options, self._measure, room,
-            lambda plan: [in_parts(plan, _LEAST, count) for count in parts],
-        )  # fmt: skip
+        if room not in reading.proposed:
+            proposals = Proposals(
+                self.traced.flow, self.traced.maps, self.traced.numbering, self.collectives,
+                find_mesh(self.collectives, self.devices), options, self._measure, room,
+                lambda plan: [in_parts(plan, _LEAST, count) for count in parts],
+            )  # fmt: skip
+            reading.proposed[room] = proposals, tuple(proposals)
+        self.proposals, self.proposed = reading.proposed[room]
         self.places: list[Place] = []
         self.has_failed = self.has_excess = False
         self.rewritten: list[Flow] = []
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the places."""
-        proposed = list(self.proposals)
+        proposed = list(self.proposed)
         for at, one in enumerate(proposed):
             if one.replacements and (why := self.left.get(one.chain.collectives[0].name)):
                 proposed[at] = one.left(why)

@@ -23,7 +23,7 @@ from reshard.errors import SpliceError
 from reshard.hlo import Module, wire
 from reshard.jax.xla_pass.measured_programs import Compile, measure_program
 
-_MODULE_ID, _FRAMES = 5, 17
+MODULE_ID, _FRAMES = 5, 17
 Mark = TypeVar("Mark")
 Result = TypeVar("Result")
 
@@ -130,9 +130,10 @@ def answer_to_xla(module: bytes) -> tuple[bytes | None] | None:
     return (one.instead,)
 
 
-def digest_module(module: bytes) -> bytes:
-    """A digest of a module without its number in this process and the source lines of its instructions."""
+def digest_module(module: bytes, with_lines: bool = False) -> bytes:
+    """A digest of a module without its number in this process and, unless `with_lines`, its table of source lines."""
     message = wire.decode_message(module)
-    message.remove(_MODULE_ID)
-    message.remove(_FRAMES)
+    message.remove(MODULE_ID)
+    if not with_lines:
+        message.remove(_FRAMES)
     return hashlib.sha256(wire.encode_message(message)).digest()

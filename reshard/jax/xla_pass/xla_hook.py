@@ -37,6 +37,7 @@ from reshard import errors
 from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions, read_sums
 from reshard.errors import PlanError, ProgramError
+from reshard.hlo import wire
 from reshard.jax.request import options_on
 from reshard.jax.xla_pass import fragments, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
@@ -52,6 +53,7 @@ _PRE_SCHEDULER, _POST_SCHEDULER = 0, 1
 _PLUGINS = ("tpu", "cuda", "rocm")
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _FRAMES = 16
+_MOST_KEPT = 32  # outcomes of modules, a few MB each
 _PACKAGE = Path(errors.__file__).resolve().parent
 _jax: Any = jax
 
@@ -350,8 +352,19 @@ def _improve_and_report(module: bytes, compilation: _Compilation | None, switche
         options = switched.options
         # On the network of the devices that the program is compiled for, if the caller named none.
         options = options._replace(plan=options_on(compilation.devices, options.plan))
-        improved = improve_module(module, known, options, peaks)
+        # A module that was improved before, to the byte but for its number, is not searched again.
+        key = program_peaks.digest_module(module, with_lines=True), options, known.processes, peaks is None
+        improved = known.outcomes.get(key)
+        if improved is None:
+            improved = improve_module(module, known, options, peaks)._replace(flows=None)
+            if len(known.outcomes) >= _MOST_KEPT:
+                known.outcomes.pop(next(iter(known.outcomes)), None)
+            known.outcomes[key] = improved
         better = improved.module
+        if better is not None:
+            message, own = wire.decode_message(better), wire.decode_message(module)
+            message.set_number(program_peaks.MODULE_ID, own.number(program_peaks.MODULE_ID))
+            better = wire.encode_message(message)
         report = ModuleReport(improved.name, improved.places, time.perf_counter() - started, better is not None)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from reshard import hlo
+from reshard.doctor.equivalence import Proofs
 from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import ProgramCost, ProposalOptions, Room
 from reshard.errors import NotationError, ProgramError, SpliceError
@@ -177,6 +178,24 @@ def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culpr
     assert (improved.module or b"").decode() == kept and len(searched) <= tries
     assert kept == "".join(each.collectives[0].name for each in improved.places if each.replaced)
     assert all("and XLA's needs 10 B" in each.why_left for each in improved.places if not each.replaced) or kept
+
+
+def test_a_module_is_read_once_for_all_tries(monkeypatch):
+    compiler, read = Recordings("train_cpu"), []
+    compiler.proofs = Proofs()
+
+    class Reading(hlo_pass._Reading):
+        def __init__(self, module, devices):
+            read.append(module)
+            super().__init__(module, devices)
+
+    monkeypatch.setattr(hlo_pass, "_Reading", Reading)
+    monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 10))
+    halves = iter([3, 2, 1, 0])  # tries that are left
+    monkeypatch.setattr(hlo_pass, "_halve", lambda names: [names] if next(halves) else [])
+    module = compiler.recorded.module
+    improved = improve_module(module, compiler, ProposalOptions(), Measured(10, 11))
+    assert improved.module is None and next(halves, None) is None and read == [module]
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():

@@ -123,6 +123,20 @@ def test_constants_keep_their_bits():
     assert np.signbit(result[0, 0, 0])
 
 
+def test_the_same_module_is_searched_once(monkeypatch):
+    searched, search = [], xla_hook.improve_module
+
+    def improve_module(module, *options):
+        searched.append(module)
+        return search(module, *options)
+
+    monkeypatch.setattr(xla_hook, "improve_module", improve_module)
+    with reshard.jax.enabled() as log:
+        programs = [compiled(step, argument(size=size)).as_text() for size in (24, 24, 40)]
+    assert programs[0] == programs[1] != programs[2] and len(searched) == 2
+    assert log.reports[0].places == log.reports[1].places and log.reports[1].changed
+
+
 def test_a_program_without_collectives_is_left_alone():
     with reshard.jax.enabled() as log:
         assert float(jax.jit(lambda x: 3 * x)(2.0)) == 6.0
