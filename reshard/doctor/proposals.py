@@ -393,6 +393,9 @@ class Proposals:
     def _share_sources(self, taken: Container[Collective]) -> Iterator[Chain]:
         """The chains that shift the same array, those of each array as one: they may exchange its parts together."""
         alike: dict[tuple[Scope, int], list[Chain]] = {}
+        # Chains are listed anew for this; most modules have no permute, or only one.
+        if sum(one.kind == "permute" for one in self.collectives) < 2:
+            return
         for chain in self.apart:
             if not chain.reduces and any(one.kind == "permute" for one in chain.collectives):
                 numbers = {self.reader.numbering.of(leaf) for leaf in chain.leaves}
