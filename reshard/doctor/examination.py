@@ -93,12 +93,11 @@ def examine(
     moves = tuple(known) if isinstance(known, list | tuple) else read_items(known)
     if moves is None or not all(isinstance(move, Known) for move in moves):
         raise ReshardError(f"known {quoted(known)}: give a list of `Known` moves")
-    module = open_sums(hlo.parse(text))
+    compiled_for = platform or compiled_platform(text)
+    module = replace(open_sums(hlo.parse(text)), sums_in_place=compiled_for != "cpu")
     collectives = hlo.collectives(module, every_branch=True)
     _check_operands(module)
-    options = ProposalOptions(
-        PlanOptions.read(network=network), platform or compiled_platform(text), processes, sums=read_sums(sums)
-    )
+    options = ProposalOptions(PlanOptions.read(network=network), compiled_for, processes, sums=read_sums(sums))
     try:
         examination = _Examination(module, collectives, moves, options)
         places = sort_by_waste(examination.places())

@@ -149,7 +149,8 @@ class LiveRanges:
             case "dynamic-update-slice" if self.in_place:  # in a fusion, too: XLA gives it the buffer of its operand
                 origin = self.flow.origin(HloValue(value.scope, operands[0]))
                 return origin if origin.scope is self.region else None
-            case "all-reduce" if is_here and self.in_place:  # the sum overwrites what nothing else uses
+            # The sum overwrites what nothing else uses.
+            case "all-reduce" if is_here and self.in_place and self.flow.module.sums_in_place:
                 operand = operands[value.path[0] if value.path else 0]
                 made = self.region.computation.by_name.get(operand)
                 users = self.region.computation.users.get(operand, ())

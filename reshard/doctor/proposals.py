@@ -446,8 +446,8 @@ class Proposals:
         """The proposal that replaces a chain, or one that leaves it and says why."""
 
         def allowed() -> int:
-            # XLA sums in place, and the account of a chain gives each sum a buffer of its own.
-            sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+            # The account of a chain gives each sum a buffer of its own, though the compiler may sum in place.
+            sums = [one for one in chain.collectives if one.kind in REDUCTIONS and self.flow.module.sums_in_place]
             return self.liveness.of(chain).peak_bytes - sum(array.nbytes for one in sums for array in one.results)
 
         try:

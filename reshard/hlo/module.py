@@ -199,6 +199,7 @@ class Computation:
 class Module:
     """A compiled program; `num_partitions` and `replica_count` are None if its header leaves them out.
 
+    `sums_in_place` is whether its compiler lets a sum between devices overwrite its operand; that for CPUs does not.
     On several TPU slices, both count the devices of one slice.
     """
 
@@ -208,6 +209,7 @@ class Module:
     num_partitions: int | None
     replica_count: int | None
     frames: Tables = field(repr=False)
+    sums_in_place: bool = True
 
     @property
     def devices(self) -> int | None:

@@ -39,7 +39,7 @@ from reshard.doctor.proposals import (
     explain_unmeasured,
 )
 from reshard.errors import ReshardError, SpliceError
-from reshard.hlo import integrity
+from reshard.hlo import Module, integrity
 from reshard.hlo.combined import open_sums
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.proto_reader import read_proto
@@ -215,13 +215,19 @@ class _Failure(NamedTuple):
     why: str
 
 
+def _read_module(proto: ModuleProto, devices: int, platform: str) -> Module:
+    """What a proto says, combined sums opened, for these devices."""
+    in_place = platform != "cpu"
+    return replace(open_sums(read_proto(proto)), num_partitions=devices, replica_count=1, sums_in_place=in_place)
+
+
 class _Reading:
     """A module as it was read, and what is proposed for it: the same in every try to leave chains out."""
 
-    def __init__(self, module: bytes, devices: int) -> None:
+    def __init__(self, module: bytes, devices: int, platform: str) -> None:
         self.data = module
         self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
-        self.module = replace(open_sums(read_proto(self.proto)), num_partitions=devices, replica_count=1)
+        self.module = _read_module(self.proto, devices, platform)
         self.traced = Traced(self.module, devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
         self.proposed: dict[Room, tuple[Proposals, tuple[Proposal, ...]]] = {}
@@ -247,7 +253,7 @@ class _Round:
         self.devices = len(fragments.devices)
         reading: _Reading | None = getattr(_first_read, "reading", None)
         if reading is None or reading.data is not module:
-            before, reading = reading, _Reading(module, self.devices)
+            before, reading = reading, _Reading(module, self.devices, options.platform)
             _first_read.reading = before or reading
         self.proto, self.module, self.traced = reading.proto, reading.module, reading.traced
         self.collectives = reading.collectives
@@ -331,7 +337,7 @@ class _Round:
             rewritten = ModuleProto.decode(data, like=self.proto)
             integrity.check_splices(self.proto, rewritten, changes, exposed)
             check_parses(data)
-            opened = replace(open_sums(read_proto(rewritten)), num_partitions=self.devices)
+            opened = _read_module(rewritten, self.devices, self.options.platform)
             # The loops of plans in parts are followed turn by turn; in memory they are regions, as all loops are.
             loops = any(b"while" in change.splice.fragment for change in changes)
             known = {one.name for one in self.proto.computations} if loops else set[str]()
