@@ -196,7 +196,7 @@ class Place:
     def needed_bytes(self) -> int:
         """The bytes that some device must receive in any case, or an upper bound of them if not `exact`.
 
-        Reductions are not judged: they need what they receive. Several moves need at most what all of them need
+        A sum that plans take the place of needs what they receive; others need what they receive. Several moves need at most what all of them need
         together; less if they bring the same elements, which is counted where there are not too many.
         """
         # Plans that take the place bring all that is used, so no more than they receive is needed.
