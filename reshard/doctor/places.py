@@ -196,8 +196,9 @@ class Place:
     def needed_bytes(self) -> int:
         """The bytes that some device must receive in any case, or an upper bound of them if not `exact`.
 
-        A sum that plans take the place of needs what they receive; others need what they receive. Several moves need at most what all of them need
-        together; less if they bring the same elements, which is counted where there are not too many.
+        A sum that plans take the place of needs what they receive, and any other what it receives. Several moves need
+        at most what all of them need together; less if they bring the same elements, which is counted where there are
+        not too many.
         """
         # Plans that take the place bring all that is used, so no more than they receive is needed.
         most = min(self.received_bytes, self.planned_bytes or 0) if self.replaced else self.received_bytes
