@@ -185,9 +185,9 @@ def test_a_module_is_read_once_for_all_tries(monkeypatch):
     compiler.proofs = Proofs()
 
     class Reading(hlo_pass._Reading):
-        def __init__(self, module, devices):
+        def __init__(self, module, *devices):
             read.append(module)
-            super().__init__(module, devices)
+            super().__init__(module, *devices)
 
     monkeypatch.setattr(hlo_pass, "_Reading", Reading)
     monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 10))
