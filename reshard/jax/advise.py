@@ -502,8 +502,11 @@ def _write_advice(search: AdviceSearch, chosen: Sequence[Candidate]) -> Advice:
     while left:
         alike = [one for one in left if one.stage == left[0].stage]
         measured = [(search.measure({**edits, **one.edits}), one) for one in alike]
-        costs = [(float("inf") if after is None else search.cost(after), at) for at, (after, _) in enumerate(measured)]
-        after, one = measured[min(costs)[1]]
+        gains = [
+            (float("-inf") if after is None else one.weight * (search.cost(before) - search.cost(after)), -at)
+            for at, (after, one) in enumerate(measured)
+        ]
+        after, one = measured[-max(gains)[1]]
         before = after or before
         left.remove(one)
         edits |= one.edits
