@@ -201,6 +201,8 @@ class Splicer:
                 f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used"
             )
         region.instructions[at:at] = made
+        if module.schedule is None:
+            _sort_instructions(region)
         linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
         consumers = {one for use in uses for one in _replace_use(known, region, use, values[use.output], linked)}
         if module.schedule is not None and fragment.schedule is not None:
@@ -328,6 +330,26 @@ class SpliceContext:
         first = self.last_channel + 1
         self.last_channel += len(used)
         return {channel: first + at for at, channel in enumerate(used)}
+
+
+def _sort_instructions(region: ComputationProto) -> None:
+    """Puts operands before their users, and leaves the rest of the order as it is.
+
+    Two fusions may compute the same value, and a source that stands later may be what the earlier one used. Only for
+    modules without a schedule, whose order says nothing else.
+    """
+    by_id = {one.id: one for one in region.instructions}
+    ordered: dict[int, InstructionProto] = {}
+    for first in region.instructions:
+        waiting = [first.id]
+        while waiting:  # ends: the instructions of a module that XLA has made depend on none that depends on them
+            one = by_id[waiting[-1]]
+            if missing := [each for each in (*one.operands, *one.control) if each not in ordered]:
+                waiting += missing
+            else:
+                ordered[one.id] = one
+                waiting.pop()
+    region.instructions = list(ordered.values())
 
 
 def _replace_use(known: SpliceContext, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
