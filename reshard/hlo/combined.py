@@ -109,11 +109,12 @@ def _open_computation(computation: Computation, parts: Mapping[str, list[Instruc
     return Computation(computation.name, tuple(instructions()))
 
 
-def shrink_sums(computation: ComputationProto, schedule: list[int] | None) -> None:
-    """Takes out of the combined sums of a computation the arrays whose elements are gone.
+def shrink_sums(computation: ComputationProto, schedule: list[int] | None) -> bool:
+    """Takes out of the combined sums of a computation the arrays whose elements are gone; whether there were any.
 
     Of a single one that is left, the element becomes the sum, as it is read: so its users stay as they are.
     """
+    has_shrunk = False
     for one in [each for each in computation.instructions if each.opcode == "all-reduce" and len(each.operands) > 1]:
         elements = computation.users(one.id)
         if one.id == computation.root_id or any(each.opcode != "get-tuple-element" for each in elements):
@@ -121,7 +122,7 @@ def shrink_sums(computation: ComputationProto, schedule: list[int] | None) -> No
         kept = sorted({each.index for each in elements})
         if not kept or len(kept) == len(one.operands):
             continue
-        operands = [one.operands[at] for at in kept]
+        operands, has_shrunk = [one.operands[at] for at in kept], True
         if len(elements) > 1:
             one.shape, one.operands = pick_shapes(one.shape, kept), operands
             for each in elements:
@@ -140,6 +141,7 @@ def shrink_sums(computation: ComputationProto, schedule: list[int] | None) -> No
         if schedule is not None:
             schedule.remove(element.id)
             schedule[schedule.index(one.id)] = element.id
+    return has_shrunk
 
 
 def expect_shrunk(before: ComputationProto, now: ComputationProto) -> Mapping[int, InstructionProto]:

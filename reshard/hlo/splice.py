@@ -215,7 +215,9 @@ class Splicer:
         module = self._known.module
         for region in self._regions:
             schedule = None if module.schedule is None else module.schedule.get(region.id)
-            shrink_sums(region, schedule)
+            # What a sum takes no more may be an array of an earlier one: ends, as each turn takes an array away.
+            while shrink_sums(region, schedule):
+                remove_unused(module, region, set())
         remove_uncalled(module)
 
 

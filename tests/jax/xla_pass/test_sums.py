@@ -165,6 +165,15 @@ def test_sums_of_sums_keep_their_order_and_receive_as_much_as_one(axes, kept, of
     assert examine(texts[0]).reached_bytes == received[1]
 
 
+def test_combined_sums_of_combined_sums_receive_none_of_what_was_replaced():
+    """What the second sum takes no more stayed an array of the first one, which was received for nobody."""
+    one, (whole,) = added_up("x", "y")
+    small = jax.ShapeDtypeStruct((8, 1), "float32", sharding=whole.sharding)
+    report, texts, received, same = both(lambda *arrays: [one(each) for each in arrays], [whole, whole, small])
+    assert [text.count(" all-reduce(") for text in texts] == [2, 2] and same, str(report)
+    assert received == [2 * 2.5 * WHOLE + 10, 2 * 1.75 * WHOLE + 10]
+
+
 def test_any_order_adds_up_at_once_and_exact_keeps_what_it_may_not(monkeypatch):
     f, arguments = added_up("y", "x")
     report, _, received, same = both(f, arguments, sums="any order")
