@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from reshard.doctor.report.findings import shorten_line
-from reshard.doctor.report.table import print_plain
+from reshard.doctor.places import shorten_line
 from reshard.show import terminal
 from reshard.types.units import bytes_text, counted
 
@@ -150,7 +149,7 @@ class Advice:
         }
 
     def __str__(self) -> str:
-        return print_plain(lambda out: show_advice(out, self))
+        return terminal.print_plain(lambda out: show_advice(out, self))
 
 
 def show_advice(out: Console, advice: Advice) -> None:

@@ -204,13 +204,14 @@ class _Examination:
         if len(parts) == 1 and not (one.replacements and parts[0].reduces) and one.moves is None:
             place = self._place(parts[0])
         else:
-            kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
+            own = [self._place(part) for part in parts]
+            kind = own[0].kind if len({part.kind for part in own}) == 1 else RESHARD
             memory = self.liveness.of(one.chain)
             place = replace(
                 place_chain(one.chain), kind=kind, moves=list_proposed_moves(one), peak_bytes=memory.peak_bytes,
                 temp_bytes=memory.temp_bytes, largest=memory.largest,
             )  # fmt: skip
-            rebuilding = (self._place(part) for part in parts if not part.reduces)
+            rebuilding = (part for part in own if part.kind != REDUCTION)
             worst = max(rebuilding, key=lambda part: (part.rebuilds_whole, bool(part.rebuilds)), default=place)
             place = replace(place, rebuilds=worst.rebuilds, rebuilt=worst.rebuilt, rebuilt_move=worst.rebuilt_move)
         outcome = one.outcome

@@ -6,6 +6,7 @@ the pass decides its `outcome`.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -387,3 +388,19 @@ def describe_source(source: Source) -> dict[str, Any]:
         "op_name": source.op_name,
         "exact": source.exact,
     }
+
+
+def shorten_line(line: str) -> str:
+    """A `file:line` with its path shortened; the name of an argument or a result as it is.
+
+    >>> shorten_line("train.py:42"), shorten_line("params['w']")
+    ('train.py:42', "params['w']")
+    """
+    file, _, number = line.rpartition(":")
+    return f"{shorten_path(file)}:{number}" if file and number.isdigit() else line
+
+
+def shorten_path(file: str) -> str:
+    """A path relative to the working directory if it is inside; else its last two parts."""
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    return relative if not relative.startswith("..") else os.path.join(*file.split(os.sep)[-2:])

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from reshard.doctor.places import describe_source
 from reshard.doctor.report.findings import format_origin, format_short_line, format_steps
-from reshard.doctor.report.table import print_plain, print_rows
+from reshard.doctor.report.table import print_rows
 from reshard.errors import NotationError, ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
@@ -233,7 +233,7 @@ class LogReport:
         return json.dumps(self.to_dict(), indent=checked_indent(indent))
 
     def __str__(self) -> str:
-        return print_plain(lambda out: show_log(out, self))
+        return terminal.print_plain(lambda out: show_log(out, self))
 
 
 def show_log(out: Console, report: LogReport) -> None:

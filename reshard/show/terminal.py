@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -42,6 +44,19 @@ def open_console() -> Console:
     if re.fullmatch("0*[1-9][0-9]{0,4}", columns):
         width = max(40, int(columns))
     return _Console(width=width, color_system=colors, markup=False, highlight=False, emoji=False)
+
+
+def print_plain(show: Callable[[Console], None]) -> str:
+    """What `show` prints, as plain text 100 columns (`PROSE`) wide.
+
+    >>> print_plain(lambda out: out.print("received  ", style="bold"))
+    'received'
+    """
+    plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
+    out = Console(file=io.StringIO(), width=PROSE, force_jupyter=False, **plain)  # otherwise prints in notebooks
+    show(out)
+    written = out.file.getvalue() if isinstance(out.file, io.StringIO) else ""
+    return "\n".join(line.rstrip() for line in written.rstrip("\n").split("\n"))
 
 
 def make_table(*columns: str, right: Iterable[str] = ()) -> Table:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from reshard.doctor.report.findings import Findings
 from reshard.doctor.report.page import write_report_page
-from reshard.doctor.report.table import print_plain, show_report
+from reshard.doctor.report.table import show_report
 from reshard.errors import ReshardError
+from reshard.show import terminal
 
 if TYPE_CHECKING:
     from reshard.doctor.advice import Advice
@@ -73,4 +74,4 @@ class Report(Findings):
         return write_report_page(self, advice)
 
     def __str__(self) -> str:
-        return print_plain(lambda out: show_report(out, self))
+        return terminal.print_plain(lambda out: show_report(out, self))

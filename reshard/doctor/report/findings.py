@@ -17,7 +17,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reshard.doctor.live_bytes import ProgramMemory
-from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, describe_source, format_array
+from reshard.doctor.places import (
+    MANUAL,
+    REDUCTION,
+    SHIFT,
+    ArrayMove,
+    Place,
+    describe_source,
+    format_array,
+    shorten_line,
+    shorten_path,
+)
 from reshard.hlo import Source, Traffic
 from reshard.plans.plan import Plan
 from reshard.plans.plan_data import checked_indent
@@ -412,19 +422,3 @@ def format_origin(source: Source) -> str:
     """The user's line, its function, and JAX's name for the operation."""
     line = format_line(source) if source.exact else f"near {format_line(source)}"
     return ", ".join(dict.fromkeys(filter(None, (line, source.function or "", source.op_name))))
-
-
-def shorten_line(line: str) -> str:
-    """A `file:line` with its path shortened; the name of an argument or a result as it is.
-
-    >>> shorten_line("train.py:42"), shorten_line("params['w']")
-    ('train.py:42', "params['w']")
-    """
-    file, _, number = line.rpartition(":")
-    return f"{shorten_path(file)}:{number}" if file and number.isdigit() else line
-
-
-def shorten_path(file: str) -> str:
-    """A path relative to the working directory if it is inside; else its last two parts."""
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return relative if not relative.startswith("..") else os.path.join(*file.split(os.sep)[-2:])

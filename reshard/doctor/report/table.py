@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -25,21 +23,7 @@ from reshard.types.units import bytes_text, counted
 
 _ROWS, _LINES, _BUFFERS = 25, 12, 6  # more than anyone reads
 _FULL, _MIDDLE = 92, 76  # columns of a terminal that take the whole table, and most of it
-_WIDTH = 100  # of plain text
 _NUMBERS = ("", "places", "received", "needed", "temp", "saves", "launches", "live at peak", "times", "receive")
-
-
-def print_plain(show: Callable[[Console], None]) -> str:
-    """What `show` prints, as plain text 100 columns wide.
-
-    >>> print_plain(lambda out: out.print("received  ", style="bold"))
-    'received'
-    """
-    plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
-    out = Console(file=io.StringIO(), width=_WIDTH, force_jupyter=False, **plain)  # otherwise prints in notebooks
-    show(out)
-    written = out.file.getvalue() if isinstance(out.file, io.StringIO) else ""
-    return "\n".join(line.rstrip() for line in written.rstrip("\n").split("\n"))
 
 
 def show_report(out: Console, report: Findings, every: bool = False, frames: bool = False) -> None:
