@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import topologies
+from jax.extend import xla
 
 import reshard.jax
 from benchmarks.real_programs import PROGRAMS
@@ -19,6 +21,7 @@ from reshard import hlo
 from reshard.doctor import Place, examine
 from reshard.jax.program_report import optimized_text
 from reshard.jax.request import options_on
+from reshard.jax.xla_pass.measured_programs import read_executable
 from reshard.synth.options import PlanOptions
 
 _jax: Any = jax
@@ -58,6 +61,8 @@ def measured(name: str, target: str, dump: Path | None, times: int = 1) -> dict[
     }  # fmt: skip
     if target == "cpu":
         row |= _compared(case, plain, ours)
+        if row["pass"]["peak"] > PEAK_SLACK * row["plain"]["peak"]:
+            row["plain"]["handed_back"] = peak_handed_back(lambda: _compiled(case, 1)[0])
     return row | {"violations": violations(row)}
 
 
@@ -76,6 +81,16 @@ def measure_by_hand(name: str, target: str) -> dict[str, Any]:
             difference = max(difference, _compared(written, by_hand_compiled, ours)["difference"])
     received["by hand"] = received_bytes(optimized_text(by_hand_compiled))
     return {"program": name, "target": target, "received": received, "difference": difference}
+
+
+def peak_handed_back(compile_it: Callable[[], Any]) -> int:
+    """The peak of a program on CPU whose module is given back to XLA as it was: it is in another order by then."""
+    name = "benchmark-hands-back"
+    xla.register_hlo_module_transformation(bytes, name=name, stage=xla.PipelineStage.PRE_SCHEDULER, platforms=["cpu"])
+    try:
+        return read_executable(compile_it().runtime_executable()).peak_bytes
+    finally:
+        xla.clear_hlo_module_transformation(name)
 
 
 def devices(target: str) -> tuple[Any, ...]:
@@ -188,7 +203,7 @@ def _run_seconds(case: Case, compiled: Any) -> float:
 def violations(row: dict[str, Any]) -> list[str]:
     """What must hold and does not."""
     plain, ours = row["plain"], row["pass"]
-    allowed = plain["peak"] * PEAK_SLACK
+    allowed = max(plain["peak"], plain.get("handed_back", 0)) * PEAK_SLACK
     broken: list[str] = []
     if ours["received"] > plain["received"] or ours["counted"] > plain["counted"]:
         broken.append("receives more")

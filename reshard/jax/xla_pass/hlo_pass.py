@@ -84,10 +84,19 @@ class Improved(NamedTuple):
         """The same with the module as it was, because of `why`."""
         return Improved(self.name, None, tuple(one if one.why_left else one.left(why) for one in self.places))
 
-    def measure(self, peaks: ProgramPeaks) -> tuple[ProgramCost, ProgramCost]:
-        """What both programs need, as the compiler says."""
+    def measure(self, peaks: ProgramPeaks, options: ProposalOptions) -> tuple[ProgramCost, ProgramCost]:
+        """What both programs need, as the compiler says.
+
+        On CPU any module that is given back may need more, as it is put in another order. So where a rewritten one
+        receives less and needs more, it is compared with the program's own module given back, if that needs more too.
+        """
         before, after = (None, None) if self.flows is None else (flow.module for flow in self.flows)
-        return peaks.of(None, before), peaks.of(self.module, after)
+        plain, ours = peaks.of(None, before), peaks.of(self.module, after)
+        is_less = ours.received_bytes < plain.received_bytes and options.prefer != "memory"
+        if options.platform == "cpu" and is_less and explain_no_better(plain, ours, options):
+            peak = max(plain.peak_bytes, peaks.of_handed_back(before).peak_bytes)
+            plain = plain._replace(peak_bytes=peak)
+        return plain, ours
 
     def estimate_peaks(self) -> tuple[int, int]:
         """The peaks of both programs, by the order of the modules' text."""
@@ -124,7 +133,7 @@ def improve_module(
         why = explain_unmeasured(improved.places, options, improved.estimate_peaks)
         if why is None:
             try:
-                before, after = improved.measure(peaks)
+                before, after = improved.measure(peaks, options)
                 why = explain_no_better(before, after, options)
                 if why and after.peak_bytes > before.peak_bytes:
                     return _leave_out_chains(module, fragments, options, peaks, improved, why)
@@ -148,7 +157,7 @@ def _leave_out_chains(
         best = _improve_in_rounds(module, fragments, options, room)
         if best.module is not None and best.module not in tried:
             tried.append(best.module)
-            if not explain_no_better(*best.measure(peaks), options):
+            if not explain_no_better(*best.measure(peaks, options), options):
                 return best
     replaced = [place for place in whole.places if place.replaced]
     replaced.sort(key=lambda place: (place.planned_bytes or 0) - place.received_bytes)
@@ -161,7 +170,7 @@ def _leave_out_chains(
         group, tries = untried.pop(0), tries - 1
         left = {name: why for name in names if name not in kept and name not in group}
         one = _improve_in_rounds(module, fragments, options, Room.LEAST, left)
-        if one.module is not None and not explain_no_better(*one.measure(peaks), options):
+        if one.module is not None and not explain_no_better(*one.measure(peaks, options), options):
             best, kept = one, kept.union(group)
         else:
             untried[:0] = _halve(group)

@@ -120,6 +120,13 @@ class ProgramPeaks:
             self._known[key] = cost
         return self._known[key]
 
+    def of_handed_back(self, read: Module | None = None) -> ProgramCost:
+        """The same with the program's own module given back as it was handed out, in place of none.
+
+        XLA then reads it anew, and puts its instructions in another order: on CPU temporaries change by up to 7%.
+        """
+        return self.of(self._module, read)
+
 
 def answer_to_xla(module: bytes) -> tuple[bytes | None] | None:
     """What XLA gets back, alone in a tuple, if this thread compiles a program for its peak; None if it does not."""

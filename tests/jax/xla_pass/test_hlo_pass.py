@@ -103,6 +103,26 @@ class Measured:
             raise SpliceError("the program cannot be compiled for its peak")
         return ProgramCost(peak, 100 if module is None else self.receives)
 
+    def of_handed_back(self, read=None):
+        return self.of(None)
+
+
+@pytest.mark.parametrize(
+    ("handed_back", "receives", "prefer", "is_taken"),
+    [(111, 50, "bytes", True), (109, 50, "bytes", False), (120, 100, "bytes", False), (120, 50, "memory", False)],
+)
+def test_the_order_that_xla_gives_any_module_that_is_given_back_is_no_fault_of_a_plan(
+    handed_back, receives, prefer, is_taken
+):
+    class GivenBack(Measured):
+        def of_handed_back(self, read=None):
+            return ProgramCost(handed_back, 100)
+
+    options = ProposalOptions(PlanOptions(prefer=prefer))
+    improved = hlo_pass.Improved("jit_step", b"better", ())
+    before, after = improved.measure(GivenBack(100, 112, receives=receives), options)
+    assert bool(hlo_pass.explain_no_better(before, after, options)) != is_taken
+
 
 FOUND = {Room.PROGRAM: b"better", Room.LEAST: b"in parts", Room.CHAIN: b"smaller"}
 
@@ -171,6 +191,9 @@ def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culpr
     class Xla:
         def of(self, module, read=None):
             return ProgramCost(10 + sum(each in (module or b"").decode() for each in culprits), 9 if module else 10)
+
+        def of_handed_back(self, read=None):
+            return self.of(None)
 
     monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
     monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 10))
