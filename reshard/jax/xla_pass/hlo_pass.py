@@ -94,7 +94,7 @@ class Improved(NamedTuple):
         plain, ours = peaks.of(None, before), peaks.of(self.module, after)
         is_less = ours.received_bytes < plain.received_bytes and options.prefer != "memory"
         if options.platform == "cpu" and is_less and explain_no_better(plain, ours, options):
-            peak = max(plain.peak_bytes, peaks.of_handed_back(before).peak_bytes)
+            peak = max(plain.peak_bytes, peaks.of(peaks.module, before).peak_bytes)
             plain = plain._replace(peak_bytes=peak)
         return plain, ours
 

@@ -86,7 +86,7 @@ class ProgramPeaks:
     def __init__(
         self, module: bytes, again: Compile, known: dict[tuple[bytes, bytes], ProgramCost], platform: str = ""
     ) -> None:
-        self._module = module
+        self.module = module
         self._again = again
         self._known = known
         self._platform = platform
@@ -97,10 +97,10 @@ class ProgramPeaks:
 
         What is received is counted in the module as it was `read`, where the compiler has made all collectives by then.
         """
-        own = digest_module(self._module)
+        own = digest_module(self.module)
         key = own, b"" if module is None else digest_module(module)
         if key not in self._known:
-            one = _PeakRun(self._module, module)
+            one = _PeakRun(self.module, module)
 
             def compile_it(options: Mapping[str, Any]) -> Any:
                 one.handed_out.clear()
@@ -119,13 +119,6 @@ class ProgramPeaks:
                 raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
             self._known[key] = cost
         return self._known[key]
-
-    def of_handed_back(self, read: Module | None = None) -> ProgramCost:
-        """The same with the program's own module given back as it was handed out, in place of none.
-
-        XLA then reads it anew, and puts its instructions in another order: on CPU temporaries change by up to 7%.
-        """
-        return self.of(self._module, read)
 
 
 def answer_to_xla(module: bytes) -> tuple[bytes | None] | None:

@@ -92,8 +92,9 @@ class Measured:
     The plain one receives 100 bytes.
     """
 
-    def __init__(self, before, *after, receives=50):
-        self.known = {None: before}
+    def __init__(self, before, *after, receives=50, given_back=0):
+        self.module = b"as it was"
+        self.known = {None: before, self.module: given_back}
         self.after = list(after)
         self.receives = receives
 
@@ -103,9 +104,6 @@ class Measured:
             raise SpliceError("the program cannot be compiled for its peak")
         return ProgramCost(peak, 100 if module is None else self.receives)
 
-    def of_handed_back(self, read=None):
-        return self.of(None)
-
 
 @pytest.mark.parametrize(
     ("handed_back", "receives", "prefer", "is_taken"),
@@ -114,13 +112,9 @@ class Measured:
 def test_the_order_that_xla_gives_any_module_that_is_given_back_is_no_fault_of_a_plan(
     handed_back, receives, prefer, is_taken
 ):
-    class GivenBack(Measured):
-        def of_handed_back(self, read=None):
-            return ProgramCost(handed_back, 100)
-
     options = ProposalOptions(PlanOptions(prefer=prefer))
     improved = hlo_pass.Improved("jit_step", b"better", ())
-    before, after = improved.measure(GivenBack(100, 112, receives=receives), options)
+    before, after = improved.measure(Measured(100, 112, receives=receives, given_back=handed_back), options)
     assert bool(hlo_pass.explain_no_better(before, after, options)) != is_taken
 
 
@@ -189,11 +183,12 @@ def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culpr
         return hlo_pass.Improved("jit_step", module.encode() or None, tuple(places))
 
     class Xla:
+        module = None
+
         def of(self, module, read=None):
             return ProgramCost(10 + sum(each in (module or b"").decode() for each in culprits), 9 if module else 10)
 
-        def of_handed_back(self, read=None):
-            return self.of(None)
+        module = None
 
     monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
     monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 10))
