@@ -188,8 +188,6 @@ def test_only_the_chains_that_raise_the_peak_are_left(monkeypatch, chains, culpr
         def of(self, module, read=None):
             return ProgramCost(10 + sum(each in (module or b"").decode() for each in culprits), 9 if module else 10)
 
-        module = None
-
     monkeypatch.setattr(hlo_pass, "_improve_in_rounds", found)
     monkeypatch.setattr(hlo_pass.Improved, "estimate_peaks", lambda improved: (10, 10))
     improved = improve_module(b"", Recordings("train_cpu"), ProposalOptions(), Xla())
