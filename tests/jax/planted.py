@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ class Planted(NamedTuple):
         """The lines of bad shardings, `planted.py:42`."""
         source, first = inspect.getsourcelines(self.make)
         marked = [first + at for at, line in enumerate(source) if "# planted" in line]
-        return {f"planted.py:{line}" for line in marked}
+        return {f"{Path(inspect.getsourcefile(self.make)).name}:{line}" for line in marked}
 
     def is_right(self, change):
         """Whether a change is of something that is bad here."""
