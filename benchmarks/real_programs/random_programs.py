@@ -235,8 +235,8 @@ def _measure(seed: int, case: Case, words: str) -> dict[str, Any]:
         received, peaks = ([count(one) for one in (plain, ours)] for count in (_count_received, _count_peak))
         return received, peaks, sum(len(report.replaced) for report in log.reports), _run(ours, data) == bits
 
-    plain = jax.jit(case.f).lower(argument).compile()
     try:
+        plain = jax.jit(case.f).lower(argument).compile()
         bits = _run(plain, data)
     except jax.errors.JaxRuntimeError as error:  # XLA itself cannot run it: there is nothing to compare with.
         return _row_without_run(seed, f"{words} (not run by XLA: {str(error).splitlines()[0]})")
