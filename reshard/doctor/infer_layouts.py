@@ -71,8 +71,8 @@ class InferredMove(NamedTuple):
 
     `firsts` is the first device, for each, that has a copy of its tile. `places` has, for each local digit of the
     source in the order of its dims, the digit's radix and its stride in the row-major tile that was traced. The source
-    may be a part of that tile, which begins at `start`: see `cut_part`. With a `pick`, all devices of a group use what
-    one of them has after the move: that at these indices, one for each digit that the group goes through.
+    may be a part of that tile, which begins at `start`: see `find_part_cuts`. With a `pick`, all devices of a group use
+    what one of them has after the move: that at these indices, one for each digit that the group goes through.
     """
 
     source: Layout
@@ -92,13 +92,13 @@ class PartCut(NamedTuple):
     sizes: tuple[int, int]
 
 
-def cut_part(places: Iterable[tuple[int, int]], start: int, elements: int) -> list[PartCut]:
+def find_part_cuts(places: Iterable[tuple[int, int]], start: int, elements: int) -> list[PartCut]:
     """The cuts that leave, of a flat tile, a dim for each digit of a part of it, those of largest strides first.
 
     Digits are given as radices and strides. After the cuts the last dim has size 1. Raises `Untraceable` if two indices
     have the same element, or the part reaches beyond the tile.
 
-    >>> cut_part([(8, 32), (16, 1)], 16, 256)  # the second half of each of 8 rows
+    >>> find_part_cuts([(8, 32), (16, 1)], 16, 256)  # the second half of each of 8 rows
     [PartCut(first=0, after=256, step=1, sizes=(8, 32)), PartCut(first=16, after=32, step=1, sizes=(16, 1))]
     """
     cuts: list[PartCut] = []
@@ -108,7 +108,7 @@ def cut_part(places: Iterable[tuple[int, int]], start: int, elements: int) -> li
         if at == len(left) - 1 and stride > 1 and start + (radix - 1) * stride < elements:
             cuts.append(PartCut(start, start + (radix - 1) * stride + 1, stride, (radix, 1)))
             return cuts
-        # Rows are cut where rows begin if the part lies inside of them, which is no work where they are whole.
+        # A part that lies inside the rows is a cut of each row; one that takes whole rows needs no such cut.
         inside = start - whole + sum((times - 1) * step for times, step in left[at + 1 :]) < stride
         first = whole if inside and elements % stride == 0 and whole <= most else min(start, most)
         if first < 0:
@@ -278,7 +278,7 @@ class TracedDigits:
                 dims.insert(0, [inserted])
             sliced.remove(inserted)
         digits = [digit for dim in dims for digit in dim]
-        cut_part([(digit.radix, digit.place) for digit in digits if digit.place], self.start, self.tile.elements)
+        find_part_cuts([(digit.radix, digit.place) for digit in digits if digit.place], self.start, self.tile.elements)
         return [dim for dim in [*([digit] for digit in self._permuted(digits)), *dims] if dim]
 
     def firsts(self) -> Numbers:

@@ -40,7 +40,7 @@ class Cause(NamedTuple):
     """A sharding of the user's program that a place stands beside: its `file:line`, or the name of an argument or a
     result.
 
-    `kind` is `constraint`, `in_sharding` or `out_sharding`; or `operation`, where there is no sharding near.
+    `kind` is `constraint`, `in_sharding` or `out_sharding`; or `operation`, if no sharding is near.
 
     >>> print(Cause("train.py:42", "constraint", "with_sharding_constraint(P('dp'))"))
     with_sharding_constraint(P('dp')) at train.py:42

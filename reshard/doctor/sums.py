@@ -65,7 +65,7 @@ def plan_rounds(source: Layout, target: Layout, rounds: Sequence[Axes], options:
     """The plan that adds up along the axes of one round after another.
 
     After each round but the last, every device has a part of the sums so far, in the target's place where it can be.
-    Raises a `ReshardError` where there is no such plan.
+    Raises a `ReshardError` if a round has no plan.
     """
     at, steps = source, list[Plan]()
     for number in range(1, len(rounds)):

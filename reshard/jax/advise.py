@@ -241,7 +241,7 @@ def advise(
     chosen = _search_greedily(search, chosen, others, most)
     if not chosen:
         chosen = _search_greedily(search, chosen, _propose_additions(search), 2)
-    return _write_advice(search, _drop_needless(search, chosen)[:most])
+    return _measure_chosen(search, _drop_needless(search, chosen)[:most])
 
 
 # ---- what may be changed into what -----------------------------------------------------------------
@@ -494,7 +494,7 @@ def _drop_needless(search: AdviceSearch, chosen: list[Candidate]) -> list[Candid
     return chosen
 
 
-def _write_advice(search: AdviceSearch, chosen: Sequence[Candidate]) -> Advice:
+def _measure_chosen(search: AdviceSearch, chosen: Sequence[Candidate]) -> Advice:
     """The changes in the order of the search's stages, of each stage the one that gains most first."""
     edits: dict[Key, Spec | None] = {}
     changes: list[Change] = []

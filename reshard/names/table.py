@@ -179,7 +179,12 @@ class Table:
                 values = case.source.bind(numbers)
                 if values is None:
                     continue
-                indices = {each: _read_number(values[each]) for each in case.indices if each not in case.each}
+                indices: dict[str, int] = {}
+                for each in case.indices:
+                    if each not in case.each:
+                        if (index := written(values[each])) is None:
+                            raise PlanError(f"index {quoted(values[each])} is more than {MOST}, the largest")
+                        indices[each] = index
                 every: Sequence[dict[str, int]] = [{}]
                 if case.each:
                     with about_place(f"{case.where}: {quoted(name)}"):
@@ -266,13 +271,6 @@ class _Match(NamedTuple):
     @property
     def about(self) -> str:
         return f"{quoted(self.source)} ({self.case.where})"
-
-
-def _read_number(digits: str) -> int:
-    index = written(digits)
-    if index is None:
-        raise PlanError(f"index {quoted(digits)} is more than {MOST}, the largest")
-    return index
 
 
 def read(given: str | Path) -> Table:

@@ -453,7 +453,7 @@ class _Problem(NamedTuple):
     cuts: tuple[_Cut, ...] = ()
 
     def put_back(self, flat: int, side: int) -> int:
-        """An index in a flat tile or array of the move, numbered as `_Cut.places`; what is no index stays."""
+        """An index in a flat tile or array of the move, numbered as `_Cut.places`; anything else is left as it is."""
         for cut in reversed(self.cuts) if flat >= 0 else ():
             place = cut.places[side]
             flat = flat // place * place * cut.radix + flat % place

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.doctor.dataflow.flow import Flow, HloValue
-from reshard.doctor.dataflow.scalars import Numbers, Scalars, apply_elementwise
+from reshard.doctor.dataflow.scalars import Numbers, Scalars, evaluate_elementwise
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
 from reshard.hlo.executed_collectives import read_permute_pairs
@@ -221,7 +221,7 @@ class IndexMaps:
                 return self.numbers_at(operands[0], points._replace(indices=index))
             case opcode if operands:
                 numbers = [self.numbers_at(one, points) for one in operands]
-                result = apply_elementwise(value.instruction, numbers)
+                result = evaluate_elementwise(value.instruction, numbers)
                 unsigned = array_of(value).dtype
                 if result is not None and unsigned.startswith("u"):  # Unsigned numbers wrap around.
                     return result % (1 << int(unsigned[1:]))

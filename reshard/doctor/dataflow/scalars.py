@@ -85,8 +85,8 @@ _COMPARE: Mapping[str, Callable[[Numbers, Numbers], Any]] = MappingProxyType(
 )
 
 
-def apply_elementwise(instruction: Instruction, numbers: list[Numbers]) -> Numbers | None:
-    """The numbers of an elementwise instruction, by those of its operands; None if it is no such one."""
+def evaluate_elementwise(instruction: Instruction, numbers: list[Numbers]) -> Numbers | None:
+    """The numbers of an elementwise instruction, from those of its operands; None for any other instruction."""
     if instruction.opcode == "compare":
         return np.asarray(_COMPARE[instruction.attributes.get("direction", "EQ")](*numbers)).astype(np.int64)
     elementwise = _ELEMENTWISE.get(instruction.opcode)
@@ -160,7 +160,7 @@ class Scalars:
         numbers = [operand for operand in operands if isinstance(operand, np.ndarray)]
         if len(numbers) < len(operands):
             return UNKNOWN
-        if (result := apply_elementwise(value.instruction, numbers)) is not None:
+        if (result := evaluate_elementwise(value.instruction, numbers)) is not None:
             return result
         attributes = value.instruction.attributes
         match value.opcode:

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.equivalence import Proofs
-from reshard.doctor.infer_layouts import Cuts, cut_part
+from reshard.doctor.infer_layouts import Cuts, find_part_cuts
 from reshard.doctor.proposals import ProgramCost
 from reshard.doctor.shifts import HaloExchange, Shift, ShiftCell, Sizes, plan_exchange
 from reshard.errors import SpliceError
@@ -264,7 +264,7 @@ def in_places(tile: jax.Array, places: Sequence[tuple[int, int]], start: int = 0
     by_place = sorted(range(len(places)), key=lambda at: -places[at][1])
     order = [by_place.index(at) for at in range(len(places))]
     is_whole = math.prod(radix for radix, _ in places) == tile.size
-    cuts = [] if is_whole else cut_part(places, start, tile.size)
+    cuts = [] if is_whole else find_part_cuts(places, start, tile.size)
     tile = tile if is_whole else tile.reshape(-1)
     for cut in cuts:
         tile = jax.lax.slice_in_dim(tile, cut.first, cut.after, cut.step, -1)
@@ -449,7 +449,7 @@ class ShiftKey:
         def moved(tile: jax.Array) -> Tiles:
             tile = tile.astype(dtypes.canonical(self.dtype))
             (axis,) = axes
-            received = run_exchange(exchange, tile, axis)
+            received = run_halo_exchange(exchange, tile, axis)
             results: list[jax.Array] = []
             for shift, after in zip(exchange.shifts, self.afters, strict=True):
                 parts = [_make_cell(exchange, cell, tile, received, axis) for cell in shift.cells]
@@ -463,7 +463,7 @@ Key = FragmentKey | OpFragmentKey | ShiftKey
 """What a fragment is compiled for: the tiles that it takes, those that it yields, and the function between them."""
 
 
-def run_exchange(exchange: HaloExchange, tile: jax.Array, axis: str) -> dict[tuple[int, int], jax.Array]:
+def run_halo_exchange(exchange: HaloExchange, tile: jax.Array, axis: str) -> dict[tuple[int, int], jax.Array]:
     """The parcels that each device receives, by the numbers of their launches and their own."""
     received: dict[tuple[int, int], jax.Array] = {}
     for number, launch in enumerate(exchange.launches):

@@ -308,7 +308,7 @@ class _Scheduler:
             self._pending[own] = self._pending[own].joined(more) if own in self._pending else more
 
     def _new_parts(self, parts: Mapping[str, Bytes]) -> list[Bytes]:
-        """The bytes of the targets, filled in part, that are not there yet."""
+        """The bytes of partly filled targets that are not allocated yet."""
         return [nbytes for name, nbytes in parts.items() if name not in self._there]
 
     def _room(self, pending: _Pending, beside: Sequence[Bytes] = (), filled: Mapping[str, Bytes] = EMPTY) -> int:

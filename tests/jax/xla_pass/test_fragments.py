@@ -225,7 +225,7 @@ def test_a_roll_of_an_uneven_part():
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
 plan, run, cut, cell = (
-    getattr(fragments, name) for name in ("plan_exchange", "run_exchange", "_cut_where", "_make_cell")
+    getattr(fragments, name) for name in ("plan_exchange", "run_halo_exchange", "_cut_where", "_make_cell")
 )
 
 
@@ -289,7 +289,7 @@ def minus_zero(exchange, one, tile, received, axis):
         ("plan_exchange", from_the_next_neighbour),
         ("plan_exchange", to_nobody),
         ("plan_exchange", corners_of_each_other),
-        ("run_exchange", of_another_dtype),
+        ("run_halo_exchange", of_another_dtype),
         ("_cut_where", one_off),
         ("_cut_where", along_another_dim),
         ("_make_cell", upside_down),

@@ -76,21 +76,21 @@ def test_parts_of_what_several_fusions_compute_move_alone():
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
 
 
-cut_part = fragments.cut_part
+find_part_cuts = fragments.find_part_cuts
 
 
 def of_the_other_half(places, start, elements):
-    return cut_part(places, 16 - start, elements)
+    return find_part_cuts(places, 16 - start, elements)
 
 
 def of_the_column_before(places, start, elements):
-    return cut_part(places, start - 1, elements)
+    return find_part_cuts(places, start - 1, elements)
 
 
 @pytest.mark.parametrize(("part", "fault"), [(halves, of_the_other_half), (window, of_the_column_before)])
 def test_another_part_is_refused(monkeypatch, part, fault):
     monkeypatch.setattr(xla_hook._state, "fragments", {})
-    monkeypatch.setattr(fragments, "cut_part", fault)
+    monkeypatch.setattr(fragments, "find_part_cuts", fault)
     a, plain, ours, log = compiled(part)
     places = [place for report in log.reports for place in report.places]
     assert any("would come from place" in (place.why_left or "") for place in places), str(log)
