@@ -30,13 +30,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import aot
-from benchmarks.schedule import clock
+from benchmarks.schedule import Fabric, clock
 from benchmarks.tpu_traffic import instruction_bytes
 from reshard import hlo
 from reshard.runtime import on_jax
+from reshard.synth.network import Network
 
-WIRE, HBM = 450e9, 3.35e12
-"""Bytes a second of an H100: NVLink, each way, and memory."""
+HBM = 3.35e12
+"""Bytes a second of an H100's memory."""
 
 
 # ---- a pair ----------------------------------------------------------------------------------------------
@@ -68,7 +69,8 @@ def row(pair: aot.Pair, on: Sequence[Any]) -> Row:
     seconds = time.perf_counter() - start
     text = compiled.as_text()
     module = hlo.parse(text)
-    ran = clock(module, WIRE, lambda *instruction: instruction_bytes(*instruction) / HBM)
+    fabric = Fabric.of(on, Network.preset("h100"))
+    ran = clock(module, fabric, lambda *instruction: instruction_bytes(*instruction) / HBM)
     tiles = plan.source.tile_bytes + plan.target.tile_bytes
     return Row(
         f"{pair[0]} -> {pair[1]}",

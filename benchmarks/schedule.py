@@ -1,12 +1,108 @@
-"""Seconds of a compiled module by its schedule: copies run beside a collective between its start and its done."""
+"""Seconds of a compiled module: what its collectives take on wires, and its schedule, in which copies run beside a
+collective between its start and its done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reshard import hlo
 from reshard.hlo.module import Computation, Instruction, Module
+from reshard.synth.network import Network
+
+# ---- wires -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Where devices are on a torus, in the order of a module's partitions, and the bytes a second of one link one way.
+
+    `wraps` says which axes are rings; others are lines. Without axes it is a switch, with one link for each device.
+    """
+
+    coordinates: tuple[tuple[int, ...], ...]
+    wraps: tuple[bool, ...]
+    link: float
+
+    @classmethod
+    def of(cls, devices: Sequence[Any], network: Network) -> Fabric:
+        """That of a network's inner fabric: TPUs say where they are."""
+        inner, torus = network.inner, network.torus
+        assert inner is not None
+        if torus is None:
+            return cls(tuple((n,) for n in range(len(devices))), (), inner.bandwidth)
+        coordinates = tuple(tuple(device.coords) for device in devices)
+        sizes = tuple(1 + max(each) - min(each) for each in zip(*coordinates, strict=True))
+        return cls(coordinates, torus.wraps(sizes), inner.bandwidth / 2)
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[NDArray[np.bool_], int], ...]:
+        """Sides of cuts across an axis, as flags of the devices, with the links that join a side to the rest: of a
+        line what lies before a place, of a ring its arcs."""
+        at = np.array(self.coordinates)
+        cuts: list[tuple[NDArray[np.bool_], int]] = []
+        for axis, wraps in enumerate(self.wraps):
+            size = len(set(at[:, axis]))
+            rows = len(at) // size
+            first = range(size) if wraps else range(1)
+            arcs = ((start, length) for start in first for length in range(1, size // 2 + 1 if wraps else size))
+            cuts += [((at[:, axis] - start) % size < length, rows * (1 + wraps)) for start, length in arcs]
+        return tuple(cuts)
+
+    @cached_property
+    def degrees(self) -> NDArray[np.int_]:
+        """The links of each device."""
+        at, degrees = np.array(self.coordinates), np.zeros(len(self.coordinates), int)
+        for axis, wraps in enumerate(self.wraps):
+            last = at[:, axis].max()
+            degrees += 2 * (last > 0) if wraps else (at[:, axis] > 0).astype(int) + (at[:, axis] < last)
+        return degrees if self.wraps else np.ones_like(degrees)
+
+    def seconds(self, one: hlo.Collective) -> float:
+        """The least time in which the wires carry one run of a collective: what crosses the worst cut, or the busiest
+        device's links."""
+        size, results = one.group_size, sum(array.nbytes for array in one.results)
+        if one.kind == "permute":
+            ends = np.array([pair for pair in one.pairs if pair[0] != pair[1]], int).reshape(-1, 2)
+            most = results / self.degrees[ends].min() if len(ends) else 0.0
+            for side, links in self.cuts:
+                sides = side[ends]
+                out, into = sides[:, 0] & ~sides[:, 1], ~sides[:, 0] & sides[:, 1]
+                most = max(most, results * int(max(out.sum(), into.sum())) / links)
+            return float(most) / self.link
+        groups = [np.array(group) for group in one.groups.lists if len(group) > 1] if one.groups else []
+        most = one.received_bytes / self.degrees[np.concatenate(groups)].min() if groups else 0.0
+        block = results if one.kind == "reduce_scatter" else results / size
+        for side, links in self.cuts:
+            halves = [(here, len(group) - here) for group in groups for here in [int(side[group].sum())]]
+            split = [(here, there) for here, there in halves if here and there]
+            # A block of an all-to-all goes to one device; a gathered tile, or the sum of a side, crosses once for all.
+            crossing = (
+                sum(here * there for here, there in split)
+                if one.kind in ("all_to_all", "ragged_all_to_all")
+                else max(map(sum, zip(*split, strict=True)), default=0) * (1 + (one.kind == "all_reduce"))
+            )
+            most = max(most, crossing * block / links)
+        return float(most) / self.link
+
+
+def wire_seconds(collectives: Iterable[hlo.Collective], fabric: Fabric) -> Iterator[tuple[str, float]]:
+    """The place of each collective in its module, and what the wires need for one run of it."""
+    known: dict[tuple[object, ...], float] = {}
+    for one in collectives:
+        key = one.kind, one.results, one.pairs, one.instruction.attributes.get("replica_groups")
+        if key not in known:
+            known[key] = fabric.seconds(one)
+        yield f"{one.computation}/{one.name}", known[key]
+
+
+# ---- the schedule ----------------------------------------------------------------------------------------
 
 SHORT = 1e-6
 """Seconds of kernels that count as none: a loop adds to its counter beside everything."""
@@ -86,9 +182,8 @@ def _at(computation: Computation, one: Instruction) -> str:
     return f"{computation.name}/{one.name}"
 
 
-def clock(module: Module, bandwidth: float, copying: Local) -> Clock:
-    """The clock at the end of a module; what a device receives takes so many bytes a second."""
-    wires = {f"{each.computation}/{each.name}": each.received_bytes / bandwidth for each in hlo.collectives(module)}
-    clock = Clock(wires, copying)
+def clock(module: Module, fabric: Fabric, copying: Local) -> Clock:
+    """The clock at the end of a module."""
+    clock = Clock(dict(wire_seconds(hlo.collectives(module, every_branch=True), fabric)), copying)
     clock.run(module, module.entry)
     return clock

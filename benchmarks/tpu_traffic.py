@@ -1,28 +1,43 @@
-"""Local memory traffic, peaks, and sizes of what the TPU compiler makes of moves, ahead of time: no TPU is needed.
+"""What compilers make of moves that nobody chose, ahead of time: seconds by the compiler's own clock, bytes, and peaks.
 
-    python benchmarks/tpu_traffic.py                      # 20 pairs each of rank 2, 3 and 4 on v5p 2x2x2
-    python benchmarks/tpu_traffic.py --rank 3 --pairs 60
-    python benchmarks/tpu_traffic.py --large              # long exchanges on 256 chips, a swap with a permute on 4,096
+    python benchmarks/tpu_traffic.py                              # 120 pairs, ranks 2 to 4, on v5p 2x2x2
+    python benchmarks/tpu_traffic.py --seed 7 --worst 20          # the same pairs again, and the worst 20 of them
+    python benchmarks/tpu_traffic.py --topology v5p:4x4x4 --pairs 20
+    python benchmarks/tpu_traffic.py --topology v5e:2x4           # v5e:4x4
+    python benchmarks/tpu_traffic.py --gpu 1x1x8                  # 8 H100s; what that needs is said in aot.py
+    python benchmarks/tpu_traffic.py --large                      # long exchanges on 256 chips, a swap on 4,096
 
-For each pair, `redistribute` and XLA's own identity are compiled side by side. Local bytes are what the compiled
-instructions read and write in HBM, collectives left out: a loop's body counts as often as it runs, a slice or an
-update in place counts the slice, tiles count with their padding, and values in on-chip memory count nothing. Modelled
-time is received bytes over 180 GB/s plus local bytes over 2,765 GB/s, one after the other; `scheduled` is by the
-compiled schedule, where copies run beside a permute between its start and its done. Peaks are the compiler's.
+Pairs are drawn by a seed that changes with every run and is printed; `--seed` repeats it. Sizes are 192 to 768 and
+powers of two, meshes those of `aot.MESHES`. For each pair, `redistribute` and XLA's own identity are compiled side by
+side.
+
+Seconds are those of the wires and, after them, of the chip:
+
+- wires: for each collective what crosses the worst cut of the topology, by its groups or pairs (`schedule.Fabric`).
+  v5p 2x2x2 has lines of 90 GB/s, no rings.
+- the chip: libtpu's own `estimated_cycles`, loops times their trips (`hlo.compiled_cycles`). A GPU's compiler gives
+  none: there it is local bytes over the bandwidth of memory.
+
+`whole clock` adds, at the bandwidth of HBM, the bytes of kernels for which libtpu has no estimate; `scheduled` is by
+the compiled schedule, where copies run beside a permute between its start and its done. Local bytes are what
+instructions read and write in HBM, collectives left out: a loop's body counts as often as it runs, a slice or an update
+in place counts the slice, tiles count with their padding, and values in on-chip memory count nothing. Peaks are the
+compiler's.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -32,17 +47,38 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import aot  # first: it sets what libtpu reads
-from benchmarks.schedule import clock
+from benchmarks.against_shardy import named
+from benchmarks.schedule import Fabric, clock, wire_seconds
 from reshard import hlo
+from reshard.hlo.compiled_cycles import count_cycles, estimates_cycles, instruction_cycles
 from reshard.hlo.module import Computation, Instruction, Module
 from reshard.lower.to_shard_map import count_padded_bytes
+from reshard.synth.network import Network
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from tests.layouts import contiguous_layouts
 
-WIRE, HBM = 180e9, 2.765e12
-"""Bytes a second of a v5p chip."""
-SHAPES = {2: (16384, 8192), 3: (512, 512, 512), 4: (64, 128, 128, 64)}
-"""By rank; bfloat16. Those of rank 4 have minor dims below 128, which a TPU pads."""
+
+class Chip(NamedTuple):
+    """The network preset of a chip, the bytes a second of its memory, and the clock of its TensorCores, in Hz."""
+
+    network: str
+    hbm: float
+    hertz: float
+
+
+CHIPS = {
+    # Cloud TPU docs: 2,765 and 819 GB/s. The clock is peak bf16 FLOP/s over 2 x 128 x 128 for each matrix unit: 459e12
+    # for 2 x 4 units, 197e12 for 4 (Cloud TPU docs, v5p and v5e, system architecture).
+    "TPU v5": Chip("tpu-v5p", 2.765e12, 1.75e9),
+    "TPU v5 lite": Chip("tpu-v5e", 8.19e11, 1.5e9),
+    # NVIDIA H100 SXM data sheet.
+    "NVIDIA H100 80GB HBM3": Chip("h100", 3.35e12, 0.0),
+}
+SIZES = {2: (768, 1536, 3072, 4096, 6144, 8192), 3: (192, 256, 384, 512, 768), 4: (32, 48, 64, 128, 192, 384)}
+"""Of dims, by rank; bfloat16."""
+LEAST, MOST = 1 << 18, 1 << 27
+"""Bytes of an array for each device."""
 NO_TRAFFIC = frozenset(
     [
         "parameter",
@@ -64,10 +100,13 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
 # ---- local bytes of a module ---------------------------------------------------------------------------
 
 
-def local_bytes(module: Module, computation: Computation | None = None) -> int:
-    """The HBM bytes that a run of the module reads and writes outside of collectives."""
+Skip = Callable[[Instruction], bool]
+
+
+def local_bytes(module: Module, computation: Computation | None = None, skip: Skip = lambda _: False) -> int:
+    """The HBM bytes that a run of the module reads and writes outside of collectives, without what is to be skipped."""
     inside = computation or module.entry
-    return sum(instruction_bytes(module, inside, instruction) for instruction in inside.instructions)
+    return sum(instruction_bytes(module, inside, one, skip) for one in inside.instructions if not skip(one))
 
 
 def _text(one: Instruction) -> str:
@@ -75,16 +114,16 @@ def _text(one: Instruction) -> str:
     return one.source.shape_text
 
 
-def instruction_bytes(module: Module, inside: Computation, one: Instruction) -> int:
+def instruction_bytes(module: Module, inside: Computation, one: Instruction, skip: Skip = lambda _: False) -> int:
     """The HBM bytes that an instruction reads and writes, 0 for a collective."""
     if one.opcode in NO_TRAFFIC or one.opcode.endswith("-done") or one.opcode in hlo.KINDS:
         return 0
     called = [module.computation(name) for name in one.called]
     if one.opcode == "while":
         body = module.computation(one.attributes["body"].lstrip("%"))
-        return (hlo.trip_count(module, inside, one) or 1) * local_bytes(module, body)
+        return (hlo.trip_count(module, inside, one) or 1) * local_bytes(module, body, skip)
     if one.opcode == "conditional":
-        return max(local_bytes(module, branch) for branch in called)
+        return max(local_bytes(module, branch, skip) for branch in called)
     if one.opcode.removesuffix("-start") in hlo.KINDS or one.opcode == "custom-call":
         return 0
     if one.opcode in ("fusion", "fusion-start"):  # GPUs start some.
@@ -181,46 +220,70 @@ def _padded(part: re.Match[str]) -> int:
 
 @dataclass(frozen=True)
 class Side:
-    """One compiled module: local and received bytes, peak, permutes, compile seconds, bytes of HLO text, and seconds by
-    its schedule."""
+    """One compiled module: seconds of wires, chip, kernels without an estimate, and by the schedule; bytes and peak."""
 
+    wires: float
+    chip: float
+    unknown: float
+    scheduled: float
     local: int
     received: int
     peak: int
-    permutes: int
     launches: int
+    cycles: int
     compile_s: float
     text: int
-    stablehlo: int
-    scheduled: float
 
     @classmethod
-    def of(cls, lowered: Any, lower_s: float) -> Side:
-        """Compiles a lowered function."""
+    def of(cls, lowered: Any, lower_s: float, on: Sequence[Any]) -> Side:
+        """Compiles a lowered function for these devices."""
         start = time.perf_counter()
         compiled = lowered.compile()
-        seconds = lower_s + time.perf_counter() - start
+        compile_s = lower_s + time.perf_counter() - start
+        chip = CHIPS[on[0].device_kind]
+        fabric = Fabric.of(on, Network.preset(chip.network))
         text = compiled.as_text()
         module = hlo.parse(text)
-        traffic = hlo.traffic(module)
-        permutes = traffic.by_kind.get("permute")
-        memory = aot.Memory.of(compiled)
+        traffic, local = hlo.traffic(module), local_bytes(module)
+
+        def copying(module: Module, inside: Computation, one: Instruction) -> float:
+            counted = instruction_cycles(module, inside, one) if chip.hertz else 0
+            return counted / chip.hertz if counted else instruction_bytes(module, inside, one) / chip.hbm
+
+        executed = hlo.collectives(module)
+        wires = dict(wire_seconds(executed, fabric))
+        cycles = count_cycles(module) if chip.hertz else 0
+        unknown = local_bytes(module, skip=estimates_cycles) / chip.hbm if chip.hertz else 0.0
         return cls(
-            local_bytes(module),
+            sum((one.times or 1) * wires[f"{one.computation}/{one.name}"] for one in executed),
+            cycles / chip.hertz if chip.hertz else local / chip.hbm,
+            unknown,
+            clock(module, fabric, copying).now,
+            local,
             traffic.received_bytes,
-            memory.peak,
-            permutes.launches if permutes else 0,
+            aot.Memory.of(compiled).peak,
             traffic.launches,
-            seconds,
+            cycles,
+            compile_s,
             len(text),
-            len(lowered.as_text()),
-            clock(module, WIRE, lambda *instruction: instruction_bytes(*instruction) / HBM).now,
         )
 
     @property
     def seconds(self) -> float:
-        """Modelled seconds."""
-        return self.received / WIRE + self.local / HBM
+        """Wires, then the chip."""
+        return self.wires + self.chip
+
+    @property
+    def whole(self) -> float:
+        """With the kernels that the compiler has no estimate for."""
+        return self.seconds + self.unknown
+
+
+CLOCKS: Mapping[str, Callable[[Side], float]] = {
+    "seconds": lambda side: side.seconds,
+    "whole clock": lambda side: side.whole,
+    "scheduled": lambda side: side.scheduled,
+}
 
 
 @dataclass(frozen=True)
@@ -232,6 +295,9 @@ class Row:
     """
 
     name: str
+    mesh: str
+    rank: int
+    kind: str
     steps: str
     tiles: int
     larger: int
@@ -240,8 +306,13 @@ class Row:
     donated: Side | None
     xla: Side | None
 
+    def over_xla(self, seconds: Callable[[Side], float]) -> float:
+        """XLA's seconds over ours; 1 where both do nothing."""
+        assert self.xla is not None
+        return max(seconds(self.xla), 1e-9) / max(seconds(self.ours), 1e-9)
 
-def compiled(compilation: aot.Compilation, way: str) -> Side:
+
+def compile_side(compilation: aot.Compilation, way: str, on: Sequence[Any]) -> Side:
     """The move by `ours`, `donated` or `xla`."""
     shape, dtype = compilation.array
     argument = jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=compilation.before)
@@ -254,103 +325,140 @@ def compiled(compilation: aot.Compilation, way: str) -> Side:
     start = time.perf_counter()
     donated = (0,) if way.startswith("donated") else ()
     lowered = jax.jit(move, out_shardings=compilation.after, donate_argnums=donated).lower(argument)
-    return Side.of(lowered, time.perf_counter() - start)
+    return Side.of(lowered, time.perf_counter() - start, on)
 
 
-def row(pair: aot.Pair, on: Any, ways: Mapping[str, bool]) -> Row:
+def order_devices(devices: Sequence[Any]) -> tuple[Any, ...]:
+    """Devices by their places on the torus, which the axes of a mesh are to follow: libtpu lists them host by host."""
+    return tuple(sorted(devices, key=lambda device: tuple(reversed(getattr(device, "coords", ())))))
+
+
+def compile_row(pair: aot.Pair, on: Sequence[Any], ways: Mapping[str, bool]) -> Row:
     """Both compilers on one pair; `ways` says whether `donated` and `xla` are compiled, too."""
     compilation = aot.Compilation.of(pair, on)
     source, target = pair
     plan = compilation.plan
     steps = " ".join(f"{step.kind}/{step.mode.parts}" if step.mode.parts > 1 else step.kind for step in plan.steps)
-    sides = {way: compiled(compilation, way) for way in ("donated", "xla") if ways.get(way)}
-    tiles = source.tile_bytes, target.tile_bytes
-    ours = compiled(compilation, "ours")
+    kinds = {step.kind for step in plan.steps}
+    sides = {way: compile_side(compilation, way, on) for way in ("donated", "xla") if ways.get(way)}
     padded = [count_padded_bytes(end.tile_shape, end.dtype) for end in pair]
-    reused = padded[0] if padded[0] == padded[1] and tiles[0] == tiles[1] else sum(padded)
-    name = f"{source} -> {target}"
-    return Row(name, steps, sum(tiles), max(tiles), reused, ours, sides.get("donated"), sides.get("xla"))
+    tiles = source.tile_bytes, target.tile_bytes
+    return Row(
+        f"{source} -> {target}",
+        str(source.mesh),
+        len(source.shape),
+        next(kind for kind in ("all_gather", "all_to_all", "exchange", "permute", "slice", "") if kind in {*kinds, ""}),
+        steps,
+        sum(tiles),
+        max(tiles),
+        padded[0] if padded[0] == padded[1] and tiles[0] == tiles[1] else sum(padded),
+        compile_side(compilation, "ours", on),
+        sides.get("donated"),
+        sides.get("xla"),
+    )
 
 
-def summary(rows: list[Row]) -> dict[str, float]:
+def summarize(rows: Sequence[Row]) -> dict[str, float]:
     """The figures that have targets."""
+    donated = [row for row in rows if row.donated]
+    figures: dict[str, float] = {"pairs": len(rows)}
     both = [(row, row.xla) for row in rows if row.xla]
-    speed = [xla.seconds / row.ours.seconds for row, xla in both if row.ours.seconds]
-    scheduled = [xla.scheduled / row.ours.scheduled for row, xla in both if row.ours.scheduled]
-    donated = [row.donated.peak / row.larger for row in rows if row.donated]
-    figures = {
-        "pairs": len(rows),
-        "local / (in + out)": geometric_mean(max(row.ours.local / row.tiles, 0.01) for row in rows),
-        "  most": max(row.ours.local / row.tiles for row in rows),
-        "local sum / sum": sum(row.ours.local for row in rows) / sum(row.tiles for row in rows),
+    for name, seconds in CLOCKS.items() if both else ():
+        speed = [row.over_xla(seconds) for row, _ in both]
+        figures |= {
+            f"speed over XLA, {name}": geometric_mean(speed),
+            f"  least, {name}": min(speed),
+            f"  below 0.95, {name}": sum(ratio < 0.95 for ratio in speed),
+        }
+    figures |= {
         "peak / (in + out)": geometric_mean(row.ours.peak / row.tiles for row in rows),
-        "  most ": max(row.ours.peak / row.tiles for row in rows),
+        "  most": max(row.ours.peak / row.tiles for row in rows),
     }
-    if donated:
-        figures |= {"donated peak / max(in, out)": geometric_mean(donated), "  most  ": max(donated)}
-        figures["  if all was reused"] = geometric_mean(row.reused / row.larger for row in rows)
+    if both:
+        figures["peaks above XLA's"] = sum(row.ours.peak > 1.01 * xla.peak for row, xla in both)
+        figures["XLA peak / (in + out)"] = geometric_mean(xla.peak / row.tiles for row, xla in both)
+    figures["local / (in + out)"] = geometric_mean(max(row.ours.local / row.tiles, 0.01) for row in rows)
+    figures["local sum / sum"] = sum(row.ours.local for row in rows) / sum(row.tiles for row in rows)
     if both:
         figures |= {
             "XLA local / (in + out)": geometric_mean(max(xla.local / row.tiles, 0.01) for row, xla in both),
             "XLA local sum / sum": sum(xla.local for _, xla in both) / sum(row.tiles for row in rows),
-            "XLA peak / (in + out)": geometric_mean(xla.peak / row.tiles for row, xla in both),
-            "peaks above XLA's": sum(row.ours.peak > 1.01 * xla.peak for row, xla in both),
-            "modelled speed over XLA": geometric_mean(speed),
-            "  least": min(speed),
-            "  below 0.95": sum(ratio < 0.95 for ratio in speed),
-            "scheduled speed over XLA": geometric_mean(scheduled),
-            "  least ": min(scheduled),
-            "  below 0.95 ": sum(ratio < 0.95 for ratio in scheduled),
+            "local above XLA's": sum(row.ours.local > 1.01 * xla.local for row, xla in both),
+            "received above XLA's": sum(row.ours.received > xla.received for row, xla in both),
+        }
+    if donated:
+        slower = [row.donated.seconds / max(row.ours.seconds, 1e-9) for row in donated if row.donated]
+        peaks = [row.donated.peak / row.larger for row in donated if row.donated]
+        figures |= {
+            "donated seconds / undonated": geometric_mean(slower),
+            "  most, donated": max(slower),
+            "donated peak / max(in, out)": geometric_mean(peaks),
+            "  most, peak": max(peaks),
+            "  if all was reused": geometric_mean(row.reused / row.larger for row in donated),
         }
     return figures
 
 
-def table(rows: list[Row]) -> Table:
-    """A line for each move."""
+def tabulate(rows: Sequence[Row]) -> Table:
+    """A line for each move, those that lose most against XLA first."""
     shown = Table()
-    for column in (
-        "move",
-        "plan",
-        "local",
-        "XLA",
-        "peak",
-        "XLA",
-        "donated",
-        "speed",
-        "scheduled",
-        "permutes",
-        "s",
-        "XLA s",
-        "HLO",
-        "StableHLO",
-    ):
-        shown.add_column(column, justify="left" if column in ("move", "plan") else "right")
-    for one in sorted(rows, key=lambda row: -row.ours.local / row.tiles):
+    for column in ("move", "plan"):
+        shown.add_column(column)
+    for column in ("speed", "whole", "sched.", "us", "XLA us", "wires", "XLA wires", "peak", "XLA peak", "local"):
+        shown.add_column(column, justify="right")
+    for column in ("XLA local", "donated", "launches", "s", "XLA s"):
+        shown.add_column(column, justify="right")
+    for one in rows:
         xla, donated = one.xla, one.donated
+        ratios = [one.over_xla(of) for of in CLOCKS.values()] if xla else []
         shown.add_row(
-            one.name,
+            f"{one.name} {one.mesh}",
             one.steps,
-            f"{one.ours.local / one.tiles:.2f}",
-            f"{xla.local / one.tiles:.2f}" if xla else "",
+            *([f"{ratio:.2f}" for ratio in ratios] or ("", "", "")),
+            f"{one.ours.seconds * 1e6:.0f}",
+            f"{xla.seconds * 1e6:.0f}" if xla else "",
+            f"{one.ours.wires * 1e6:.0f}",
+            f"{xla.wires * 1e6:.0f}" if xla else "",
             f"{one.ours.peak / one.tiles:.2f}",
             f"{xla.peak / one.tiles:.2f}" if xla else "",
-            f"{donated.peak / one.larger:.2f}" if donated else "",
-            f"{xla.seconds / one.ours.seconds:.2f}" if xla and one.ours.seconds else "",
-            f"{xla.scheduled / one.ours.scheduled:.2f}" if xla and one.ours.scheduled else "",
-            str(one.ours.permutes),
+            f"{one.ours.local / one.tiles:.2f}",
+            f"{xla.local / one.tiles:.2f}" if xla else "",
+            f"{donated.seconds / max(one.ours.seconds, 1e-9):.2f}" if donated else "",
+            str(one.ours.launches),
             f"{one.ours.compile_s:.1f}",
             f"{xla.compile_s:.1f}" if xla else "",
-            f"{one.ours.text / 1e3:.0f} K",
-            f"{one.ours.stablehlo / 1e3:.0f} K",
         )
     return shown
 
 
-def random_rows(topology: str, rank: int, count: int, seed: int, ways: Mapping[str, bool]) -> Iterator[Row]:
-    """Random pairs of one rank."""
-    on = aot.devices(topology)
-    for pair in aot.pairs(aot.MESHES[len(on)], count, seed, (SHAPES[rank], "bfloat16")):
-        yield row(pair, on, ways)
+def group_by_kind(rows: Sequence[Row]) -> Table:
+    """Speed and peaks by what a move's plan is made of, the heaviest kind of step, and by rank."""
+    shown = Table("plans with", "pairs", "speed", "least", "below 0.95", "us", "XLA us", "peak", "most", "XLA's peak")
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        for name in (row.kind or "nothing", f"rank {row.rank}"):
+            groups.setdefault(name, []).append(row)
+    for name, of in sorted(groups.items()):
+        speed = [row.over_xla(lambda side: side.seconds) for row in of]
+        peaks, theirs = [row.ours.peak / row.tiles for row in of], [row.xla.peak / row.tiles for row in of if row.xla]
+        figures = [geometric_mean(speed), min(speed), sum(ratio < 0.95 for ratio in speed)]
+        times = [sum(row.ours.seconds for row in of) * 1e6, sum(row.xla.seconds for row in of if row.xla) * 1e6]
+        last = [geometric_mean(peaks), max(peaks), geometric_mean(theirs)]
+        shown.add_row(name, *(f"{each:.4g}" for each in (len(of), *figures, *times, *last)))
+    return shown
+
+
+def draw_pairs(meshes: Sequence[str], ranks: Sequence[int], count: int, seed: int) -> Iterator[aot.Pair]:
+    """Random pairs of different contiguous layouts, the ranks in turn."""
+    choose = random.Random(seed)
+    for at in range(count):
+        rank, mesh = ranks[at % len(ranks)], named(choose.choice(meshes))
+        shape: tuple[int, ...] = ()
+        while not LEAST <= 2 * math.prod(shape) / mesh.size <= MOST:
+            shape = tuple(choose.choice(SIZES[rank]) for _ in range(rank))
+        layouts = list(contiguous_layouts(mesh, shape, "bfloat16"))
+        source, target = choose.sample(layouts, 2)
+        yield source, target
 
 
 LARGE = (
@@ -362,42 +470,46 @@ LARGE = (
 """Topologies, mesh axes and moves that are long exchanges, or swap axes and permute devices at once."""
 
 
-def large_rows(most: int, ways: Mapping[str, bool]) -> Iterator[Row]:
-    """The moves of `LARGE` on at most so many chips."""
-    for topology, axes, before, after in LARGE:
-        mesh = Mesh(axes)
-        if mesh.size <= most:
-            yield row((Layout.parse(before, mesh), Layout.parse(after, mesh)), aot.devices(topology), ways)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", default="v5p:2x2x2")
-    parser.add_argument("--rank", type=int, action="append", choices=SHAPES, help="of the arrays; repeatable")
-    parser.add_argument("--pairs", type=int, default=20, help="random pairs of each rank")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gpu", metavar="SxHxG", help="H100s instead: slices x hosts x GPUs of a host")
+    parser.add_argument("--rank", type=int, action="append", choices=SIZES, help="of the arrays; repeatable")
+    parser.add_argument("--pairs", type=int, default=120, help="random pairs of all ranks together")
+    parser.add_argument("--seed", type=int, help="of the pairs; by default another in every run")
+    parser.add_argument("--worst", type=int, default=12, help="lines of the table")
     parser.add_argument("--large", action="store_true", help="the moves on many chips, instead of random ones")
     parser.add_argument("--most", type=int, default=4096, help="chips, with --large")
     parser.add_argument("--no-xla", action="store_true", help="leave XLA's own identity out")
-    parser.add_argument("--no-donated", action="store_true", help="leave donated sources out")
+    parser.add_argument("--donated", action="store_true", help="compile the moves of donated sources, too")
     options = parser.parse_args(arguments)
-    ways = {"xla": not options.no_xla, "donated": not options.no_donated and not options.large}
-    console = Console(highlight=False, width=230)
-    groups = {f"rank {rank}": rank for rank in options.rank or SHAPES} if not options.large else {"large": 0}
-    for name, rank in groups.items():
-        moves = (
-            random_rows(options.topology, rank, options.pairs, options.seed, ways)
-            if rank
-            else large_rows(options.most, ways)
-        )
-        rows: list[Row] = []
-        for one in moves:
-            rows.append(one)
-            print(len(rows), end=" ", file=sys.stderr, flush=True)
-        console.print(name, table(rows))
-        for label, figure in summary(rows).items():
-            console.print(f"{label:30}{figure:10.4g}")
+    ways = {"xla": not options.no_xla, "donated": options.donated}
+    seed = random.SystemRandom().randrange(1 << 20) if options.seed is None else options.seed
+    console = Console(highlight=False, width=250)
+    if options.large:
+        chosen = [(topology, Mesh(axes), pair) for topology, axes, *pair in LARGE]
+        moves = [
+            (tuple(Layout.parse(text, mesh) for text in pair), order_devices(aot.devices(topology)))
+            for topology, mesh, pair in chosen
+            if mesh.size <= options.most
+        ]
+    else:
+        on = order_devices(aot.devices(options.gpu or options.topology, options.gpu is not None))
+        drawn = draw_pairs(aot.MESHES[len(on)], options.rank or list(SIZES), options.pairs, seed)
+        moves = [(pair, on) for pair in drawn]
+        console.print(f"{on[0].device_kind}, {options.gpu or options.topology}, seed {seed}")
+    rows: list[Row] = []
+    for (source, target), devices in moves:
+        rows.append(compile_row((source, target), devices, ways))
+        print(len(rows), end=" ", file=sys.stderr, flush=True)
+    if not options.no_xla:
+        rows.sort(key=lambda row: row.over_xla(lambda side: side.seconds))
+    console.print(tabulate(rows if options.large else rows[: options.worst]))
+    for label, figure in summarize(rows).items():
+        console.print(f"{label:34}{figure:10.4g}")
+    if ways["xla"]:
+        console.print(group_by_kind(rows))
     return 0
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import aot, tpu_traffic, xla
 from benchmarks.against_shardy import named
+from benchmarks.schedule import Fabric
 from reshard import hlo
 from reshard.synth import plan
 from reshard.types.layout import Layout
@@ -149,3 +150,42 @@ ENTRY %main (x: f32[8,64], y: f32[2,256]) -> f32[8,64] {
 }"""
     counter = 2 * 4 * 4  # it is read by the addition and both fusions, the constant once
     assert tpu_traffic.local_bytes(hlo.parse(text)) == 2 * 3 * 1024 + counter + 2 * 8 * 128 * 4
+
+
+LINES = Fabric(tuple((n & 1, n >> 1 & 1, n >> 2) for n in range(8)), (False,) * 3, 1.0)
+RING = Fabric(tuple((n,) for n in range(8)), (True,), 1.0)
+SWITCH = Fabric(tuple((n,) for n in range(8)), (), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "collective", "seconds"),
+    [
+        # Of every 800 bytes of 8 devices, 4 x 4 blocks of 100 cross each cut, over its 4 links.
+        (LINES, "f32[200]{0} all-to-all(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}", 400),
+        (LINES, "f32[200]{0} all-to-all(%p), replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}", 400),
+        (RING, "f32[200]{0} all-to-all(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}", 800),
+        (RING, "f32[200]{0} all-to-all(%p), replica_groups={{0,4},{1,5},{2,6},{3,7}}, dimensions={0}", 800),
+        (SWITCH, "f32[200]{0} all-to-all(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}", 700),
+        # A gathered tile of 100 bytes comes in over 3 links, or over the one of a line that leads to its peer.
+        (LINES, "f32[200]{0} all-gather(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}", 700 / 3),
+        (LINES, "f32[200]{0} all-gather(%p), replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}", 400),
+        (RING, "f32[200]{0} all-gather(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}", 350),
+        (RING, "f32[25]{0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,0}}", 50),
+        (LINES, "f32[25]{0} collective-permute(%p), source_target_pairs={{0,1},{2,1},{4,5}}", 75),
+        (LINES, "f32[25]{0} collective-permute(%p), source_target_pairs={{0,0}}", 0),
+    ],
+)
+def test_a_collective_takes_what_its_worst_cut_takes(fabric: Fabric, collective: str, seconds: float):
+    module = hlo.parse(
+        f"HloModule m, num_partitions=8\n\nENTRY %main {{\n  %p = f32[25]{{0}} parameter(0)\n"
+        f"  ROOT %c = {collective}, channel_id=1, use_global_device_ids=true\n}}"
+    )
+    (one,) = hlo.collectives(module)
+    assert fabric.seconds(one) == pytest.approx(seconds)
+
+
+def test_drawn_pairs_repeat_with_their_seed():
+    first, again, other = (list(tpu_traffic.draw_pairs(aot.MESHES[8], [2, 3, 4], 9, seed)) for seed in (3, 3, 4))
+    assert first == again != other
+    assert [len(source.shape) for source, _ in first] == [2, 3, 4] * 3
+    assert all(source != target and source.shape == target.shape for source, target in first)

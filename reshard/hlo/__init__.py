@@ -23,6 +23,7 @@ Rewriting a module
 `module` is the form that all of this reads. It is filled by `text_reader`, and by `proto_reader` from serialized
 modules.
 `combined` opens a sum of several arrays, so that each is a sum of its own, and shrinks it where some are gone.
+`compiled_cycles` adds up what the TPU compiler expects kernels to take.
 `executed_collectives` has the ways in which compilers spell a collective, and goes through what a module executes.
 """
 
