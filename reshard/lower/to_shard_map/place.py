@@ -35,6 +35,21 @@ class PositionDigit(NamedTuple):
     radix: int
 
 
+class PositionTerm(NamedTuple):
+    """What a digit of a position adds to an entry: `unit` times the number that it stands for, which is one of several
+    of `bits` bits each, packed one after another; its own value if there are none."""
+
+    digit: PositionDigit
+    unit: int
+    bits: int
+    packed: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is spelled in 32 bits."""
+        return self.unit < 1 << 31 and (self.packed is None or self.bits * self.digit.radix <= 32)
+
+
 class MeshPlace:
     """The mesh as a collective sees it, and this device's place on it, while the device's program is traced."""
 
@@ -86,7 +101,8 @@ class MeshPlace:
             return self._read(table, turn.astype(np.int32))
         entry, since = self._entries.get(table.tobytes(), (None, None))
         if entry is None:
-            entry = self._read(table[np.newaxis], np.int32(0))
+            computed = spell_table(table, tuple(self.axes.values()))
+            entry = self._read(table[np.newaxis], np.int32(0)) if computed is None else self._compute(*computed)
         elif since is not self.here:
             entry, _ = lax.optimization_barrier((entry, self.here))
         self._entries[table.tobytes()] = entry, self.here
@@ -104,12 +120,27 @@ class MeshPlace:
         constant = self._constants.setdefault(repr((units.shape, units.dtype)).encode() + units.tobytes(), units.copy())
         entries = jnp.asarray(constant).astype(np.int32)
         number: Array | None = None
-        for stride, radix in digits:
-            value = self.here if stride == 1 else lax.div(self.here, np.int32(stride))
-            value = value if stride * radix == len(self.devices) else lax.rem(value, np.int32(radix))
-            number = value if number is None else number * np.int32(radix) + value
+        for digit in digits:
+            value = self._digit(digit)
+            number = value if number is None else number * np.int32(digit.radix) + value
         entry = _read_element(entries, (turn, jnp.zeros((), np.int32) if number is None else number))
         return entry if unit == 1 else entry * np.int32(unit)
+
+    def _compute(self, base: int, terms: Sequence[PositionTerm]) -> Array:
+        """The entry of a table that is spelled as a sum: a TPU takes 1.2 us to read one from its memory."""
+        entry = jnp.asarray(base, np.int32)
+        for digit, unit, bits, packed in terms:
+            number = self._digit(digit)
+            if packed is not None:
+                shift = (number * np.int32(bits)).astype(np.uint32)
+                number = lax.shift_right_logical(np.uint32(packed), shift) & np.uint32((1 << bits) - 1)
+            entry = entry + number.astype(np.int32) * np.int32(unit)
+        return entry
+
+    def _digit(self, digit: PositionDigit) -> Array:
+        stride, radix = digit
+        value = self.here if stride == 1 else lax.div(self.here, np.int32(stride))
+        return value if stride * radix == len(self.devices) else lax.rem(value, np.int32(radix))
 
     def by_device(self, values: Mapping[int, int]) -> Array:
         """This device's entry of a table by device id."""
@@ -188,6 +219,34 @@ def narrow_table(table: Table, sizes: Sequence[int]) -> tuple[Table, tuple[Posit
             digits.insert(0, PositionDigit(stride, radix))
         stride *= radix
     return grid.reshape(len(table), -1), tuple(digits)
+
+
+def spell_table(table: Table, sizes: Sequence[int]) -> tuple[int, tuple[PositionTerm, ...]] | None:
+    """A table by position on axes of these sizes as a number and what digits of the position add to it; None if the
+    entry of one digit depends on another, or if what a digit stands for does not fit 32 bits.
+
+    >>> base, terms = spell_table(np.array([5, 25, 15, 35, 6, 26, 16, 36]), (2, 4))
+    >>> base, terms[1]
+    (5, PositionTerm(digit=PositionDigit(stride=1, radix=4), unit=10, bits=2, packed=216))
+    """
+    # The position as one digit, by axes, or by all its factors: what is spelled in few digits takes few operations.
+    for factors in ((len(table),), sizes, [prime for size in sizes for prime in primes(size)]):
+        grid, base, stride = table.reshape(factors).astype(np.int64), int(table[0]), len(table)
+        total, terms = np.full(grid.shape, base), list[PositionTerm]()
+        for axis, radix in enumerate(factors):
+            stride //= radix
+            added = grid[tuple(slice(None) if at == axis else 0 for at in range(grid.ndim))] - table[0]
+            total += added.reshape([radix if at == axis else 1 for at in range(grid.ndim)])
+            least, unit = int(added.min()), int(np.gcd.reduce(added))
+            numbers = [int(each - least) // max(1, unit) for each in added]
+            bits, base = max(numbers).bit_length(), base + least
+            packed = sum(number << bits * at for at, number in enumerate(numbers))
+            if unit:
+                own = numbers == list(range(radix))
+                terms.append(PositionTerm(PositionDigit(stride, radix), unit, bits, None if own else packed))
+        if (total == grid).all() and all(each.fits for each in terms):
+            return base, tuple(terms)
+    return None
 
 
 def divide_table(table: Table) -> tuple[Table, int]:
