@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.runtime.on_mpi.copies import copy_order, stream_copy
+from reshard.runtime.on_mpi.copies import stream_copy
 from reshard.runtime.on_mpi.copies.stream_copy import find_kernel
-from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout, sample_pairs
@@ -128,13 +128,15 @@ def streamed(comm: MPI.Intracomm) -> Iterator[Case]:
     used: list[int] = []
 
     def check(team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
-        def steps(views: Sequence[tuple[Array, Array]]) -> list[Callable[[], object]] | None:
-            made = stream_copy.list_stream_steps(views, 0)
+        listed = stream_copy.CopyTable.list_steps
+
+        def steps(table: stream_copy.CopyTable, *arguments: Any) -> list[Callable[[], object]] | None:
+            made = listed(table, *arguments)
             used.append(made is not None)
             return made
 
         small = patch.multiple(stream_copy, LARGE=0, _LEAST=0, _PART=4096)
-        with patch.multiple(copy_order, list_stream_steps=steps), small:
+        with patch.object(stream_copy.CopyTable, "list_steps", steps), small:
             check_move(comm, team, source, target, move)
 
     every_move = [MoveOptions(), MoveOptions("stage"), MoveOptions(shared=True)]

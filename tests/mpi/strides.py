@@ -230,7 +230,7 @@ class StridedMove:
             patches.enter_context(taking_runs(self.long))
             if self.small:  # All ways to copy, which only large tiles take otherwise.
                 patches.enter_context(mock.patch.multiple(strided_copy, _SMALL=64, _LARGE=256, _BLOCK=8))
-                patches.enter_context(mock.patch.multiple(stream_copy, LARGE=0, _LEAST=0, _PART=4096, _UNEVEN=16))
+                patches.enter_context(mock.patch.multiple(stream_copy, LARGE=0, _LEAST=0, _PART=4096, _SHORTEST=0))
             yield
 
 

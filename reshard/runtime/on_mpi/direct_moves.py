@@ -11,11 +11,12 @@ results), so a move inside a node costs one copy. Nothing is reduced here.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,10 @@ from reshard.lower.to_mpi import MoveForm, fetches_by_rank, ranks_of_seats, serv
 from reshard.lower.to_mpi.tile_blocks import Blocks, pack_block
 from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, list_copy_steps, order_copies
+from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
 from reshard.runtime.on_mpi.copies.strided_copy import (
     Array,
+    TileCopies,
     copy_view,
     locate_block,
     pair_views,
@@ -42,18 +45,23 @@ STAGING = 16 << 20
 """Bytes that messages between nodes may stage in each direction, unless a budget allows less."""
 
 
+Tables = dict[Hashable, CopyTable]
+
+
 @dataclass(frozen=True, eq=False)
 class Direct:
     """A rank's copies from its own tile (`own`) and from its node's (`pulls`, by rank), and messages to other nodes.
 
-    `parts` caches what `read_remote_tiles` works out.
+    `reading`, `pulling` and `unpacking` cache what these ways to copy work out.
     """
 
     own: Blocks
     pulls: tuple[tuple[int, Blocks], ...]
     order: Order
     messages: Messages
-    parts: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+    reading: dict[Hashable, Sequence[_RemoteRuns]] = field(default_factory=dict[Hashable, "Sequence[_RemoteRuns]"])
+    pulling: Tables = field(default_factory=dict[Hashable, CopyTable])
+    unpacking: Tables = field(default_factory=dict[Hashable, CopyTable])
 
     @property
     def pulled(self) -> int:
@@ -174,10 +182,8 @@ def pull_from(tiles: Mapping[int, Array]) -> Fill:
     """Copies out of the source tiles of other ranks, which lie in windows."""
 
     def fill(_: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
-        views = pair_views(move.own, target, tile)
-        for rank, blocks in move.pulls:
-            views += pair_views(blocks, target, view_as_words(tiles[rank]))
-        return list_copy_steps(views, move.order)
+        pulls = [TileCopies(blocks, target, view_as_words(tiles[rank])) for rank, blocks in move.pulls]
+        return list_copy_steps([TileCopies(move.own, target, tile), *pulls], move.order, move.pulling)
 
     return fill
 
@@ -188,6 +194,7 @@ class Pushes:
 
     blocks: tuple[tuple[int, Blocks], ...]
     order: Order
+    pushing: Tables = field(default_factory=dict[Hashable, CopyTable])
 
 
 @lru_cache(maxsize=256)
@@ -205,10 +212,11 @@ def push_into(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
     """Copies into the results of other ranks, which lie in windows."""
 
     def fill(_: Call, __: Direct, tile: Array, target: Array) -> list[Copies]:
-        views: list[tuple[Array, Array]] = []
-        for rank, blocks in mine.blocks:
-            views += pair_views(blocks, view_as_words(targets[rank]) if rank in targets else target, tile)
-        return list_copy_steps(views, mine.order, tile)
+        copies = [
+            TileCopies(blocks, view_as_words(targets[rank]) if rank in targets else target, tile)
+            for rank, blocks in mine.blocks
+        ]
+        return list_copy_steps(copies, mine.order, mine.pushing, tile)
 
     return fill
 
@@ -222,6 +230,7 @@ class NodePacking:
     blocks: Blocks
     starts: dict[int, int]
     order: Order
+    packing: Tables = field(default_factory=dict[Hashable, CopyTable])
 
 
 @lru_cache(maxsize=256)
@@ -243,7 +252,8 @@ def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ..
 
 def pack_for_node(packing: NodePacking, tile: Array, packed: Array) -> None:
     """Copies what the others of the node need out of a raw tile, one block after another."""
-    for step in list_copy_steps(pair_views(packing.blocks, packed, tile), packing.order, tile):
+    copies = [TileCopies(packing.blocks, packed, tile)]
+    for step in list_copy_steps(copies, packing.order, packing.packing, tile):
         step()
 
 
@@ -251,13 +261,12 @@ def unpack_from(packed: Mapping[int, Array]) -> Fill:
     """Copies out of what each other rank packed for this one, see `NodePacking`."""
 
     def fill(_: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
-        views = pair_views(move.own, target, tile)
+        copies = [TileCopies(move.own, target, tile)]
         for rank, blocks in move.pulls:
-            at, part = 0, view_as_words(packed[rank])
-            for block in blocks:
-                views.append((view_block(target, block, "dst"), part[at : at + block.elements].reshape(block.extents)))
-                at += block.elements
-        return list_copy_steps(views, move.order)
+            starts = itertools.accumulate((block.elements for block in blocks), initial=0)
+            packs = [pack_block(block, "dst", at).reversed for block, at in zip(blocks, starts, strict=False)]
+            copies.append(TileCopies(packs, target, view_as_words(packed[rank])))
+        return list_copy_steps(copies, move.order, move.unpacking)
 
     return fill
 
@@ -291,14 +300,14 @@ def read_remote_tiles(addresses: Mapping[int, int], buffered: bool) -> Fill:
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         key = target.strides, buffered
-        if key not in move.parts:
+        if key not in move.reading:
             parts = [
                 part for rank, blocks in move.pulls for b in blocks for part in _list_runs(rank, b, target, buffered)
             ]
             # What goes through the buffer is copied by numpy, and follows the target's memory: see `copy_order`.
-            move.parts[key] = sorted(parts, key=lambda part: part.block.dst) if buffered else parts
+            move.reading[key] = sorted(parts, key=lambda part: part.block.dst) if buffered else parts
         own: list[Copies] = [partial(copy_view, *pair) for pair in pair_views(move.own, target, tile)]
-        parts = move.parts[key]
+        parts = move.reading[key]
         return own + [partial(_read_runs, call, part, addresses[part.rank], target) for part in parts]
 
     return fill

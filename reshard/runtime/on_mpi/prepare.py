@@ -326,12 +326,16 @@ def _choose_transport(request: Request, facts: Facts, spare: int, moves: _Direct
     """The fastest transport that fits into `spare` bytes."""
     if request.shared or len(set(facts.nodes)) == len(facts.nodes):
         return "pull"
-    least = WORTHWHILE if request.source.tile_bytes <= spare else UNSTAGED
+    staging = _choose_staging(request, spare)
     if facts.reads:
         sample = _sample_runs(moves)
-        if sample.reach >= least and (sample.run >= STRAIGHT or spare >= SCRATCH):
+        if staging == "plan":
+            reads = sample.reach >= UNSTAGED and (sample.run >= STRAIGHT or spare >= SCRATCH)
+        else:  # What is staged is copied past the caches: runs of 16 KiB take as long as through the kernel.
+            reads = sample.run >= WORTHWHILE
+        if reads:
             return "read"
-    return _choose_staging(request, spare)
+    return staging
 
 
 def _choose_staging(request: Request, spare: int) -> Transport:

@@ -1,115 +1,220 @@
 /* Strided copies whose stores go past the caches; `stream_copy` says which copies come here, and why.
  *
- * A processor reads a cache line before it writes to a part of it, a third of a copy's traffic, unless the store is
- * non-temporal. Python and memcpy have no such store for runs of this length. Where the compiler has none either, runs
- * are copied by memcpy, and only the order, in which the tile is read from its beginning to its end, is better.
+ * A processor reads a cache line before it writes to a part of it, a third of a copy's traffic, unless a store of the
+ * whole line is non-temporal. Python and memcpy have no such store for short runs. Where the compiler has none either,
+ * lines are copied by memcpy, and only the order, in which a tile is walked from its beginning to its end, is better.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
-enum { LINE = 64, MOST_AXES = 64 }; /* Bytes of a cache line; numpy's arrays have no more axes. */
+enum {
+    LINE = 64,       /* Bytes of a cache line. */
+    SHORT = 2 << 10, /* Bytes of a run below which a gap behind it is fetched, too. */
+    AHEAD = 4        /* How many runs ahead the ends of a run are fetched. */
+};
 
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
 enum { NON_TEMPORAL = 1 };
-
-/* Runs and targets are multiples of 16 bytes; a source may lie anywhere. */
-static void copy_run(char *target, const char *source, int64_t bytes)
+static void store_line(char *target, const char *source)
 {
-    for (; bytes >= LINE; bytes -= LINE, source += LINE, target += LINE) { /* A whole line is one write to memory. */
-        __m128i a = _mm_loadu_si128((const __m128i *)source), b = _mm_loadu_si128((const __m128i *)source + 1);
-        __m128i c = _mm_loadu_si128((const __m128i *)source + 2), d = _mm_loadu_si128((const __m128i *)source + 3);
-        _mm_stream_si128((__m128i *)target, a);
-        _mm_stream_si128((__m128i *)target + 1, b);
-        _mm_stream_si128((__m128i *)target + 2, c);
-        _mm_stream_si128((__m128i *)target + 3, d);
-    }
-    for (; bytes > 0; bytes -= 16, source += 16, target += 16)
-        _mm_stream_si128((__m128i *)target, _mm_loadu_si128((const __m128i *)source));
+    __m128i a = _mm_loadu_si128((const __m128i *)source), b = _mm_loadu_si128((const __m128i *)source + 1);
+    __m128i c = _mm_loadu_si128((const __m128i *)source + 2), d = _mm_loadu_si128((const __m128i *)source + 3);
+    _mm_stream_si128((__m128i *)target, a);
+    _mm_stream_si128((__m128i *)target + 1, b);
+    _mm_stream_si128((__m128i *)target + 2, c);
+    _mm_stream_si128((__m128i *)target + 3, d);
 }
-
-static void fetch_run(const char *source, int64_t bytes)
-{
-    for (; bytes > 0; bytes -= LINE, source += LINE)
-        _mm_prefetch(source, _MM_HINT_NTA);
-}
+static void fetch_line(const char *source) { _mm_prefetch(source, _MM_HINT_NTA); }
+static void claim_line(const char *target) { _mm_prefetch(target, _MM_HINT_T0); }
 
 /* Non-temporal stores may pass later ones: without the fence, another rank could see "done" before the data. */
 static void finish(void) { _mm_sfence(); }
+#elif defined(__aarch64__) && defined(__GNUC__)
+enum { NON_TEMPORAL = 1 };
+static void store_line(char *target, const char *source)
+{
+    __asm__ volatile("ldp q0, q1, [%1]\n\tldp q2, q3, [%1, #32]\n\tstnp q0, q1, [%0]\n\tstnp q2, q3, [%0, #32]"
+                     : : "r"(target), "r"(source) : "v0", "v1", "v2", "v3", "memory");
+}
+static void fetch_line(const char *source) { __builtin_prefetch(source, 0, 0); }
+static void claim_line(const char *target) { __builtin_prefetch(target, 1, 3); }
+static void finish(void) { __asm__ volatile("dmb ish" : : : "memory"); }
 #else
 enum { NON_TEMPORAL = 0 };
-static void copy_run(char *target, const char *source, int64_t bytes) { memcpy(target, source, (size_t)bytes); }
-static void fetch_run(const char *source, int64_t bytes) { (void)source, (void)bytes; }
+static void store_line(char *target, const char *source) { memcpy(target, source, LINE); }
+static void fetch_line(const char *source) { (void)source; }
+static void claim_line(const char *target) { (void)target; }
 static void finish(void) {}
 #endif
 
-typedef struct { int64_t extent, source, target; } Axis;
-typedef struct { int64_t source, target; } Start;
-
-/* copy_runs(table, low, high): the bytes from `low` to `high` of each copy, counted along its runs, row by row.
- *
- * The table has 64-bit numbers: the bytes of a run, how many axes there are, and how many copies go together; each
- * axis, outermost first: extent and byte strides; each copy: the addresses of its first run. A copy with target 0 is a
- * gap between the others: its lines are fetched, so that the source is read in order, and nothing is written.
- */
-static PyObject *copy_runs(PyObject *Py_UNUSED(module), PyObject *arguments)
+/* Fewer bytes than a line, without a call: the first and the last words of them, which may overlap. */
+static void copy_part(char *target, const char *source, int64_t bytes)
 {
-    const char *table;
-    Py_ssize_t size;
-    long long low, high;
-    if (!PyArg_ParseTuple(arguments, "y#LL", &table, &size, &low, &high))
-        return NULL;
-    const int64_t *head = (const int64_t *)table;
-    if (size < 3 * (Py_ssize_t)sizeof *head || head[0] <= 0 || head[1] < 0 || head[2] < 0) {
-        PyErr_SetString(PyExc_ValueError, "the table has no head: bytes of a run, axes, copies");
-        return NULL;
-    }
-    const int64_t run = head[0], ndim = head[1], copies = head[2];
-    const Axis *axes = (const Axis *)(head + 3);
-    const Start *starts = (const Start *)(axes + ndim);
-    if (ndim > MOST_AXES || size != (Py_ssize_t)((const char *)(starts + copies) - table)) {
-        PyErr_SetString(PyExc_ValueError, "the table has another size than its head says");
-        return NULL;
-    }
-    Py_BEGIN_ALLOW_THREADS
-    int64_t index[MOST_AXES], source = 0, target = 0, row = low / run, skip = low % run;
-    for (int64_t at = ndim - 1; at >= 0; row /= axes[at].extent, at--) {
-        index[at] = row % axes[at].extent;
-        source += index[at] * axes[at].source;
-        target += index[at] * axes[at].target;
-    }
-    while (low < high) {
-        int64_t part = run - skip < high - low ? run - skip : high - low;
-        for (const Start *each = starts; each < starts + copies; each++) {
-            const char *from = (const char *)(intptr_t)(each->source + source + skip);
-            if (each->target)
-                copy_run((char *)(intptr_t)(each->target + target + skip), from, part);
-            else
-                fetch_run(from, part);
-        }
-        low += part, skip = 0;
-        for (int64_t at = ndim - 1; at >= 0; at--) {
-            source += axes[at].source, target += axes[at].target;
-            if (++index[at] < axes[at].extent)
-                break;
-            source -= index[at] * axes[at].source, target -= index[at] * axes[at].target;
-            index[at] = 0;
-        }
-    }
-    finish();
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    if (bytes >= 32) {
+        memcpy(target, source, 32);
+        memmove(target + bytes - 32, source + bytes - 32, 32);
+    } else if (bytes >= 16) {
+        memcpy(target, source, 16);
+        memmove(target + bytes - 16, source + bytes - 16, 16);
+    } else if (bytes >= 8) {
+        memcpy(target, source, 8);
+        memmove(target + bytes - 8, source + bytes - 8, 8);
+    } else
+        for (; bytes > 0; bytes--)
+            *target++ = *source++;
 }
 
-static PyMethodDef functions[] = {{"copy_runs", copy_runs, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+/* The beginning of a line whose end the next run may bring: then it is one store as well. */
+typedef struct { char *target; int64_t bytes; char line[LINE]; } Rest;
+
+static void settle_rest(Rest *rest)
+{
+    if (rest->bytes)
+        copy_part(rest->target, rest->line, rest->bytes);
+    rest->bytes = 0;
+}
+
+static void copy_run(Rest *rest, char *target, const char *source, int64_t bytes)
+{
+    int64_t part = -(intptr_t)target & (LINE - 1);
+    part = part < bytes ? part : bytes;
+    if (rest->bytes && target == rest->target + rest->bytes) {
+        copy_part(rest->line + rest->bytes, source, part);
+        rest->bytes += part;
+        if (rest->bytes == LINE) {
+            store_line(rest->target, rest->line);
+            rest->bytes = 0;
+        }
+    } else {
+        settle_rest(rest);
+        copy_part(target, source, part);
+    }
+    for (target += part, source += part, bytes -= part; bytes >= LINE; bytes -= LINE, source += LINE, target += LINE)
+        store_line(target, source);
+    if (bytes) {
+        rest->target = target, rest->bytes = bytes;
+        copy_part(rest->line, source, bytes);
+    }
+}
+
+/* copy_boxes(table, bytes): about so many bytes of what is left of some boxes, or all of it.
+ *
+ * The table is written to: it says how far the boxes have come. It has 64-bit numbers, as the types here do: a head, the
+ * boxes, their axes, and one number for each box. A box is nested loops around runs of bytes. The boxes of one row of a
+ * tile, on the side on which the copies walk, go together, in the order of their runs there.
+ */
+typedef struct { int64_t boxes, axes, by_source, row, origin; } Head;
+typedef struct { int64_t source, target, run, done, axes, inner, end, left, row; } Box;
+typedef struct { int64_t extent, source, target, index; } Axis;
+
+/* Goes to the next index of some axes, the last one first; whether there is one, or all are back at the first. */
+static int next_index(Box *box, Axis *axes, int64_t first, int64_t end)
+{
+    for (int64_t at = end - 1; at >= first; at--) {
+        Axis *axis = axes + at;
+        box->source += axis->source, box->target += axis->target;
+        if (++axis->index < axis->extent)
+            return 1;
+        box->source -= axis->extent * axis->source, box->target -= axis->extent * axis->target;
+        axis->index = 0;
+    }
+    return 0;
+}
+
+static void copy_rows(Head *head, int64_t wanted)
+{
+    Box *boxes = (Box *)(head + 1), *end = boxes + head->boxes;
+    Axis *axes = (Axis *)end;
+    int64_t *active = (int64_t *)(axes + head->axes), by_source = head->by_source, count = 0;
+    Rest rest = {0};
+    for (Box *box = boxes; box < end; box++)
+        if (box->left < 0) /* In the row that is being copied. */
+            active[count++] = box - boxes;
+    for (; wanted > 0;) {
+        if (!count) {
+            int64_t row = INT64_MAX;
+            for (Box *box = boxes; box < end; box++) {
+                if (!box->left || box->row > row)
+                    continue;
+                if (box->row < row)
+                    row = box->row, count = 0;
+                active[count++] = box - boxes;
+            }
+            if (!count)
+                break;
+            for (int64_t at = 0; at < count; at++)
+                boxes[active[at]].left = -boxes[active[at]].left;
+        }
+        int64_t last = INT64_MAX, gap = 0; /* Where the run before ended, and how far behind it lines are fetched. */
+        while (count && wanted > 0) {
+            int64_t first = 0, lowest = INT64_MAX;
+            for (int64_t at = 0; at < count; at++) {
+                Box *box = boxes + active[at];
+                int64_t place = by_source ? box->source : box->target;
+                if (place < lowest)
+                    lowest = place, first = at;
+            }
+            Box *box = boxes + active[first];
+            int64_t part = box->run - box->done < wanted + LINE ? box->run - box->done : wanted;
+            if (by_source && box->source > last && box->source - last <= gap)
+                for (int64_t line = last; line < box->source; line += LINE)
+                    fetch_line((const char *)(intptr_t)line);
+            copy_run(&rest, (char *)(intptr_t)(box->target + box->done),
+                     (const char *)(intptr_t)(box->source + box->done), part);
+            wanted -= part;
+            if ((box->done += part) < box->run)
+                break;
+            box->done = 0;
+            last = box->source + box->run, gap = box->run < SHORT ? 3 * box->run : 0;
+            if (next_index(box, axes, box->inner, box->end)) {
+                /* Lines at the ends of a run are read before they are written to, so that is begun early. */
+                intptr_t ahead = (intptr_t)(box->target + AHEAD * axes[box->end - 1].target);
+                if (by_source && ahead & (LINE - 1))
+                    claim_line((const char *)ahead);
+                if (by_source && (ahead + box->run) & (LINE - 1))
+                    claim_line((const char *)ahead + box->run);
+                continue;
+            }
+            box->left = -box->left - 1;
+            if (next_index(box, axes, box->axes, box->inner) && head->row)
+                box->row = ((by_source ? box->source : box->target) - head->origin) / head->row;
+            active[first] = active[--count];
+        }
+    }
+    settle_rest(&rest);
+    finish();
+}
+
+static PyObject *copy_boxes(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer table;
+    long long wanted;
+    if (!PyArg_ParseTuple(arguments, "w*L", &table, &wanted))
+        return NULL;
+    Head *head = (Head *)table.buf;
+    int fits = table.len >= (Py_ssize_t)sizeof *head && head->boxes >= 0 && head->axes >= 0 &&
+               head->boxes <= table.len && head->axes <= table.len &&
+               table.len == (Py_ssize_t)(sizeof *head + head->boxes * (sizeof(Box) + 8) + head->axes * sizeof(Axis));
+    if (fits) {
+        Py_BEGIN_ALLOW_THREADS
+        copy_rows(head, wanted);
+        Py_END_ALLOW_THREADS
+    } else
+        PyErr_SetString(PyExc_ValueError, "the table has another size than its head says");
+    PyBuffer_Release(&table);
+    return fits ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyMethodDef functions[] = {{"copy_boxes", copy_boxes, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_stream", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__stream(void)
 {
     PyObject *made = PyModule_Create(&module);
-    if (made && PyModule_AddIntConstant(made, "NON_TEMPORAL", NON_TEMPORAL) < 0)
+    if (made && PyModule_AddObjectRef(made, "is_non_temporal", NON_TEMPORAL ? Py_True : Py_False) < 0)
         Py_CLEAR(made);
     return made;
 }

@@ -1,5 +1,8 @@
-NON_TEMPORAL: int
-"""1 if the stores go past the caches, 0 where the compiler has none that do."""
+import numpy as np
+from numpy.typing import NDArray
 
-def copy_runs(table: bytes, low: int, high: int, /) -> None:
-    """Copies the bytes from `low` to `high` of the nest of runs that a table describes."""
+is_non_temporal: bool
+"""Whether the stores go past the caches: not where the compiler has none that do."""
+
+def copy_boxes(table: NDArray[np.int64], wanted: int, /) -> None:
+    """Copies about so many bytes of what is left of a table's boxes, or all of it; the table says how far they are."""

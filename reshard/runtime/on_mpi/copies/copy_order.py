@@ -17,7 +17,7 @@ bytes 1.4 instead of 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import NamedTuple
@@ -26,8 +26,18 @@ import numpy as np
 
 from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box
 from reshard.lower.to_mpi.tile_blocks import list_strides
-from reshard.runtime.on_mpi.copies.stream_copy import list_stream_steps
-from reshard.runtime.on_mpi.copies.strided_copy import LINE, LONG_RUN, Array, copy_view, needs_blocks, widen_views
+from reshard.runtime.on_mpi.copies import stream_copy
+from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
+from reshard.runtime.on_mpi.copies.strided_copy import (
+    LINE,
+    LONG_RUN,
+    Array,
+    TileCopies,
+    copy_view,
+    needs_blocks,
+    pair_views,
+    widen_views,
+)
 
 _PART = 512 << 10  # Bytes of a part: with its gaps, about a core's cache; half of that takes 2% longer.
 NEAR = 16 << 10  # Bytes of a run from which its gaps cost little.
@@ -123,17 +133,28 @@ def _read_ahead(parts: Sequence[_Placed], elements: int, itemsize: int) -> Itera
 
 
 def list_copy_steps(
-    views: Sequence[tuple[Array, Array]], order: Order, tile: Array | None = None
+    copies: Sequence[TileCopies], order: Order, made: dict[Hashable, CopyTable], tile: Array | None = None
 ) -> list[Callable[[], object]]:
-    """The copies of raw (target, source) views as functions, in this order; one by one if some copy transposes.
+    """The copies as functions, in this order; one by one if some copy transposes.
 
-    `tile` is the one that they read, if the order is that of its memory.
+    `tile` is the one that they read, if the order is that of its memory. `made` has what an earlier call with the same
+    blocks has worked out.
     """
-    if any(needs_blocks(*pair) for pair in views):
-        return [partial(copy_view, *pair) for pair in views]
-    streamed = list_stream_steps(views)
+    ends = [(each.source.ctypes.data, each.target.ctypes.data) for each in copies]
+    key = tile is not None, *((each.target.strides, each.source.strides) for each in copies)
+    table, apart = made.get(key), not any(np.may_share_memory(each.target, each.source) for each in copies)
+    views: list[tuple[Array, Array]] = []
+    if table is None:
+        views = [pair for each in copies for pair in pair_views(*each)]
+        if any(needs_blocks(*pair) for pair in views):
+            return [partial(copy_view, *pair) for pair in views]
+        if apart and sum(target.nbytes for target, _ in views) >= stream_copy.LARGE and stream_copy.find_kernel():
+            groups = [len(each.blocks) for each in copies]
+            table = made[key] = CopyTable(views, tile is not None, groups, ends)
+    streamed = table.list_steps(ends, copies) if table is not None and apart else None
     if streamed is not None:
         return streamed
+    views = views or [pair for each in copies for pair in pair_views(*each)]
     wide = [widen_views(*pair) for pair in views]
     memory = None if tile is None or not tile.flags.c_contiguous else tile.reshape(-1).view(np.uint8)
     steps: list[Callable[[], object]] = []

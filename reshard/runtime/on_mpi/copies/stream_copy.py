@@ -1,31 +1,35 @@
-"""Large copies that go past the caches: what is written is not read first, and what is read is read in order.
+"""Large copies that go past the caches: what is written is not read first, and tiles are walked in order.
 
     numpy    all rows of one copy, or a part of them, then those of the next: each reads every fourth run of the tile
-    here     a row of each copy, then the next row of each: together they read the tile from its beginning to its end
+    here     a row of the tile, run by run, whichever copy it belongs to, then the next row
+
+    tile     a a a a b b b c c c c a a a a b b b c c c c     copies a, b and c: boxes of rows and columns
+    lines    |         |         |         |         |       most runs end within one: what follows completes it
 
 Prefetchers follow memory that is read in order, not runs with gaps, and numpy walks along the target alone. The loop
 is a small extension in C (`_stream.c`), which is built where the package is installed if a compiler is there: Python
-has no store that goes past the caches. Without it, numpy makes all copies. Copies that do not lie at multiples of 16
-bytes, those that transpose, and those onto their own source are numpy's in any case.
+has no store that goes past the caches. It merges the runs of all copies by their places in one tile, the one that all
+of them read or write, so unrelated blocks, of any bytes at any place, take no longer than equal ones. Without it, numpy
+makes all copies, as it does those of very short runs, such as transpositions, and those onto their own source.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.geometry.blocks import Axis, Block, fuse_axes
-from reshard.runtime.on_mpi.copies.strided_copy import LINE, Array, copy_view
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view
 
 try:
-    from . import _stream
+    from ._stream import copy_boxes, is_non_temporal
 except ImportError:  # There was no compiler where this was installed.
-    _stream = None
+    copy_boxes, is_non_temporal = None, False
 
 SWITCH = "RESHARD_MPI_STREAM"
 """Environment variable: 0 leaves all copies to numpy."""
@@ -36,19 +40,19 @@ LARGE = 4 << 20
 SHORT = 2 << 10
 """Bytes of a run below which its gaps are read, too, so that the tile is read in order."""
 
-_WORD = 16  # Bytes that one store moves: runs, and where they start, are multiples of it.
-_UNEVEN = 512  # Bytes of a run at least if its target does not begin and end at cache lines.
-_NEAR = 16 << 10  # Bytes of a run from which its gaps cost little.
-_OF_ROW = 4  # They are read if at least so large a part of each row, here a fourth, is copied.
+_SHORTEST = 128  # Bytes of a run, on average, from which the extension is faster than numpy.
+_ROW = 16 << 10  # Bytes of a row at least: looking for the boxes of the next one takes a twentieth of its copy.
 _PART = 1 << 20  # Bytes of a step, about: messages are looked after between steps.
-_LEAST = 128 << 10  # Bytes that a step has at least, on average: each takes a microsecond or two beside its copy.
+_LEAST = 16 << 10  # Bytes that a box has at least, on average: each takes ten microseconds beside its copy.
 
-CopyRuns = Callable[[bytes, int, int], object]
+_HEAD, _BOX = 5, 9  # The numbers of a table's head, and of a box: see `_stream.c`.
+
+CopyBoxes = Callable[[NDArray[np.int64], int], object]
 
 
-def find_kernel() -> CopyRuns | None:
+def find_kernel() -> CopyBoxes | None:
     """The function of the extension; None if it was not built, or if it is turned off."""
-    return None if _stream is None or os.environ.get(SWITCH) == "0" else _stream.copy_runs
+    return None if os.environ.get(SWITCH) == "0" else copy_boxes
 
 
 def describe_copies() -> str:
@@ -57,26 +61,82 @@ def describe_copies() -> str:
     >>> describe_copies().split(":")[0] in ("past the caches", "in rows", "numpy")
     True
     """
-    if find_kernel() is not None and _stream is not None:
-        return "past the caches: by non-temporal stores" if _stream.NON_TEMPORAL else "in rows: by memcpy"
-    if _stream is None:
+    if find_kernel() is not None:
+        return "past the caches: by non-temporal stores" if is_non_temporal else "in rows: by memcpy"
+    if copy_boxes is None:
         return "numpy: the C extension was not built when reshard was installed, which takes a C compiler"
     return f"numpy: {SWITCH} is 0"
 
 
-class _Nest(NamedTuple):
-    """Loops of `axes`, in bytes, around runs of `run` bytes; `by_source` says which side has the shorter runs."""
-
-    run: int
-    axes: tuple[Axis, ...]
-    by_source: bool
-
-
-class _Start(NamedTuple):
-    """The addresses of the first runs of a copy; a target of 0 is a gap, which is read and not copied."""
+class _Box(NamedTuple):
+    """Loops of `axes`, in bytes, around runs of `run` bytes, from the address `source` to `target`."""
 
     source: int
     target: int
+    run: int
+    axes: Sequence[Axis]
+
+
+class CopyTable:
+    """Some copies as the extension takes them: boxes, and how they fall into rows of the tile along which they walk.
+
+    Copies are raw (target, source) views; `groups` has as many of them for each pair of tiles, and `bases` where these
+    tiles lie. Made once, it serves tiles at any other addresses, too. Without groups, places are addresses.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[tuple[Array, Array]],
+        by_source: bool | None = None,
+        groups: Sequence[int] = (),
+        bases: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.nbytes = sum(target.nbytes for target, _ in views)
+        group = np.repeat(np.arange(len(groups)), groups) if groups else np.zeros(len(views), np.int64)
+        starts = np.array(bases or [(0, 0)], np.int64)[group].tolist()
+        boxes: list[_Box] = []
+        used: list[int] = []
+        for at, ((target, source), (from_source, from_target)) in enumerate(zip(views, starts, strict=True)):
+            if target.size:
+                boxes.append(_find_box(target, source, from_source, from_target))
+                used.append(at)
+        self._group = group[used]
+        if by_source is None:
+            # Along the side whose runs are shorter, where it matters most to prefetchers.
+            runs = [sum(_count_runs(box, side) for box in boxes) for side in (1, 2)]
+            by_source = runs[0] >= runs[1]
+        self._side, side = (0, 1) if by_source else (1, 2)
+        strides = sorted({abs(axis[side]) for box in boxes for axis in box.axes})
+        row = next((stride for stride in strides if stride >= _ROW), strides[-1] if strides else 0)
+        numbers: list[int] = []
+        loops: list[int] = []
+        runs = 0
+        for box in boxes:
+            axes = fuse_axes(Block(0, 0, tuple(sorted(box.axes, key=lambda axis: -abs(axis[side]))))).axes
+            outer = [axis.extent for axis in axes if abs(axis[side]) >= row]
+            first = len(loops) // 4
+            ends = first, first + len(outer), first + len(axes)
+            place = box.source if by_source else box.target
+            numbers += [box.source, box.target, box.run, 0, *ends, math.prod(outer), place // max(1, row)]
+            loops += [number for axis in axes for number in (*axis, 0)]
+            runs += math.prod(axis.extent for axis in axes)
+        self._worth = self.nbytes >= max(_LEAST * len(boxes), _SHORTEST * runs)
+        head = [len(boxes), len(loops) // 4, by_source, row, 0]
+        self._numbers = np.array([*head, *numbers, *loops, *[0] * len(boxes)], np.int64)
+
+    def list_steps(self, bases: Sequence[tuple[int, int]], alive: object) -> list[Callable[[], object]] | None:
+        """The copies as functions, between pairs of tiles at these (source, target) addresses, which are kept `alive`;
+        None if numpy is faster.
+        """
+        kernel = find_kernel()
+        if kernel is None or not self._worth:
+            return None
+        table = self._numbers.copy()
+        boxes = table[_HEAD : _HEAD + _BOX * len(self._group)].reshape(-1, _BOX)
+        boxes[:, :2] += np.array(bases, np.int64)[self._group]
+        table[_HEAD - 1] = bases[0][self._side]
+        # Each copies the next part.
+        return [lambda _=alive: kernel(table, _PART)] * -(-self.nbytes // _PART)
 
 
 def list_stream_steps(
@@ -89,34 +149,16 @@ def list_stream_steps(
 
     >>> import numpy as np
     >>> one, other = np.arange(1 << 20), np.zeros(1 << 20, int)
-    >>> for step in list_stream_steps([(other, one)]) or [partial(np.copyto, other, one)]:
+    >>> for step in list_stream_steps([(other, one)]) or [lambda: np.copyto(other, one)]:
     ...     step()
     >>> np.array_equal(one, other)
     True
     """
-    nbytes = sum(target.nbytes for target, _ in views)
-    kernel = find_kernel() if nbytes >= (LARGE if least is None else least) else None
-    if kernel is None:
+    if find_kernel() is None or sum(target.nbytes for target, _ in views) < (LARGE if least is None else least):
         return None
-    alike: dict[_Nest, list[_Start]] = {}
-    for target, source in views:
-        nest = None if np.may_share_memory(target, source) else _find_nest(target, source)
-        if nest is None:
-            return None
-        alike.setdefault(nest, []).append(_Start(source.ctypes.data, target.ctypes.data))
-    groups = [(nest, rows) for nest, starts in alike.items() for rows in _group_rows(nest, starts)]
-    if nbytes < _LEAST * len(groups):
+    if any(np.may_share_memory(*pair) for pair in views):
         return None
-    steps: list[Callable[[], object]] = []
-    for nest, starts in groups:
-        rows = _add_gaps(nest, starts)
-        numbers = [nest.run, len(nest.axes), len(rows), *(n for axis in nest.axes for n in axis)]
-        table = struct.pack(f"{len(numbers) + 2 * len(rows)}q", *numbers, *(n for start in rows for n in start))
-        # A step is of whole runs if some fit into it, and else of whole cache lines of one run of each copy.
-        unit = nest.run if nest.run * len(rows) <= _PART else LINE
-        size, step = Block(0, 0, nest.axes).elements * nest.run, max(1, _PART // len(rows) // unit) * unit
-        steps += [partial(_run_step, kernel, table, at, min(at + step, size), views) for at in range(0, size, step)]
-    return steps
+    return CopyTable(views).list_steps([(0, 0)], views)
 
 
 def copy_views(views: Sequence[tuple[Array, Array]]) -> None:
@@ -130,59 +172,21 @@ def copy_views(views: Sequence[tuple[Array, Array]]) -> None:
         step()
 
 
-def _run_step(kernel: CopyRuns, table: bytes, low: int, high: int, _: object) -> None:
-    """Runs a part of a table; the last argument keeps its arrays alive."""
-    kernel(table, low, high)
-
-
-def _find_nest(target: Array, source: Array) -> _Nest | None:
-    """A copy as runs that are contiguous on both sides; None if it is for numpy."""
+def _find_box(target: Array, source: Array, from_source: int, from_target: int) -> _Box:
+    """A copy as runs that are contiguous on both sides, with its places from these addresses on."""
     axes = [Axis(*axis) for axis in zip(target.shape, source.strides, target.strides, strict=True) if axis[0] != 1]
-    by_source = _count_contiguous(axes, 1, target.itemsize) <= _count_contiguous(axes, 2, target.itemsize)
-    # Rows follow the memory of the side whose runs are shorter, where it matters most to prefetchers.
-    axes.sort(key=lambda axis: -abs(axis[1 if by_source else 2]))
+    axes.sort(key=lambda axis: -abs(axis.dst))
     run = target.itemsize
     while axes and axes[-1].src == axes[-1].dst == run:
         run *= axes.pop().extent
-    places = [source.ctypes.data, target.ctypes.data, run, *(n for axis in axes for n in axis[1:])]
-    lines = [target.ctypes.data, run, *(axis.dst for axis in axes)]
-    if any(n % _WORD for n in places) or (run < _UNEVEN and any(n % LINE for n in lines)) or run == 0:
-        return None
-    return _Nest(run, fuse_axes(Block(0, 0, tuple(axes))).axes, by_source)
+    return _Box(source.ctypes.data - from_source, target.ctypes.data - from_target, run, axes)
 
 
-def _count_contiguous(axes: Sequence[Axis], side: int, itemsize: int) -> int:
-    """Bytes of a run on one side."""
-    for axis in sorted(axes, key=lambda axis: abs(axis[side])):
-        if axis[side] != itemsize:
+def _count_runs(box: _Box, side: int) -> int:
+    """The runs of a copy on one side, where they may be longer than on both together."""
+    run, count = box.run, math.prod(axis.extent for axis in box.axes)
+    for axis in sorted(box.axes, key=lambda axis: abs(axis[side])):
+        if axis[side] != run:
             break
-        itemsize *= axis.extent
-    return itemsize
-
-
-def _row_bytes(nest: _Nest) -> int:
-    """Bytes from one run to the next, on the side with the shorter runs."""
-    return abs(nest.axes[-1][1 if nest.by_source else 2]) if nest.axes else 0
-
-
-def _group_rows(nest: _Nest, starts: Sequence[_Start]) -> Iterator[list[_Start]]:
-    """The copies that go row by row together, because they fill each other's gaps."""
-    side, row = 0 if nest.by_source else 1, _row_bytes(nest) if nest.run < _NEAR else 0
-    together: list[_Start] = []
-    for start in sorted(starts, key=lambda each: (each[side], each[1 - side])):
-        if together and start[side] - together[0][side] >= row:
-            yield together
-            together = []
-        together.append(start)
-    if together:
-        yield together
-
-
-def _add_gaps(nest: _Nest, starts: Sequence[_Start]) -> list[_Start]:
-    """The same copies, and as gaps what they leave out of short rows of the source, if that is little."""
-    row, run = _row_bytes(nest), nest.run
-    if not nest.by_source or run >= SHORT or _OF_ROW * run * len(starts) < row:
-        return list(starts)
-    ends = [*(start.source for start in starts[1:]), starts[0].source + row]
-    gaps = (range(start.source + run, end, run) for start, end in zip(starts, ends, strict=True))
-    return [each for start, gap in zip(starts, gaps, strict=True) for each in (start, *(_Start(at, 0) for at in gap))]
+        run, count = run * axis.extent, count // axis.extent
+    return count

@@ -10,7 +10,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -108,6 +108,14 @@ def view_block(tile: Array, block: Block, end: End) -> Array:
     start, _ = _side_of_block(block, end)
     each = zip(list_strides(tile.shape), tile.shape, strict=True)
     return as_strided(tile[tuple(slice(start // step % size, None) for step, size in each)], block.extents, strides)
+
+
+class TileCopies(NamedTuple):
+    """The copies that blocks make from one tile to another."""
+
+    blocks: Sequence[Block]
+    target: Array
+    source: Array
 
 
 def pair_views(blocks: Iterable[Block], target: Array, source: Array) -> list[tuple[Array, Array]]:
