@@ -2,6 +2,8 @@
 
     python benchmarks/aot.py                              # 120 pairs on TPU v5p 2x2x2
     python benchmarks/aot.py --budget 1.25                # the same under a budget, in times source and target
+    python benchmarks/aot.py --budgets 100 --seed 7       # random moves, each under a random budget: is it kept?
+    python benchmarks/aot.py --budgets 100 --cpu          # the same on 8 CPU devices; or with --gpu 1x1x8
     python benchmarks/aot.py --topology v5p:4x8x8 --pairs 60 --no-xla          # 256 chips
     python benchmarks/aot.py --cases                      # the moves that users reported
     python benchmarks/aot.py --gpu 1x1x8                  # 8 H100s; 1x8x8 is 64 of them (slices x hosts x GPUs)
@@ -23,8 +25,9 @@ import math
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import geometric_mean
@@ -36,6 +39,8 @@ if __package__ in (None, ""):  # run as a file: the folder above is the project
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask a server that only a TPU machine has
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 import jax
 import numpy as np
@@ -46,6 +51,7 @@ from rich.table import Table
 
 from benchmarks.against_shardy import named
 from reshard import hlo
+from reshard.errors import BudgetError
 from reshard.jax import placement, redistribute
 from reshard.jax.request import ReshardRequest, plan_request
 from reshard.plans.plan import Plan
@@ -80,7 +86,10 @@ Array = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Memory:
-    """The compiler's own figures, in bytes on a device: arguments, outputs, temporaries, and the peak."""
+    """The compiler's own figures, in bytes on a device: arguments, outputs, temporaries, and the peak.
+
+    XLA:CPU leaves the temporaries out of its peak.
+    """
 
     argument: int
     output: int
@@ -91,12 +100,14 @@ class Memory:
     def of(cls, compiled: Any) -> Memory:
         """The memory analysis of a `jax.stages.Compiled`."""
         analysis = compiled.memory_analysis()
-        return cls(
-            analysis.argument_size_in_bytes,
-            analysis.output_size_in_bytes,
-            analysis.temp_size_in_bytes,
-            analysis.peak_memory_in_bytes,
+        sizes = (
+            int(analysis.argument_size_in_bytes),
+            int(analysis.output_size_in_bytes),
+            int(analysis.temp_size_in_bytes),
         )
+        cpu = next(iter(compiled.input_shardings[0][0].device_set)).platform == "cpu"
+        peak = sum(sizes) - analysis.alias_size_in_bytes if cpu else analysis.peak_memory_in_bytes
+        return cls(*sizes, int(peak))
 
 
 Collectives = dict[str, tuple[int, int]]
@@ -288,6 +299,71 @@ def _case(case: dict[str, Any], gpu: bool) -> tuple[str, Compilation]:
     return f"{case['id']}{f', dims x {scale}' if scale > 1 else ''}", Compilation.of((source, target), on)
 
 
+# ---- promises --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A move under a budget, which the compiler says is kept, or is not, or which was refused.
+
+    `smallest` is the budget that the refusal says works, `peak` what is compiled for the budget, or for that one, and
+    `seconds` what choosing it took.
+    """
+
+    pair: Pair
+    budget: int
+    smallest: int | None
+    peak: int
+    steps: tuple[str, ...]
+    seconds: float
+
+    @property
+    def kept(self) -> bool:
+        """Whether what is compiled keeps to the budget, or to the one that was said to work."""
+        return self.peak <= (self.budget if self.smallest is None else self.smallest)
+
+    def __str__(self) -> str:
+        source, target = self.pair
+        ends = source.tile_bytes + target.tile_bytes
+        refused = "" if self.smallest is None else f", refused, {self.smallest / ends:.3f} works"
+        return (
+            f"{'kept' if self.kept else 'BROKEN'}: {source} to {target} {source.mesh}, budget {self.budget / ends:.3f}"
+            f"{refused}, compiled {self.peak / ends:.3f} in {self.seconds:.1f} s: {' '.join(self.steps)}"
+        )
+
+
+def random_promises(on: Sequence[Any], count: int, seed: int) -> Iterator[Promise]:
+    """Moves of random arrays between random layouts, on random meshes of 8 devices, under random budgets.
+
+    Dims have 192 to 768 elements, but for two of a rank of 4, of 8 to 64; budgets are 1.1 to 2.0 times source and
+    target.
+    """
+    choose = random.Random(seed)
+    for _ in range(count):
+        rank, mesh = choose.choice((2, 3, 4)), named(choose.choice(("2x4", "2x2x2", "8")))
+        shape = [choose.choice((192, 256, 384, 512, 768)) for _ in range(min(rank, 3 if rank == 3 else 2))]
+        shape += [choose.choice((8, 16, 32, 64)) for _ in range(rank - len(shape))]
+        choose.shuffle(shape)
+        dtype = choose.choice(("bfloat16", "float32"))
+        source, target = choose.sample(list(contiguous_layouts(mesh, tuple(shape), dtype)), 2)
+        yield check_promise((source, target), on, choose.uniform(1.1, 2.0))
+
+
+def check_promise(pair: Pair, on: Sequence[Any], times: float) -> Promise:
+    """What a budget of so many times source and target comes to."""
+    compilation, smallest, began = Compilation.of(pair, on, times), None, time.perf_counter()
+    budget = compilation.budget or 0
+    try:
+        plan = compilation.plan
+    except BudgetError as error:
+        smallest = error.smallest
+        compilation = replace(compilation, budget=smallest)
+        plan = compilation.plan
+    seconds = time.perf_counter() - began
+    steps = tuple(f"{step.kind}/{step.mode.parts}" if step.mode.parts > 1 else step.kind for step in plan.steps)
+    return Promise(pair, budget, smallest, Memory.of(compilation.ours()).peak, steps, seconds)
+
+
 # ---- on the screen ---------------------------------------------------------------------------------
 
 
@@ -353,12 +429,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=512, help="of each of the three dims")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--budget", type=float, help="a limit, as so many times source and target; from 1 up")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budgets", type=int, metavar="N", help="so many random moves under random budgets instead")
+    parser.add_argument("--cpu", action="store_true", help="8 CPU devices instead, for --budgets")
+    parser.add_argument("--seed", type=int, help="repeats the run that printed it")
     parser.add_argument("--no-xla", action="store_true", help="leave XLA's own identity out")
     parser.add_argument("--cases", action="store_true", help="the moves that users reported, instead of random ones")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     gpu = options.gpu is not None
+    if options.budgets:
+        seed = random.randrange(1 << 32) if options.seed is None else options.seed
+        on = jax.devices("cpu")[:8] if options.cpu else devices(options.gpu or options.topology, gpu)
+        return show_promises(random_promises(on, options.budgets, seed), seed)
     measured = cases(gpu) if options.cases else _random(options, gpu)
     error = Console(stderr=True, highlight=False)
     rows: list[Row] = []
@@ -379,11 +461,26 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(problems))
 
 
+def show_promises(promises: Iterator[Promise], seed: int) -> int:
+    """Prints what became of each budget; 1 if one is broken."""
+    console, made = Console(highlight=False, soft_wrap=True), list[Promise]()
+    for promise in promises:
+        made.append(promise)
+        console.print(f"{len(made)} {promise}", markup=False)
+    refused, broken = [one for one in made if one.smallest is not None], [one for one in made if not one.kept]
+    taken = sorted(one.seconds for one in made)
+    console.print(
+        f"seed {seed}: {len(made)} budgets, {len(broken)} broken, {len(refused)} refused; a choice takes "
+        f"{taken[len(taken) // 2]:.2f} s, at most {taken[-1]:.2f}"
+    )
+    return int(bool(broken))
+
+
 def _random(options: argparse.Namespace, gpu: bool) -> Iterator[Row]:
     """The rows of random pairs."""
     on = devices(options.gpu or options.topology, gpu)
     array = ((options.size,) * 3, options.dtype)
-    moves = pairs(MESHES[len(on)], options.pairs, options.seed, array)
+    moves = pairs(MESHES[len(on)], options.pairs, options.seed or 0, array)
     return rows(on, moves, options.budget, not options.no_xla)
 
 

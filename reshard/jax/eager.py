@@ -23,12 +23,12 @@ from jax.experimental.layout import Format
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from reshard.errors import LayoutError, MeshError, PlanError
-from reshard.jax import crossing, placement
+from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
+from reshard.jax import compiled_forms, crossing, placement
 from reshard.jax.agreement import agree_on_moves
 from reshard.jax.placement import local_shards
 from reshard.jax.request import ReshardRequest, check_even, plan_request
-from reshard.jax.running import start_program, weaken, weaken_on
+from reshard.jax.running import start_program, weaken_on
 from reshard.lower.to_shard_map import spread_scale
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
@@ -170,7 +170,19 @@ def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak
         with placement.without_mesh(), placement.without_transfer_guard():
             plan, run = crossing.program_across(request, shape, dtype.name)
         return _over_two_meshes(plan, request, run, weak, partial(crossing.compile_across, plan, request))
-    return compile_plan(plan_request(request, shape, dtype.name), request, weak)
+    if request.options.budget is None or jax.process_count() == 1:
+        return compile_plan(plan_request(request, shape, dtype.name), request, weak)
+    # What a compiler says of a form decides it, and processes may have different ones.
+    found: Plan | BudgetError
+    try:
+        found = plan_request(request, shape, dtype.name)
+    except BudgetError as error:
+        found = error
+    refused = isinstance(found, BudgetError)
+    agree_on_moves([(request, shape, dtype.name)], f"by {found if refused else found.to_json()}")
+    if refused:
+        raise found
+    return compile_plan(found, request, weak)
 
 
 def compile_plan(
@@ -185,21 +197,18 @@ def compile_plan(
     if request.crosses:
         compile_across = partial(crossing.compile_across, plan, request, devices)
         return _over_two_meshes(plan, request, compile_across(), weak, compile_across)
-    # One jitted program cannot hold both ends: it has one order of devices, and one mesh if it is explicit.
-    two_types = placement.has_explicit(source.mesh) and source.mesh.shape != target.mesh.shape
-    if isinstance(source.mesh, JaxMesh) and (two_types or request.reorders):
+    if compiled_forms.runs_on_stack(source, target):
         reorder = partial(reordered_program, plan, source, target)
         return _over_two_meshes(plan, request, reorder(), weak, reorder)
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
-        there = on_jax.apply_plan(plan, source.mesh, x, into, scale)
-        return weaken(there) if weak and request.plain else there
+        return on_jax.apply_plan(plan, source.mesh, x, into, scale)
 
-    # XLA can reuse a donated source's buffer for the result if both have one size.
-    same = plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even
-    donated = (0,) if request.plain and request.options.donate and same else ()
-    held: dict[str, Any] = {"in_shardings": source} if request.plain else {}
-    run = jax.jit(moved, out_shardings=target, donate_argnums=donated, **held)
+    run = (
+        compiled_forms.jit_move(plan, source, target, request.options.donate, weak)
+        if request.plain
+        else jax.jit(moved, out_shardings=target)
+    )
     # A move gains by sharing a program if it is small, and others' tiles count against no budget.
     nbytes = plan.source.tile_bytes + plan.target.tile_bytes
     small = nbytes <= SMALL

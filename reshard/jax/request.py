@@ -15,7 +15,8 @@ platform_network  the network that plans are made for, where the caller names no
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -24,9 +25,9 @@ from typing import Any
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 
-from reshard.errors import LayoutError, PlanError
+from reshard.errors import BudgetError, LayoutError, PlanError
 from reshard.geometry.remesh import one_set
-from reshard.jax import placement
+from reshard.jax import compiled_forms, placement
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.runtime.platform_network import choose_network
@@ -171,33 +172,47 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
             made if on_jax.overwrites_source(made) else best_plan_on(target.mesh, move, options._replace(donate=False))
         )
 
-    if platform == "cpu":
-        made = best(options)
-        free = budget is None and made.seconds is None and not made.donate
-        return on_jax.in_rounds(made) if free else made
+    def within(limit: int) -> Plan:
+        return best(options._replace(budget=limit))
+
     whole = best(options._replace(budget=None))
-    if budget is None:
-        if not padded or options.network_named:
-            return on_jax.in_parts(whole, overlap=overlap, lanes=padded)
+    if platform == "cpu":
+        free = on_jax.in_rounds(whole) if whole.seconds is None and not whole.donate else whole
+    elif not padded or options.network_named:
+        free = on_jax.in_parts(whole, overlap=overlap, lanes=padded)
+    else:
         # By other steps, where nobody named the network and these need far less of a TPU's memory.
-        parted, network = on_jax.in_parts_on_tpu(whole), options_on(placement.devices_of(target.mesh), options).network
-        same = [step.kind for step in parted.steps] == [step.kind for step in whole.steps]
-        return parted if same else cost.time_on_network(parted, network)
+        free = on_jax.in_parts_on_tpu(whole)
+        if [step.kind for step in free.steps] != [step.kind for step in whole.steps]:
+            free = cost.time_on_network(free, options_on(placement.devices_of(target.mesh), options).network)
+    if budget is None:
+        return free
+    if compiled_forms.asks_compiler(source, target, whole):
+        return _plan_as_compiled(request, whole, free, within)
+    if platform == "cpu":
+        return within(budget)
+    # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do. The
+    # plan without a budget may keep to it in parts; only then is one planned that keeps to it in one piece.
+    for overlaps, times in product((True, False) if overlap else (False,), (1, 2, 4)):
+        parted = on_jax.in_parts(whole, count=times * on_jax.PARTS, overlap=overlaps, lanes=padded)
+        if on_jax.peak_bytes(parted, padded) <= budget:
+            return parted
+    return within(budget)
 
-    def fit(plan: Plan) -> Plan | None:
-        # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do.
-        for overlaps, times in product((True, False) if overlap else (False,), (1, 2, 4)):
-            parted = on_jax.in_parts(plan, count=times * on_jax.PARTS, overlap=overlaps, lanes=padded)
-            if on_jax.peak_bytes(parted, padded) <= budget:
-                return parted
-        return None
 
-    # The plan without a budget may keep to it in parts; only then is one planned that keeps to it in one piece.
-    fitted = fit(whole)
-    if fitted is None:
-        bounded = best(options)
-        fitted = fit(bounded) or bounded
-    return fitted
+def _plan_as_compiled(request: ReshardRequest, whole: Plan, free: Plan, within: Callable[[int], Plan]) -> Plan:
+    """The form of a move that keeps to the budget as the compiler says; `whole` and `free` are the plan and the form
+    without a budget, and `within` is the planner under one."""
+    options, platform, bounded = request.options, placement.platform_of(request.target.mesh), list[Plan]()
+    budget = options.budget or 0
+    # The planner counts no tables of indices and the like.
+    for limit in (budget, budget - budget // 64):
+        with suppress(BudgetError):
+            bounded.append(within(limit))
+    forms = compiled_forms.list_forms_of(whole, within, platform)
+    # On CPU nothing overlaps, and messages in pieces are as fast as parts in a loop.
+    order = [*bounded, *forms] if platform == "cpu" else [free, *forms, *bounded]
+    return compiled_forms.fit_compiled(order, forms, budget, request.ends, options.donate)
 
 
 @lru_cache(maxsize=4096)

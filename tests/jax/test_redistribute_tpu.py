@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard import hlo
+from reshard.errors import BudgetError
 from reshard.jax import redistribute
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
@@ -114,17 +115,33 @@ def test_the_sample_has_every_step_that_moves():
     assert set(kinds) == {"all_gather", "all_to_all", "permute", "exchange"} and min(kinds.values()) >= 4, kinds
 
 
-def test_under_a_budget_it_is_the_plan_of_the_budget():
-    """As the budget grows: messages in pieces, whole messages, one all-to-all."""
-    mesh = rs.Mesh(x=4, y=2)
-    pair = Layout.parse("f32[{x}128, {y}128]", mesh), Layout.parse("f32[512, {y}{x}32]", mesh)
-    tiles = pair[0].tile_bytes + pair[1].tile_bytes
-    launches = []
-    for budget in (tiles + tiles // 8, tiles + tiles // 4, 2 * tiles):
-        plan = rs.plan(*pair, budget)
-        assert executed(compiled("v5p:2x2x2", pair, budget=budget)) == promised(plan)
-        launches.append(plan.launches)
-    assert launches == [6, 3, 1]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "before", "after", "times"),
+    [
+        # A target of 64 lanes, padded beside its buffers; a source whose parts are narrow; another dim becomes minor.
+        ({"x": 8}, "bf16[256, 8, {x}32, 64]", "bf16[256, 8, 256, 64]", 1.3),
+        ({"x": 8}, "bf16[{x}32, 8, 256, 64]", "bf16[256, 8, {x}32, 64]", 1.3),
+        ({"x": 8}, "f32[{x}64, 256, 192]", "f32[512, {x}32, 192]", 1.31),
+        # An all-to-all at once and small arrays, in parts however small they are.
+        ({"x": 8}, "bf16[4096, {x}1024]", "bf16[{x}512, 8192]", 1.5),
+        ({"x": 2, "y": 2, "z": 2}, "f32[{x}192, {y}128]", "f32[384, 256]", 1.2),
+        # No form of this one fits: its rows of 32 lanes are copied.
+        ({"x": 4, "y": 2}, "f32[{x}128, {y}128]", "f32[512, {y}{x}32]", 1.125),
+    ],
+)
+def test_under_a_budget_what_is_compiled_keeps_to_it(sizes: dict[str, int], before: str, after: str, times: float):
+    """Or to the one that the refusal says works."""
+    mesh = rs.Mesh(sizes)
+    pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+    budget = int(times * sum(end.tile_bytes for end in pair))
+    try:
+        executable = compiled("v5p:2x2x2", pair, network=None, budget=budget)
+    except BudgetError as error:
+        assert times == 1.125
+        budget = error.smallest
+        executable = compiled("v5p:2x2x2", pair, network=None, budget=budget)
+    assert executable.memory_analysis().peak_memory_in_bytes <= budget
 
 
 def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
@@ -277,7 +294,7 @@ def test_memory_under_a_budget(times: float):
         pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
         budget = int(times * (pair[0].tile_bytes + pair[1].tile_bytes))
         executable = compiled("v5p:2x2x2", pair, budget=budget)
-        assert executable.memory_analysis().peak_memory_in_bytes <= budget * SLACK
+        assert executable.memory_analysis().peak_memory_in_bytes <= budget
 
 
 @pytest.mark.slow

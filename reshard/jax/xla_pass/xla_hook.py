@@ -38,6 +38,7 @@ from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions, read_sums
 from reshard.errors import PlanError, ProgramError
 from reshard.hlo import wire
+from reshard.jax import compiled_forms
 from reshard.jax.request import options_on
 from reshard.jax.xla_pass import fragments, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
@@ -310,7 +311,7 @@ def _adapt_cache() -> None:
     own_key, own_use = getattr(keys, "custom_hook", str), getattr(store, "is_cache_used", None)
 
     def custom_hook() -> str:
-        switched = _state.context.value
+        switched = None if compiled_forms.is_asking() else _state.context.value
         return own_key() + ("" if switched is None else f" reshard {digest_source()} {switched.options}")
 
     def is_cache_used(*backend: Any) -> bool:
@@ -325,7 +326,7 @@ def _adapt_cache() -> None:
 def _on_module(module: bytes) -> bytes | None:
     """Called by XLA with each module that it compiles; never raises."""
     try:
-        if fragments.capture_module(module):
+        if fragments.capture_module(module) or compiled_forms.is_asking():
             return None
         if (handed := program_peaks.answer_to_xla(module)) is not None:
             return handed[0]

@@ -1,0 +1,182 @@
+"""What a compiler makes of a plan: how much memory the program needs, and how long it takes; and the form that is best.
+
+    list_forms_of       the forms that a plan may take under a budget: in parts, as an exchange, in smaller messages
+    fit_compiled        the first of them that keeps to a budget as it is compiled
+    choose_measured     the fastest of them, for `prefer="measured"`
+    compile_form        asks the compiler, once for a form
+    jit_move            the program that it is asked about, which is also the one that runs: it is compiled once
+
+A model (`runtime/xla.peak_bytes`) says which forms are worth asking about, in which order. It decides alone where there
+is nothing to compile for, on an abstract mesh, and for the smallest moves.
+
+    bf16[256, 8, 256, {x}8] -> bf16[256, 8, 256, 64]    TPU v5p, budget 1.3 times source and target
+        in 8 parts      the model says 1.24     the compiler 1.24       it is taken, after one compilation
+
+Compilations run in a thread of their own, since the caller may be tracing, in a context of jax's, or inside XLA. The
+pass inside XLA is off there. All processes of a move compile the same forms, so that they come to the same one.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding
+
+from reshard.errors import BudgetError
+from reshard.geometry.refine import refine
+from reshard.geometry.remesh import one_set
+from reshard.jax import placement
+from reshard.jax.running import weaken
+from reshard.jax.xla_pass.program_peaks import CompilingThread
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.runtime import on_jax
+
+ASKED = 8 << 10
+"""Moves of fewer bytes of source and target on a device are not asked about: what a program needs for itself, such as
+tables of indices, is as large."""
+COUNTS = (8, 16, 32, 64, 4, 2)
+"""The numbers of parts that are tried, the usual ones first."""
+SHARES = (1 / 4, 1 / 16, 1 / 64)
+"""How much of source and target the planner's messages may take beside them, in the forms that it cuts itself."""
+MOST_ROUNDS = 64
+"""The most launches of a form outside of loops: each takes the compiler some 50 ms."""
+MANY_DEVICES, FEW_FORMS = 64, 6
+"""A compilation for more devices takes several seconds: so many forms are tried at most."""
+
+_compiling = CompilingThread[Plan]("reshard-form")
+
+
+@dataclass(frozen=True)
+class CompiledForm:
+    """A plan as compiled: the bytes that a device holds at most, source and target included."""
+
+    plan: Plan
+    peak_bytes: int
+    ends_bytes: int
+    """Source and target alone, as they are laid out in memory."""
+
+
+def asks_compiler(source: NamedSharding, target: NamedSharding, plan: Plan) -> bool:
+    """Whether a compiler can be asked what a plan needs, and it is worth it."""
+    if not (isinstance(source.mesh, JaxMesh) and isinstance(target.mesh, JaxMesh)):
+        return False
+    own = str(source.mesh.devices.flat[0].default_memory().kind)
+    if any(end.memory_kind not in (None, own) for end in (source, target)):
+        return False  # JAX moves it to or from there, beside the plan.
+    large = plan.source.tile_bytes + plan.target.tile_bytes >= ASKED
+    return large and plan.source.even and plan.target.even
+
+
+def runs_on_stack(source: NamedSharding, target: NamedSharding) -> bool:
+    """Whether a move is a program whose result is a stack of tiles on the source's mesh, since no jitted program can
+    hold both ends: it has one order of devices, and one mesh if it is explicit."""
+    if not (isinstance(source.mesh, JaxMesh) and isinstance(target.mesh, JaxMesh)):
+        return False
+    two_types = placement.has_explicit(source.mesh) and source.mesh.shape != target.mesh.shape
+    return two_types or list(source.mesh.devices.flat) != list(target.mesh.devices.flat)
+
+
+@lru_cache(maxsize=4096)
+def jit_move(plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool, weak: bool) -> Any:
+    """The jitted move of an array by a plan; with `donate` it has the array's memory where the tiles are of one size.
+
+    Of a move that runs on a stack it is the part that needs memory. With `weak` the result has a weak type.
+    """
+    if runs_on_stack(source, target):
+        return on_jax.compile_to_stack(plan.source, plan.steps, source.mesh)
+
+    def moved(x: jax.Array) -> jax.Array:
+        there = on_jax.apply_plan(plan, source.mesh, x)
+        return weaken(there) if weak else there
+
+    # XLA can reuse a donated source's buffer for the result if both have one size.
+    donated = (0,) if donate and plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even else ()
+    return jax.jit(moved, in_shardings=source, out_shardings=target, donate_argnums=donated)
+
+
+def is_asking() -> bool:
+    """Whether this thread compiles a form only to ask about it: the pass inside XLA leaves it as it is."""
+    return _compiling.mark is not None
+
+
+@lru_cache(maxsize=4096)
+def compile_form(plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool) -> CompiledForm:
+    """The plan of a move as it is compiled for the devices of its ends, which need not be there."""
+    wide = bool(jax.config.jax_enable_x64)
+
+    def compile_it() -> Any:
+        with jax.enable_x64(wide):
+            x = jax.ShapeDtypeStruct(plan.source.shape, jnp.dtype(plan.source.dtype), sharding=source)
+            return jit_move(plan, source, target, donate, False).lower(x).compile()
+
+    memory = _compiling.run(plan, compile_it).memory_analysis()
+    ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    # XLA:CPU leaves the temporaries out of its peak.
+    cpu = next(iter(source.device_set)).platform == "cpu"
+    peak = ends + memory.temp_size_in_bytes if cpu else memory.peak_memory_in_bytes
+    return CompiledForm(plan, int(peak), int(ends))
+
+
+def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str | None) -> list[Plan]:
+    """The forms that a plan may take to need less memory, those first that are fastest as a rule.
+
+    `plan_within` is the planner under a budget.
+    """
+    gpu, tpu = platform == "gpu", platform == "tpu"
+    starts = [plan]
+    direct = plan.view is None and one_set(plan.source.mesh, plan.target.mesh) and plan.source.partial_as(plan.target)
+    if direct and refine(plan.source, plan.target) is not None:
+        starts.append(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate))
+    forms = [
+        on_jax.in_parts(start, least=1, count=count, overlap=overlap, lanes=tpu)
+        for overlap in ((True, False) if gpu else (False,))
+        for start in starts
+        for count in COUNTS
+    ]
+    floor, ends = plan.floor_bytes, plan.source.tile_bytes + plan.target.tile_bytes
+    for share in (*SHARES, 0.0):
+        with suppress(BudgetError):
+            forms.append(plan_within(floor + int(share * ends)))
+    rounds = (sum(step.launches // step.mode.parts for step in form.steps) for form in (*forms, *starts))
+    short = [form for form, many in zip((*forms, *starts), rounds, strict=True) if many <= MOST_ROUNDS]
+    return list(dict.fromkeys(short))[: FEW_FORMS if plan.source.mesh.size > MANY_DEVICES else None]
+
+
+def fit_compiled(
+    preferred: Sequence[Plan],
+    forms: Sequence[Plan],
+    budget: int,
+    ends: tuple[NamedSharding, NamedSharding],
+    donate: bool,
+) -> Plan:
+    """The first of the forms that keeps to a budget as it is compiled, the preferred ones before the others.
+
+    Those that a model says do not fit are tried after all others, the smallest first. Raises `BudgetError` if none
+    does, with the least that one of the forms needs.
+    """
+    padded, every = placement.platform_of(ends[1].mesh) == "tpu", list(dict.fromkeys((*preferred, *forms)))
+    judged = {form: on_jax.peak_bytes(form, padded) for form in every}
+    for form in sorted(every, key=lambda form: max(budget, judged[form])):
+        if compile_form(form, *ends, donate).peak_bytes <= budget:
+            return form
+    # A budget of that many bytes finds the same form: those that depend on the budget are left out.
+    made = [compile_form(form, *ends, donate) for form in forms]
+    least = min(made, key=lambda form: form.peak_bytes)
+    source, target = forms[0].source, forms[0].target
+    raise BudgetError(
+        f"budget {budget} B is too small for {source} -> {target} (global {source.shape}, tiles {source.tile_shape} "
+        f"and {target.tile_shape}, which take {least.ends_bytes} B as they are laid out in memory, mesh "
+        f"{source.mesh}); of the {len(made)} forms of the move that were compiled, the smallest needs "
+        f"{least.peak_bytes} B, which is the smallest budget that works",
+        least.peak_bytes,
+    )
