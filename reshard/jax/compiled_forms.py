@@ -21,6 +21,10 @@ pass inside XLA is off there. All processes of a move compile the same forms, so
 
 from __future__ import annotations
 
+import math
+import os
+import re
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,14 +36,18 @@ import jax.numpy as jnp
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 
+from reshard import hlo
 from reshard.errors import BudgetError
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
+from reshard.hlo.compiled_cycles import count_cycles
 from reshard.jax import placement
 from reshard.jax.running import weaken
 from reshard.jax.xla_pass.program_peaks import CompilingThread
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import on_jax
+from reshard.synth import cost
+from reshard.synth.network import Network
 
 ASKED = 8 << 10
 """Moves of fewer bytes of source and target on a device are not asked about: what a program needs for itself, such as
@@ -53,6 +61,11 @@ MOST_ROUNDS = 64
 MANY_DEVICES, FEW_FORMS = 64, 6
 """A compilation for more devices takes several seconds: so many forms are tried at most."""
 
+RUNS = 7
+"""How often each form is run, where it is measured; the first run does not count."""
+HERTZ = {r"v5( lite|e)": 1.5e9, r"v4": 1.05e9, r"v6": 1.75e9, "": 1.75e9}
+"""The clock of a TensorCore by the kind of a TPU, v5p's where it is not known."""
+
 _compiling = CompilingThread[Plan]("reshard-form")
 
 
@@ -64,6 +77,7 @@ class CompiledForm:
     peak_bytes: int
     ends_bytes: int
     """Source and target alone, as they are laid out in memory."""
+    cycles: int | None = None
 
 
 def asks_compiler(source: NamedSharding, target: NamedSharding, plan: Plan) -> bool:
@@ -110,8 +124,11 @@ def is_asking() -> bool:
 
 
 @lru_cache(maxsize=4096)
-def compile_form(plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool) -> CompiledForm:
-    """The plan of a move as it is compiled for the devices of its ends, which need not be there."""
+def compile_form(
+    plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool, cycles: bool = False
+) -> CompiledForm:
+    """The plan of a move as it is compiled for the devices of its ends, which need not be there; with `cycles`, those
+    that a TPU's compiler estimates, which takes as long again to read."""
     wide = bool(jax.config.jax_enable_x64)
 
     def compile_it() -> Any:
@@ -119,12 +136,14 @@ def compile_form(plan: Plan, source: NamedSharding, target: NamedSharding, donat
             x = jax.ShapeDtypeStruct(plan.source.shape, jnp.dtype(plan.source.dtype), sharding=source)
             return jit_move(plan, source, target, donate, False).lower(x).compile()
 
-    memory = _compiling.run(plan, compile_it).memory_analysis()
+    compiled = _compiling.run(plan, compile_it)
+    memory = compiled.memory_analysis()
     ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     # XLA:CPU leaves the temporaries out of its peak.
     cpu = next(iter(source.device_set)).platform == "cpu"
     peak = ends + memory.temp_size_in_bytes if cpu else memory.peak_memory_in_bytes
-    return CompiledForm(plan, int(peak), int(ends))
+    estimate = count_cycles(hlo.parse(compiled.as_text())) if cycles else None
+    return CompiledForm(plan, int(peak), int(ends), estimate)
 
 
 def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str | None) -> list[Plan]:
@@ -144,12 +163,23 @@ def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str 
         for count in COUNTS
     ]
     floor, ends = plan.floor_bytes, plan.source.tile_bytes + plan.target.tile_bytes
+    pieces = list[Plan]()
     for share in (*SHARES, 0.0):
         with suppress(BudgetError):
-            forms.append(plan_within(floor + int(share * ends)))
-    rounds = (sum(step.launches // step.mode.parts for step in form.steps) for form in (*forms, *starts))
-    short = [form for form, many in zip((*forms, *starts), rounds, strict=True) if many <= MOST_ROUNDS]
-    return list(dict.fromkeys(short))[: FEW_FORMS if plan.source.mesh.size > MANY_DEVICES else None]
+            pieces.append(plan_within(floor + int(share * ends)))
+    # On XLA:CPU a loop over parts takes several times as long as messages in pieces.
+    forms = [*pieces, *starts, *forms] if platform == "cpu" else [*forms, *pieces, *starts]
+    rounds = (sum(step.launches // step.mode.parts for step in form.steps) for form in forms)
+    short = [form for form, many in zip(forms, rounds, strict=True) if many <= MOST_ROUNDS]
+    return drop_repeats(short)[: FEW_FORMS if plan.source.mesh.size > MANY_DEVICES else None]
+
+
+def drop_repeats(forms: Sequence[Plan]) -> list[Plan]:
+    """The forms without those whose steps are those of one before, though they may be predicted other seconds."""
+    first: dict[tuple[StepSpec, ...], Plan] = {}
+    for form in forms:
+        first.setdefault(tuple(step.spec for step in form.steps), form)
+    return list(first.values())
 
 
 def fit_compiled(
@@ -164,7 +194,7 @@ def fit_compiled(
     Those that a model says do not fit are tried after all others, the smallest first. Raises `BudgetError` if none
     does, with the least that one of the forms needs.
     """
-    padded, every = placement.platform_of(ends[1].mesh) == "tpu", list(dict.fromkeys((*preferred, *forms)))
+    padded, every = placement.platform_of(ends[1].mesh) == "tpu", drop_repeats([*preferred, *forms])
     judged = {form: on_jax.peak_bytes(form, padded) for form in every}
     for form in sorted(every, key=lambda form: max(budget, judged[form])):
         if compile_form(form, *ends, donate).peak_bytes <= budget:
@@ -180,3 +210,59 @@ def fit_compiled(
         f"{least.peak_bytes} B, which is the smallest budget that works",
         least.peak_bytes,
     )
+
+
+@lru_cache(maxsize=4096)
+def choose_measured(
+    forms: tuple[Plan, ...],
+    budget: int | None,
+    ends: tuple[NamedSharding, NamedSharding],
+    donate: bool,
+    network: Network | None,
+) -> Plan:
+    """The fastest of the forms that keep to the budget, remembered; the first is the one that a model would take.
+
+    They run a few times, one after another, where the devices are here, in this process alone, and have the memory. A
+    TPU's compiler says what a form takes where they are not: `estimated_cycles`, beside the seconds of the wires.
+    Elsewhere the first one is kept.
+    """
+    made = [compile_form(form, *ends, donate) for form in forms]
+    able = [form for form in made if budget is None or form.peak_bytes <= budget]
+    devices, peak = list(ends[0].device_set), max(form.peak_bytes for form in able)
+    here = jax.process_count() == 1 and all(device.local_hardware_id is not None for device in devices)
+    if here and devices[0].platform == "cpu":
+        here = 2 * len(devices) * peak <= os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    elif here:
+        stats = [device.memory_stats() or {} for device in devices]
+        here = all(peak <= each.get("bytes_limit", 0) - each.get("bytes_in_use", 0) for each in stats)
+    if here:
+        seconds = _compiling.run(forms[0], lambda: _time_forms([form.plan for form in able], ends, donate))
+    elif devices[0].platform == "tpu":
+        hertz = next((rate for kind, rate in HERTZ.items() if re.search(kind, str(devices[0].device_kind))))
+        wires = [cost.time_on_network(form.plan, network).seconds or 0.0 for form in able]
+        cycles = [compile_form(form.plan, *ends, donate, cycles=True).cycles or 0 for form in able]
+        seconds = [first + count / hertz for first, count in zip(wires, cycles, strict=True)]
+    else:
+        return able[0].plan
+    # Of forms that are as fast, the one that needs the least memory.
+    fastest = 1.02 * min(seconds)
+    quick = [form for form, taken in zip(able, seconds, strict=True) if taken <= fastest]
+    return min(quick, key=lambda form: form.peak_bytes).plan
+
+
+def _time_forms(forms: Sequence[Plan], ends: tuple[NamedSharding, NamedSharding], donate: bool) -> list[float]:
+    """The least seconds of each form, all run in turn; those that are far behind after two runs run no more."""
+    source, (shape, dtype) = ends[0], (forms[0].source.shape, forms[0].source.dtype)
+    make = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=source)
+    runs, least = [jit_move(form, *ends, donate, False) for form in forms], [math.inf] * len(forms)
+    x = None
+    for turn in range(RUNS):
+        for at, run in enumerate(runs):
+            if turn > 2 and least[at] > 1.5 * min(least):
+                continue
+            x = make().block_until_ready() if x is None or x.is_deleted() else x
+            began = time.perf_counter()
+            run(x).block_until_ready()
+            if turn:  # The first run of a program loads it.
+                least[at] = min(least[at], time.perf_counter() - began)
+    return least

@@ -43,7 +43,7 @@ from reshard.jax.updates import update_array
 from reshard.jax.view_moves import prepare_parts, prepare_view, read_jax_view, read_parts
 from reshard.plans.manifest import Manifest, Version, list_differences
 from reshard.synth import Network
-from reshard.synth.options import PlanOptions, read_budget
+from reshard.synth.options import MEASURED, PlanOptions, read_budget
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.view import View
@@ -66,6 +66,7 @@ def redistribute(
     scale: Any = None,
     have: jax.Array | None = None,
     changed: Any = None,
+    prefer: str | None = None,
     **sizes: int,
 ) -> Any:
     """Moves an array to another sharding, in place of `jax.device_put`, `with_sharding_constraint` and `reshard`.
@@ -79,6 +80,8 @@ def redistribute(
     `network` is that of `reshard.plan`. Without one, the fastest plan on the network of the devices, if it is known
     (`platform_network`), is taken where it needs no more memory than the plan of fewest bytes; "none" is for none.
     With `donate`, `x` is deleted once the move is under way.
+    With `prefer="measured"`, the forms that the plan of an array may take are compiled, and run a few times where its
+    devices are here and have the memory; the fastest is taken, within the budget, and remembered in the process.
 
     `view` (with `sizes`), `take` and `into` are those of `reshard.Move`, and `dtype` that of the result; `sharding` is
     then the target's. `out` is the array of which `into` fills a part; the result has the rest of it. Where the dtype
@@ -117,8 +120,8 @@ def redistribute(
     True
     """
     # Reading options that nobody gave would take a tenth of a small move that was made before.
-    free = budget is None and network is None and donate is False
-    options = UNLIMITED if free else PlanOptions.read(budget, network, donate)
+    free = budget is None and network is None and donate is False and prefer is None
+    options = UNLIMITED if free else PlanOptions.read(budget, network, donate, prefer=prefer, preferences=(MEASURED,))
     placement.check_not_deleted(x)  # One may be where it should go, and would be returned.
     try:
         if have is not None or changed is not None:

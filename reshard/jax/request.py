@@ -33,7 +33,7 @@ from reshard.runtime import on_jax
 from reshard.runtime.platform_network import choose_network
 from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
-from reshard.synth.options import PlanOptions, read_network
+from reshard.synth.options import MEASURED, PlanOptions, read_network
 from reshard.synth.planner import find_plan, message_count, short_plans
 from reshard.types import dtypes
 from reshard.types.index_set import IndexSet
@@ -185,10 +185,11 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         free = on_jax.in_parts_on_tpu(whole)
         if [step.kind for step in free.steps] != [step.kind for step in whole.steps]:
             free = cost.time_on_network(free, options_on(placement.devices_of(target.mesh), options).network)
+    asked = budget is not None or options.prefer == MEASURED
+    if asked and compiled_forms.asks_compiler(source, target, whole):
+        return _plan_as_compiled(request, whole, free, within)
     if budget is None:
         return free
-    if compiled_forms.asks_compiler(source, target, whole):
-        return _plan_as_compiled(request, whole, free, within)
     if platform == "cpu":
         return within(budget)
     # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do. The
@@ -201,18 +202,25 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
 
 
 def _plan_as_compiled(request: ReshardRequest, whole: Plan, free: Plan, within: Callable[[int], Plan]) -> Plan:
-    """The form of a move that keeps to the budget as the compiler says; `whole` and `free` are the plan and the form
-    without a budget, and `within` is the planner under one."""
+    """The form of a move that keeps to the budget as the compiler says, or that is fastest as measured.
+
+    `whole` and `free` are the plan and the form without a budget, and `within` is the planner under one.
+    """
     options, platform, bounded = request.options, placement.platform_of(request.target.mesh), list[Plan]()
-    budget = options.budget or 0
+    budget, donate = options.budget, options.donate
     # The planner counts no tables of indices and the like.
-    for limit in (budget, budget - budget // 64):
+    for limit in () if budget is None else (budget, budget - budget // 64):
         with suppress(BudgetError):
             bounded.append(within(limit))
     forms = compiled_forms.list_forms_of(whole, within, platform)
-    # On CPU nothing overlaps, and messages in pieces are as fast as parts in a loop.
     order = [*bounded, *forms] if platform == "cpu" else [free, *forms, *bounded]
-    return compiled_forms.fit_compiled(order, forms, budget, request.ends, options.donate)
+    if budget is not None:
+        fitting = compiled_forms.fit_compiled(order, forms, budget, request.ends, donate)
+        if options.prefer != MEASURED:
+            return fitting
+    network = options_on(placement.devices_of(request.target.mesh), options).network
+    every = tuple(compiled_forms.drop_repeats([free, *order]))
+    return compiled_forms.choose_measured(every, budget, request.ends, donate, network)
 
 
 @lru_cache(maxsize=4096)

@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 import reshard.jax
-from reshard.errors import BudgetError
+from reshard.errors import BudgetError, PlanError
 from reshard.jax import compiled_forms, redistribute
 from reshard.jax.request import ReshardRequest, plan_request
 from reshard.synth.options import PlanOptions
 from reshard.types import Layout
-from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, on
+from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, executed, filled, mesh_of, on
 from tests.layouts import contiguous_layouts
 
 SIZES = {"x": 4, "y": 2}
@@ -137,3 +137,48 @@ def test_devices_in_another_order():
     with pytest.raises(BudgetError) as refused:
         redistribute(x, after, budget=1000)
     assert_exact(redistribute(x, after, budget=refused.value.smallest), after, filled(WIDE))
+
+
+# ---- prefer="measured" -----------------------------------------------------------------------------
+
+
+def test_the_fastest_form_as_measured_is_taken_and_remembered(monkeypatch: pytest.MonkeyPatch):
+    """Here the clock says that it is an exchange in few large messages."""
+    before, after = ends_of(P(("x", "y")), P(None, ("x", "y")))
+    shape, timed = (512, 640), list[int]()
+
+    def time_forms(forms: Any, ends: Any, donate: bool) -> list[float]:
+        timed.append(len(forms))
+        return [1.0 if form.steps[0].kind == "exchange" and form.launches == 7 else 2.0 for form in forms]
+
+    monkeypatch.setattr(compiled_forms, "_time_forms", time_forms)
+    move = jax.jit(lambda v: redistribute(v, after, source=before, prefer="measured"), in_shardings=before)
+    x = jax.device_put(filled(shape), before)
+    program = move.lower(x).compile()
+    assert {kind: count for (kind, _), count in executed(program).items()} == {"permute": 7}
+    assert_exact(redistribute(x, after, prefer="measured"), after, filled(shape))
+    assert len(timed) == 1 and timed[0] > 5
+
+
+@pytest.mark.parametrize("budget", [None, "200KiB"])
+def test_measured_moves_are_exact_and_within_the_budget(budget: str | None):
+    before, after = ends_of(P("x", "y"), P(None, ("y", "x")))
+    values = filled((256, 768))
+    moved = redistribute(jax.device_put(values, before), after, prefer="measured", budget=budget, donate=True)
+    assert_exact(moved, after, values)
+    plan = plan_request(
+        ReshardRequest(after, before, PlanOptions.read(budget, prefer="measured", preferences=("measured",))),
+        values.shape,
+        "float32",
+    )
+    if budget is not None:
+        assert compiled_forms.compile_form(plan, before, after, False).peak_bytes <= 200 << 10
+
+
+def test_what_may_be_preferred():
+    """The pass is asked for other things, and measures none of its plans."""
+    before, after = ends_of(P("x"), P("y"))
+    with pytest.raises(PlanError, match="prefer='bytes' is none of 'measured'"):
+        redistribute(jax.device_put(filled(WIDE), before), after, prefer="bytes")
+    with pytest.raises(PlanError, match="prefer='measured' is none of 'bytes'"):
+        reshard.jax.enable(prefer="measured")
