@@ -118,7 +118,7 @@ def pairs(mesh: Mesh, count: int, seed: int, tiles: tuple[int, int] = TILES) -> 
 def _pair(choose: random.Random, mesh: Mesh, tiles: tuple[int, int]) -> Pair | None:
     """Two layouts of an array whose size in bytes is a power of two, None if a tile is too small or large."""
     whole = choose.choice(range(tiles[0].bit_length() - 1, (tiles[1] * mesh.size).bit_length()))
-    shape = _shape(choose, choose.choice(RANKS), whole - 2)
+    shape = draw_shape(choose, whole - 2)
     source, target = choose.sample(_layouts(mesh, shape), 2)
     fits = all(tiles[0] <= layout.tile_bytes <= tiles[1] for layout in (source, target))
     return (source, target) if fits else None
@@ -128,8 +128,9 @@ def _layouts(mesh: Mesh, shape: tuple[int, ...]) -> list[Layout]:
     return list(contiguous_layouts(mesh, shape))
 
 
-def _shape(choose: random.Random, rank: int, exponent: int) -> tuple[int, ...]:
+def draw_shape(choose: random.Random, exponent: int) -> tuple[int, ...]:
     """2^exponent elements in dims that differ by at most a factor of four."""
+    rank = choose.choice(RANKS)
     parts = [exponent // rank] * rank
     for _ in range(exponent % rank):
         parts[choose.randrange(rank)] += 1

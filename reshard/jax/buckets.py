@@ -8,8 +8,8 @@ program runs as often as there are arrays of its kinds, so that few are compiled
     10 kinds of move, 50 arrays each         1 program of 10 stacks of 5, started 10 times
     1 kind of move, 500 arrays               1 program of a stack of 25, started 20 times
 
-Large arrays have programs of their own, one for all equal moves; but between CPU devices of one process they are
-copied, all in one exchange (`crossing.host`), as are the parts of an array that several fill.
+Large arrays have programs of their own, one for all equal moves. Between CPU devices of one process, arrays of all
+sizes are copied, in one exchange (`crossing.host`), as are the parts of an array that several fill.
 """
 
 # jax annotates its functions only in part.

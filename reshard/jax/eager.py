@@ -37,8 +37,6 @@ from reshard.synth.options import PlanOptions
 SMALL = 256 << 10
 """An array whose tiles of source and target have at most as many bytes together moves with others in one program: its
 cost is that of starting the program, not of copying it."""
-COPIED = 32 << 10
-"""The same of CPU devices of one process, where copies of larger ones cost less than any program."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +131,19 @@ def mover_of(
         return None
     target = placement.resolve_sharding(target, aval, "target")
     if not options.donate and _has_sharding(known, target, aval.ndim):
-        return None
+
+        def rename(x: jax.Array) -> Pending:
+            """What `jax.device_put` makes of an array whose shards are where they should go, which takes it longer."""
+            if not x.committed or x.weak_type or placement.is_tracing():
+                return partial(put_by_jax, x, target, donate=False)
+            shards = local_shards(x)
+            return lambda: (
+                x
+                if known == target
+                else jax.make_array_from_single_device_arrays(x.shape, target, shards, dtype=x.dtype)
+            )
+
+        return rename
     return _make_mover(ReshardRequest(target, None, options), known, aval.shape, aval.dtype, aval.weak_type)
 
 
@@ -199,7 +209,24 @@ def compile_plan(
         return _over_two_meshes(plan, request, compile_across(), weak, compile_across)
     if compiled_forms.runs_on_stack(source, target):
         reorder = partial(reordered_program, plan, source, target)
-        return _over_two_meshes(plan, request, reorder(), weak, reorder)
+        program = _over_two_meshes(plan, request, reorder(), weak, reorder)
+    else:
+        program = _compile_on_one_mesh(plan, request, weak)
+    # Copies between CPU devices of one process cost less than any program, and slices and permutations nothing.
+    host = crossing.compile_copies(plan, request) if request.options.budget is None else None
+    if host is None:
+        return program
+    copy = _over_two_meshes(plan, request, host, weak, program.compile_fill).start
+
+    def start(x: jax.Array, *beside: jax.Array | None) -> jax.Array:
+        return program.start(x, *beside) if placement.is_tracing() else copy(x, *beside)
+
+    return replace(program, start=start, host=host)
+
+
+def _compile_on_one_mesh(plan: Plan, request: ReshardRequest, weak: bool) -> EagerProgram:
+    """The jitted program of a move whose ends list the same devices in the same order."""
+    source, target = request.ends
 
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         return on_jax.apply_plan(plan, source.mesh, x, into, scale)
@@ -210,8 +237,7 @@ def compile_plan(
         else jax.jit(moved, out_shardings=target)
     )
     # A move gains by sharing a program if it is small, and others' tiles count against no budget.
-    nbytes = plan.source.tile_bytes + plan.target.tile_bytes
-    small = nbytes <= SMALL
+    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
     sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
     alone = sums or request.options.donate or request.options.budget is not None
     together = small and request.plain and not alone
@@ -219,9 +245,7 @@ def compile_plan(
     def compile_fill() -> Callable[..., jax.Array]:
         return partial(start_program, jax.jit(moved, out_shardings=target, donate_argnums=1))
 
-    copied = nbytes > COPIED and request.options.budget is None
-    host = crossing.compile_copies(plan, request) if copied else None
-    return EagerProgram(request, plan, weak, partial(start_program, run), target, compile_fill, together, host)
+    return EagerProgram(request, plan, weak, partial(start_program, run), target, compile_fill, together)
 
 
 def _over_two_meshes(

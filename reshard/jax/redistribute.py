@@ -130,11 +130,6 @@ def redistribute(
         if sizes or any(each is not None for each in (view, take, into, out, dtype, scale)):
             given = ViewOptions(view, take, into, out, dtype, scale, sizes)
             return run_pending(prepare_view(x, sharding, source, given, options))
-        concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
-        # Before all else, since it should cost nothing: an array that has the very sharding that is wanted.
-        there = concrete and isinstance(sharding, NamedSharding) and x.sharding == sharding
-        if there and not options.donate and source is None:
-            return put_by_jax(x, sharding, donate=False)
         alone = is_target(sharding) and not (isinstance(sharding, Target) and sharding.named)
         if source is None and isinstance(x, jax.Array) and alone:
             return run_pending(_prepare_leaf(x, sharding, None, options))

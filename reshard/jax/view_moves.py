@@ -237,7 +237,7 @@ def prepare_parts(moves: Sequence[PartMove], inside: bool) -> list[Pending]:
         program_of(request, x.shape, x.dtype, x.weak_type) for request, (x, _, _) in zip(requests, moves, strict=True)
     ]
     # Written into the target's memory by copies of this process, which nothing follows.
-    copied = all(each.host is not None and each.host.tile_at is not None for each in programs)
+    copied = all(each.host is not None and each.host.join is not None for each in programs)
     if copied and there == target and near == [move.x.sharding for move in moves]:
         each = zip(moves, programs, strict=True)
         return [EagerMove(move.x, program, None, partial(place_beside, move.given)) for move, program in each]
@@ -301,7 +301,7 @@ def fill_part(move: PartMove, program: EagerProgram, filled: jax.Array | None) -
     out, scale = place_beside(move.given, program)
     if filled is None and out is not None:
         return program.start(move.x, out, scale)  # The caller's, and still so when the move is over.
-    copied = program.request.crosses and program.host is not None and program.host.tile_at is not None
+    copied = program.request.crosses and program.host is not None and program.host.join is not None
     if filled is None and not copied:
         goal, target = program.plan.target, program.request.target
         dtype = jnp.dtype(goal.dtype)

@@ -19,6 +19,7 @@ from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, specs
 from tests.sampling import sampled
 
+pytestmark = pytest.mark.usefixtures("by_programs")
 SIZES = {"x": 4, "y": 2}
 SPECS = specs(SIZES, 2)
 BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))

@@ -19,6 +19,7 @@ from reshard.jax import redistribute
 from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, refactored, specs
 from tests.sampling import sampled
 
+pytestmark = pytest.mark.usefixtures("both_ways")
 SIZES = {"x": 4, "y": 2}
 SHAPE = (8, 8)
 VALUES = filled(SHAPE)
@@ -141,6 +142,63 @@ def test_without_donation_the_source_stays():
     x, target = put(NamedSharding(mesh_of(SIZES), BACK)), NamedSharding(mesh_of(SIZES), THERE)
     redistribute(x, target).delete()
     assert_exact(x, x.sharding, VALUES)
+
+
+def addresses(x: jax.Array) -> list[int]:
+    return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
+
+
+def overwritten(x: jax.Array) -> jax.Array:
+    """What a program leaves of an array that it may overwrite."""
+    return jax.jit(lambda v: v * 0 - 7, donate_argnums=0)(x)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(P(), P("x")), (P("x"), P("x", "y")), (P("x"), P(("x", "y"))), (P(("x", "y")), P(("y", "x")))]
+)
+def test_slices_share_the_memory_of_the_source_and_nobody_overwrites_it(
+    request: pytest.FixtureRequest, before: P, after: P
+):
+    """Whoever is donated first, as with `jax.device_put`; and if the source is donated to the move itself."""
+    source, target = (NamedSharding(mesh_of(SIZES), spec) for spec in (before, after))
+    made = jax.jit(lambda: jax.numpy.asarray(WIDE), out_shardings=source)
+    x = made()
+    y, first = redistribute(x, target), addresses(x)
+    copies = "copies" in request.node.name
+    if copies and after != P("x", "y"):
+        ends = [at + x.addressable_shards[0].data.nbytes for at in first]
+        assert all(any(at <= here < end for at, end in zip(first, ends, strict=True)) for here in addresses(y))
+    assert np.array_equal(overwritten(x), WIDE * 0 - 7)
+    assert_exact(y, target, WIDE)
+    x = made()
+    y = redistribute(x, target)
+    assert np.array_equal(overwritten(y), WIDE * 0 - 7)
+    assert_exact(x, source, WIDE)
+    y = redistribute(x, target, donate=True)
+    assert x.is_deleted()
+    others = [made() + 1 for _ in range(20)]
+    assert_exact(y, target, WIDE)
+    del others
+
+
+def test_replicas_share_one_memory_that_nobody_overwrites(request: pytest.FixtureRequest):
+    target = NamedSharding(mesh_of(SIZES), P())
+    y = redistribute(put(NamedSharding(mesh_of(SIZES), P("x")), WIDE), target)
+    assert len(set(addresses(y))) == (1 if "copies" in request.node.name else 8)
+    z = redistribute(y, NamedSharding(mesh_of(SIZES), P("y")))
+    assert np.array_equal(overwritten(y), WIDE * 0 - 7)
+    assert_exact(z, z.sharding, WIDE)
+
+
+@pytest.mark.parametrize("after", [P(), P(None, ("y", "x")), P(("y", "x"))])
+def test_what_jax_has_kept_on_the_host_is_read(after: P):
+    """The array as a whole, once somebody has read it; of another dtype too."""
+    target = NamedSharding(mesh_of(SIZES), after)
+    for values in (WIDE, WIDE.astype(jax.numpy.bfloat16)):
+        x = put(NamedSharding(mesh_of(SIZES), P("x", "y")), values)
+        assert np.array_equal(np.asarray(x), values)
+        for donate in (False, True):
+            assert_exact(redistribute(x, target, donate=donate), target, values)
 
 
 @pytest.mark.slow

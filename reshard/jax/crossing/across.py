@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib import xla_client
 
 from reshard.errors import BudgetError, LayoutError
 from reshard.geometry.figures import exchange_figures
@@ -34,6 +35,7 @@ from reshard.jax.crossing.host import (
     HostExchange,
     HostPart,
     plan_host_exchange,
+    read_host_part,
     run_host_exchanges,
     shards_of,
 )
@@ -134,7 +136,7 @@ def compile_copies(whole: Plan, request: ReshardRequest) -> HostMove | None:
     across = _plan_of_step(Step("exchange", whole.source, whole.target, StepMode(view=request.view)), False)
     ends = Ends(source, target, tuple(number_devices(source.mesh)))
     legs = Legs(Leg(whole.source), across, Leg(whole.target))
-    return _compile_host_move(legs, ends, request.options.donate, overwrites=False)
+    return _compile_host_move(legs, ends, request.options.donate, overwrites=False, shares=True)
 
 
 class Ends(NamedTuple):
@@ -169,17 +171,15 @@ def on_host(source: NamedSharding, target: NamedSharding) -> bool:
 class HostMove:
     """A move between CPU devices of one process, compiled; `run_host_moves` makes many at once.
 
-    `tile_at` are the numbers of the exchange's tiles by the indices of the target's shards; None if `finish` makes the
-    target from them. If it `stays`, each tile goes as it is to another device. It has `steps` beside the exchange, and
-    its result `nbytes`.
+    `join` makes the target of the exchange's tiles; None if `finish` makes it of shards. If it `stays`, each tile goes
+    as it is to another device. It has `steps` beside the exchange, and its result `nbytes`.
     """
 
     exchange: HostExchange
     before: Moving
     finish: Moving
     ends: Ends
-    shape: tuple[int, ...]
-    tile_at: Mapping[Any, int] | None
+    join: Callable[[Sequence[Any]], jax.Array] | None
     stays: bool
     steps: bool
     nbytes: int
@@ -191,13 +191,12 @@ class HostMove:
             return jax.device_put(x, self.ends.target)
         if self.steps or self.donate or into is not None:
             return run_host_moves([HostCall(self, x, self.donate, into, scale)])[0]
-        return self.make_result(run_host_exchanges([HostPart(self.exchange, x)])[0], None, None)
+        return self.make_result(run_host_exchanges([read_host_part(self.exchange, x)])[0], None, None)
 
     def make_result(self, tiles: Sequence[Any], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
         """The target from the exchange's tiles."""
-        tile_at, target = self.tile_at, self.ends.target
-        if tile_at is not None:
-            return jax.make_array_from_callback(self.shape, target, lambda index: tiles[tile_at[index]])
+        if self.join is not None:
+            return self.join(tiles)
         return self.finish(jax.device_put([tiles[at] for at in self.exchange.tile_at], self.ends.far), into, scale)
 
 
@@ -215,19 +214,36 @@ class HostCall(NamedTuple):
     result: int = 0
 
 
-def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool) -> HostMove:
+def _compile_host_move(parts: Legs, ends: Ends, donate: bool, overwrites: bool, shares: bool = False) -> HostMove:
     (step,) = parts.across.steps
-    exchange = plan_host_exchange(step.operand, step.result, step.mode.view, fresh=step.mode.fresh)
-    target = ends.target
-    before, finish = _compile_before(parts.before, ends.source, False), _compile_after(parts.after, target)
-    shape, tile_at = parts.after.target.shape, None
+    exchange = plan_host_exchange(step.operand, step.result, step.mode.view, fresh=step.mode.fresh, shares=shares)
+    before, finish = _compile_before(parts.before, ends.source, False), _compile_after(parts.after, ends.target)
+    join = None
     if not parts.after.steps:
-        indices = target.devices_indices_map(shape)
-        numbers = zip(ends.far, exchange.tile_at, strict=True)
-        tile_at = {indices[device]: number for device, number in numbers}
+        join = _compile_join(parts.after.target.shape, ends, (exchange.then or exchange).tile_at)
     steps, nbytes = bool(parts.before.steps or parts.after.steps), step.result.nbytes(exchange.elements)
     stays = _copies_tiles(exchange, parts, ends)
-    return HostMove(exchange, before, finish, ends, shape, tile_at, stays, steps, nbytes, donate, overwrites)
+    return HostMove(exchange, before, finish, ends, join, stays, steps, nbytes, donate, overwrites)
+
+
+def _compile_join(shape: tuple[int, ...], ends: Ends, tile_at: Sequence[int]) -> Callable[[Sequence[Any]], jax.Array]:
+    """Makes the target of its tiles, which it takes as they are; `tile_at` are their numbers by position."""
+    target, devices = ends.target, ends.far
+    numbers: dict[Any, int] = dict(
+        zip(map(target.devices_indices_map(shape).__getitem__, devices), tile_at, strict=True)
+    )
+    # What JAX itself does in the end takes half of the time once the type of the result is known.
+    put: Any = getattr(xla_client, "batched_device_put", None)
+    types: list[Any] = []
+
+    def join(tiles: Sequence[Any]) -> jax.Array:
+        if put is not None and types:
+            return put(types[0], target, [tiles[at] for at in tile_at], devices, True, enable_x64=True)
+        made = jax.make_array_from_callback(shape, target, lambda index: tiles[numbers[index]])
+        types.append(made.aval)
+        return made
+
+    return join
 
 
 def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
@@ -252,7 +268,7 @@ def run_host_moves(calls: Sequence[HostCall]) -> dict[int, jax.Array]:
             over = id(x) in donated and not uses[id(x)]
             if over and near is not x:  # Others of this turn may still read it.
                 x.delete() if alone else spent.append(x)
-            parts.append(HostPart(move.exchange, near, over or near is not x, number))
+            parts.append(read_host_part(move.exchange, near, over or near is not x, number))
             if move.exchange.fills and into is not None and number not in old:
                 shards = shards_of(into)
                 # Replicas are one memory in what was made here, and are not in what XLA has made.

@@ -37,6 +37,10 @@ from reshard.types.view import View
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 """XLA takes memory as it is from this alignment on, and copies other memory."""
+TOGETHER = 1 << 20
+"""The most bytes of tiles that are allocated together."""
+START = 12 << 10
+"""The bytes that are copied in the time that numpy takes to start a copy (`python benchmarks/dispatch.py --moves`)."""
 THREADED = 32 << 20
 """From this many bytes on, several threads copy; below it, waking them costs as much as they gain."""
 UNIT = 4 << 20
@@ -72,26 +76,46 @@ class HostExchange(NamedTuple):
     """The blocks to copy; `tile_at` is the number of the tile of the device at each position of the target, and
     `senders` are the positions of the shards that are read.
 
-    If it `fills` part of the target, the rest of the target's tiles stays.
+    If it `fills` part of the target, the rest of the target's tiles stays. If there are `runs`, nothing is copied: each
+    tile of the target is a run of memory of the shard at one position, from an element of it on. If there is another
+    exchange `then`, this one makes the whole array, of which that one makes the target. The one `of_whole` makes it of
+    the array on the host, where JAX has kept that; it may be None.
     """
 
     copies: tuple[Copy, ...]
     tiles: int
     tile_at: tuple[int, ...]
     tile_shape: tuple[int, ...]
+    itemsize: int
     elements: int
     senders: tuple[int, ...]
     fills: bool
+    runs: tuple[tuple[int, int], ...] = ()
+    then: HostExchange | None = None
+    of_whole: HostExchange | None = None
+
+    @property
+    def cost(self) -> int:
+        """What it takes, in bytes that are copied meanwhile."""
+        each = math.prod(self.tile_shape) * self.itemsize * self.tiles
+        own = 0 if self.runs else len(self.copies) * START + each
+        return own + (0 if self.then is None else self.then.cost)
 
 
 def plan_host_exchange(
-    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None, fresh: bool = False
+    operand: Layout,
+    result: Layout,
+    view: View | None = None,
+    holding: Holding | None = None,
+    fresh: bool = False,
+    shares: bool = False,
 ) -> HostExchange:
     """The exchange from one layout to the other, by a view if one is given, once for each tile of the result.
 
     What a view does not fill of the tiles stays, unless they are `fresh`.
 
-    Beside a `holding`, in which devices hold the result's tiles, of what is stale in these.
+    Beside a `holding`, in which devices hold the result's tiles, of what is stale in these. If it `shares`, results
+    are the memory of the source where all of their tiles are runs of it.
 
     >>> from reshard.types import Mesh
     >>> server = Mesh({"rep": 2}, device_ids=[4, 5])
@@ -107,13 +131,22 @@ def plan_host_exchange(
         if number not in tile_at:
             first[device] = number
         tile_at.append(number)
-    size = jnp.dtype(operand.dtype).itemsize
+    # A tile is read on the first device that has it, so that few are opened, and results keep no more of them alive.
+    homes: dict[Tile, int] = {}
+    home_at = [
+        at if operand.partial else homes.setdefault(tile_of(operand, device), at)
+        for at, device in enumerate(operand.mesh.devices)
+    ]
+    size, elements = jnp.dtype(operand.dtype).itemsize, math.prod(result.tile_shape)
     copies: list[Copy] = []
+    runs: dict[int, tuple[int, int]] = {}
     for message in exchange_messages(operand, result, view, holding):
         if message.receiver not in first:
             continue
-        sender, receiver = operand.mesh.position(message.sender), first[message.receiver]
+        sender, receiver = home_at[operand.mesh.position(message.sender)], first[message.receiver]
         for block in message.blocks:
+            if block.is_run and block.elements == elements:
+                runs[receiver] = sender, block.src
             # What is together on both sides is one element: numpy copies short rows one by one, with a call for each.
             axes, run = block.axes, size
             while axes and size * axes[-1].src == size * axes[-1].dst == run and run * axes[-1].extent < SHORT:
@@ -130,19 +163,50 @@ def plan_host_exchange(
             taken = Strides(size * block.src, extents, near, kind)
             copies.append(Copy(sender, taken, receiver, Strides(size * block.dst, extents, far, kind)))
     copies.sort(key=lambda copy: (copy.receiver, copy.sender))  # So that senders are done with one after another.
-    elements = len(numbers) * math.prod(result.tile_shape)
     fills = holding is not None or (view is not None and view.into and not fresh)
-    senders = tuple(dict.fromkeys(copy.sender for copy in copies))
-    return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, senders, fills)
+    # A view may take a part of the source, of which the rest would stay alive.
+    may_share = shares and view is None
+    shared = tuple(map(runs.__getitem__, range(len(numbers)))) if may_share and len(runs) == len(numbers) else ()
+    senders = tuple(dict.fromkeys([sender for sender, _ in shared] or [copy.sender for copy in copies]))
+    tiles, elements = len(numbers), len(numbers) * elements
+    copied = () if shared else tuple(copies)
+    ends = tuple(tile_at), result.tile_shape
+    direct = HostExchange(copied, tiles, *ends, size, elements, senders, fills, shared)
+    whole = Layout.tiled(operand.mesh, operand.shape, operand.dtype, [()] * len(operand.shape))
+    if not may_share or shared or not operand.even or len(senders) < 2:
+        return direct
+    # Eight tiles to eight are 64 copies, and by way of the whole array 16, or 8 whose result the tiles are parts of.
+    of_whole = plan_host_exchange(whole, result, shares=True)
+    through = plan_host_exchange(operand, whole)._replace(then=of_whole)
+    fits = of_whole.runs or whole.tile_bytes <= TOGETHER
+    best = through if fits and through.cost < direct.cost else direct
+    return best._replace(of_whole=of_whole)
 
 
 class HostPart(NamedTuple):
-    """An array that an exchange reads, and the number of the result of which it fills all or a part."""
+    """An array that an exchange reads, and the number of the result of which it fills all or a part.
+
+    It reads the array as it is on the host if `whole` is that, and else its shards.
+    """
 
     exchange: HostExchange
     near: jax.Array
     donate: bool = False
     result: int = 0
+    whole: Array | None = None
+
+    @property
+    def read(self) -> int:
+        """The identity of what it reads."""
+        return id(self.near if self.whole is None else self.whole)
+
+
+def read_host_part(exchange: HostExchange, near: jax.Array, donate: bool = False, result: int = 0) -> HostPart:
+    """The part that an exchange reads of an array: of the copy that JAX has kept of it on the host, if there is one."""
+    # JAX keeps one once `np.asarray` or `jax.device_put` has read the array, and has no public name for it.
+    if exchange.of_whole is None or donate or getattr(near, "_npy_value", None) is None:
+        return HostPart(exchange, near, donate, result)
+    return HostPart(exchange.of_whole, near, donate, result, np.asarray(near))
 
 
 Shard = tuple[int, int]
@@ -171,32 +235,40 @@ def run_host_exchanges(
     # JAX returns the first shard of a replicated array for all others: good enough to read, but not to delete.
     owned = {(key, at): shard for key, near in donated.items() for at, shard in shards_of(near).items()}
     memory: dict[int, dict[int, Array]] = {}
-    for exchange, near, _, _ in parts:
-        key = id(near)
+    for part in parts:
+        key, near = part.read, part.near
         read = memory.setdefault(key, {})
-        for at in exchange.senders:
+        if part.whole is not None:
+            read[0] = _as_plain_numbers(part.whole)
+            continue
+        for at in part.exchange.senders:
             if at not in read:
                 shard = owned[key, at] if donated and key in donated else near.addressable_data(at)
                 read[at] = _as_plain_numbers(np.asarray(shard))
     first: dict[int, HostPart] = {}
     for part in parts:
         first.setdefault(part.result, part)
-    tiles = {number: _make_tiles(part, old.get(number, ()), number in kept) for number, part in first.items()}
+    tiles = {
+        number: _share_runs(part.exchange, memory[part.read], part.near.dtype)
+        if part.exchange.runs
+        else _make_tiles(part.exchange, part.near.dtype, old.get(number, ()), number in kept)
+        for number, part in first.items()
+    }
     plain = {number: [_as_plain_numbers(tile) for tile in each] for number, each in tiles.items()}
     total = sum(part.exchange.elements * part.near.dtype.itemsize for part in first.values())
     alone = total < THREADED or _count_threads() < 2
     if alone and not donated:
-        for exchange, near, _, number in parts:
-            into, read = plain[number], memory[id(near)]
-            for sender, taken, receiver, put in exchange.copies:
-                _part_of(into[receiver], put)[...] = _part_of(read[sender], taken)
-        return tiles
+        for part in parts:
+            _copy_all(part.exchange, plain[part.result], memory[part.read])
+        return {number: _finish_tiles(part, tiles[number]) for number, part in first.items()}
     pieces = (
-        _Piece(_part_of(plain[number][receiver], put), _part_of(memory[id(near)][sender], taken), (id(near), sender))
-        for exchange, near, _, number in parts
-        for sender, taken, receiver, put in exchange.copies
+        _Piece(
+            _part_of(plain[part.result][receiver], put), _part_of(memory[part.read][sender], taken), (part.read, sender)
+        )
+        for part in parts
+        for sender, taken, receiver, put in part.exchange.copies
     )
-    uses = Counter((id(near), copy.sender) for exchange, near, _, _ in parts for copy in exchange.copies)
+    uses = Counter((part.read, copy.sender) for part in parts for copy in part.exchange.copies)
     _delete_shards(shard for key, shard in owned.items() if key not in uses)
     # Several threads copy much; shards come in order, when their copies are done.
     units = map(lambda piece: [piece], pieces) if alone else _share_pieces(pieces)
@@ -208,7 +280,25 @@ def run_host_exchanges(
                 _delete_shards([owned[key]])
     for near in donated.values():
         near.delete()
-    return tiles
+    return {number: _finish_tiles(part, tiles[number]) for number, part in first.items()}
+
+
+def _copy_all(exchange: HostExchange, into: Sequence[Array], read: Mapping[int, Array]) -> None:
+    for sender, taken, receiver, put in exchange.copies:
+        _part_of(into[receiver], put)[...] = _part_of(read[sender], taken)
+
+
+def _finish_tiles(part: HostPart, tiles: list[Array]) -> list[Array]:
+    """The tiles of a result, if they are made of those of its first exchange."""
+    then, dtype = part.exchange.then, part.near.dtype
+    if then is None:
+        return tiles
+    read = {0: _as_plain_numbers(tiles[0])}
+    if then.runs:
+        return _share_runs(then, read, dtype)
+    made = _make_tiles(then, dtype, (), False)
+    _copy_all(then, [_as_plain_numbers(tile) for tile in made], read)
+    return made
 
 
 def _copy_pieces(unit: list[_Piece]) -> list[Shard]:
@@ -243,20 +333,33 @@ def _part_of(tile: Array, box: tuple[Any, ...] | Strides) -> Array:
     return np.ndarray(box.extents, box.kind, tile, box.place, box.strides)
 
 
-def _make_tiles(part: HostPart, old: Sequence[jax.Array], kept: bool) -> list[Array]:
+def _share_runs(exchange: HostExchange, read: Mapping[int, Array], dtype: np.dtype[Any]) -> list[Array]:
+    """The tiles of a result as parts of what is read: JAX gives them to be read alone, and XLA keeps their memory."""
+    shape = exchange.tile_shape
+    ends = [(read[at].reshape(-1), start) for at, start in exchange.runs]
+    return [tile[start : start + math.prod(shape)].reshape(shape).view(dtype) for tile, start in ends]
+
+
+def _make_tiles(exchange: HostExchange, dtype: np.dtype[Any], old: Sequence[jax.Array], kept: bool) -> list[Array]:
     """The tiles of a result, with what the `old` ones hold: new memory that XLA takes as it is, or if `kept` theirs."""
-    shape, dtype = part.exchange.tile_shape, part.near.dtype
+    shape = exchange.tile_shape
     if kept:  # JAX gives it to be read alone.
         held = [(ctypes.c_uint8 * shard.nbytes).from_address(shard.unsafe_buffer_pointer()) for shard in old]
         return [np.ndarray(shape, dtype, each) for each in held]
-    size = math.prod(shape) * dtype.itemsize
+    size, count = math.prod(shape) * dtype.itemsize, exchange.tiles
     tiles: list[Array] = []
-    for _ in range(part.exchange.tiles):
-        raw = np.empty(size + ALIGNMENT, np.uint8)
+    # Small tiles are one piece of memory, since to ask for one costs more than to copy it; large ones are freed one by
+    # one.
+    each = -(-size // ALIGNMENT) * ALIGNMENT
+    together = count if each * count <= TOGETHER else 1
+    for _ in range(0, count, together or 1):
+        raw = np.empty(together * each + ALIGNMENT, np.uint8)
         start = -raw.__array_interface__["data"][0] % ALIGNMENT
-        tiles.append(np.ndarray(shape, dtype, raw, start))
-    each = zip(tiles, old, strict=bool(old))
-    pieces = (_Piece(_as_plain_numbers(tile), _as_plain_numbers(np.asarray(shard)), None) for tile, shard in each)
+        tiles += [np.ndarray(shape, dtype, raw, start + at * each) for at in range(together)]
+    if not old:
+        return tiles
+    pairs = zip(tiles, old, strict=True)
+    pieces = (_Piece(_as_plain_numbers(tile), _as_plain_numbers(np.asarray(shard)), None) for tile, shard in pairs)
     alone = size * len(old) < THREADED or _count_threads() < 2
     for _ in (map if alone else _thread_pool().map)(_copy_pieces, _share_pieces(pieces)):
         pass
