@@ -84,7 +84,8 @@ def _held_factors(layout: Layout) -> list[list[tuple[int, int]]]:
 class TileHolders:
     """The positions that hold each tile of a layout; `copies` is the most that hold the same one.
 
-    With `any_summand`, positions along partial sub-axes count as copies: what they hold is the same piece.
+    With `any_summand`, positions along partial sub-axes count as copies: what they hold is the same piece. A position
+    is the sum of the `offsets` of a tile's numbers and one of `free`; `offsets` are None where no such sums exist.
 
     >>> from reshard.types.mesh import Mesh
     >>> layout = Layout.parse("f32[{x}3/10]", Mesh(x=4, y=2))
@@ -97,8 +98,9 @@ class TileHolders:
         if not any_summand:
             keys += [[(mesh.stride(axis), axis.size)] for axis in layout.partial]
         held = sorted((stride, stride * size) for key in keys for stride, size in key if size > 1)
-        self._listed: dict[Tile, tuple[int, ...]] | None = None
-        self._offsets: list[list[int]] = []
+        self._listed: dict[Tile, tuple[int, ...]] = {}
+        self.offsets: list[list[int]] | None = None
+        self.free: tuple[int, ...] = ()
         if not is_chain([1, *(end for span in held for end in span), mesh.size]):
             # The strides do not divide each other, so that no position is a sum: all of them are listed.
             columns = [numbers_along(mesh.size, key) for key in keys]
@@ -108,27 +110,28 @@ class TileHolders:
             self._listed = {tile: tuple(positions) for tile, positions in listed.items()}
             self.copies = max(map(len, listed.values()))
             return
+        self.offsets = []
         for key in keys:
             offsets = [0]
             for stride, size in key:
                 offsets = [at + stride * value for at in offsets for value in range(size)]
-            self._offsets.append(offsets)
+            self.offsets.append(offsets)
         # The positions at coordinate 0 along all held spans: those between two spans take every value.
         free, above = [0], mesh.size
         for low, high in reversed(held):
             free = [at + more for at in free for more in range(0, above, high)]
             above = low
-        self._free = tuple([at + more for at in free for more in range(above)])
-        self.copies = len(self._free)
+        self.free = tuple([at + more for at in free for more in range(above)])
+        self.copies = len(self.free)
 
     def of(self, tile: Sequence[int]) -> tuple[int, ...]:
         """The positions that hold the tile of these numbers, ascending: those of its pieces, then its summand's."""
-        if self._listed is not None:
+        if self.offsets is None:
             return self._listed[tuple(tile)]
         first = 0
-        for offsets, number in zip(self._offsets, tile, strict=True):
+        for offsets, number in zip(self.offsets, tile, strict=True):
             first += offsets[number]
-        return (first,) if len(self._free) == 1 else tuple([first + at for at in self._free])
+        return (first,) if len(self.free) == 1 else tuple([first + at for at in self.free])
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,8 @@ below them, so together they repeat themselves after the least common multiple o
 
     4000{x}5 against 5000{y}4, on <x=2, y=2>     periods of 10 and of 8 elements: after 40, all is as it was
 
-One period is walked, and its runs are repeated. The time grows with the runs in a period, not with the array.
+One period is walked, and its runs are repeated. The time grows with the runs in a period, not with the array. Where one
+piece meets thousands that lie alike in it, the first of these is walked (`Alike`).
 """
 
 from __future__ import annotations
@@ -172,15 +173,66 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     by_target: tuple[Shares, ...] = tuple(
         {} for _ in range(math.prod(radix for radix, axis in target.digits if axis is not None))
     )
-    for (p, q), runs in _walk_common(source, target, None, None).items():
+    for (p, q, _), runs in _walk_common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
+
+
+class Repeat(NamedTuple):
+    """`count` pieces whose numbers are `number` apart, and what one piece shares with them `src` and `dst` apart."""
+
+    count: int
+    number: int
+    src: int
+    dst: int
+
+
+class Alike(NamedTuple):
+    """Pieces that lie alike in the tile of one piece: the number of the first, what it shares, and where the others
+    are, outermost `repeats` first.
+    """
+
+    number: int
+    repeats: tuple[Repeat, ...]
+    blocks: Factor
+
+
+@lru_cache(maxsize=64)
+def list_alike(source: Dim, target: Dim, number: int, *, given: bool) -> tuple[Alike, ...]:
+    """What one piece of the target shares with pieces of the source, each of which is in one of these; or, `given`, one
+    piece of the source with those of the target.
+
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=4)).dims for text in ("f32[{x}2]", "f32[8]"))
+    >>> list_alike(before, after, 0, given=False)
+    (Alike(number=0, repeats=(Repeat(count=4, number=1, src=0, dst=2),), blocks=(Block(src=0, dst=0, axes=(Axis(extent=2, src=1, dst=1),)),)),)
+    """  # noqa: E501
+    (p, q), end = ((number, None), 1) if given else ((None, number), 0)
+    alike = [Alike(key[end], key[2], tuple(runs)) for key, runs in _walk_common(source, target, p, q, True).items()]
+    listed = [piece for each in alike for piece, _, _ in list_repeated(each)] if len(alike) > 1 else []
+    if len(set(listed)) < len(listed):
+        # Heads and tails of periods may reach pieces that are in others, too: then each is listed by itself.
+        alike = [Alike(key[end], (), tuple(runs)) for key, runs in _walk_common(source, target, p, q).items()]
+    return tuple(alike)
+
+
+def list_repeated(alike: Alike) -> list[tuple[int, int, int]]:
+    """The pieces that lie alike: the number of each, and how far from the first one's its part is on both sides."""
+    listed = [(alike.number, 0, 0)]
+    for count, number, src, dst in alike.repeats:
+        listed = [(p + n * number, at + n * src, to + n * dst) for p, at, to in listed for n in range(count)]
+    return listed
+
+
+def _list_shares(source: Dim, target: Dim, number: int, given: bool) -> Shares:
+    alike = list_alike(source, target, number, given=given)
+    listed = ((piece, at, to, each.blocks) for each in alike for piece, at, to in list_repeated(each))
+    return {piece: tuple([Block(b.src + at, b.dst + to, b.axes) for b in blocks]) for piece, at, to, blocks in listed}
 
 
 @lru_cache(maxsize=64)
 def shares_of(source: Dim, target: Dim, number: int) -> Shares:
     """`shares(source, target)[number]`: what one piece of the target shares, without working out the others."""
-    return {p: tuple(runs) for (p, _), runs in _walk_common(source, target, None, number).items()}
+    return _list_shares(source, target, number, given=False)
 
 
 @lru_cache(maxsize=64)
@@ -191,7 +243,7 @@ def shares_from(source: Dim, target: Dim, number: int) -> Shares:
     >>> {q: [(each.src, each.dst, each.elements) for each in both] for q, both in shares_from(before, after, 1).items()}
     {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
     """
-    return {q: tuple(runs) for (_, q), runs in _walk_common(source, target, number, None).items()}
+    return _list_shares(source, target, number, given=True)
 
 
 class SharedDims(NamedTuple):
@@ -232,10 +284,13 @@ def _scale_shares(
     }
 
 
-def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
-    """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
+def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None, joins: bool = False) -> _Common:
+    """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given.
+
+    If it `joins`, pieces that lie alike are one entry.
+    """
     common: _Common = {}
-    _NumeralWalk(dim_levels(source), dim_levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
+    _NumeralWalk(dim_levels(source), dim_levels(target), p, q, joins).down(_TOP, _TOP, 0, source.size, common)
     return common
 
 
@@ -327,8 +382,8 @@ class _Node(NamedTuple):
 
 _TOP = _Node(0, 0, 0, 0)
 
-_Common = dict[tuple[int, int], list[Block]]
-"""What a source and a target piece share, ascending."""
+_Common = dict[tuple[int, int, tuple[Repeat, ...]], list[Block]]
+"""What a source and a target piece share, ascending, and so do those of the repeats: each side's that is not given."""
 
 
 def dim_levels(dim: Dim) -> tuple[Level, ...]:
@@ -355,8 +410,10 @@ def dim_levels(dim: Dim) -> tuple[Level, ...]:
 class _NumeralWalk:
     """Both numerals, walked down together; only to source piece `p`, or to target piece `q`, if given."""
 
-    def __init__(self, source: Sequence[Level], target: Sequence[Level], p: int | None, q: int | None) -> None:
-        self._source, self._target, self._p, self._q = source, target, p, q
+    def __init__(
+        self, source: Sequence[Level], target: Sequence[Level], p: int | None, q: int | None, joins: bool
+    ) -> None:
+        self._source, self._target, self._p, self._q, self._joins = source, target, p, q, joins
         self._leaves = len(source) - 1, len(target) - 1
 
     def down(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
@@ -368,7 +425,7 @@ class _NumeralWalk:
         elif (s.level, t.level) == self._leaves:
             if low < high:
                 run = Block(s.local + low - s.start, t.local + low - t.start, _run_axes(high - low))
-                append_block(common.setdefault((s.piece, t.piece), []), run)
+                append_block(common.setdefault((s.piece, t.piece, ()), []), run)
         else:
             # Down the coarser digit, so that the finer one can repeat itself below it.
             coarser, period = a.block > b.block, math.lcm(a.block, b.block)
@@ -392,6 +449,10 @@ class _NumeralWalk:
         if held and wanted is not None:
             at = origin + wanted // share % radix * block
             low, high = max(low, at), min(high, at + block)
+        # Where the other side repeats itself under each value of a digit whose pieces are all wanted, they lie alike.
+        other = self._target[t.level] if at_source else self._source[s.level]
+        joins = self._joins and held and wanted is None and not other.held and block % other.block == 0
+        apart = block // other.block * other.share
         value = (low - origin) // block
         while low < high:
             start = origin + value * block
@@ -400,10 +461,18 @@ class _NumeralWalk:
                 child = _Node(depth + 1, start, number + value * share, local)
             else:
                 child = _Node(depth + 1, start, number, local + value * share)
+            count = (high - start) // block if joins and low == start else 0
+            into: _Common = {} if count > 1 else common
             if at_source:
-                self.down(child, t, low, end, common)
+                self.down(child, t, low, end, into)
             else:
-                self.down(s, child, low, end, common)
+                self.down(s, child, low, end, into)
+            if count > 1:
+                repeat = Repeat(count, share, 0, apart) if at_source else Repeat(count, share, apart, 0)
+                for (p, q, repeats), blocks in into.items():
+                    for each in blocks:
+                        append_block(common.setdefault((p, q, (repeat, *repeats)), []), each)
+                value, end = value + count - 1, start + count * block
             low, value = end, value + 1
 
 

@@ -145,8 +145,7 @@ def read_tile(path: Folder, layout: Layout, seat: int, tile: NDArray[Any]) -> No
 @lru_cache(maxsize=16)
 def _fetches_of_files(saved: Layout, layout: Layout, seat: int) -> Fetches:
     """What a seat's rank reads from each tile that has elements for it."""
-    given = list_fetches(saved, layout, seat, lambda one, other: False)
-    return {rank: blocks for rank, blocks in given.items() if any(block.elements for block in blocks)}
+    return list_fetches(saved, layout, seat)
 
 
 def _read_layout(path: Folder) -> tuple[Layout, str]:

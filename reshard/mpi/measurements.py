@@ -14,13 +14,14 @@ from mpi4py import MPI
 
 from reshard.errors import PlanError, quoted
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi import Reduce, fetches_by_rank, served_by_rank, stripes_received, stripes_sent
+from reshard.lower.to_mpi import Reduce, Stripes, ranks_of_nodes
 from reshard.mpi.tile_checks import check_layout
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
-from reshard.runtime.on_mpi.prepare import Request, check_seats, clear_caches, plan_uncached, read_options
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, clear_caches, plan_uncached, read_options
 from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import MEASURE, TIME_LIMIT, Comm, Facts, Team, Watch
+from reshard.runtime.on_mpi.wire.by_node import plan_joined
 from reshard.runtime.on_mpi.wire.chunks import Messages
 from reshard.synth import Link, Network
 from reshard.types import Layout
@@ -121,8 +122,8 @@ class ScheduleFigures(NamedTuple):
 
     `seconds` of a processor and `bytes` of memory are what it takes to work it out for the first time, beside the plan,
     which all moves need. `sends` and `receives` are the rank's messages to and from ranks of other nodes, and of its
-    own if the plan's steps are run. If messages are joined by node, they are those that the rank carries. Reductions
-    are MPI's own and count as none.
+    own if the plan's steps are run. If messages are joined by node, they are those that the rank carries, laid out from
+    what the ranks of its node tell it. Reductions are MPI's own and count as none.
 
     >>> from reshard.types import Mesh
     >>> ends = (Layout.parse(text, Mesh(x=64)) for text in ("f32[{x}1, 64]", "f32[64, {x}1]"))
@@ -172,10 +173,18 @@ def schedule_figures(
     check_seats(source, target, size)
     request = Request.of_tile(source, target, read_options(budget, network))
     itemsize = numpy_dtype(source.dtype).itemsize
-    plan_uncached(request, at, facts, itemsize)  # Makes the plan.
+    first = plan_uncached(request, at, facts, itemsize)  # Makes the plan.
+    # What the members of the rank's node would tell it.
+    here = next(ranks for ranks in ranks_of_nodes(facts.nodes) if at in ranks) if first.joined else ()
+    told = [plan_joined(source, target, member, facts.nodes).list_elements()[0] for member in here]
+
+    def work_out() -> tuple[TilePlan, Stripes | None]:
+        ready = plan_uncached(request, at, facts, itemsize)
+        return ready, None if ready.by_node is None else ready.by_node.lay_stripes(at, told)
+
     clear_caches()
     start = time.thread_time()
-    ready = plan_uncached(request, at, facts, itemsize)
+    ready, stripes = work_out()
     seconds = time.thread_time() - start
     clear_caches()
     # Once more for the memory: tracing it takes time.
@@ -185,13 +194,13 @@ def schedule_figures(
     try:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        _ = plan_uncached(request, at, facts, itemsize)
+        _ = work_out()
         nbytes = tracemalloc.get_traced_memory()[1] - before
     finally:
         if not tracing:
             tracemalloc.stop()
-    if ready.joined is not None:
-        return ScheduleFigures(seconds, nbytes, *_count_stripes(request, at, facts.nodes))
+    if stripes is not None:
+        return ScheduleFigures(seconds, nbytes, len(stripes.sends), len(stripes.receives))
     steps = [step.run for step in ready.steps.steps] if ready.planned else []
     if not ready.planned and ready.direct is not None:
         steps = [ready.direct.messages]
@@ -213,25 +222,6 @@ def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ..
             f"nodes {quoted(nodes)}: {size} ranks are not spread evenly over that many; give the node of each"
         )
     return tuple(at // (size // count) for at in range(size))
-
-
-def _count_stripes(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
-    """The stripes that a rank carries and that are not empty."""
-    listed: dict[int, tuple[set[int], set[int]]] = {}
-
-    def of(member: int) -> tuple[set[int], set[int]]:
-        if member not in listed:
-            sides = served_by_rank, fetches_by_rank
-            to, by = (set(side(request.source, request.target, member, nodes)) - {member} for side in sides)
-            listed[member] = to, by
-        return listed[member]
-
-    sent = [stripe for stripe in stripes_sent(nodes, rank) if stripe.sender == rank]
-    received = [stripe for stripe in stripes_received(nodes, rank) if stripe.receiver == rank]
-    return (
-        sum(any(of(giver)[0] & set(stripe.takers) for giver in stripe.givers) for stripe in sent),
-        sum(any(of(taker)[1] & set(stripe.givers) for taker in stripe.takers) for stripe in received),
-    )
 
 
 def _count_of_step(step: RunnableStep) -> tuple[int, int]:

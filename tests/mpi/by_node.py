@@ -18,6 +18,7 @@ from reshard.lower.to_mpi import most_stripes
 from reshard.mpi import redistribute, schedule_figures
 from reshard.runtime import Account
 from reshard.runtime.on_mpi import prepare
+from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.runtime.on_mpi.wire import by_node, chunks
@@ -122,14 +123,11 @@ def failing(comm: MPI.Intracomm) -> Iterator[Case]:
 def _failed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     team_of(comm, nodes=2)
     tile, out = given_tile(source, comm.rank, "int32"), np.full(target.tile_shape, -7, "int32")
-    packing = chunks.Chunk.packing
 
-    def fails(chunk: chunks.Chunk, tile: np.ndarray, buffer: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        if comm.rank == 1 and chunk.peer == 0:
-            raise ZeroDivisionError("no")
-        return packing(chunk, tile, buffer)
+    def fails(_: object) -> None:
+        raise ZeroDivisionError("no")
 
-    with joining(), mock.patch.object(chunks.Chunk, "packing", fails):
+    with joining(), mock.patch.object(by_node, "copy_views", fails if comm.rank == 1 else copy_views):
         caught = caught_by(lambda: redistribute(tile, source, target, comm, out=out, limit=LIMIT))
     assert type(caught) is (ZeroDivisionError if comm.rank == 1 else RankError), caught
     assert (out == -7).all()

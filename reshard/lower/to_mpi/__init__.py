@@ -2,6 +2,7 @@
 
     schedule_device(plan, device)     a checked plan as one device runs it, step by step:
         StepMessages                    local copies, then rounds; for slices, gathers, all-to-alls, permutes, exchanges
+        TableTurns                      rounds with as many peers as there are ranks, as columns
         SendReceive                     one round: at most one message sent and one received
         PeerBlocks                      one message: its peer and its blocks
         Reduce                          a reduce-scatter or an all-reduce of packed blocks
@@ -11,14 +12,15 @@
     served_by_rank(source, ...)       all that others copy from its tile
     list_fetches, list_served         the same by seat, on one set of devices
     list_across, list_in_form         the same by device: between two sets of devices; in a turn of a relay or a view
+    PeerTable                         the blocks of thousands of peers, as columns
     lay_stripes(nodes, rank, ...)     messages between nodes joined by node: what a rank carries, and where its part is
     devices_by_id(mesh)               the device of every seat, that is, by ascending id
     ranks_of_seats(mesh, size)        the rank of every seat in a communicator; seat_of(...) the other way round
     is_unreplicated(layout)           whether each tile is on one rank only
 
-`rank_schedule` has the steps of a plan, `fetches` what a rank fetches straight to the target, `seats` which rank has
-which tile, and `stripes` who carries what between nodes. `tile_blocks` makes their blocks, which are those of
-`geometry.blocks`.
+`rank_schedule` has the steps of a plan, `fetches` what a rank fetches straight to the target, in a `peer_table`,
+`seats` which rank has which tile, and `stripes` who carries what between nodes. `tile_blocks` makes their blocks, which
+are those of `geometry.blocks`.
 
 Nothing here imports MPI. Schedules and fetches are plain data, and the same on every rank that computes them.
 """
@@ -37,6 +39,7 @@ from reshard.lower.to_mpi.fetches import list_fetches as list_fetches
 from reshard.lower.to_mpi.fetches import list_in_form as list_in_form
 from reshard.lower.to_mpi.fetches import list_served as list_served
 from reshard.lower.to_mpi.fetches import served_by_rank as served_by_rank
+from reshard.lower.to_mpi.peer_table import PeerTable as PeerTable
 from reshard.lower.to_mpi.rank_schedule import NewSummand as NewSummand
 from reshard.lower.to_mpi.rank_schedule import Overwrite as Overwrite
 from reshard.lower.to_mpi.rank_schedule import PeerBlocks as PeerBlocks
@@ -45,6 +48,7 @@ from reshard.lower.to_mpi.rank_schedule import Schedule as Schedule
 from reshard.lower.to_mpi.rank_schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.rank_schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.rank_schedule import StepMessages as StepMessages
+from reshard.lower.to_mpi.rank_schedule import TableTurns as TableTurns
 from reshard.lower.to_mpi.rank_schedule import number_both_ends
 from reshard.lower.to_mpi.rank_schedule import schedule_device as schedule_device
 from reshard.lower.to_mpi.seats import device_of as device_of
@@ -54,7 +58,7 @@ from reshard.lower.to_mpi.seats import rank_of_devices as rank_of_devices
 from reshard.lower.to_mpi.seats import ranks_of_seats as ranks_of_seats
 from reshard.lower.to_mpi.seats import seat_of as seat_of
 from reshard.lower.to_mpi.seats import seats_by_position
-from reshard.lower.to_mpi.stripes import NodePlace as NodePlace
+from reshard.lower.to_mpi.stripes import NodePlaces as NodePlaces
 from reshard.lower.to_mpi.stripes import Stripes as Stripes
 from reshard.lower.to_mpi.stripes import lay_stripes as lay_stripes
 from reshard.lower.to_mpi.stripes import most_stripes as most_stripes

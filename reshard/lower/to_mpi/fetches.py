@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 from reshard.geometry.blocks import Block, Product, count_product, scale_blocks
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
 from reshard.geometry.messages import Message, cut_product, exchange_messages
-from reshard.geometry.overlap import Shares, shares_from, shares_of
+from reshard.geometry.overlap import Shares, list_alike, shares_from, shares_of
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
+from reshard.lower.to_mpi.peer_table import Column, PeerTable, list_positions, share_tiles
 from reshard.lower.to_mpi.seats import (
     device_of,
     devices_by_id,
@@ -37,10 +40,10 @@ from reshard.types.mesh import Mesh
 from reshard.types.view import View
 from reshard.types.whole import check_deadline
 
-Near = Callable[[int, int], bool]
-"""Whether two ranks are on one node."""
+Nodes = Sequence[int]
+"""The node of every rank, or device."""
 
-Fetches = dict[int, Blocks]
+Fetches = PeerTable
 """What comes from the source tile of each other rank, or goes to its target tile; first from or to the rank itself."""
 
 FIRST, SECOND = 1, 2
@@ -82,45 +85,48 @@ def _list_by_rank(
         at = rank_of_devices(meshes, size)
         here = next((mesh for mesh in meshes if seat_of(mesh, rank, size) is not None), None)
         listed = {} if here is None else list_in_form(source, target, form, device_of((here,), rank, size), given=given)
-        return {at[peer]: blocks for peer, blocks in listed.items()}
+        return PeerTable.of_blocks((at[peer], blocks) for peer, blocks in listed.items()).begin_after(rank)
     if not one_set(*meshes):
         return list_across(source, target, rank, nodes, given=given)
     seat, ranks = seat_of(source.mesh, rank, size), ranks_of_seats(source.mesh, size)
     if seat is None:
-        return {}
+        return PeerTable.of_blocks(())
     listing = list_served if given else list_fetches
-    listed = listing(source, target, seat, lambda a, b: nodes[ranks[a]] == nodes[ranks[b]])
-    return {ranks[peer]: blocks for peer, blocks in listed.items()}
+    return listing(source, target, seat, [nodes[at] for at in ranks]).rename_peers(ranks)
 
 
-def list_fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> Fetches:
+def list_fetches(
+    source: Layout, target: Layout, rank: int, nodes: Nodes | None = None, number: int | None = None
+) -> Fetches:
     """What a rank copies from the ranks' source tiles to fill its target tile, its own source tile first.
 
     The rank fills tile `number` of the target's mesh, by default its own number. The meshes may differ in size, as
     when an array is loaded by more or fewer ranks than saved it. Nothing is summed: both layouts are partial along
-    the same axes, or neither is partial.
+    the same axes, or neither is partial. Without `nodes`, each rank is on one of its own.
 
     >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
     >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
-    >>> fetched = list_fetches(rows, columns, 1, lambda one, other: True)
-    >>> [(rank, blocks[0].extents) for rank, blocks in fetched.items()]
+    >>> [(rank, blocks[0].extents) for rank, blocks in list_fetches(rows, columns, 1).items()]
     [(1, (2, 2)), (0, (2, 2))]
     """
     wanted = home_tile(target, target.mesh.position(devices_by_id(target.mesh)[rank if number is None else number]))
     mesh = source.mesh
     summand = mesh.coordinates(mesh.position(devices_by_id(mesh)[rank]), source.partial) if source.partial else ()
-    givers, seats = holders(source), _seats_of_positions(mesh)
-    blocks: dict[int, list[Block]] = {}
-    for owners in itertools.product(*_flat_shares(shares_of, source, target, wanted)):
-        check_deadline()
-        candidates = seats(givers.of((*[p for p, _ in owners], *summand)))
-        giver = candidates[0] if len(candidates) == 1 else _nearest_holder(candidates, rank, near)
-        blocks.setdefault(giver, []).extend(multiply_factors([factor for _, factor in owners]))
-    return _order_fetches(blocks, rank)
+    shared = share_tiles(source, target, wanted, given=False)
+    seats = _seats_of_positions(mesh, list_positions(holders(source), shared.numbers, summand))
+    givers = seats[:, 0]
+    if seats.shape[1] > 1:
+        # Of several holders: the rank itself, else one of its node, or of all, which its own number selects.
+        near = np.zeros(seats.shape, bool) if nodes is None else np.asarray(nodes)[seats] == nodes[rank]
+        near &= seats >= 0
+        near = np.where(near.any(axis=1, keepdims=True), near, seats >= 0)
+        chosen = near & (near.cumsum(axis=1) == (rank % near.sum(axis=1) + 1)[:, None])
+        givers = np.where((seats == rank).any(axis=1), rank, seats[np.arange(len(seats)), chosen.argmax(axis=1)])
+    return shared.tabulate(givers).begin_after(rank)
 
 
-def list_served(source: Layout, target: Layout, rank: int, near: Near) -> Fetches:
+def list_served(source: Layout, target: Layout, rank: int, nodes: Nodes | None = None) -> Fetches:
     """What the ranks fetch from one of them, itself first: the `list_fetches` of all, as far as they name this rank.
 
     Both layouts are on meshes of the same size.
@@ -128,28 +134,38 @@ def list_served(source: Layout, target: Layout, rank: int, near: Near) -> Fetche
     >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
     >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
-    >>> [(rank, blocks[0].src) for rank, blocks in list_served(rows, columns, 1, lambda one, other: True).items()]
+    >>> [(rank, blocks[0].src) for rank, blocks in list_served(rows, columns, 1).items()]
     [(1, 2), (0, 0)]
     """
-    devices, seats = devices_by_id(source.mesh), _seats_of_positions(source.mesh)
-    mine = home_tile(source, source.mesh.position(devices[rank]))
-    summand = mine[len(source.dims) :]
-    candidates = seats(holders(source).of(mine))
-    takers, seats_there = holders(target, any_summand=True), _seats_of_positions(target.mesh)
-    blocks: dict[int, list[Block]] = {}
-    for wishes in itertools.product(*_flat_shares(shares_from, source, target, mine)):
-        check_deadline()
-        receivers = seats_there(takers.of([q for q, _ in wishes]))
-        if summand:
-            # A summand goes to the devices that have the same one: nothing is added up on the way.
-            mesh, partial = source.mesh, source.partial
-            receivers = [to for to in receivers if mesh.coordinates(mesh.position(devices[to]), partial) == summand]
-        if len(candidates) > 1:
-            receivers = [to for to in receivers if _nearest_holder(candidates, to, near) == rank]
-        if receivers:
-            given = [*multiply_factors([factor for _, factor in wishes])]
-            blocks.update((to, given) for to in receivers)
-    return _order_fetches(blocks, rank)
+    devices, mesh, partial = devices_by_id(source.mesh), source.mesh, source.partial
+    mine = home_tile(source, mesh.position(devices[rank]))
+    shared = share_tiles(source, target, mine, given=True)
+    seats = _seats_of_positions(target.mesh, list_positions(holders(target, any_summand=True), shared.numbers))
+    rows, columns = np.nonzero(seats >= 0)
+    takers = seats[rows, columns]
+    kept = np.ones(len(takers), bool)
+    if partial:
+        # A summand goes to the devices that have the same one: nothing is added up on the way.
+        alike = [mesh.coordinates(mesh.position(device), partial) == mine[len(source.dims) :] for device in devices]
+        kept &= np.array(alike)[takers]
+    given = np.array(sorted(_seats_of_positions(mesh, np.array([holders(source).of(mine)]))[0]))
+    if len(given) > 1:
+        # As they choose in `list_fetches`.
+        chosen = given[takers % len(given)]
+        if nodes is not None:
+            of, order = np.asarray(nodes), np.argsort(np.asarray(nodes)[given], kind="stable")
+            first, last = (np.searchsorted(of[given][order], of[takers], side) for side in ("left", "right"))
+            near = first + takers % np.maximum(last - first, 1)
+            chosen = np.where(first < last, given[order][np.minimum(near, len(given) - 1)], chosen)
+        kept &= np.where(np.isin(takers, given), takers, chosen) == rank
+    return shared.tabulate(takers[kept], rows[kept]).begin_after(rank)
+
+
+def _seats_of_positions(mesh: Mesh, positions: Column) -> Column:
+    """The seats of the devices at some positions, ascending in each row."""
+    if mesh.device_ids is None:
+        return positions
+    return np.sort(np.where(positions < 0, positions, np.array(seats_by_position(mesh))[positions]), axis=1)
 
 
 def _flat_shares(
@@ -164,26 +180,6 @@ def _flat_shares(
     ]
 
 
-def _seats_of_positions(mesh: Mesh) -> Callable[[tuple[int, ...]], Sequence[int]]:
-    """A function from positions to the seats of their devices, ascending."""
-    if mesh.device_ids is None:
-        return lambda positions: positions
-    seats = seats_by_position(mesh)
-    return lambda positions: sorted([seats[at] for at in positions])
-
-
-def _nearest_holder(candidates: Sequence[int], rank: int, near: Near) -> int:
-    if rank in candidates:
-        return rank
-    close = tuple(peer for peer in candidates if near(peer, rank)) or candidates
-    return close[rank % len(close)]
-
-
-def _order_fetches(blocks: Mapping[int, Sequence[Block]], rank: int) -> Fetches:
-    """Each rank starts with itself and goes on with the next one, so that ranks do not all read from rank 0 first."""
-    return {peer: tuple(blocks[peer]) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))}
-
-
 def is_unreplicated(layout: Layout) -> bool:
     """Whether each tile is on one rank only.
 
@@ -194,7 +190,7 @@ def is_unreplicated(layout: Layout) -> bool:
     return holders(layout).copies == 1
 
 
-def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *, given: bool) -> Fetches:
+def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *, given: bool) -> Mapping[int, Blocks]:
     """What a device copies from the tiles of others, by device, and of its own; or what they copy from it, its `given`.
 
     >>> from reshard.types.mesh import Mesh
@@ -204,7 +200,7 @@ def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *,
     """
     viewed = form.view is not None
     ends = source, target, form.view
-    fetches: Fetches = {}
+    fetches: dict[int, Blocks] = {}
     for message in relay_messages(*ends)[form.turn - FIRST] if form.turn else exchange_messages(*ends):
         check_deadline()
         sender, receiver, _ = message
@@ -229,10 +225,6 @@ def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *,
 # can work out its own part, without that of the others.
 
 
-Nodes = Sequence[int]
-"""The node of every device."""
-
-
 def list_across(source: Layout, target: Layout, device: int, nodes: Nodes, *, given: bool) -> Fetches:
     """What a device copies from source tiles to fill its target tile, by device, from itself first; or what devices
     copy from its own source tile, what is `given`.
@@ -244,10 +236,16 @@ def list_across(source: Layout, target: Layout, device: int, nodes: Nodes, *, gi
     >>> [[(peer, blocks[0].extents) for peer, blocks in each.items()] for each in (fetched, served)]
     [[(0, (3,)), (1, (3,))], [(2, (6,)), (3, (3,))]]
     """
-    blocks: dict[int, list[Block]] = {}
-    for peer, products in (_list_given if given else _list_taken)(source, target, device, nodes):
-        blocks.setdefault(peer, []).extend(block for product in products for block in multiply_factors(product))
-    return _order_fetches(blocks, device)
+    here, there = (source, target) if given else (target, source)
+    if device in here.mesh.devices and holders(source).copies == 1:
+        # No holder shares what is asked of it with another.
+        shared = share_tiles(source, target, tile_of(here, device), given=given)
+        positions = list_positions(holders(there), shared.numbers)
+        rows, columns = np.nonzero(positions >= 0)
+        return shared.tabulate(np.array(there.mesh.devices)[positions[rows, columns]], rows).begin_after(device)
+    listed = (_list_given if given else _list_taken)(source, target, device, nodes)
+    blocks = ((peer, [block for each in products for block in multiply_factors(each)]) for peer, products in listed)
+    return PeerTable.of_blocks(blocks).begin_after(device)
 
 
 def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
@@ -378,5 +376,5 @@ def _sizes_of_shares(source: Dim, target: Dim, piece: int) -> Sizes:
     return tuple((q, sum(run.elements for run in runs)) for q, runs in shared)
 
 
-CACHES = (_devices_of_mesh, _positions_by_node, _sizes_of_shares)
+CACHES = (list_alike, _devices_of_mesh, _positions_by_node, _sizes_of_shares)
 """What is cached here."""

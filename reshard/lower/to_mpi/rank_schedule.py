@@ -19,11 +19,14 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, overload
+
+import numpy as np
 
 from reshard.errors import PlanError
 from reshard.geometry.blocks import Axis, Block, cut_block
 from reshard.geometry.figures import exchange_figures
+from reshard.geometry.holders import holders
 from reshard.geometry.messages import Message, messages_of
 from reshard.geometry.refine import refine
 from reshard.geometry.relay import relay_messages
@@ -49,7 +52,8 @@ from reshard.lower.program import (
     is_alias,
     lower_steps,
 )
-from reshard.lower.to_mpi.fetches import messages_across
+from reshard.lower.to_mpi.fetches import list_across, messages_across
+from reshard.lower.to_mpi.peer_table import Column, PeerTable
 from reshard.lower.to_mpi.tile_blocks import (
     Blocks,
     Frames,
@@ -82,7 +86,33 @@ class SendReceive(NamedTuple):
     receive: PeerBlocks | None
 
 
-Turns = tuple[SendReceive, ...]
+@dataclass(frozen=True, eq=False)
+class TableTurns(Sequence[SendReceive]):
+    """Turns with a message to each peer of one table, and from each of another one, in the order of their rows."""
+
+    sends: PeerTable
+    receives: PeerTable
+
+    def __len__(self) -> int:
+        """How many turns there are."""
+        return max(len(self.sends), len(self.receives))
+
+    @overload
+    def __getitem__(self, number: int) -> SendReceive: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[SendReceive]: ...
+    def __getitem__(self, number: int | slice) -> SendReceive | Sequence[SendReceive]:
+        """The turn of this number, or some of them."""
+        turns = range(len(self))[number]
+        if not isinstance(turns, int):
+            return [self[at] for at in turns]
+        return SendReceive(*(self._message(table, turns) for table in (self.sends, self.receives)))
+
+    def _message(self, table: PeerTable, row: int) -> PeerBlocks | None:
+        return PeerBlocks(int(table.peers[row]), table.blocks_of_row(row)) if row < len(table) else None
+
+
+Turns = Sequence[SendReceive]
 
 
 @dataclass(frozen=True)
@@ -301,14 +331,15 @@ def _lower_group(step: AllGather | AllToAll, device: int, scratch: int) -> StepM
     if not blocks:
         return StepMessages((), (), scratch, frames)
 
-    def to(sender: int, receiver: int) -> Blocks:
-        return (Block(leave[receiver if each else 0], arrive[sender], blocks[0].axes),)
+    def table(sender: Column, receiver: Column, peers: Column) -> PeerTable:
+        src = np.array(leave)[receiver if each else 0 * receiver]
+        columns = np.broadcast_arrays(np.array(group)[peers], src, np.array(arrive)[sender], 0)
+        return PeerTable(*columns, ((Block(0, 0, blocks[0].axes),),))
 
-    turns = [
-        SendReceive(PeerBlocks(group[after], to(me, after)), PeerBlocks(group[before], to(before, me)))
-        for after, before in (((me + k) % size, (me - k) % size) for k in range(1, size))
-    ]
-    return StepMessages(to(me, me), tuple(turns), scratch, frames)
+    mine, turn = np.array([me]), np.arange(1, size)
+    after, before = (mine + turn) % size, (mine - turn) % size
+    turns = TableTurns(table(mine, after, after), table(before, mine, before))
+    return StepMessages(table(mine, mine, mine).blocks_of_row(0), turns, scratch, frames)
 
 
 def _lower_exchange(step: Exchange, device: int, scratch: int) -> StepMessages:
@@ -431,6 +462,14 @@ def own_boxes(step: Step, device: int) -> StepMessages:
     # Messages that no buffer stages are sent and received where they lie, however many runs they have.
     cap = None if chunk is None or chunk >= largest or not step.cost.scratch else chunk
     place = number_both_ends(before, after)
+    if not step.mode.relay and cap is None and holders(before).copies == 1:
+        # Each tile has one holder, who sends all that is asked of it.
+        sent, received = (list_across(before, after, device, (), given=given) for given in (True, False))
+        others = [table.select_rows(table.peers != device) for table in (sent, received)]
+        ahead = [np.array([place[peer] - place[device] for peer in table.peers.tolist()], int) for table in others]
+        rows = [np.argsort(way * column % len(place)) for way, column in zip((1, -1), ahead, strict=True)]
+        both = TableTurns(*(table.select_rows(order) for table, order in zip(others, rows, strict=True)))
+        return StepMessages(sent.get(device, ()), both, step.cost.scratch)
 
     def turns(messages: Iterable[Message]) -> Turns:
         sides: tuple[list[tuple[int, int, PeerBlocks]], ...] = ([], [])  # Sent and received: turn, chunk, message.

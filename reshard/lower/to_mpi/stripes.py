@@ -11,21 +11,19 @@ The ranks of a node share memory, so they write what goes to one other node side
 of it. Each member of a node carries an equal share of the stripes: with fewer other nodes than members, the ranks of a
 node are divided into groups, each with a stripe of its own, as many as leave hardly a member without one.
 
-A rank needs to know what the other members of its node send and receive, as two small tables, and nothing else.
+A rank needs to know what the other members of its node send and receive, as a row of each, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Table = NDArray[np.int64]
-"""Elements, a row for each member of a node."""
+from reshard.lower.to_mpi.peer_table import Column
 
 
 class Stripe(NamedTuple):
@@ -78,8 +76,9 @@ def stripes_sent(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
     >>> [stripe[:2] for stripe in stripes_sent((0, 0, 1, 1, 2, 2, 3, 3), 0)]
     [(0, 2), (1, 5), (0, 6)]
     """
-    here = _node_of_rank(nodes, rank)
-    return [_stripe_between(nodes, here, other, group) for other, group in _list_others(nodes, here)]
+    every, groups = ranks_of_nodes(nodes), number_of_groups(nodes)
+    here = _node_of_rank(every, rank)
+    return [_stripe_between(every, groups, here, *other) for other in _list_others(every, groups, here)]
 
 
 def stripes_received(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
@@ -88,23 +87,26 @@ def stripes_received(nodes: tuple[int, ...], rank: int) -> list[Stripe]:
     >>> [stripe[:2] for stripe in stripes_received((0, 0, 1, 1, 2, 2, 3, 3), 3)]
     [(4, 2), (7, 3), (0, 2)]
     """
-    here = _node_of_rank(nodes, rank)
-    others = _list_others(nodes, here)
-    return [_stripe_between(nodes, other, here, group)._replace(other=other) for other, group in others]
-
-
-def _node_of_rank(nodes: tuple[int, ...], rank: int) -> int:
-    return next(number for number, ranks in enumerate(ranks_of_nodes(nodes)) if rank in ranks)
-
-
-def _list_others(nodes: tuple[int, ...], here: int) -> list[tuple[int, int]]:
-    """The other nodes, from the next one on, each with every group."""
-    count = len(ranks_of_nodes(nodes))
-    return [((here + k) % count, group) for k in range(1, count) for group in range(number_of_groups(nodes))]
-
-
-def _stripe_between(nodes: tuple[int, ...], node: int, other: int, group: int) -> Stripe:
     every, groups = ranks_of_nodes(nodes), number_of_groups(nodes)
+    here = _node_of_rank(every, rank)
+    others = _list_others(every, groups, here)
+    return [_stripe_between(every, groups, other, here, group)._replace(other=other) for other, group in others]
+
+
+Ranks = tuple[tuple[int, ...], ...]
+"""The ranks of every node."""
+
+
+def _node_of_rank(every: Ranks, rank: int) -> int:
+    return next(number for number, ranks in enumerate(every) if rank in ranks)
+
+
+def _list_others(every: Ranks, groups: int, here: int) -> list[tuple[int, int]]:
+    """The other nodes, from the next one on, each with every group."""
+    return [((here + k) % len(every), group) for k in range(1, len(every)) for group in range(groups)]
+
+
+def _stripe_between(every: Ranks, groups: int, node: int, other: int, group: int) -> Stripe:
     takers = every[other]
     low, high = (len(takers) * at // groups for at in (group, group + 1))
 
@@ -116,11 +118,16 @@ def _stripe_between(nodes: tuple[int, ...], node: int, other: int, group: int) -
     return Stripe(carrier(node, other), carrier(other, node), every[node], takers[low:high], other)
 
 
-class NodePlace(NamedTuple):
-    """Elements in the memory of a member of the node: its number there, and the first element."""
+class NodePlaces(NamedTuple):
+    """For each rank, elements in the memory of a member of the node: its number there, and the first element."""
 
-    member: int
-    start: int
+    members: Column
+    starts: Column
+
+    @classmethod
+    def for_ranks(cls, size: int) -> NodePlaces:
+        """Places yet to be filled in."""
+        return cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
 
 
 class CarriedMessage(NamedTuple):
@@ -138,33 +145,35 @@ class Stripes:
     """
 
     elements: list[int]
-    puts: dict[int, NodePlace] = field(default_factory=dict[int, NodePlace])
-    finds: dict[int, NodePlace] = field(default_factory=dict[int, NodePlace])
+    puts: NodePlaces
+    finds: NodePlaces
     sends: list[CarriedMessage] = field(default_factory=list[CarriedMessage])
     receives: list[CarriedMessage] = field(default_factory=list[CarriedMessage])
     largest: int = 0
 
 
-def lay_stripes(nodes: tuple[int, ...], rank: int, given: Table, taken: Table, received: Mapping[int, int]) -> Stripes:
-    """A rank's part, from what the members of its node give to each rank, and take from each node.
+def lay_stripes(
+    nodes: tuple[int, ...], rank: int, given: Sequence[Column], taken: Sequence[Column], received: Column
+) -> Stripes:
+    """A rank's part, from what the members of its node give to each rank, and take from each node, a row each.
 
     `received` has the elements that this rank receives from each rank. What one member has for another stays in the
     giver's memory, from where the other copies it.
 
     >>> given, taken = np.array([[0, 1, 2, 3], [1, 0, 2, 3]]), np.array([[0, 5], [0, 5]])
-    >>> mine = lay_stripes((0, 0, 1, 1), 0, given, taken, {1: 1, 2: 2, 3: 3})
-    >>> mine.puts[3], mine.finds[1], mine.finds[3]
-    (NodePlace(member=1, start=1), NodePlace(member=1, start=0), NodePlace(member=0, start=7))
+    >>> mine = lay_stripes((0, 0, 1, 1), 0, given, taken, np.array([0, 1, 2, 3]))
+    >>> [(places.members.tolist(), places.starts.tolist()) for places in (mine.puts, mine.finds)]
+    [([0, 0, 0, 1], [0, 0, 1, 1]), ([0, 1, 0, 0], [0, 0, 5, 7])]
     >>> mine.sends
     [CarriedMessage(peer=2, start=1, elements=4)]
     """
     here = next(ranks for ranks in ranks_of_nodes(nodes) if rank in ranks)
-    me, numbers = here.index(rank), {member: number for number, member in enumerate(here)}
-    mine = Stripes(given[:, here].sum(axis=1).tolist())
-    local = np.cumsum(given[:, here], axis=1) - given[:, here]
-    for number, other in enumerate(here):
-        mine.puts[other] = NodePlace(me, int(local[me, number]))
-        mine.finds[other] = NodePlace(number, int(local[number, me]))
+    me, numbers, members = here.index(rank), {member: number for number, member in enumerate(here)}, np.array(here)
+    inside = np.array([row[members] for row in given])
+    mine = Stripes(inside.sum(axis=1).tolist(), NodePlaces.for_ranks(len(nodes)), NodePlaces.for_ranks(len(nodes)))
+    local = np.cumsum(inside, axis=1) - inside
+    mine.puts.members[members], mine.puts.starts[members] = me, local[me]
+    mine.finds.members[members], mine.finds.starts[members] = np.arange(len(here)), local[:, me]
 
     def lay(carrier: int, elements: int) -> int:
         """Where a stripe begins in its carrier's memory."""
@@ -173,23 +182,27 @@ def lay_stripes(nodes: tuple[int, ...], rank: int, given: Table, taken: Table, r
         mine.largest = max(mine.largest, elements)
         return start
 
-    totals, before = given.sum(axis=0).tolist(), given[:me].sum(axis=0).tolist()
+    # Row by row: a table of all members would be larger than all else.
+    before, totals = np.zeros(len(nodes), np.int64), np.zeros(len(nodes), np.int64)
+    for row in given[:me]:
+        before += row
+    totals += before
+    for row in given[me:]:
+        totals += row
     for stripe in stripes_sent(nodes, rank):
-        carrier, elements = numbers[stripe.sender], sum(totals[taker] for taker in stripe.takers)
-        start = lay(carrier, elements)
-        if stripe.sender == rank and elements:
-            mine.sends.append(CarriedMessage(stripe.receiver, start, elements))
-        for taker in stripe.takers:
-            mine.puts[taker] = NodePlace(carrier, start + before[taker])
-            start += totals[taker]
+        carrier, takers = numbers[stripe.sender], np.array(stripe.takers)
+        ends = totals[takers].cumsum()
+        start = lay(carrier, int(ends[-1]))
+        if stripe.sender == rank and ends[-1]:
+            mine.sends.append(CarriedMessage(stripe.receiver, start, int(ends[-1])))
+        mine.puts.members[takers], mine.puts.starts[takers] = carrier, start + ends - totals[takers] + before[takers]
     for stripe in stripes_received(nodes, rank):
-        carrier, sizes = numbers[stripe.receiver], [int(taken[numbers[to], stripe.other]) for to in stripe.takers]
+        carrier, sizes = numbers[stripe.receiver], [int(taken[numbers[to]][stripe.other]) for to in stripe.takers]
         start = lay(carrier, sum(sizes))
         if stripe.receiver == rank and sum(sizes):
             mine.receives.append(CarriedMessage(stripe.sender, start, sum(sizes)))
         if rank in stripe.takers:
-            start += sum(sizes[: stripe.takers.index(rank)])
-            for giver in stripe.givers:
-                mine.finds[giver] = NodePlace(carrier, start)
-                start += received.get(giver, 0)
+            start, givers = start + sum(sizes[: stripe.takers.index(rank)]), np.array(stripe.givers)
+            mine.finds.members[givers] = carrier
+            mine.finds.starts[givers] = start + received[givers].cumsum() - received[givers]
     return mine

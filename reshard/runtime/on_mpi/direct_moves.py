@@ -88,18 +88,16 @@ def plan_direct(
     With `apart`, it receives from its own node by messages, too; what other nodes send and receive stays the same.
     """
     mine, theirs = (of(source, target, rank, nodes, form) for of in (fetches_by_rank, served_by_rank))
-    sent: list[tuple[int, Blocks]] = []
-    received: list[tuple[int, Blocks]] = []
-    size = len(nodes)
-    for k in range(1, size):
-        to, giver = (rank + k) % size, (rank - k) % size
-        if to in theirs and (apart or nodes[to] != nodes[rank]):
-            sent.append((to, theirs[to]))
-        if giver in mine and (apart or nodes[giver] != nodes[rank]):
-            received.append((giver, mine[giver]))
+    at = np.array(nodes)
+    # Rows begin with this rank and the next one: a rank sends to the next first, and receives from the previous.
+    sent, received = (
+        table.select_rows((table.peers != rank) & (apart | (at[table.peers] != at[rank]))) for table in (theirs, mine)
+    )
+    received = received.select_rows(slice(None, None, -1))
     messages = messages_between(sent, received, (), itemsize, staging // itemsize, held)
     own = mine.get(rank, ())
-    near = [] if apart else [(peer, of) for peer, of in mine.items() if peer != rank and nodes[peer] == nodes[rank]]
+    close = mine.select_rows((mine.peers != rank) & (not apart) & (at[mine.peers] == at[rank]))
+    near = [*close.items()]
     check_deadline()
     filled = [*own, *(block for _, blocks in near for block in blocks)]
     order = order_copies(filled, math.prod(target.tile_shape), itemsize)
@@ -137,7 +135,7 @@ class RunBytes(NamedTuple):
 def run_bytes(source: Layout, target: Layout, rank: int, size: int, itemsize: int) -> RunBytes:
     """The runs of what one of `size` ranks receives if all are on one node."""
     fetched = fetches_by_rank(source, target, rank, (0,) * size)
-    others = [block for peer, blocks in fetched.items() if peer != rank for block in blocks]
+    others = fetched.select_rows(fetched.peers != rank).count_axes()
     reach, landing, run = mean_run(others, ["src"]), mean_run(others, ["dst"]), mean_run(others, ["src", "dst"])
     return RunBytes(reach * itemsize, landing * itemsize, run * itemsize)
 
@@ -147,9 +145,9 @@ def node_load(source: Layout, target: Layout, nodes: tuple[int, ...], itemsize: 
     """What the first rank of the target receives; all ranks must judge alike, so each looks at the same."""
     rank = ranks_of_seats(target.mesh, len(nodes))[0]
     fetched = fetches_by_rank(source, target, rank, nodes)
-    sizes = {peer: sum(block.elements for block in blocks) * itemsize for peer, blocks in fetched.items()}
-    far = [size for peer, size in sizes.items() if nodes[peer] != nodes[rank]]
-    return NodeLoad(len(far), sum(far), sum(sizes.values()) - sum(far) - sizes.get(rank, 0))
+    of, nbytes = np.array(nodes)[fetched.peers], fetched.elements * itemsize
+    far, near = nbytes[of != nodes[rank]], nbytes[(of == nodes[rank]) & (fetched.peers != rank)]
+    return NodeLoad(len(far), int(far.sum()), int(near.sum()))
 
 
 Copies = Callable[[], object]

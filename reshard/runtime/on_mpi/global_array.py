@@ -115,7 +115,7 @@ def _messages_of_scatter(layout: Layout, rank: int, size: int, root: int | None,
     """A rank's messages of a scatter: from the root to each other rank."""
     seated = {to: seat for seat, to in enumerate(ranks_of_seats(layout.mesh, size)) if root is not None or to == rank}
     one = on_one_device(layout)
-    fetched = {to: list_fetches(one, layout, 0, _never_near, seat) for to, seat in seated.items()}
+    fetched = {to: list_fetches(one, layout, 0, None, seat) for to, seat in seated.items()}
     blocks = {to: tuple(block for of in mine.values() for block in of) for to, mine in fetched.items()}
     sent = [(to, given) for to, given in blocks.items() if rank == root != to and given]
     received = [(root, blocks[rank])] if root is not None and root != rank and blocks.get(rank) else []
@@ -128,17 +128,12 @@ def _messages_of_gather(layout: Layout, rank: int, size: int, root: int, itemsiz
     """A rank's messages of a gather: from each rank that the root fetches from."""
     at = ranks_of_seats(layout.mesh, size)
     seat = seat_of(layout.mesh, root, size)
-    fetched = list_fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, _never_near, 0)
+    fetched = list_fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, None, 0)
     blocks = {at[giver]: of for giver, of in fetched.items()}
     sent = [(root, blocks[rank])] if rank != root and blocks.get(rank) else []
     received = [(giver, given) for giver, given in blocks.items() if rank == root != giver and given]
     local = blocks.get(rank, ()) if rank == root else ()
     return messages_between(sent, received, local, itemsize, STAGING // itemsize)
-
-
-def _never_near(rank: int, other: int) -> bool:
-    """Every rank on a node of its own: a root sends everything by messages."""
-    return False
 
 
 # Checksums of arrays that do not depend on their layout: what they were before a move is what they are after it.

@@ -31,7 +31,7 @@ from reshard.runtime.on_mpi.direct_moves import (
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.team import Facts, Team
-from reshard.runtime.on_mpi.wire.by_node import FREE, is_aggregated, table_bytes
+from reshard.runtime.on_mpi.wire.by_node import FREE, JoinedPart, is_aggregated, plan_joined, table_bytes
 from reshard.runtime.on_mpi.wire.chunks import SMALL
 from reshard.runtime.platform_network import choose_network, load_once, spell_network
 from reshard.synth import find_plan
@@ -129,7 +129,6 @@ class _DirectMove(NamedTuple):
     itemsize: int
     staging: int
     held: bool
-    apart: bool = False
 
 
 class _JoinedMove(NamedTuple):
@@ -137,7 +136,6 @@ class _JoinedMove(NamedTuple):
     ones that no account counts.
     """
 
-    move: _DirectMove
     room: int
     free: int
 
@@ -160,7 +158,7 @@ class TilePlan:
     plan: Plan
     device: int
     rank: int
-    size: int
+    nodes: tuple[int, ...]
     itemsize: int
     spare: int
     moves: _DirectMove | None = None
@@ -182,14 +180,15 @@ class TilePlan:
         _ = self.by_node or (self.steps if self.planned else self.direct)
 
     @cached_property
-    def by_node(self) -> Direct | None:
+    def by_node(self) -> JoinedPart | None:
         """This rank's part of a move whose messages are joined by node; None if they are not."""
-        return None if self.joined is None else plan_direct(*self.joined.move)
+        ends = self.request.source, self.request.target
+        return None if self.joined is None else plan_joined(*ends, self.rank, self.nodes)
 
     @cached_property
     def steps(self) -> RankPlan:
         """The plan's steps as this rank runs them."""
-        return rank_plan(self.plan, self.rank, self.size, self.itemsize)
+        return rank_plan(self.plan, self.rank, len(self.nodes), self.itemsize)
 
     @cached_property
     def direct(self) -> Direct | None:
@@ -262,7 +261,7 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     # No rank is on both sides of a move to other devices, so none has both tiles.
     before, after = source.tile_bytes, target.tile_bytes
     spare = chosen.peak_bytes - (max(before, after) if disjoint(source.mesh, target.mesh) else before + after)
-    mine = (chosen, device, rank, len(nodes), itemsize)
+    mine = (chosen, device, rank, nodes, itemsize)
     if chosen.donate:
         return TilePlan(request, "overwrite", "overwrite", *mine, 0)
     across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
@@ -274,7 +273,7 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     if len(set(nodes)) not in (1, len(nodes)):
         load, free = node_load(source, target, nodes, itemsize), FREE if options.budget is None else 0
         if is_aggregated(load, nodes, max(spare, free) - table_bytes(nodes), options.network):
-            joined = _JoinedMove(moves._replace(apart=True), spare, free)
+            joined = _JoinedMove(spare, free)
     if spare < across:
         return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes, joined=joined)
     transport = _choose_transport(request, facts, spare - across, moves)
@@ -299,7 +298,7 @@ def plan_uncached(request: Request, rank: int, facts: Facts, itemsize: int) -> T
 
 def clear_caches() -> None:
     """Gives up what is cached of schedules, so that the next is compiled as the first one was."""
-    for cached in (_plan_tile, plan_direct, rank_plan, run_bytes, node_load, *to_mpi.CACHES):
+    for cached in (_plan_tile, plan_direct, plan_joined, rank_plan, run_bytes, node_load, *to_mpi.CACHES):
         cached.cache_clear()
 
 

@@ -60,7 +60,7 @@ from reshard.runtime.on_mpi.window_tiles import (
     new_tile,
     posted_by_rank,
 )
-from reshard.runtime.on_mpi.wire.by_node import Allotment, allot_stripes, exchange_aggregated
+from reshard.runtime.on_mpi.wire.by_node import Allotment, JoinedPart, allot_stripes, exchange_aggregated
 from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.types import Layout
 
@@ -121,8 +121,7 @@ def choose_transport(transfer: TileTransfer) -> Transport:
     team, ready, request = transfer.call.team, transfer.ready, transfer.request
     selected = ready.transport if team.plain or ready.transport != "read" else ready.otherwise
     if ready.by_node is not None and ready.joined is not None:
-        _, room, free = ready.joined
-        transfer.allotment = allot_stripes(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
+        transfer.allotment = allot_stripes(transfer.call, ready.by_node, ready.itemsize, *ready.joined)
         if transfer.allotment is not None:
             return "node-aggregated"
     if selected == "overwrite" or ready.moves is None or (selected == "plan" and not team.one_node):
@@ -162,8 +161,8 @@ def run_transport(transfer: TileTransfer, transport: Transport) -> WindowTile:
     match transport:
         case "node-aggregated":
             result, allotment = transfer.placed(), cast(Allotment, transfer.allotment)
-            mine, ends = cast(Direct, ready.by_node), (view_as_words(held.tile), view_as_words(result.tile))
-            exchange_aggregated(call, mine.messages, mine.own, allotment, *ends, settle)
+            ends = view_as_words(held.tile), view_as_words(result.tile)
+            exchange_aggregated(call, cast(JoinedPart, ready.by_node), allotment, *ends, settle)
             return result
         case "pull":
             result, posted = transfer.placed(), transfer.posted

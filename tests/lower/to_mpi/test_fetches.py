@@ -38,8 +38,9 @@ from tests.oracle import PADDING, tiles_of
 from tests.view_oracle import cut, random_case
 
 
-def anywhere(one: int, other: int) -> bool:
-    return True
+def split(size: int, nodes: int) -> list[int]:
+    """The node of each rank."""
+    return [rank * nodes // size for rank in range(size)]
 
 
 @given(pairs(), st.integers(1, 4))
@@ -48,28 +49,26 @@ def test_fetches_fill_every_tile_from_the_nearest(pair: tuple[Layout, Layout], n
     source, target = pair
     size, source_tiles = source.mesh.size, tiles_of(source)
     filled: Tiles = {}
-
-    def near(one: int, other: int) -> bool:
-        return one * nodes // size == other * nodes // size
+    where = split(size, nodes)
 
     for rank, device in enumerate(devices_by_id(target.mesh)):
         tile = np.full(target.tile_shape, PADDING)
-        fetched = list_fetches(source, target, rank, near)
+        fetched = list_fetches(source, target, rank, where)
         for giver, blocks in fetched.items():
             put(tile, blocks, taken(source_tiles[devices_by_id(source.mesh)[giver]], blocks))
         filled[device] = tile
-        assert_nearest(source, rank, fetched, near)
+        assert_nearest(source, rank, fetched, where)
     assert_filled(target, filled)
 
 
-def assert_nearest(source: Layout, rank: int, fetched: Fetches, near) -> None:
+def assert_nearest(source: Layout, rank: int, fetched: Fetches, nodes: Sequence[int]) -> None:
     """Nothing comes from another node, or rank, that this one's has as well."""
     tiles = tiles_of(source)
     for giver in fetched:
         tile = tiles[devices_by_id(source.mesh)[giver]]
         same = [r for r, d in enumerate(devices_by_id(source.mesh)) if np.array_equal(tiles[d], tile)]
         assert giver == rank or rank not in same
-        assert near(giver, rank) or not any(near(other, rank) for other in same)
+        assert nodes[giver] == nodes[rank] or not any(nodes[other] == nodes[rank] for other in same)
 
 
 @given(pairs(), st.integers(1, 4))
@@ -77,13 +76,11 @@ def assert_nearest(source: Layout, rank: int, fetched: Fetches, near) -> None:
 def test_what_a_rank_serves_is_what_all_fetch_from_it(pair: tuple[Layout, Layout], nodes: int):
     source, target = pair
     size = source.mesh.size
+    where = split(size, nodes)
 
-    def near(one: int, other: int) -> bool:
-        return one * nodes // size == other * nodes // size
-
-    fetched = {rank: list_fetches(source, target, rank, near) for rank in range(size)}
+    fetched = {rank: list_fetches(source, target, rank, where) for rank in range(size)}
     for rank in range(size):
-        given = list_served(source, target, rank, near)
+        given = list_served(source, target, rank, where)
         assert given == {to: by[rank] for to, by in fetched.items() if rank in by}
         assert list(given) == sorted(given, key=lambda to: (to < rank, to))
 
@@ -92,8 +89,8 @@ def test_what_a_rank_serves_is_what_all_fetch_from_it(pair: tuple[Layout, Layout
 def test_a_rank_serves_those_with_its_summand_only(mesh: Mesh):
     source, target = Layout.parse("f32[{x}3/7] + sum{y}", mesh), Layout.parse("f32[7] + sum{y}", mesh)
     for rank in range(6):
-        wanted = [to for to in range(6) if rank in list_fetches(source, target, to, anywhere)]
-        assert sorted(list_served(source, target, rank, anywhere)) == wanted
+        wanted = [to for to in range(6) if rank in list_fetches(source, target, to)]
+        assert sorted(list_served(source, target, rank)) == wanted
         assert len(wanted) == 3
 
 
@@ -101,16 +98,14 @@ def test_each_rank_begins_with_itself_and_goes_on_with_the_next():
     mesh = Mesh(x=5)
     source, target = Layout.parse("f32[{x}5, 10]", mesh), Layout.parse("f32[25, {x}2]", mesh)
     for rank in range(5):
-        assert list(list_fetches(source, target, rank, anywhere)) == [(rank + k) % 5 for k in range(5)]
+        assert list(list_fetches(source, target, rank)) == [(rank + k) % 5 for k in range(5)]
 
 
 def test_holders_of_the_same_tile_share_the_load():
     """Three ranks hold each half, and three others lack it: every holder serves one of them."""
     mesh = Mesh(x=2, y=3)
     source, target = Layout.parse("f32[{x}6]", mesh), Layout.parse("f32[12]", mesh)
-    served = Counter(
-        giver for rank in range(6) for giver in list_fetches(source, target, rank, anywhere) if giver != rank
-    )
+    served = Counter(giver for rank in range(6) for giver in list_fetches(source, target, rank) if giver != rank)
     assert served == dict.fromkeys(range(6), 1)
 
 
@@ -118,7 +113,7 @@ def test_holders_of_the_same_tile_share_the_load():
 def test_tiles_of_a_mesh_of_another_size(number: int):
     """One rank that saved everything, three that load it: each of them reads its own part."""
     alone, three = Layout.parse("f32[7]", Mesh()), Layout.parse("f32[{x}3/7]", Mesh(x=3))
-    (blocks,) = list_fetches(alone, three, 0, anywhere, number).values()
+    (blocks,) = list_fetches(alone, three, 0, None, number).values()
     tile = np.full(3, PADDING)
     put(tile, blocks, taken(np.arange(7), blocks))
     assert np.array_equal(tile, tiles_of(three)[number])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -67,15 +67,14 @@ def samples(target: Layout, device: int, choose: random.Random) -> Iterator[tupl
             yield local
 
 
-Listed = dict[int, tuple[Block, ...]]
+Listed = Mapping[int, tuple[Block, ...]]
 """The blocks by the device at the other end."""
 
 
 def by_fetches(source: Layout, target: Layout, device: int) -> tuple[Listed, Listed]:
     """What a device receives, and what it sends, if it all goes straight."""
-    near = lambda one, other: one // 64 == other // 64  # noqa: E731
-    received, sent = list_fetches(source, target, device, near), list_served(source, target, device, near)
-    return received, sent
+    nodes = [rank // 64 for rank in range(source.mesh.size)]
+    return list_fetches(source, target, device, nodes), list_served(source, target, device, nodes)
 
 
 def by_plan(source: Layout, target: Layout, device: int) -> tuple[Listed, Listed]:
@@ -95,7 +94,7 @@ def test_sampled_elements_come_from_a_device_that_has_them(name: str, listing) -
     choose = random.Random(name)
     for device in (4095 // 7, choose.randrange(4096)):
         received, _ = listing(source, target, device)
-        givers: Listed = {}
+        givers: dict[int, tuple[Block, ...]] = {}
         for local in samples(target, device, choose):
             places = [
                 (peer, at)

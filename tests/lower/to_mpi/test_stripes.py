@@ -25,7 +25,7 @@ def test_each_rank_finds_what_others_put(nodes: tuple[int, ...]):
     given = np.array([[choose.choice([0, 1, 2, 5]) * (a != b) for b in range(size)] for a in range(size)])
     taken = np.array([[given[list(ranks), to].sum() for ranks in every] for to in range(size)])
     mine = [
-        lay_stripes(nodes, rank, given[list(here)], taken[list(here)], dict(enumerate(given[:, rank].tolist())))
+        lay_stripes(nodes, rank, given[list(here)], taken[list(here)], given[:, rank])
         for here in every
         for rank in here
     ]
@@ -35,7 +35,7 @@ def test_each_rank_finds_what_others_put(nodes: tuple[int, ...]):
     for rank, each in enumerate(mine):
         for to in range(size):
             for at in range(given[rank, to]):
-                member, start = each.puts[to]
+                member, start = each.puts.members[to], each.puts.starts[to]
                 assert memory[here_of[rank][member]][start + at] == (-1, -1)
                 memory[here_of[rank][member]][start + at] = (rank, to)
     sent = {(a, b): memory[a][start : start + n] for a, each in enumerate(mine) for b, start, n in each.sends}
@@ -48,7 +48,7 @@ def test_each_rank_finds_what_others_put(nodes: tuple[int, ...]):
     assert not sent
     for rank, each in enumerate(mine):
         for giver in range(size):
-            member, start = each.finds[giver]
+            member, start = each.finds.members[giver], each.finds.starts[giver]
             parts = memory[here_of[rank][member]][start : start + given[giver, rank]]
             assert parts == [(giver, rank)] * given[giver, rank]
 

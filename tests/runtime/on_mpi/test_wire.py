@@ -172,8 +172,8 @@ def test_the_mean_run_is_that_of_the_addresses(ends: list):
     block = Block(8, 2, (Axis(3, 8, 12), Axis(8, 1, 1)))
     after = list(zip(*(places(block, end) for end in ends), strict=True))
     breaks = sum(any(b != a + 1 for a, b in zip(*both, strict=True)) for both in itertools.pairwise(after))
-    assert mean_run([block], ends) == block.elements / (1 + breaks)
-    assert mean_run([], ends) == 0
+    assert mean_run({block.axes: 5}, ends) == block.elements / (1 + breaks)
+    assert mean_run({}, ends) == 0
 
 
 # ---- Messages of several arrays as one: every element arrives, both ends agree, and no message is above the cap

@@ -15,28 +15,34 @@ more copies (`is_aggregated` weighs them):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from reshard.lower.to_mpi import (
-    NodePlace,
+    NodePlaces,
+    PeerTable,
     Stripes,
+    fetches_by_rank,
     lay_stripes,
     most_stripes,
     number_of_groups,
     ranks_of_nodes,
+    served_by_rank,
 )
-from reshard.lower.to_mpi.tile_blocks import Blocks
+from reshard.lower.to_mpi.peer_table import Column
+from reshard.lower.to_mpi.tile_blocks import Blocks, End
 from reshard.runtime.on_mpi.copies.stream_copy import copy_views
-from reshard.runtime.on_mpi.copies.strided_copy import Array, pair_views
+from reshard.runtime.on_mpi.copies.strided_copy import Array, pair_views, view_block
 from reshard.runtime.on_mpi.team import EXCHANGE
-from reshard.runtime.on_mpi.wire.chunks import DIRECT, Chunk, JointChunk, Messages
+from reshard.runtime.on_mpi.wire.chunks import DIRECT
 from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.synth import Network
+from reshard.types import Layout
 
 _WORD = np.dtype(np.int64)
 _BYTE = np.dtype(np.uint8)
@@ -81,6 +87,39 @@ def is_aggregated(load: NodeLoad, nodes: tuple[int, ...], room: int, network: Ne
     return together + copies + _WAITS + 2 * latency * math.log2(len(nodes)) < alone
 
 
+@dataclass(frozen=True, eq=False)
+class JoinedPart:
+    """A rank's part of a move by stripes: what it keeps, and what it gives to every other rank and takes from it."""
+
+    own: Blocks
+    given: PeerTable
+    taken: PeerTable
+    nodes: tuple[int, ...]
+
+    def list_elements(self) -> tuple[Column, Column]:
+        """What it tells the members of its node: the elements for each rank, then those from each node; and those that
+        it takes from each rank.
+        """
+        given, taken = (np.zeros(len(self.nodes), np.int64) for _ in range(2))
+        for column, table in ((given, self.given), (taken, self.taken)):
+            column[table.peers] = table.elements
+        every = [taken[np.array(ranks)].sum() for ranks in ranks_of_nodes(self.nodes)]
+        return np.concatenate([given, np.array(every)]), taken
+
+    def lay_stripes(self, rank: int, told: Sequence[Column]) -> Stripes:
+        """The rank's part of all stripes of its node, given what each member of it tells."""
+        given, taken = ([row[at] for row in told] for at in (slice(len(self.nodes)), slice(len(self.nodes), None)))
+        return lay_stripes(self.nodes, rank, given, taken, self.list_elements()[1])
+
+
+@lru_cache(maxsize=16)
+def plan_joined(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> JoinedPart:
+    """A rank's part of a move whose messages are joined by node."""
+    taken, given = (of(source, target, rank, nodes) for of in (fetches_by_rank, served_by_rank))
+    others = (table.select_rows(table.peers != rank) for table in (given, taken))
+    return JoinedPart(taken.get(rank, ()), *others, nodes)
+
+
 class Allotment(NamedTuple):
     """A rank's stripes, and the place in the arena of its node where each member has `elements` for them.
 
@@ -98,29 +137,25 @@ def table_bytes(nodes: tuple[int, ...]) -> int:
     return (len(nodes) + len(ranks_of_nodes(nodes))) * _WORD.itemsize
 
 
-def allot_stripes(call: Call, messages: Messages, itemsize: int, room: int, free: int) -> Allotment | None:
+def allot_stripes(call: Call, part: JoinedPart, itemsize: int, room: int, free: int) -> Allotment | None:
     """Memory for a move by stripes; None if it is more than `room` bytes, and than `free` ones, on some rank, or than
     its node has, or if some message is too long.
 
     All ranks call this together. Memory within `room` is counted, the tables included.
     """
-    team, nodes, gather = call.team, call.team.facts.nodes, partial(call.team.gather, call.watch)
+    team, gather = call.team, partial(call.team.gather, call.watch)
     allotted: Allotment | None = None
-    place = team.arena.take(table_bytes(nodes), gather)
+    place = team.arena.take(table_bytes(part.nodes), gather)
     if place:
         # What the members of the node tell each other: what each gives to every rank, and takes from every node.
-        ends, every = len(nodes), ranks_of_nodes(nodes)
-        rows = [team.arena.tile(n, place, (ends + len(every),), _WORD) for n in range(len(team.members))]
-        given, received = (_elements_by_rank(side.chunks) for side in (messages.sends, messages.receives))
-        own = rows[team.members.index(team.rank)]
-        own[:ends] = [given.get(rank, 0) for rank in range(ends)]
-        own[ends:] = [sum(received.get(rank, 0) for rank in ranks) for ranks in every]
+        shape = (table_bytes(part.nodes) // _WORD.itemsize,)
+        told = [team.arena.tile(member, place, shape, _WORD) for member in range(len(team.members))]
+        told[team.members.index(team.rank)][:] = part.list_elements()[0]
         team.gather(call.watch)
-        table = np.stack(rows)
+        mine = part.lay_stripes(team.rank, told)
         team.arena.release(place)
-        mine = lay_stripes(nodes, team.rank, table[:, :ends], table[:, ends:], received)
         elements = max(mine.elements)
-        needs = elements * itemsize + table_bytes(nodes)
+        needs = elements * itemsize + table_bytes(part.nodes)
         if needs <= max(room, free) and mine.largest * itemsize <= DIRECT:
             place = team.arena.take(max(1, elements * itemsize), gather)
             allotted = Allotment(mine, place, elements, needs <= room) if place else None
@@ -130,24 +165,15 @@ def allot_stripes(call: Call, messages: Messages, itemsize: int, room: int, free
     return None if lacking else allotted
 
 
-def _elements_by_rank(chunks: Sequence[Chunk | JointChunk]) -> dict[int, int]:
-    """The elements that go to, or come from, each rank."""
-    total: dict[int, int] = {}
-    for chunk in chunks:
-        total[chunk.peer] = total.get(chunk.peer, 0) + chunk.elements
-    return total
-
-
 def exchange_aggregated(
     call: Call,
-    messages: Messages,
-    own: Blocks,
+    part: JoinedPart,
     allotment: Allotment,
     source: Array,
     target: Array,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """Moves what the messages have, and what the rank keeps, its `own`, from raw tile to raw tile.
+    """Moves what the rank gives and takes, and what it keeps, from raw tile to raw tile.
 
     `ready` is called before the target is written to.
     """
@@ -158,34 +184,27 @@ def exchange_aggregated(
     taken = -(-table_bytes(team.facts.nodes) // source.itemsize) + allotment.elements if allotment.counted else 0
     call.memory.take(call.device, taken)
 
-    def placed(chunks: Sequence[Chunk | JointChunk], places: Mapping[int, NodePlace]) -> list[Array]:
-        """The memory of each message: those of one rank lie one after another from its place on."""
-        done: dict[int, int] = {}
-        parts: list[Array] = []
-        for chunk in chunks:
-            member, start = places[chunk.peer]
-            at = done[chunk.peer] = done.get(chunk.peer, start)
-            parts.append(memory[member][at : at + chunk.elements])
-            done[chunk.peer] += chunk.elements
-        return parts
+    def placed(table: PeerTable, places: NodePlaces, tile: Array, end: End) -> Iterator[tuple[Array, Array]]:
+        """The parts of the tile, each with its place in the memory of the node."""
+        columns = places.members[table.peers], places.starts[table.peers]
+        for member, block in table.place_packed(end, *columns, joins=tile.flags.c_contiguous):
+            yield view_block(tile, block, "src"), view_block(memory[member], block, "dst")
 
-    def part(start: int, elements: int) -> list[object]:
+    def message(start: int, elements: int) -> list[object]:
         return [carried[start * source.itemsize : (start + elements) * source.itemsize], MPI.BYTE]
 
-    puts = enumerate(placed(messages.sends.chunks, mine.puts))
-    copy_views([pair for number, buffer in puts for pair in messages.sends.packing(number, source, buffer)])
-    requests = [team.comm.Irecv(part(start, n), peer, EXCHANGE) for peer, start, n in mine.receives]
+    copy_views([(packed, of) for of, packed in placed(part.given, mine.puts, source, "src")])
+    requests = [team.comm.Irecv(message(start, n), peer, EXCHANGE) for peer, start, n in mine.receives]
     team.gather(watch)  # All members have put what they have for others.
-    requests += [team.comm.Isend(part(start, n), peer, EXCHANGE) for peer, start, n in mine.sends]
+    requests += [team.comm.Isend(message(start, n), peer, EXCHANGE) for peer, start, n in mine.sends]
     if ready is None:
-        copy_views(pair_views(own, target, source))
+        copy_views(pair_views(part.own, target, source))
     watch.until(lambda: MPI.Request.Testall(requests))
     team.gather(watch)  # All members have what they carry.
     if ready is not None:
         ready()
-        copy_views(pair_views(own, target, source))
-    finds = enumerate(placed(messages.receives.chunks, mine.finds))
-    copy_views([pair for number, buffer in finds for pair in messages.receives.unpacking(number, target, buffer)])
-    call.memory.receive(call.device, sum(chunk.elements for chunk in messages.receives.chunks))
+        copy_views(pair_views(part.own, target, source))
+    copy_views([*placed(part.taken, mine.finds, target, "dst")])
+    call.memory.receive(call.device, int(part.taken.elements.sum()))
     call.memory.free(call.device, taken)
     team.arena.release(allotment.place)  # Peers may still be reading it: it is used again once all have released it.

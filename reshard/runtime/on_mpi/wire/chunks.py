@@ -1,6 +1,7 @@
 """The messages of a move: how its blocks are cut into messages, the same at the sender and at the receiver.
 
     Chunk       one message: a peer, and blocks between the tile and the message
+    ChunkTable  a message to each peer of a table, made when it is asked for
     Side        the messages that a rank sends, or receives, in the order of the turns
     JointSide   the same of several arrays, whose messages to one peer travel together
     Messages    both sides, the local copies, and how much may be staged
@@ -12,16 +13,16 @@ Padding is sent too, but is in no block of a chunk: it is what its blocks leave 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.geometry.blocks import Block, cut_block
-from reshard.lower.to_mpi import SendReceive, StepMessages
+from reshard.geometry.blocks import Axis, Block, cut_block
+from reshard.lower.to_mpi import PeerTable, SendReceive, StepMessages, TableTurns
+from reshard.lower.to_mpi.peer_table import pack_shape
 from reshard.lower.to_mpi.tile_blocks import Blocks, End, Frames, Shape, clip_source, pack_block
 from reshard.runtime.on_mpi.copies.stream_copy import SHORT
 from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, overlaps_itself, pair_views, view_block
@@ -105,6 +106,39 @@ def pack_chunks(
         yield chunk()
 
 
+class ChunkTable(Sequence[Chunk]):
+    """One message to, or from, each peer of a table, whose tile is at that end of the blocks.
+
+    A rank of a job of thousands has as many: they are made one by one, when they go.
+    """
+
+    def __init__(self, table: PeerTable, end: End) -> None:
+        self._table, self._starts = table, table.src if end == "src" else table.dst
+        self._shapes = [pack_shape(shape, end) for shape in table.shapes]
+        self._last: tuple[int, Chunk] | None = None
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, number: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Chunk]: ...
+    def __getitem__(self, number: int | slice) -> Chunk | Sequence[Chunk]:
+        """The message of this number, or some of them."""
+        if isinstance(number, slice):
+            return [self[at] for at in range(*number.indices(len(self)))]
+        last = self._last
+        if last is not None and last[0] == number:  # It is asked for several times on its way.
+            return last[1]
+        table, start = self._table, int(self._starts[number])
+        blocks = [Block(at + start, to, axes) for at, to, axes in self._shapes[table.kinds[number]]]
+        chunk = Chunk(int(table.peers[number]), int(table.elements[number]), tuple(blocks))
+        self._last = number, chunk
+        return chunk
+
+
 # MPI datatypes for messages that are not contiguous in a tile, so that MPI packs and unpacks while it sends. They are
 # used where the budget leaves no room for a buffer, and on MPICH for long runs, which it sends one by one:
 #
@@ -153,7 +187,7 @@ class Side:
     """
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self.chunks = tuple(chunks)
+        self.chunks: Sequence[Chunk] = chunks if isinstance(chunks, ChunkTable) else tuple(chunks)
         self._known = _OfStrides((), True, {}, {})
 
     def unstaged(self, number: int, tile: Array, staging: int) -> list[Any] | None:
@@ -320,8 +354,13 @@ def messages_of_step(
     largest = 1 if casts and not staging else None
 
     def between(turns: Sequence[SendReceive], local: Blocks, held: bool, passed: Messages | None) -> Messages:
-        sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in turns if turn.send]
-        arriving = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in turns if turn.receive]
+        sent: BlocksByRank
+        arriving: BlocksByRank
+        if isinstance(turns, TableTurns):
+            sent, arriving = (table.rename_peers(ranks) for table in (turns.sends, turns.receives))
+        else:
+            sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in turns if turn.send]
+            arriving = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in turns if turn.receive]
         return messages_between(sent, arriving, local, itemsize, staging, held, padding, passed, largest)
 
     padding = None if step.frames is None else ((step.frames[0], shapes[0]), (step.frames[1], shapes[1]))
@@ -329,7 +368,7 @@ def messages_of_step(
     return between(step.turns, step.local, received <= staging * itemsize, passed)
 
 
-BlocksByRank = Sequence[tuple[int, Sequence[Block]]]
+BlocksByRank = Sequence[tuple[int, Sequence[Block]]] | PeerTable
 """The blocks that go to, or come from, each peer, in the order of the turns."""
 
 
@@ -352,6 +391,10 @@ def messages_between(
     cap = largest or message_cap(staging, itemsize)
 
     def side(by_rank: BlocksByRank, end: End, of: tuple[Shape, Shape] | None) -> Side:
+        if isinstance(by_rank, PeerTable):
+            if of is None and (not len(by_rank) or by_rank.elements.max() <= cap):
+                return Side(ChunkTable(by_rank, end))
+            by_rank = [*by_rank.items()]
         by_peer = [tuple(pack_chunks(peer, blocks, cap, end, of)) for peer, blocks in by_rank]
         return Side(chunk for turn in itertools.zip_longest(*by_peer) for chunk in turn if chunk is not None)
 
@@ -403,15 +446,14 @@ def _join_sides(each: Sequence[Side | JointSide], peers: Iterable[int], cap: int
     return JointSide(tuple(chunks), sides)
 
 
-def mean_run(blocks: Sequence[Block], ends: Sequence[End]) -> float:
-    """The average number of elements per run that is contiguous at these ends of the blocks, in C-ordered tiles.
+def mean_run(alike: Mapping[tuple[Axis, ...], int], ends: Sequence[End]) -> float:
+    """The average number of elements per run that is contiguous at these ends of blocks, in C-ordered tiles, given how
+    many of them have which axes.
 
-    >>> from reshard.geometry.blocks import Axis
-    >>> block = Block(0, 0, (Axis(4, 16, 8), Axis(8, 1, 1)))
-    >>> [mean_run([block], ends) for ends in (["src", "dst"], ["src"], ["dst"])]
+    >>> alike = {(Axis(4, 16, 8), Axis(8, 1, 1)): 3}
+    >>> [mean_run(alike, ends) for ends in (["src", "dst"], ["src"], ["dst"])]
     [8.0, 8.0, 32.0]
     """
-    alike = Counter(block.axes for block in blocks)
     elements = runs = 0
     for axes, count in alike.items():
         size = Block(0, 0, axes).elements

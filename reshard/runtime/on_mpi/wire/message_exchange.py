@@ -7,8 +7,7 @@ there are.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from reshard.runtime.on_mpi.copies.stream_copy import copy_views
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, pair_views, view_block
 from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.team import EXCHANGE, YIELDS, Team, Watch
-from reshard.runtime.on_mpi.wire.chunks import JointSide, Messages, Side
+from reshard.runtime.on_mpi.wire.chunks import Chunk, JointChunk, JointSide, Messages, Side
 
 _TRIES = 16 if YIELDS else 1  # Each may take 50 us where ranks share cores: so often, failures are looked for in time.
 _WINDOW = 64  # The most messages under way in one direction.
@@ -91,7 +90,8 @@ class _Lane:
         self._cast = cast
         # Elements that are cast one by one need no buffer to speak of.
         self._counted = cast is None or staging > 0
-        self.waiting = deque(enumerate(side.chunks))
+        self.posted = 0
+        """How many messages have been posted: the others wait, in their order."""
         self.tile = tile
         self._dtype = dtype
         self.staging = staging
@@ -103,14 +103,15 @@ class _Lane:
 
     def next(self) -> _PostedMessage | None:
         """The next message, or None if there is none or no room; if nothing else is staged, there is always room."""
-        if not self.waiting or self.under_way == _WINDOW:
+        number = self.posted
+        if number == len(self._side.chunks) or self.under_way == _WINDOW:
             return None
-        number, chunk = self.waiting[0]
+        chunk = self._side.chunks[number]
         peer, elements = chunk.peer, chunk.elements
         spec = self._unstaged(number)
         if spec is None and not self.held and self.staged and self.staged + elements > self.staging:
             return None
-        self.waiting.popleft()
+        self.posted += 1
         self.under_way += 1
         if spec is not None:
             return _PostedMessage(number, peer, elements, spec, None)
@@ -120,9 +121,13 @@ class _Lane:
         buffer = self._call.pool.take(elements * self._dtype.itemsize)
         return _PostedMessage(number, peer, elements, [buffer, MPI.BYTE], buffer.view(self._dtype))
 
+    def waiting(self) -> Iterator[tuple[int, Chunk | JointChunk]]:
+        """The messages that have not been posted, each with its number."""
+        return ((number, self._side.chunks[number]) for number in range(self.posted, len(self._side.chunks)))
+
     def unstaged(self) -> int:
         """Elements of the waiting messages that must be staged."""
-        return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number) is None)
+        return sum(chunk.elements for number, chunk in self.waiting() if self._unstaged(number) is None)
 
     def _unstaged(self, number: int) -> list[Any] | None:
         """The specification with which MPI sends from, or receives into, the tile itself; None if it must be staged."""
@@ -131,11 +136,12 @@ class _Lane:
 
     def pack(self) -> list[_PostedMessage]:
         """The next messages for which there is room, those that have buffers copied out of the tile into these."""
-        if self.waiting and self.staged and self._side.is_short(self.waiting[0][0], self.tile):
+        more = self.posted < len(self._side.chunks)
+        if more and self.staged and self._side.is_short(self.posted, self.tile):
             # Packed together, messages of short runs read the tile in order (see `stream_copy`): so the next one to
             # each peer waits until there is room for all of these.
             turn: dict[int, int] = {}
-            for _, chunk in self.waiting:
+            for _, chunk in self.waiting():
                 if chunk.peer in turn:
                     break
                 turn[chunk.peer] = chunk.elements
@@ -225,7 +231,7 @@ class MessageExchange:
             ready()
             return
         # All messages are packed if the staging of both directions has room for them and for the largest that arrives.
-        largest = max((chunk.elements for _, chunk in self._receives.waiting), default=0)
+        largest = max((chunk.elements for _, chunk in self._receives.waiting()), default=0)
         staged = self._sends.unstaged()
         if staged and staged + largest <= 2 * staging:
             self._sends.staging, self._receives.staging = staged, 2 * staging - staged
