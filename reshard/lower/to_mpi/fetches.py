@@ -84,7 +84,9 @@ def _list_by_rank(
     if form is not None:
         at = rank_of_devices(meshes, size)
         here = next((mesh for mesh in meshes if seat_of(mesh, rank, size) is not None), None)
-        listed = {} if here is None else list_in_form(source, target, form, device_of((here,), rank, size), given=given)
+        if here is None:
+            return PeerTable.of_blocks(())
+        listed = list_in_form(source, target, form, device_of((here,), rank, size), given=given)
         return PeerTable.of_blocks((at[peer], blocks) for peer, blocks in listed.items()).begin_after(rank)
     if not one_set(*meshes):
         return list_across(source, target, rank, nodes, given=given)

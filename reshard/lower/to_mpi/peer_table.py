@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,8 +65,9 @@ class PeerTable(Mapping[int, Blocks]):
         kinds: dict[Blocks, int] = {}
         rows = [(peer, each[0], each) for peer, each in blocks if each]
         numbers = [kinds.setdefault(_shift_blocks(each, -at.src, -at.dst), len(kinds)) for _, at, each in rows]
-        columns = [[peer, at.src, at.dst, kind] for (peer, at, _), kind in zip(rows, numbers, strict=True)]
-        return cls(*np.array(columns, np.int64).reshape(-1, 4).T, tuple(kinds))
+        listed = [[peer, at.src, at.dst, kind] for (peer, at, _), kind in zip(rows, numbers, strict=True)]
+        columns: Column = np.array(listed, np.int64).reshape(-1, 4)
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3], tuple(kinds))
 
     def __getitem__(self, peer: int) -> Blocks:
         """The blocks of a peer."""
@@ -86,7 +86,7 @@ class PeerTable(Mapping[int, Blocks]):
 
     def blocks_of_row(self, row: int) -> Blocks:
         """The blocks of the peer in a row."""
-        return _shift_blocks(self.shapes[self.kinds[row]], int(self.src[row]), int(self.dst[row]))
+        return _shift_blocks(self.shapes[int(self.kinds[row])], int(self.src[row]), int(self.dst[row]))
 
     @cached_property
     def elements(self) -> Column:
@@ -130,16 +130,8 @@ class PeerTable(Mapping[int, Blocks]):
         packed = [pack_shape(shape, end) for shape in self.shapes]
         for first, after in itertools.pairwise([*firsts, len(order)]):
             rows = (Axis(after - first, *steps[:, first].tolist()),) if after - first > 1 else ()
-            for at, to, axes in packed[kinds[first]]:
+            for at, to, axes in packed[int(kinds[first])]:
                 yield int(of[first]), Block(int(tile[first]) + at, int(memory[first]) + to, (*rows, *axes))
-
-    def count_axes(self) -> Counter[tuple[Axis, ...]]:
-        """How many blocks have which axes."""
-        alike: Counter[tuple[Axis, ...]] = Counter()
-        for shape, count in zip(self.shapes, np.bincount(self.kinds, minlength=len(self.shapes)), strict=True):
-            for block in shape if count else ():
-                alike[block.axes] += int(count)
-        return alike
 
 
 class SharedTiles(NamedTuple):
@@ -168,13 +160,15 @@ def share_tiles(source: Layout, target: Layout, tile: Sequence[int], *, given: b
     >>> [column.tolist() for column in shared.numbers], shared.src.tolist(), shared.dst.tolist()
     ([[0, 1], [0, 0]], [2, 2], [0, 4])
     """
-    dims: list[tuple[Column, Column, Column, Column]] = []
+    dims: list[
+        Column
+    ] = []  # Of each dim: the numbers of the pieces, where their parts begin, and of which kind they are.
     factors: list[list[Factor]] = []
     strides = list_strides(source.tile_shape), list_strides(target.tile_shape)
     # A tile has the coordinates of its summand behind its pieces.
     for before, after, number, *steps in zip(source.dims, target.dims, tile, *strides, strict=False):
         kinds: dict[Factor, int] = {}
-        parts: list[Column] = []
+        parts: list[Column] = [np.empty((4, 0), np.int64)]
         for alike in list_alike(before, after, number, given=given):
             first = alike.blocks[0]
             kind = kinds.setdefault(_shift_blocks(alike.blocks, -first.src, -first.dst), len(kinds))
@@ -183,30 +177,26 @@ def share_tiles(source: Layout, target: Layout, tile: Sequence[int], *, given: b
                 step = np.array([[apart], [src * steps[0]], [dst * steps[1]], [0]], np.int64)
                 part = (part[:, :, None] + step[:, :, None] * np.arange(count)).reshape(4, -1)
             parts.append(part)
-        dims.append(tuple(np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)))
+        dims.append(np.concatenate(parts, axis=1))
         factors.append([scale_blocks(blocks, *steps) for blocks in kinds])
-    sizes = [len(numbers) for numbers, *_ in dims]
-
-    def spread(columns: Sequence[Column]) -> list[Column]:
-        """A column of each dim, over all combinations of the pieces of all."""
-        grids = np.meshgrid(*columns, indexing="ij", copy=False) if columns else []
-        return [grid.reshape(-1) for grid in grids]
-
-    numbers, src, dst = (spread([dim[at] for dim in dims]) for at in range(3))
+    sizes = [dim.shape[1] for dim in dims]
+    index = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
+    columns = [dim[:, at] for dim, at in zip(dims, index, strict=True)]
     none = np.zeros(math.prod(sizes), np.int64)
     shape_of = none
-    for dim, column in zip(factors, spread([dim[3] for dim in dims]), strict=True):
-        shape_of = shape_of * len(dim) + column
+    for dim, column in zip(factors, columns, strict=True):
+        shape_of = shape_of * len(dim) + column[3]
     found, shape_of = np.unique(shape_of, return_inverse=True)
+    src, dst = (sum([column[at] for column in columns], none) for at in (1, 2))
     shapes: list[Blocks] = []
-    for kind in found.tolist():
+    for code in found.tolist():
         check_deadline()
-        product: list[Factor] = []
-        for dim in reversed(factors):
-            kind, at = divmod(kind, len(dim))
-            product.insert(0, dim[at])
+        kind, product = int(code), list[Factor]()
+        for of in reversed(factors):
+            kind, at = divmod(kind, len(of))
+            product.insert(0, of[at])
         shapes.append(tuple(multiply_factors(product)))
-    return SharedTiles(tuple(numbers), sum(src, none), sum(dst, none), shape_of, shapes)
+    return SharedTiles(tuple([column[0] for column in columns]), src, dst, shape_of, shapes)
 
 
 def list_positions(of: TileHolders, numbers: Sequence[Column], summand: Sequence[int] = ()) -> Column:

@@ -106,10 +106,12 @@ class TableTurns(Sequence[SendReceive]):
         turns = range(len(self))[number]
         if not isinstance(turns, int):
             return [self[at] for at in turns]
-        return SendReceive(*(self._message(table, turns) for table in (self.sends, self.receives)))
-
-    def _message(self, table: PeerTable, row: int) -> PeerBlocks | None:
-        return PeerBlocks(int(table.peers[row]), table.blocks_of_row(row)) if row < len(table) else None
+        # Where a device sends to more than it receives from, the last turns have no message to receive.
+        ends = (
+            PeerBlocks(int(table.peers[turns]), table.blocks_of_row(turns)) if turns < len(table) else None
+            for table in (self.sends, self.receives)
+        )
+        return SendReceive(*ends)
 
 
 Turns = Sequence[SendReceive]
@@ -332,9 +334,9 @@ def _lower_group(step: AllGather | AllToAll, device: int, scratch: int) -> StepM
         return StepMessages((), (), scratch, frames)
 
     def table(sender: Column, receiver: Column, peers: Column) -> PeerTable:
-        src = np.array(leave)[receiver if each else 0 * receiver]
-        columns = np.broadcast_arrays(np.array(group)[peers], src, np.array(arrive)[sender], 0)
-        return PeerTable(*columns, ((Block(0, 0, blocks[0].axes),),))
+        dst = np.broadcast_to(np.array(arrive)[sender], peers.shape)
+        src = np.broadcast_to(np.array(leave)[receiver if each else 0], peers.shape)
+        return PeerTable(np.array(group)[peers], src, dst, 0 * peers, ((Block(0, 0, blocks[0].axes),),))
 
     mine, turn = np.array([me]), np.arange(1, size)
     after, before = (mine + turn) % size, (mine - turn) % size

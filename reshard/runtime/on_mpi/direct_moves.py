@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.geometry.blocks import Block, block_part, split_box
+from reshard.geometry.blocks import Axis, Block, block_part, split_box
 from reshard.lower.to_mpi import MoveForm, fetches_by_rank, ranks_of_seats, served_by_rank
 from reshard.lower.to_mpi.tile_blocks import Blocks, pack_block
 from reshard.plans.plan import Plan
@@ -135,8 +136,12 @@ class RunBytes(NamedTuple):
 def run_bytes(source: Layout, target: Layout, rank: int, size: int, itemsize: int) -> RunBytes:
     """The runs of what one of `size` ranks receives if all are on one node."""
     fetched = fetches_by_rank(source, target, rank, (0,) * size)
-    others = fetched.select_rows(fetched.peers != rank).count_axes()
-    reach, landing, run = mean_run(others, ["src"]), mean_run(others, ["dst"]), mean_run(others, ["src", "dst"])
+    # Thousands of peers have blocks of a few shapes.
+    counts = np.bincount(fetched.kinds[fetched.peers != rank], minlength=len(fetched.shapes)).tolist()
+    alike: Counter[tuple[Axis, ...]] = Counter()
+    for shape, count in zip(fetched.shapes, counts, strict=True):
+        alike.update({axes: count * times for axes, times in Counter(block.axes for block in shape).items()})
+    reach, landing, run = mean_run(alike, ["src"]), mean_run(alike, ["dst"]), mean_run(alike, ["src", "dst"])
     return RunBytes(reach * itemsize, landing * itemsize, run * itemsize)
 
 

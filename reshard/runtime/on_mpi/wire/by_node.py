@@ -116,8 +116,9 @@ class JoinedPart:
 def plan_joined(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> JoinedPart:
     """A rank's part of a move whose messages are joined by node."""
     taken, given = (of(source, target, rank, nodes) for of in (fetches_by_rank, served_by_rank))
-    others = (table.select_rows(table.peers != rank) for table in (given, taken))
-    return JoinedPart(taken.get(rank, ()), *others, nodes)
+    own = taken.get(rank, ())
+    given, taken = (table.select_rows(table.peers != rank) for table in (given, taken))
+    return JoinedPart(own, given, taken, nodes)
 
 
 class Allotment(NamedTuple):

@@ -133,7 +133,7 @@ class ChunkTable(Sequence[Chunk]):
         if last is not None and last[0] == number:  # It is asked for several times on its way.
             return last[1]
         table, start = self._table, int(self._starts[number])
-        blocks = [Block(at + start, to, axes) for at, to, axes in self._shapes[table.kinds[number]]]
+        blocks = [Block(at + start, to, axes) for at, to, axes in self._shapes[int(table.kinds[number])]]
         chunk = Chunk(int(table.peers[number]), int(table.elements[number]), tuple(blocks))
         self._last = number, chunk
         return chunk
