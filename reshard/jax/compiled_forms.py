@@ -66,7 +66,7 @@ RUNS = 7
 HERTZ = {r"v5( lite|e)": 1.5e9, r"v4": 1.05e9, r"v6": 1.75e9, "": 1.75e9}
 """The clock of a TensorCore by the kind of a TPU, v5p's where it is not known."""
 
-_compiling = CompilingThread[Plan]("reshard-form")
+_compiling = CompilingThread[str]("reshard-form")
 
 
 @dataclass(frozen=True)
@@ -129,21 +129,29 @@ def compile_form(
 ) -> CompiledForm:
     """The plan of a move as it is compiled for the devices of its ends, which need not be there; with `cycles`, those
     that a TPU's compiler estimates, which takes as long again to read."""
+    shape = jax.ShapeDtypeStruct(plan.source.shape, jnp.dtype(plan.source.dtype), sharding=source)
+    compiled = compile_alone(jit_move(plan, source, target, donate, False), shape)
+    peak, ends = read_memory(compiled, next(iter(source.device_set)).platform)
+    return CompiledForm(plan, peak, ends, count_cycles(hlo.parse(compiled.as_text())) if cycles else None)
+
+
+def compile_alone(program: Any, *shapes: jax.ShapeDtypeStruct) -> Any:
+    """A jitted program, compiled in a thread of its own for arrays of these shapes and shardings."""
     wide = bool(jax.config.jax_enable_x64)
 
     def compile_it() -> Any:
         with jax.enable_x64(wide):
-            x = jax.ShapeDtypeStruct(plan.source.shape, jnp.dtype(plan.source.dtype), sharding=source)
-            return jit_move(plan, source, target, donate, False).lower(x).compile()
+            return program.lower(*shapes).compile()
 
-    compiled = _compiling.run(plan, compile_it)
+    return _compiling.run("compile", compile_it)
+
+
+def read_memory(compiled: Any, platform: str) -> tuple[int, int]:
+    """The bytes that a compiled program needs on a device at most, and those of its arguments and results alone."""
     memory = compiled.memory_analysis()
     ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     # XLA:CPU leaves the temporaries out of its peak.
-    cpu = next(iter(source.device_set)).platform == "cpu"
-    peak = ends + memory.temp_size_in_bytes if cpu else memory.peak_memory_in_bytes
-    estimate = count_cycles(hlo.parse(compiled.as_text())) if cycles else None
-    return CompiledForm(plan, int(peak), int(ends), estimate)
+    return int(ends + memory.temp_size_in_bytes if platform == "cpu" else memory.peak_memory_in_bytes), int(ends)
 
 
 def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str | None) -> list[Plan]:
@@ -236,7 +244,7 @@ def choose_measured(
         stats = [device.memory_stats() or {} for device in devices]
         here = all(peak <= each.get("bytes_limit", 0) - each.get("bytes_in_use", 0) for each in stats)
     if here:
-        seconds = _compiling.run(forms[0], lambda: _time_forms([form.plan for form in able], ends, donate))
+        seconds = _compiling.run("time", lambda: _time_forms([form.plan for form in able], ends, donate))
     elif devices[0].platform == "tpu":
         hertz = next((rate for kind, rate in HERTZ.items() if re.search(kind, str(devices[0].device_kind))))
         wires = [cost.time_on_network(form.plan, network).seconds or 0.0 for form in able]

@@ -180,6 +180,11 @@ def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak
         with placement.without_mesh(), placement.without_transfer_guard():
             plan, run = crossing.program_across(request, shape, dtype.name)
         return _over_two_meshes(plan, request, run, weak, partial(crossing.compile_across, plan, request))
+    if request.options.prefer is not None and request.options.budget is None:
+        # Copies between CPU devices of one process need no program: none of the forms of a plan is faster.
+        by_model = program_of(replace(request, options=request.options._replace(prefer=None)), shape, dtype, weak)
+        if by_model.host is not None:
+            return by_model
     if request.options.budget is None or jax.process_count() == 1:
         return compile_plan(plan_request(request, shape, dtype.name), request, weak)
     # What a compiler says of a form decides it, and processes may have different ones.

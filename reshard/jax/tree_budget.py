@@ -20,11 +20,12 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
-from reshard.jax import placement
+from reshard.jax import compiled_forms, placement
 from reshard.jax.agreement import agree_on_moves
 from reshard.jax.eager import (
     EagerMove,
@@ -195,15 +196,25 @@ def _compile_tree(
     # An array that several leaves read is one source, and one that several fill is one target.
     sources = {leaf.name: str(id(leaf.x)) for leaf in leaves}
     targets = {leaf.name: str(leaf.goal) for leaf in leaves}
+    by_name = {leaf.name: leaf for leaf in leaves}
+
+    def measure(batch: Batch) -> int | None:
+        found, ends = [by_name[name] for name in batch.names], [(p.source, p.target) for p in batch.plans]
+        small = sum(end.tile_bytes for pair in ends for end in pair) < compiled_forms.ASKED
+        if small or not batch.steps or not _runs_together(found):
+            return None
+        before, after = zip(*(leaf.request.ends for leaf in found), strict=True)
+        return _compile_peak(batch.plans, before, after)
+
     try:
-        tree = bounded_tree(moves, used._replace(budget=budget - placed), 0 if cpu else OWN, sources, targets)
+        limited = used._replace(budget=budget - placed)
+        tree = bounded_tree(moves, limited, 0 if cpu else OWN, sources, targets, measure)
     except BudgetError as error:
         if not placed:
             raise
         text = f"{error}, beside {placed} B of arrays that JAX places"
         raise BudgetError(text, error.smallest + placed) from None
     spare = budget - placed - xla_peak_bytes(tree)
-    by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
     made_of: dict[int, list[jax.Array]] = {}
     return [
@@ -220,10 +231,12 @@ def bounded_tree(
     own: int = 0,
     sources: Mapping[str, str] | None = None,
     targets: Mapping[str, str] | None = None,
+    measure: Callable[[Batch], int | None] | None = None,
 ) -> TreePlan:
     """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything.
 
-    `sources` and `targets` name the arrays that moves share, as in `reshard.plan_tree`.
+    `sources` and `targets` name the arrays that moves share, as in `reshard.plan_tree`. `measure` asks the compiler
+    about the batches of trees that fit without it, see `xla_peak_bytes`.
     """
     find_tree_plan = partial(planner.find_tree_plan, moves, sources=sources, targets=targets)
     budget = options.budget or 0
@@ -232,11 +245,13 @@ def bounded_tree(
         try:
             tree = find_tree_plan(options=options._replace(budget=max(room, least)))
         except BudgetError as error:
-            needed = xla_peak_bytes(find_tree_plan(options=options._replace(budget=error.smallest)), own)
+            needed = xla_peak_bytes(find_tree_plan(options=options._replace(budget=error.smallest)), own, measure)
             if needed <= error.smallest:
                 raise
             break
         needed = xla_peak_bytes(tree, own)
+        if needed <= budget and measure is not None:
+            needed = xla_peak_bytes(tree, own, measure)
         if needed <= budget:
             return tree
         if room <= least:
@@ -251,8 +266,10 @@ def bounded_tree(
     raise BudgetError(text, needed)
 
 
-def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
+def xla_peak_bytes(tree: TreePlan, own: int = 0, measure: Callable[[Batch], int | None] | None = None) -> int:
     """The tree's peak bytes on XLA: while a batch runs, its results are live from the start, and `own` bytes of XLA's.
+
+    `measure` says what a batch needs as it is compiled, its sources and results included; None where a model decides.
 
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
@@ -275,7 +292,9 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
             differ = (abs(sum(s.result.tile_bytes - s.operand.tile_bytes for s in steps)) for steps in batch.steps)
             early += max(differ, default=0)
         needed = arrays.run(batch, kinds)
-        shown.append(needed._replace(during=tuple(nbytes + early for nbytes in needed.during)))
+        compiled = measure(batch) if measure is not None and kinds.count == 1 else None
+        during = tuple(nbytes + early for nbytes in needed.during) if compiled is None else (compiled,)
+        shown.append(needed._replace(during=during))
     return max(find_peaks(shown, live=live))
 
 
@@ -293,11 +312,7 @@ def _compile_batch(
     moved: dict[int, jax.Array],
 ) -> Callable[[], None]:
     """A batch, compiled: one program where it can be, else the plan of each of its arrays, one after another."""
-    meshes = [end.mesh for leaf in leaves for end in leaf.request.ends]
-    # One program has one order of devices, one mesh if it is explicit, and changes layouts alone.
-    one_order = len({tuple(devices_of(mesh)) for mesh in meshes}) == 1
-    one_mesh = len(set(meshes)) == 1 or not any(placement.has_explicit(mesh) for mesh in meshes)
-    together = one_order and one_mesh and all(leaf.request.plain for leaf in leaves)
+    together = _runs_together(leaves)
     sources, targets = zip(*(leaf.request.ends for leaf in leaves), strict=True)
     programs: list[EagerProgram] = []
     for plan, leaf in zip(() if together else batch.plans, leaves, strict=not together):
@@ -339,6 +354,28 @@ def _compile_batch(
             moved[leaf.goal] = x if leaf.finish is None else leaf.finish(x)
 
     return run
+
+
+def _runs_together(leaves: Sequence[Leaf]) -> bool:
+    """Whether leaves move by one program, which has one order of devices, one mesh if it is explicit, and changes
+    layouts alone."""
+    meshes = [end.mesh for leaf in leaves for end in leaf.request.ends]
+    one_order = len({tuple(devices_of(mesh)) for mesh in meshes}) == 1
+    one_mesh = len(set(meshes)) == 1 or not any(placement.has_explicit(mesh) for mesh in meshes)
+    return one_order and one_mesh and all(leaf.request.plain for leaf in leaves)
+
+
+@lru_cache(maxsize=256)
+def _compile_peak(
+    plans: tuple[Plan, ...], sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...]
+) -> int:
+    """What a batch needs as it is compiled, by the program that runs later."""
+    shapes = [
+        jax.ShapeDtypeStruct(plan.source.shape, jnp.dtype(plan.source.dtype), sharding=source)
+        for plan, source in zip(plans, sources, strict=True)
+    ]
+    compiled = compiled_forms.compile_alone(_batch_program(plans, sources, targets), *shapes)
+    return compiled_forms.read_memory(compiled, next(iter(sources[0].device_set)).platform)[0]
 
 
 @lru_cache(maxsize=256)
