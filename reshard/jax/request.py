@@ -178,7 +178,7 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     whole = best(options._replace(budget=None))
     if platform == "cpu":
         free = on_jax.in_rounds(whole) if whole.seconds is None and not whole.donate else whole
-    elif not padded or options.network_named:
+    elif not padded or (options.network_named and not whole.donate):
         free = on_jax.in_parts(whole, overlap=overlap, lanes=padded)
     else:
         # By other steps, where nobody named the network and these need far less of a TPU's memory.

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.geometry.holders import Tile, tiles
@@ -149,7 +150,7 @@ class InParts:
     """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result.
 
     With `overlap`, a part may be written while the next one is on its way. `in_place` the operand's memory becomes the
-    result's: see `transposing_stops`.
+    result's: see `transposing_cycles`.
     """
 
     each: Plain
@@ -477,16 +478,17 @@ def _packed_view(views: Sequence[TileView], count: int) -> TileView:
 
 
 @lru_cache(maxsize=1024)
-def transposing_stops(rows: int, columns: int) -> tuple[int, ...]:
-    """The slots, numbered row by row, at which a hand stops that transposes rows x columns slots where they are.
+def transposing_cycles(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
+    """The slots, numbered row by row, at which a hand stops that transposes rows x columns slots where they are: cycle
+    by cycle, each from its first slot back to it.
 
     >>> hand, slots = "", list("abcdef")  # (a b c), (d e f)
-    >>> for at in transposing_stops(2, 3):
+    >>> for at in sum(transposing_cycles(2, 3), ()):
     ...     hand, slots[at] = slots[at], hand
     >>> "".join(slots)
     'adbecf'
     """
-    stops: list[int] = []
+    cycles: list[tuple[int, ...]] = []
     moved: set[int] = set()
     for start in range(rows * columns):
         if start in moved:
@@ -496,5 +498,51 @@ def transposing_stops(rows: int, columns: int) -> tuple[int, ...]:
         while (at := cycle[-1] % columns * rows + cycle[-1] // columns) != start:
             cycle.append(at)
         moved.update(cycle)
-        stops += [*cycle, start] if len(cycle) > 1 else []
-    return tuple(stops)
+        cycles += [(*cycle, start)] if len(cycle) > 1 else []
+    return tuple(cycles)
+
+
+class TransposingPass(NamedTuple):
+    """`outer` times at once, rows x columns slots change places."""
+
+    outer: int
+    rows: int
+    columns: int
+
+
+KERNEL, SWAPPED = 2116, 1 / 206
+"""Cycles that a TPU's kernel takes whatever it moves, and those of a byte that is put down while another is taken up:
+what libtpu estimates for such loops (v5p; `benchmarks/tpu_traffic.py` shows it)."""
+
+
+@lru_cache(maxsize=1024)
+def transposing_passes(outer: int, rows: int, columns: int, slot: int) -> tuple[TransposingPass, ...]:
+    """The passes that transpose `outer` times rows x columns slots of so many bytes where they are, in the least time.
+
+    Small slots are many turns of the hand; where a factor of the rows, or of the columns, changes places first, and the
+    rest after it, slots are larger in both.
+
+        (a b) c slots  ->  a (c b)  ->  (c a) b        a times at once, then with slots of b
+        a (b c) slots  ->  (b a) c  ->  b (c a)        with slots of c, then b times at once
+
+    >>> transposing_passes(1, 8, 16, 1 << 20)
+    (TransposingPass(outer=1, rows=8, columns=16),)
+    >>> transposing_passes(1, 1536, 16, 1 << 13)
+    (TransposingPass(outer=32, rows=48, columns=16), TransposingPass(outer=1, rows=32, columns=16))
+    """
+    if rows == 1 or columns == 1:
+        return ()
+    ways: list[tuple[TransposingPass, ...]] = [(TransposingPass(outer, rows, columns),)]
+    for major in (divisor for divisor in range(2, rows) if rows % divisor == 0):
+        first = TransposingPass(outer * major, rows // major, columns)
+        ways.append((first, TransposingPass(outer, major, columns)))
+    for major in (divisor for divisor in range(2, columns) if columns % divisor == 0):
+        ways.append(
+            (TransposingPass(outer, rows, major), TransposingPass(outer * major, rows, columns // major)),
+        )
+    return min(ways, key=lambda way: count_transposing_cycles(way, outer * rows * columns * slot))
+
+
+def count_transposing_cycles(passes: Sequence[TransposingPass], tile: int) -> float:
+    """The cycles that a TPU takes for such passes over a tile of so many bytes."""
+    return sum(each.rows * each.columns * KERNEL + tile * SWAPPED for each in passes)

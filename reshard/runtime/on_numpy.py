@@ -44,7 +44,7 @@ from reshard.lower.program import (
     join_launches,
     lower_batch,
     shape_of_part,
-    transposing_stops,
+    transposing_cycles,
     wire_dtype,
 )
 from reshard.plans.plan import Plan, TreePlan
@@ -782,7 +782,7 @@ def _run_parts_in_place(step: InParts, tiles: Tiles, shape: Shape, memory: Accou
 
     def transpose_slots(rows: int, columns: int) -> None:
         """Transposes (outer, rows, columns) slots of each buffer to (outer, columns, rows), with one slot in hand."""
-        stops = transposing_stops(rows, columns)
+        stops = list(itertools.chain(*transposing_cycles(rows, columns)))
         for device, buffer in buffers.items() if stops else ():
             each = buffer.reshape(where.outer, rows * columns, -1)
             hand = np.empty_like(each[:, 0])

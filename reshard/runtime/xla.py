@@ -36,6 +36,7 @@ from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.split_steps import Part, possible_counts, split_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode
+from reshard.runtime.overwriting import overwrite_plan
 from reshard.types.layout import Layout
 
 LEAST = 16 << 20
@@ -219,8 +220,14 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
     `bf16[{z}32, {y}64, {x}64, 64]` to `bf16[64, 128, {z}{x}32, 64]` on `<x=2, y=2, z=2>`, whose tiles have 64 lanes of
     128, need 2.73 times source and target, and an exchange 1.54.
     """
+    if plan.donate:
+        # XLA has the result in a donated source's memory: what is not worth doing in parts there needs two tiles.
+        kept = [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
+        seconds = [step.seconds for step in plan.steps]
+        undonated = chain(plan.source, plan.target, kept, seconds=seconds, view=plan.view)
+        return overwrite_plan(plan, least) or in_parts_on_tpu(undonated, least)
     parted = in_parts(plan, least)
-    if plan.donate or plan.view is not None:
+    if plan.view is not None:
         return parted
     parted = _send_in_one_copy(plan, parted) or _overlap_permutes(parted)
     ends = plan.source.tile_bytes + plan.target.tile_bytes

@@ -38,7 +38,8 @@ from reshard.lower.program import (
     join_launches,
     lower_batch,
     permute_pairs,
-    transposing_stops,
+    transposing_cycles,
+    transposing_passes,
 )
 from reshard.lower.program_traffic import program_traffic
 from reshard.plans.plan import Plan, StepSpec, chain
@@ -423,12 +424,33 @@ def test_every_small_matrix_is_transposed():
     for rows in range(1, 10):
         for columns in range(1, 10):
             matrix = np.arange(rows * columns)
-            moved = carried(matrix, transposing_stops(rows, columns))
+            moved = carried(matrix, list(itertools.chain(*transposing_cycles(rows, columns))))
             assert np.array_equal(moved, matrix.reshape(rows, columns).T.reshape(-1)), (rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("outer", "rows", "columns", "slot", "passes"),
+    [(1, 8, 16, 1 << 20, 1), (1, 1536, 16, 1 << 13, 2), (3, 16, 1536, 1 << 12, 2), (1, 7, 11, 64, 1), (5, 1, 9, 64, 0)],
+)
+def test_small_slots_change_places_in_two_passes(outer: int, rows: int, columns: int, slot: int, passes: int):
+    """As many as the first factor of the rows, or the second of the columns, at a time."""
+    found = transposing_passes(outer, rows, columns, slot)
+    assert len(found) == passes
+    slots = np.arange(outer * rows * columns)
+    for each in found:
+        slots = slots.reshape(each.outer, each.rows * each.columns, -1)
+        order = carried(np.arange(each.rows * each.columns), list(itertools.chain(*transposing_cycles(*each[1:]))))
+        slots = slots[:, order].reshape(-1)
+    expected = np.arange(outer * rows * columns).reshape(outer, rows, columns).swapaxes(1, 2)
+    assert np.array_equal(slots, expected.reshape(-1))
+    turns = sum(each.rows * each.columns for each in found)
+    assert turns <= rows * columns and (passes < 2 or turns <= 1500)
 
 
 def test_what_lies_right_is_not_touched():
     for rows, columns in ((1, 7), (7, 1)):
-        assert not transposing_stops(rows, columns)
-    assert 0 not in transposing_stops(4, 6) and 23 not in transposing_stops(4, 6)
-    assert len(transposing_stops(8, 8)) == 28 * 3  # pairs that change places, each with a stop to come back to
+        assert not transposing_cycles(rows, columns)
+    assert not {0, 23}.intersection(*transposing_cycles(4, 6))
+    assert [len(cycle) for cycle in transposing_cycles(8, 8)] == [
+        3
+    ] * 28  # pairs that change places, each with a stop to come back to

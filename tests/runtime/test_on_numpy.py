@@ -486,14 +486,14 @@ def test_memory_is_a_tile_and_two_parts():
     assert plan.peak_bytes == check(plan).peak_bytes == whole + 2 * part + packed
 
 
-@pytest.mark.parametrize("fault", [lambda stops: stops[:-1], lambda stops: stops[1:], lambda stops: ()])
+@pytest.mark.parametrize("fault", [lambda cycle: cycle[:-1], lambda cycle: cycle[1:], lambda cycle: ()])
 def test_slots_that_stay_behind_are_seen(fault: object, monkeypatch: pytest.MonkeyPatch):
     """A part that is read where another was written before, or slots that are not brought together."""
     source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[16, 3, {x}1]", "f32[{x}4, 3, 4]"))
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=4, in_place=True))], donate=True)
     check(plan)
-    stops = on_numpy.transposing_stops
-    monkeypatch.setattr(on_numpy, "transposing_stops", lambda *slots: fault(stops(*slots)))  # pyright: ignore
+    cycles = on_numpy.transposing_cycles
+    monkeypatch.setattr(on_numpy, "transposing_cycles", lambda *slots: [fault(c) for c in cycles(*slots)])  # pyright: ignore
     with pytest.raises(AssertionError):
         check(plan)
 

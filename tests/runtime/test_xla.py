@@ -280,10 +280,24 @@ def test_the_forms_move_each_element(source: str, target: str, monkeypatch: pyte
     check(form)
 
 
-def test_a_donated_source_is_overwritten_and_not_sent_at_once():
-    source, target = (Layout.parse(text, CUBE) for text in MOVE)
-    plan = rs.plan(source, target, donate=True)
-    assert xla.in_parts_on_tpu(plan) == xla.in_parts(plan)
+@pytest.mark.parametrize(
+    ("source", "target", "parts", "tiles"),
+    [
+        (*MOVE, 1, 2),  # a copy less than in place, whatever the number of parts
+        ("bf16[128, {x}64, 64]", "bf16[{x}64, 128, 64]", 1, 2),  # small
+        ("bf16[4096, {x}{y}1024, 512]", "bf16[{x}{y}1024, 4096, 512]", None, 1.1),  # memory matters more than time
+        ("bf16[4096, {x}{y}128, 4096]", "bf16[{x}{y}1024, 512, 4096]", None, 1.2),
+    ],
+)
+def test_a_donated_source_is_overwritten_where_that_takes_little_longer(
+    source: str, target: str, parts: int | None, tiles: float
+):
+    ends = [Layout.parse(text, CUBE) for text in (source, target)]
+    form = xla.in_parts_on_tpu(rs.plan(*ends, donate=True))
+    assert form.donate == form.steps[0].mode.in_place == (parts != 1)
+    assert form.steps[0].mode.parts == parts or parts is None
+    kept = 0 if form.donate else ends[0].tile_bytes  # XLA has the result there
+    assert xla.peak_bytes(form, padded=True) - kept <= tiles * ends[0].tile_bytes
 
 
 def test_one_exchange_where_tiles_between_steps_need_much_memory():

@@ -29,17 +29,23 @@ from reshard.lower.program import (
     Slice,
     part_of,
     shape_of_part,
-    transposing_stops,
+    transposing_cycles,
+    transposing_passes,
 )
 from reshard.lower.to_shard_map.part_writers import (
+    LEAST_BLOCK,
+    UNROLLED,
     PartWriter,
     Run,
+    add_part_digit,
     choose_message_order,
+    list_block_extents,
     make_block_writer,
     make_pair_writer,
     make_part_writer,
     open_cut,
     pack_as_it_is,
+    put_full_lanes_last,
     slice_part,
     write_part,
 )
@@ -49,6 +55,7 @@ from reshard.lower.to_shard_map.tile_memory import (
     LANES,
     SUBLANES,
     choose_memory_order,
+    find_free_runs,
     fix_layout,
     join_blocks,
     make_unfilled,
@@ -57,6 +64,7 @@ from reshard.lower.to_shard_map.tile_memory import (
 )
 from reshard.plans.rules.split_steps import Cut, Part, Regions, part_regions
 from reshard.plans.step import Step
+from reshard.types import dtypes
 
 Array = jax.Array
 Shape = Sequence[int]
@@ -85,7 +93,7 @@ def run_part_loop(steps: Sequence[InParts], shapes: Sequence[Shape], place: Mesh
             filled = overlap_parts(count, start, pack, writer.send, write)
         else:
             filled = lax.fori_loop(0, count, write_next, start)
-        return filled.reshape([shape[dim] for dim in writer.order]).transpose(np.argsort(writer.order))
+        return writer.tile(filled, shape)
 
     if on_tpu is None:
         return fill(default, tile)
@@ -373,8 +381,38 @@ def find_regions_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> R
     return None if lying is None else lying.regions(take, operand, put, result)
 
 
+def writes_blocks_over(step: InParts, operand: Shape, result: Shape, dtype: str) -> bool:
+    """Whether a TPU writes each block of an all-to-all in place where it belongs in the tile.
+
+    That saves a copy, of a part put together first, and is a kernel for each block, so they must be large.
+    """
+    lying, each = find_tiles_on_tpu(step.take, operand, step.put, result), step.each
+    if lying is None or len(lying.operand.unit) > 1 or not isinstance(each, AllToAll) or each.receive.count > UNROLLED:
+        return False  # Tiles of 8 x 128 elements would be put in another order, all of them.
+    if lying.regions(step.take, operand, step.put, result).transpositions:
+        return False
+    if dtypes.nbytes(each.receive.elements, dtype) < 2 * LEAST_BLOCK * each.receive.count:
+        return False
+    order = choose_memory_order(result, dtype)
+    whole = add_part_digit(each.receive, step.put, result)
+    aligned = put_full_lanes_last(order, list_block_extents(each.receive)) == order
+    return aligned and whole is not None and find_free_runs(whole, order) is not None
+
+
 def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, tile: Array) -> Array:
     """The tile of this shape after a step that overwrites its operand part by part; `run` does it on a part."""
+
+    def write_over(lying: LyingTiles, writer: PartWriter, tile: Array) -> Array:
+        """The same where parts lie in the same places before and after: as in a loop from one tile to another."""
+        before = tile.shape
+
+        def write_next(number: Array, filled: Array) -> Array:
+            operand = lying.operand.tile(lying.result.buffer(writer.tile(filled, shape)), before)
+            arrived = writer.send(writer.pack(_run_before_last([step], [shape], place, run, operand, number)))
+            return fix_layout(writer.write(filled, arrived, number))
+
+        start = lying.result.tile(lying.operand.buffer(tile), shape).transpose(writer.order).reshape(writer.carried)
+        return writer.tile(lax.fori_loop(0, step.put.parts, write_next, fix_layout(start)), shape)
 
     def run_in(lying: LyingTiles, tile: Array) -> Array:
         """The same, in a buffer that is the tiles as they lie in memory."""
@@ -389,32 +427,47 @@ def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, 
             moved = lying.result.buffer(moved).reshape(region.shape)
             return fix_layout(lax.dynamic_update_slice_in_dim(buffer, moved, number, 1, allow_negative_indices=False))
 
-        buffer = lying.operand.buffer(tile).reshape(where.outer, where.before * where.parts, -1, *unit)
-        buffer = _transpose_slots(buffer, where.before).reshape(where.outer, where.parts, -1, *unit)
+        def transpose_slots(buffer: Array, outer: int, rows: int, columns: int) -> Array:
+            """The buffer with (outer, rows, columns) slots as (outer, columns, rows) of them, in passes."""
+            slot = tile.nbytes // (outer * rows * columns)
+            for each in transposing_passes(outer, rows, columns, slot):
+                slots = buffer.reshape(each.outer, each.rows * each.columns, -1, *unit)
+                buffer = _transpose_slots(slots, each.rows)
+            return buffer
+
+        buffer = transpose_slots(lying.operand.buffer(tile), where.outer, where.before, where.parts)
+        buffer = buffer.reshape(where.outer, where.parts, -1, *unit)
         buffer = lax.fori_loop(0, where.parts, overwrite_part, fix_layout(buffer))
-        buffer = _transpose_slots(buffer.reshape(where.outer, where.parts * where.after, -1, *unit), where.parts)
-        return lying.result.tile(buffer, shape)
+        return lying.result.tile(transpose_slots(buffer, where.outer, where.parts, where.after), shape)
 
     rows = LyingTiles(*[TileMemory(tuple(range(tile.ndim)))] * 2)  # in the order of indices, but on a TPU
     tpu = find_tiles_on_tpu(step.take, tile.shape, step.put, shape)
     if tpu is None:
         return run_in(rows, tile)
-    return lax.platform_dependent(tile, tpu=partial(run_in, tpu), default=partial(run_in, rows))
+    over = writes_blocks_over(step, tile.shape, shape, tile.dtype.name)
+    writer = make_block_writer(step, shape, tile.dtype.name, place) if over else None
+    on_tpu = partial(run_in, tpu) if writer is None else partial(write_over, tpu, writer)
+    return lax.platform_dependent(tile, tpu=on_tpu, default=partial(run_in, rows))
 
 
 def _transpose_slots(slots: Array, rows: int) -> Array:
-    """The slots along axis 1, `rows` rows of them, transposed in place, with one slot in hand."""
-    stops = transposing_stops(rows, slots.shape[1] // rows)
-    if not stops:
-        return slots
-    table = jnp.asarray(np.asarray(stops, np.int32))
+    """The slots along axis 1, `rows` rows of them, transposed in place, with one slot in hand.
 
-    def one(number: Array, carried: tuple[Array, Array]) -> tuple[Array, Array]:
-        slots, hand = carried
-        at = lax.dynamic_index_in_dim(table, number, keepdims=False, allow_negative_indices=False)
+    Where the hand goes next is computed: a TPU takes longer to read a place from a table than to move 256 KiB.
+    """
+    columns = slots.shape[1] // rows
+    cycles = transposing_cycles(rows, columns)
+    ends = list(itertools.accumulate(map(len, cycles), initial=0))
+
+    def one(turn: Array, carried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        slots, hand, at = carried
+        for start, cycle in zip(ends, cycles, strict=False):
+            at = jnp.where(turn == start, np.int32(cycle[0]), at)
         taken = lax.dynamic_slice_in_dim(slots, at, 1, 1, allow_negative_indices=False)
         slots = lax.dynamic_update_slice_in_dim(slots, hand, at, 1, allow_negative_indices=False)
-        return fix_layout(slots), fix_layout(taken)
+        following = lax.rem(at, np.int32(columns)) * np.int32(rows) + lax.div(at, np.int32(columns))
+        return fix_layout(slots), fix_layout(taken), following
 
     hand = make_unfilled((slots.shape[0], 1, *slots.shape[2:]), slots.dtype)
-    return lax.fori_loop(0, len(stops), one, (fix_layout(slots), fix_layout(hand)))[0]
+    start = fix_layout(slots), fix_layout(hand), jnp.zeros((), np.int32)
+    return lax.fori_loop(0, ends[-1], one, start)[0] if cycles else slots

@@ -55,6 +55,8 @@ from reshard.types import dtypes
 Array = jax.Array
 Run = Callable[[Plain, MeshPlace, Array, Sequence[int]], Array]
 """Runs an instruction on a part; the shape is that of the part after it."""
+LEAST_BLOCK = 512 << 10
+"""The bytes that a TPU copies in the time in which it starts a kernel: smaller blocks are packed at once."""
 UNROLLED = 16
 """The most blocks of a part that are copied one by one; more are transposed at once."""
 
@@ -73,6 +75,10 @@ class PartWriter(NamedTuple):
     write: Callable[[Array, Array, Array], Array]
     overlaps: bool = False
     """Whether a part is written while the next one is on its way."""
+
+    def tile(self, filled: Array, shape: Sequence[int]) -> Array:
+        """The result of this shape that a loop has filled."""
+        return filled.reshape([shape[dim] for dim in self.order]).transpose(np.argsort(self.order))
 
 
 def pack_as_it_is(part: Array) -> Array:
@@ -239,11 +245,16 @@ def sent_as_it_lies(program: Program) -> bool:
     step = program.instructions[0] if len(program.instructions) == 1 else None
     if not isinstance(step, AllToAll) or step.send.tile != step.send.padded:
         return False
-    sent = BlockRuns.of(step.send, choose_memory_order(program.tile_shape, program.dtype)).view
-    at_front = sent.blocks == tuple(range(len(sent.blocks)))
+    at_front = lie_in_turn(step.send, choose_memory_order(program.tile_shape, program.dtype))
     along_one = len({step.receive.dims[axis] for axis in step.receive.blocks}) == 1  # Along two, it is copied twice.
     free = find_free_runs(step.receive, choose_memory_order(program.tile_shapes[0], program.dtype)) is not None
     return at_front and along_one and free
+
+
+def lie_in_turn(view: TileView, order: Sequence[int]) -> bool:
+    """Whether the blocks of a tile whose dims lie in memory in this order lie one after another, as they travel."""
+    blocks = BlockRuns.of(view, order).view.blocks
+    return blocks == tuple(range(len(blocks)))
 
 
 def list_block_extents(view: TileView) -> list[int]:

@@ -44,11 +44,6 @@ class PositionTerm(NamedTuple):
     bits: int
     packed: int | None
 
-    @property
-    def fits(self) -> bool:
-        """Whether it is spelled in 32 bits."""
-        return self.unit < 1 << 31 and (self.packed is None or self.bits * self.digit.radix <= 32)
-
 
 class MeshPlace:
     """The mesh as a collective sees it, and this device's place on it, while the device's program is traced."""
@@ -244,7 +239,8 @@ def spell_table(table: Table, sizes: Sequence[int]) -> tuple[int, tuple[Position
             if unit:
                 own = numbers == list(range(radix))
                 terms.append(PositionTerm(PositionDigit(stride, radix), unit, bits, None if own else packed))
-        if (total == grid).all() and all(each.fits for each in terms):
+        wide = [each.unit >> 31 or (each.packed is not None and each.bits * each.digit.radix > 32) for each in terms]
+        if (total == grid).all() and not any(wide):
             return base, tuple(terms)
     return None
 
