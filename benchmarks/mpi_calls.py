@@ -11,6 +11,7 @@ buffers, and every result is checked once.
     by hand        one numpy copy into a send buffer, Alltoall, one numpy copy out of the receive buffer: both fixed
     handle         handle(tile, out=out) of `reshard.mpi.prepare`; `new` without out, `begun` by start and wait
     redistribute   reshard.mpi.redistribute(tile, ..., out=out), repeated
+    array          DistArray.redistribute, repeated, with out; `new` without
 
 200 arrays of 16 KiB, in milliseconds: by hand they go in one Alltoall of all; `reshard.mpi.redistribute` takes a dict.
 `create` makes 200 arrays, `DistArray.empty`. Overlap: a handle's move of 8 MiB a rank and a product of matrices, one
@@ -88,19 +89,25 @@ def small(comm: Any, nbytes: int, repeats: int, calls: int) -> dict[str, tuple[f
     tile, wanted = tile_of(source, comm.rank), tile_of(target, comm.rank)
     out = np.zeros_like(wanted)
     handle = prepare(source, target, comm)
+    array, into = DistArray.empty(source, comm), DistArray.empty(target, comm)
+    array.tile[...] = tile
     ways: dict[str, Run] = {
         "by hand": by_hand(comm, [tile], [out]),
         "handle": lambda: handle(tile, out=out),
         "handle, new": lambda: handle(tile),
         "handle, begun": lambda: handle.start(tile, out=out).wait(),
         "redistribute": lambda: redistribute(tile, source, target, comm, out=out),
+        "array": lambda: array.redistribute(target, out=into),
+        "array, new": lambda: array.redistribute(target),
     }
     for name, run in ways.items():
         for _ in range(3):
-            out[...] = 0
+            out[...] = into.tile[...] = 0
             result = run()
+            result = result.tile if isinstance(result, DistArray) else result
             assert np.array_equal(out if isinstance(result, type(None)) else result, wanted), name
-    return timed(comm, ways, calls or max(20, 2000 // comm.size**2), repeats)
+    some = min(2000 // comm.size, (64 << 20) // nbytes) // comm.size
+    return timed(comm, ways, calls or max(5, some), repeats)
 
 
 def many(comm: Any, repeats: int) -> dict[str, tuple[float, float]]:
@@ -144,8 +151,10 @@ def rank_main(repeats: int, calls: int) -> None:
     comm = MPI.COMM_WORLD
     name = " ".join(MPI.Get_library_version().split()[:3]).rstrip(",")
     lines = [f"{name}, {comm.size} ranks; lowest (median)"]
-    for nbytes in (64, 4 << 10, 64 << 10):
-        lines.append(f"  {nbytes:6} B, us: {shown(small(comm, nbytes, repeats, calls), 1e6)}")
+    for nbytes in (64, 4 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20):
+        times = small(comm, nbytes, repeats, calls)
+        ratios = ", ".join(f"{way} {of[1] / times['by hand'][1]:.2f}" for way, of in times.items())
+        lines.append(f"  {nbytes:7} B, us: {shown(times, 1e6)}; medians over by hand: {ratios}")
     lines.append(f"  200 arrays, ms: {shown(many(comm, max(5, repeats // 4)), 1e3)}")
     times = overlap(comm, max(5, repeats // 4))
     move, compute, both = (low for low, _ in times.values())

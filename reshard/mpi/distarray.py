@@ -43,7 +43,16 @@ from reshard.runtime.on_mpi.global_array import (
     scatter_tiles,
 )
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
-from reshard.runtime.on_mpi.repeated import find_agreed, keep_agreed, limit_or_usual
+from reshard.runtime.on_mpi.repeated import (
+    ARRAYS,
+    DEFERRED,
+    PreparedMove,
+    find_agreed,
+    find_prepared,
+    keep_agreed,
+    keep_prepared,
+    limit_or_usual,
+)
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, report_failure
 from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import (
@@ -292,6 +301,11 @@ class DistArray(NumpyMethods):
         and pencils of an FFT, or to the last other dim if none is. `out` is an array of the target layout to write to;
         it may be the array itself if that has the layout already.
         """
+        plain = budget is network is None and donate is relabel is False
+        if plain and type(target) is Layout:
+            prepared = find_prepared(self._comm, (ARRAYS, self._layout, target))
+            if prepared is not None:
+                return self._move_again(prepared, target, out, limit, memory)
         layout = _find_target(self._layout, target, relabel)
         if layout == self._layout and (out is None or out is self):
             check_options(donate, relabel, memory)
@@ -321,11 +335,36 @@ class DistArray(NumpyMethods):
 
             def run(team: Team, watch: Watch) -> DistArray:
                 moved = move_tile(team, watch, launch, held, into, memory)
+                if plain:
+                    keep_prepared(team, watch, request, launch, kind=ARRAYS)
                 return DistArray._of(request.target, moved, self._comm) if out is None else out
 
-            return ReadyCall(f"DistArray: {request}", post_tile(held, into), run)
+            return ReadyCall(f"DistArray: {request}{'' if plain else ', with options'}", post_tile(held, into), run)
 
         return run_together(self._comm, limit, prepare)
+
+    def _move_again(
+        self, prepared: PreparedMove, target: Layout, out: DistArray | None, limit: float, memory: Account | None
+    ) -> DistArray:
+        """Makes a request without options again, as `MoveArguments.run_again` does for tiles."""
+        allowed = limit_or_usual(limit)
+        release, same = prepared.hold(allowed)
+        try:
+            into: Any = out
+            if type(out) is DistArray and out._layout == target:
+                into = None if out._seat is None else out._held.tile
+            usual = same and allowed is limit and (memory is None or type(memory) is Account)
+            moved = prepared.run(None if self._seat is None else self._held.tile, into, allowed, memory, usual)
+            if moved is DEFERRED:
+                return self.redistribute(target, out=out, limit=limit, memory=memory)
+            if out is not None:
+                return out
+            array = DistArray.__new__(DistArray)
+            array._layout, array._comm, array._seat = target, self._comm, prepared.seat
+            array._held = absent_tile(target, self.dtype) if moved is None else WindowTile(moved)
+            return array
+        finally:
+            release()
 
     def _located(self, team: Team) -> WindowTile:
         """This rank's tile with its place in the team's arena."""

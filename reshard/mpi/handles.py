@@ -18,7 +18,7 @@ from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, prepare_tile, read_options
-from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepared, keep_prepared
+from reshard.runtime.on_mpi.repeated import DEFERRED, TILES, PreparedMove, find_prepared, keep_prepared
 from reshard.runtime.on_mpi.team import CORES, TIME_LIMIT, Comm, Started, Team, check_alive, team_at_hand
 from reshard.synth import Network
 from reshard.types import Layout
@@ -168,7 +168,7 @@ class MoveHandle:
         comm = check_alive(cast("Comm", self._call.comm))
         result = self._call._replace(tiles=tile, out=out, memory=memory).run()
         if self._prepared is not None and not self._prepared.team.alive:
-            self._prepared = find_prepared(comm, (self.source, self.target))
+            self._prepared = find_prepared(comm, (TILES, self.source, self.target))
         return result
 
 

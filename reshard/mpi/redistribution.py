@@ -53,7 +53,7 @@ from reshard.runtime.on_mpi.prepare import (
     prepare_tile,
     read_options,
 )
-from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepared, keep_prepared, limit_or_usual
+from reshard.runtime.on_mpi.repeated import DEFERRED, TILES, PreparedMove, find_prepared, keep_prepared, limit_or_usual
 from reshard.runtime.on_mpi.run_plan import list_wide_shapes, rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent_tile, locate_tile, post_tile
@@ -222,7 +222,7 @@ def redistribute(
         verify, scale, have=have, have_layout=have_layout, changed=changed, have_version=have_version,
         sources=sources, targets=targets,
     )  # fmt: skip
-    prepared = find_prepared(comm, (source, target)) if arguments.is_plain else None
+    prepared = find_prepared(comm, (TILES, source, target)) if arguments.is_plain else None
     return arguments.run() if prepared is None else arguments.run_again(prepared)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi import repeated
-from reshard.runtime.on_mpi.repeated import STAGED, AgreedCall, PreparedMove
+from reshard.runtime.on_mpi.copies.stream_copy import SWITCH
+from reshard.runtime.on_mpi.repeated import ARRAYS, STAGED, TILES, AgreedCall, PreparedMove
 from reshard.runtime.on_mpi.team import team_of, turns_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, caught_by, check_refused, check_tile, given_tile, slabs
@@ -53,6 +55,13 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     yield "uneven", partial(_moved, comm, uneven, whole)
     large = [rs.Layout.from_spec(line, (STAGED // 64, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
     yield "large", partial(_moved, comm, *large)
+    medium = [rs.Layout.from_spec(line, (4096, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
+    for switch in ("0", "1"):  # Without the compiled call, and with it.
+        apart = comm.Dup()
+        for ends in ((rows, columns), (columns, rows), medium):
+            for kind, check in (("tiles", _moved), ("arrays", _arrays_moved)):
+                case = partial(_switched, switch, check, apart, *ends)
+                yield f"{kind}, {ends[0]} -> {ends[1]}, switch {switch}", case
     yield "large, by a thread", partial(_moved_by_a_thread, comm, *large)
     yield "large, by a thread, then other calls", partial(_joined_by_the_next_call, comm, *large, rows, columns)
     some = rs.Layout.from_spec(Mesh({"x": 2}, device_ids=[size - 1, 0]), (n, n), "int64", [[], ["x"]])
@@ -91,6 +100,30 @@ def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
             assert begun.wait() is begun.wait()
     for _ in range(4):
         check_tile(target, comm.rank, redistribute(tile, source, target, comm, limit=LIMIT), comm)
+
+
+def _arrays_moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    """Results are arrays of their own, of which none is written to by a later move, and can be moved back."""
+    team, array = team_of(comm), DistArray.empty(source, comm, limit=LIMIT)
+    for turn in range(4):
+        array.tile[...] = given_tile(source, comm.rank, "int64") + turn
+        memory, out = Account(source.dtype), DistArray.full(target, -5, comm, limit=LIMIT)
+        made = [array.redistribute(target, limit=LIMIT) for _ in range(3)]
+        assert array.redistribute(target, out=out, limit=LIMIT, memory=memory) is out
+        assert np.array_equal(array.tile, given_tile(source, comm.rank, "int64") + turn)
+        for each in (*made, out):
+            check_tile(target, comm.rank, each.tile - turn, comm)
+            assert each.layout == target and each.has_tile
+        assert max(comm.allgather(memory.received_bytes)) == rs.plan(source, target).received_bytes
+        back = [each.redistribute(source, limit=LIMIT) for each in made]
+        assert all(np.array_equal(each.tile, array.tile) for each in back)
+    if team.one_node and source.even and target.even:
+        assert isinstance(team.repeated[ARRAYS, source, target], PreparedMove)
+
+
+def _switched(switch: str, check: Callable[..., None], *arguments: Any) -> None:
+    with mock.patch.dict(os.environ, {SWITCH: switch}):
+        check(*arguments)
 
 
 def _moved_by_a_thread(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
@@ -136,7 +169,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
     def again() -> None:
         assert (out == -5).all()
         assert np.array_equal(handle(tile), wanted)
-        assert isinstance(team_of(comm).repeated[rows, columns], PreparedMove | int)
+        assert isinstance(team_of(comm).repeated[TILES, rows, columns], PreparedMove | int)
 
     def refused(error: type[ReshardError], call: Callable[[], Any]) -> None:
         check_refused(comm, error, call)
@@ -161,6 +194,26 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
         "another call",
         partial(refused, AgreementError, lambda: DistArray.zeros(rows, comm) if odd else handle(tile, out=out)),
     )
+    array, into = DistArray.empty(rows, comm), DistArray.full(columns, -5, comm)
+    array.tile[...] = tile
+
+    def moved_again() -> None:
+        assert (into.tile == -5).all()
+        for _ in range(3):
+            assert np.array_equal(array.redistribute(columns, limit=LIMIT).tile, wanted)
+
+    def arrays_refused(error: type[ReshardError], **wrong: Any) -> None:
+        moved_again()
+        options = {"out": into, "limit": LIMIT, **(wrong if odd else {})}
+        check_refused(comm, error, lambda: array.redistribute(columns, **options))
+        moved_again()
+
+    yield "an array as out", partial(arrays_refused, TileError, out=np.zeros(shape))
+    yield "out of another layout", partial(arrays_refused, TileError, out=array)
+    yield "no out on one rank", partial(arrays_refused, AgreementError, out=None)
+    yield "a limit", partial(arrays_refused, PlanError, limit="soon")
+    yield "an account", partial(arrays_refused, PlanError, memory=1)
+    yield "no network", partial(arrays_refused, AgreementError, network="none")
     # What one rank alone would keep for the next call, of a move that is kept already and of one that is not.
     fresh = [replace(end, dtype="int16") for end in (rows, columns)]
     options: list[dict[str, Any]] = [{"donate": np.False_}, {"network": "none"}]
@@ -259,7 +312,7 @@ def endings(comm: MPI.Intracomm) -> Iterator[Case]:
         comm.Barrier()
         for _ in range(3):
             again()
-        assert isinstance(team_of(comm).repeated[rows, columns], PreparedMove)
+        assert isinstance(team_of(comm).repeated[TILES, rows, columns], PreparedMove)
 
     def skipped() -> None:
         short = prepare(rows, columns, comm, limit=LIMIT)

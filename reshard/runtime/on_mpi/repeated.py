@@ -37,35 +37,48 @@ from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_mpi.collective import digest_of, raise_disagreement
-from reshard.runtime.on_mpi.copies.copy_order import find_strides, list_tile_copies, widen_block
+from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_block
+from reshard.runtime.on_mpi.copies.stream_copy import find_kernel
 from reshard.runtime.on_mpi.copies.strided_copy import Array, find_word_dtype, view_as_words
 from reshard.runtime.on_mpi.direct_moves import Direct
 from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, pause, report_failure, team_at_hand
+from reshard.runtime.on_mpi.window_tiles import new_tile
 
-STAGED = 256 << 10
-"""Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank."""
+STAGED = 2 << 20
+"""Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank, or less: see
+`_FIRST_STAGE`."""
+
+_FIRST_STAGE = 256 << 10  # Bytes of a tile up to which a communicator keeps only twice these; larger ones have another.
+
+TILES, ARRAYS = "staged", "staged arrays"
+"""Kinds of prepared moves: of tiles, and of distributed arrays."""
 
 _RETAINED = 64  # Requests that a communicator keeps: the oldest go.
 _AFTER_DEFERRED = 8  # Calls of a request before the one that prepares it anew, after a rank has deferred.
 _LONGEST = 2**53  # Larger ints need not be exact as floats.
 _LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
+_YIELDS = 64  # Pauses of the compiled call before Python waits, which looks at the clock.
+_MOVED = 1  # What the compiled call says when it has made the whole move.
 _NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: with and without `out` are two calls.
-_SMALL = 2 << 10  # Bytes of a result below which the number of numpy's calls is all that counts.
 _LOOKS = 64  # Pauses before a wait looks at the clock.
+
+try:
+    from reshard.runtime.on_mpi.copies._stream import exchange, prepare_exchange
+except ImportError:  # There was no compiler where this was installed.
+    exchange = prepare_exchange = None
 
 _ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once: such look-ups are most of a small call.
 
 
 class Outcome(Enum):
-    """What `finish` and `at_once` give in place of a tile."""
+    """What `finish` gives in place of a tile."""
 
     DEFERRED = "all ranks make the call as if for the first time"
-    UNUSUAL = "this rank has done nothing yet: `start` does"
 
 
-DEFERRED, UNUSUAL = Outcome.DEFERRED, Outcome.UNUSUAL
+DEFERRED = Outcome.DEFERRED
 
 
 class AgreedCall:
@@ -137,29 +150,33 @@ def find_agreed(comm: object, key: Hashable) -> AgreedCall | None:
 
 
 def keep_prepared(
-    team: Team, watch: Watch, request: Request, ready: TilePlan, now: bool = False
+    team: Team, watch: Watch, request: Request, ready: TilePlan, now: bool = False, kind: str = TILES
 ) -> PreparedMove | None:
-    """Keeps what the next call of a request needs, unless a rank has deferred lately; `now` in any case. Collective."""
+    """Keeps what the next call of a request of a `kind` needs, unless a rank has deferred lately; `now` in any case.
+
+    Collective.
+    """
     if not is_small(team, request, ready):
         return None
     # All ranks keep and forget the same keys, since they agree on each request: so they all find it again, or none.
-    key = request.source, request.target
+    key = kind, request.source, request.target
     left: int | PreparedMove = team.repeated.get(key, 0)
     if isinstance(left, PreparedMove):
         return left
     if left > 0 and not now:
         left -= 1
     else:
-        if team.stage is None:  # Where the node has no room, it is 0 from now on, on all ranks.
-            team.stage = team.arena.take(2 * STAGED, partial(team.gather, watch))
-        left = PreparedMove(team, request, ready) if team.stage else left - 1
+        half = min(STAGED, _FIRST_STAGE) if request.source.tile_bytes <= _FIRST_STAGE else STAGED
+        if half not in team.stages:  # Where the node has no room, it is 0 from now on, on all ranks.
+            team.stages[half] = team.arena.take(2 * half, partial(team.gather, watch))
+        left = PreparedMove(team, request, ready, half, kind) if team.stages[half] else left - 1
     team.repeated[key] = left
     _forget_oldest(team)
     return left if isinstance(left, PreparedMove) else None
 
 
 def find_prepared(comm: object, key: Hashable) -> PreparedMove | None:
-    """The move that a communicator has prepared for a request, if it can still be used."""
+    """The move that a communicator has prepared for a request, by its kind and layouts, if it can still be used."""
     team = team_at_hand(comm)
     move = None if team is None else team.repeated.get(key)
     return move if isinstance(move, PreparedMove) and move.team.alive else None
@@ -201,9 +218,12 @@ class PreparedMove(AgreedCall):
     `start` and `finish` are collective, and called by turns.
     """
 
-    def __init__(self, team: Team, request: Request, ready: TilePlan) -> None:
-        super().__init__(team, "staged", str(request))
-        source, target = request.source, request.target
+    def __init__(self, team: Team, request: Request, ready: TilePlan, half: int, kind: str) -> None:
+        super().__init__(team, kind, f"DistArray: {request}" if kind == ARRAYS else str(request))
+        source, self._target = request.source, request.target
+        # New results of more bytes lie in the arena, whose memory is used again: that of the process is given back to
+        # the system, and its pages are cleared again. The ranks take part in that together.
+        self._shared = self._target.tile_bytes > _FIRST_STAGE
         self._sync, self._log = team.node_sync, team.arena
         self._looks = 4 * SPINS if team.size <= CORES else 1  # A look takes a quarter of the time of one of `Watch`.
         self._digest_new, self._digest_out = self._digest + _NEW, self._digest + _OUT
@@ -212,20 +232,22 @@ class PreparedMove(AgreedCall):
         self._dtype = numpy_dtype(source.dtype)
         self._named = source.dtype
         self._given = seat_of(source.mesh, team.rank, team.size) is not None
-        self._taken = seat_of(target.mesh, team.rank, team.size) is not None
-        self._shapes = source.tile_shape, target.tile_shape
+        self.seat = seat_of(self._target.mesh, team.rank, team.size)
+        """This rank's seat in the target's mesh; None if it gets no result."""
+        self._taken = self.seat is not None
+        self._shapes = source.tile_shape, self._target.tile_shape
         self._buffers = self._dtype.isbuiltin == 1  # Others have no buffer protocol.
-        memory, start, part = team.arena.around(team.stage or 0)
+        memory, start, part = team.arena.around(team.stages[half])
         starts = [start + member * part for member in range(team.size)]
         mine = starts[team.node_sync.me]
-        self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
+        self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + at) for at in (0, half))
         given = ((team.rank, self._direct.own), *self._direct.pulls)
         copies = list_tile_copies(given, self._dtype.itemsize, starts)
         itemsize = self._dtype.itemsize
 
         def views(block: Block, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Sequence[int]) -> list[Array]:
             """What a copy reads, in either half of the shared memory."""
-            return [np.ndarray(shape, dtype, memory, block.src + half * STAGED, strides) for half in (0, 1)]
+            return [np.ndarray(shape, dtype, memory, block.src + at, strides) for at in (0, half)]
 
         listed: list[_Copy] = []
         for wide, width in (widen_block(copy, itemsize) for copy in copies):
@@ -233,12 +255,18 @@ class PreparedMove(AgreedCall):
             sources, after = views(wide, wide.extents, dtype, before), tuple(axis.dst for axis in wide.axes)
             listed.append(_Copy(sources, wide.extents, dtype, wide.dst, after))
         self._copies = tuple(listed)
-        # In either half, an array of the result's shape that holds it, if a small result is a single copy.
-        self._like_result: list[Array] | None = None
-        if len(copies) == 1 and self._taken and math.prod(self._shapes[1]) * itemsize <= _SMALL:
-            strides = find_strides(copies[0], self._shapes[1], itemsize)
-            if strides is not None:
-                self._like_result = views(copies[0], self._shapes[1], self._dtype, strides)
+        self._exchange: object = None
+        if prepare_exchange is not None and find_kernel() and self._buffers and self._given and self._taken:
+            lines = team.node_sync.where_heads_lie(self._looks, _YIELDS)
+            places = [memory.ctypes.data + mine + at for at in (0, half)]
+            sizes = [math.prod(shape) * itemsize for shape in self._shapes]
+            numbers = [*lines, *places, half, itemsize, *map(len, self._shapes), *sizes, len(copies)]
+            numbers += [size for shape in self._shapes for size in shape]
+            for wide, width in (widen_block(copy, itemsize) for copy in copies):
+                axes = [number for axis in wide.axes for number in axis]
+                numbers += [memory.ctypes.data + wide.src, wide.dst, width, len(wide.axes), *axes]
+            code = memoryview(cast(Any, np.empty(0, self._dtype))).format
+            self._exchange = prepare_exchange(np.array(numbers, np.int64).tobytes(), _ndarray, code)
 
     def fits(self, tile: Any, out: Any) -> bool:
         """Whether a rank's arguments are plain ones that are right."""
@@ -263,32 +291,28 @@ class PreparedMove(AgreedCall):
 
     def run(self, tile: Any, out: Any, limit: float, memory: Any, plain: bool) -> Any:
         """A whole call: the result, or `DEFERRED`. The caller has the turn; `plain` says that no option is unusual."""
-        result = self.at_once(tile, out, limit) if memory is None and plain else UNUSUAL
-        if result is UNUSUAL:
+        alone = self._exchange is not None and not (self._shared and out is None)
+        if exchange is None or not alone or memory is not None or not plain or measures():
             self.start(tile, out, plain)
-            result = self.finish(out, limit, memory)
-        return result
-
-    def at_once(self, tile: Any, out: Any, limit: float) -> Any:
-        """Both parts of a call in less time, if this rank's arguments are plain ones; else `UNUSUAL`.
-
-        If all ranks have posted by now, and do the same, as they mostly do, one look at each of them is enough.
-        """
-        if not self._given or not self._taken or not self.fits(tile, out) or measures():
-            return UNUSUAL
-        sync, team = self._sync, self.team
-        half = sync.half
+            return self.finish(out, limit, memory)
+        # Both parts in compiled code, if this rank's arguments are plain ones, and the others come soon.
+        team, sync = self.team, self._sync
+        result = np.empty(self._shapes[1], self._dtype) if out is None else out
+        calls, synced = team.calls + 1, sync.synced + 1
+        number = (self._digest_new if out is None else self._digest_out) + STATES * calls
         try:
-            self._stages[half][...] = tile
-            team.calls = calls = team.calls + 1
-            number = (self._digest_new if out is None else self._digest_out) + STATES * calls
-            sync.post_head(number, self._log.logged)
-            if sync.alike(number):
-                return self._filled(half, out)
-            self._number = self._digest + STATES * calls
+            done = exchange(self._exchange, tile, result, number, synced, self._log.logged)
+            if done:
+                team.calls, sync.synced = calls, synced
         except BaseException:
             with report_failure(team):
                 raise
+        if done == _MOVED:
+            return result
+        if done:
+            self._number = self._digest + STATES * calls
+        else:
+            self.start(tile, out, plain)
         return self.finish(out, limit)
 
     def start(self, tile: Any, out: Any, plain: bool = True) -> None:
@@ -310,7 +334,7 @@ class PreparedMove(AgreedCall):
                         raise
         team.calls = calls = team.calls + 1
         self._number = number = self._digest + STATES * calls
-        sync.post_head(number + state, self._log.logged)
+        sync.post_head(number + state, self._log.log() if self._shared else self._log.logged)
 
     def finish(self, out: Any, limit: float, memory: Account | None = None) -> Any:
         """Ends a call: the result, which is `out` if it is given; None outside the target's mesh, or `DEFERRED`."""
@@ -326,7 +350,11 @@ class PreparedMove(AgreedCall):
                         watch = watch or Watch(self.team, limit, since)
                         watch.look()
             state = sync.common(self._number)
+            if self._shared:
+                self._log.update(sync.logs())
             if state is not None and state <= _NEW:
+                if self._shared and state == _NEW:
+                    out = new_tile(self.team, Watch(self.team, limit), self._target, self._dtype).tile
                 result = self._filled(1 - sync.half, out) if self._taken else None
                 if memory is not None or measures():
                     # What a call takes and receives. The memory for small moves belongs to the communicator.
@@ -347,9 +375,6 @@ class PreparedMove(AgreedCall):
 
     def _filled(self, half: int, out: Array | None) -> Array:
         result = np.empty(self._shapes[1], self._dtype) if out is None else out
-        if self._like_result is not None:
-            result[...] = self._like_result[half]
-            return result
         into = result if self._buffers else view_as_words(result)
         for sources, extents, dtype, start, strides in self._copies:
             _ndarray(extents, dtype, into, start, strides)[...] = sources[half]

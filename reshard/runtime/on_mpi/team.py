@@ -92,7 +92,7 @@ class Started(NamedTuple):
 class Team:
     """A private duplicate of a communicator, and what the ranks of this node share: memory, and a `NodeSync`.
 
-    `stage` is the place of the memory for small moves, 0 if the node has no room, None before it is needed; `repeated`
+    `stages` has the place of the memory for small moves, by its size, 0 if the node has no room; `repeated`
     has what `staged` keeps of earlier calls, and `started` finishes the move that has begun and is not waited for yet.
 
     `nodes` has the node of each rank, `members` are the ranks of this node, and `one_node` says whether these are all
@@ -114,7 +114,7 @@ class Team:
         self.into = False
         self.freed = False
         self.turns = turns_of(comm)
-        self.stage: int | None = None
+        self.stages: dict[int, int] = {}
         self.repeated: dict[Hashable, Any] = {}
         self.started: Started | None = None
         self.pool = Pool()

@@ -208,7 +208,156 @@ static PyObject *copy_boxes(PyObject *Py_UNUSED(module), PyObject *arguments)
     return fits ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyMethodDef functions[] = {{"copy_boxes", copy_boxes, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+#if defined(__GNUC__) && (defined(__unix__) || defined(__APPLE__))
+#include <sched.h>
+#include <stdlib.h>
+
+/* A small move of `repeated`, whole: the rank stages its tile, posts what it requests, waits for the others for a while,
+ * and copies what it needs. Addresses and bytes; `words` are those of `node_sync`.
+ */
+enum { UNUSUAL = 0, MOVED = 1, POSTED = 2 }; /* Nothing has been done; all; all but the copies to the result. */
+typedef struct {
+    int64_t words, ranks, me, line, heads[2], log, looks, yields; /* A member has `line` words. */
+    int64_t stages[2], shift, itemsize, ndim[2], bytes[2], boxes; /* Of the tile, and of the result. */
+    int64_t rest[]; /* The shapes of both, and boxes: source, target, run, how many axes, and these. */
+} Small;
+typedef struct { PyObject *kind; char format[8]; Small small; } Exchange;
+
+static void free_exchange(PyObject *capsule)
+{
+    Exchange *made = PyCapsule_GetPointer(capsule, NULL);
+    Py_XDECREF(made->kind);
+    free(made);
+}
+
+static PyObject *prepare_exchange(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    const char *numbers, *format;
+    Py_ssize_t size;
+    PyObject *kind;
+    if (!PyArg_ParseTuple(arguments, "y#Os", &numbers, &size, &kind, &format))
+        return NULL;
+    Exchange *made = size < (Py_ssize_t)sizeof(Small) ? NULL : malloc(sizeof *made + size);
+    if (!made || strlen(format) >= sizeof made->format)
+        return free(made), PyErr_SetString(PyExc_ValueError, "the numbers of a small move, its arrays' type, a format"), NULL;
+    memcpy(&made->small, numbers, size);
+    strcpy(made->format, format);
+    made->kind = Py_NewRef(kind);
+    return PyCapsule_New(made, NULL, free_exchange);
+}
+
+/* Whether an array has this shape and format, and lies in order: then its buffer has been taken. */
+static int take_buffer(Exchange *made, PyObject *array, int end, const int64_t *shape, Py_buffer *view)
+{
+    if ((PyObject *)Py_TYPE(array) != made->kind)
+        return 0;
+    if (PyObject_GetBuffer(array, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (end ? PyBUF_WRITABLE : 0))) {
+        PyErr_Clear();
+        return 0;
+    }
+    int fits = view->ndim == made->small.ndim[end] && strcmp(view->format, made->format) == 0;
+    for (int at = 0; fits && at < view->ndim; at++)
+        fits = view->shape[at] == shape[at];
+    fits = fits && (intptr_t)view->buf % made->small.itemsize == 0;
+    if (!fits)
+        PyBuffer_Release(view);
+    return fits;
+}
+
+static int have_all_posted(const Small *small, int64_t number, int64_t synced)
+{
+    int64_t *words = (int64_t *)(intptr_t)small->words;
+    for (int64_t rank = 0; rank < small->ranks; rank++) {
+        int64_t *line = words + rank * small->line;
+        if (__atomic_load_n(line, __ATOMIC_ACQUIRE) < synced || line[small->heads[synced & 1]] != number)
+            return 0;
+    }
+    return 1;
+}
+
+static const int64_t *copy_small_box(const int64_t *box, char *target, int64_t shift)
+{
+    const char *source = (const char *)(intptr_t)box[0] + shift;
+    int64_t run = box[2], ndim = box[3], index[64] = {0};
+    const int64_t *axes = box + 4;
+    target += box[1];
+    for (;;) {
+        int64_t extent = ndim ? axes[3 * ndim - 3] : 1, by = ndim ? axes[3 * ndim - 2] : 0, to = ndim ? axes[3 * ndim - 1] : 0;
+        if (run == 8)
+            for (int64_t at = 0; at < extent; at++)
+                memcpy(target + at * to, source + at * by, 8);
+        else if (run == 4)
+            for (int64_t at = 0; at < extent; at++)
+                memcpy(target + at * to, source + at * by, 4);
+        else
+            for (int64_t at = 0; at < extent; at++)
+                memcpy(target + at * to, source + at * by, (size_t)run);
+        int64_t at = ndim - 2;
+        for (; at >= 0; at--) {
+            source += axes[3 * at + 1], target += axes[3 * at + 2];
+            if (++index[at] < axes[3 * at])
+                break;
+            source -= axes[3 * at] * axes[3 * at + 1], target -= axes[3 * at] * axes[3 * at + 2], index[at] = 0;
+        }
+        if (at < 0)
+            return axes + 3 * ndim;
+    }
+}
+
+/* exchange(prepared, tile, result, number, synced, logged): what has been done. */
+static PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t count)
+{
+    Exchange *made = count == 6 ? PyCapsule_GetPointer(arguments[0], NULL) : NULL;
+    if (!made)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "exchange takes 6 arguments");
+    const Small *small = &made->small;
+    const int64_t *shapes = small->rest, *boxes = shapes + small->ndim[0] + small->ndim[1];
+    int64_t number = PyLong_AsLongLong(arguments[3]), synced = PyLong_AsLongLong(arguments[4]);
+    int64_t logged = PyLong_AsLongLong(arguments[5]);
+    Py_buffer tile, result;
+    if (PyErr_Occurred())
+        return NULL;
+    if (!take_buffer(made, arguments[1], 0, shapes, &tile))
+        return PyLong_FromLong(UNUSUAL);
+    if (!take_buffer(made, arguments[2], 1, shapes + small->ndim[0], &result)) {
+        PyBuffer_Release(&tile);
+        return PyLong_FromLong(UNUSUAL);
+    }
+    int outcome = UNUSUAL;
+    char *from = tile.buf, *to = result.buf;
+    if (from + tile.len <= to || to + result.len <= from) {
+        int64_t half = synced & 1, *line = (int64_t *)(intptr_t)small->words + small->me * small->line;
+        int64_t *head = line + small->heads[half];
+        memcpy((char *)(intptr_t)small->stages[half], from, (size_t)tile.len);
+        head[0] = number, head[1] = -number, head[small->log] = logged;
+        __atomic_store_n(line, synced, __ATOMIC_RELEASE);
+        int all = have_all_posted(small, number, synced);
+        if (!all) {
+            Py_BEGIN_ALLOW_THREADS
+            for (int64_t look = 0; !all && look < small->looks; look++)
+                all = have_all_posted(small, number, synced);
+            for (int64_t yield = 0; !all && yield < small->yields; yield++) {
+                sched_yield();
+                all = have_all_posted(small, number, synced);
+            }
+            Py_END_ALLOW_THREADS
+        }
+        for (int64_t box = 0; all && box < small->boxes; box++)
+            boxes = copy_small_box(boxes, to, half * small->shift);
+        outcome = all ? MOVED : POSTED;
+    }
+    PyBuffer_Release(&tile);
+    PyBuffer_Release(&result);
+    return PyLong_FromLong(outcome);
+}
+#define EXCHANGE \
+    {"prepare_exchange", prepare_exchange, METH_VARARGS, NULL}, \
+    {"exchange", (PyCFunction)(void (*)(void))exchange, METH_FASTCALL, NULL},
+#else
+#define EXCHANGE
+#endif
+
+static PyMethodDef functions[] = {{"copy_boxes", copy_boxes, METH_VARARGS, NULL}, EXCHANGE {NULL, NULL, 0, NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_stream", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__stream(void)

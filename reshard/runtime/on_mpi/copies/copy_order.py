@@ -25,7 +25,6 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.geometry.blocks import Block, block_part, merge_blocks, scale_blocks, split_box
-from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.runtime.on_mpi.copies import stream_copy
 from reshard.runtime.on_mpi.copies.stream_copy import CopyTable
 from reshard.runtime.on_mpi.copies.strided_copy import (
@@ -215,28 +214,3 @@ def widen_block(block: Block, itemsize: int) -> tuple[Block, int]:
         itemsize *= axes[-1].extent
         axes = axes[:-1]
     return block._replace(axes=axes), itemsize
-
-
-def find_strides(block: Block, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
-    """The byte strides at which what a copy reads lies like a C-ordered result of this shape, which it fills; None if
-    no strides say that.
-
-    >>> from reshard.geometry.blocks import Axis
-    >>> find_strides(Block(0, 0, (Axis(2, 96, 8), Axis(3, 8, 16))), (3, 2), 8)
-    (8, 96)
-    >>> find_strides(Block(0, 0, (Axis(2, 8, 24), Axis(3, 16, 8))), (6,), 8) is None
-    True
-    """
-    axes = sorted([(axis.dst, axis.extent, axis.src) for axis in block.axes if axis.extent != 1])
-    strides: list[int] = []
-    for extent, step in reversed(list(zip(shape, list_strides(shape), strict=True))):
-        length = 1
-        stride = axes[0][2] if axes else itemsize
-        while length < extent:
-            if not axes or axes[0][0] != step * itemsize * length or axes[0][2] != stride * length:
-                return None
-            length *= axes.pop(0)[1]
-        if length != extent:
-            return None
-        strides.append(stride)
-    return None if axes else tuple(reversed(strides))

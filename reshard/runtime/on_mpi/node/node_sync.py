@@ -20,6 +20,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 
 WORDS = 72
@@ -53,52 +55,45 @@ class NodeSync:
         self._text = view[split:].cast("B")
         self._some_failed = size * _LINE
         self._heads = [[member * _LINE + 2 + half * WORDS for member in range(size)] for half in (0, 1)]
-        self._other_heads = [[head for member, head in enumerate(heads) if member != me] for heads in self._heads]
         self._arrived = me * _LINE
         self._others = [member * _LINE for member in range(size) if member != me]
-        self._synced = 0
+        self.synced = 0
+        """The number of this member's last sync."""
         lock = threading.Lock()
         lock.acquire()
         self._release, self._acquire = lock.release, lock.acquire
 
     def post(self, words: Sequence[int]) -> None:
         """Posts words for the next sync, and this member's arrival at it."""
-        self._synced += 1
+        self.synced += 1
         at = self._at(self.me)
         self._words[at : at + len(words)] = memoryview(array("q", words))
         self._fence()
-        self._words[self._arrived] = self._synced
+        self._words[self._arrived] = self.synced
 
     def post_head(self, number: int, log: int) -> None:
         """Posts what a small move has to say (see `Team.sync`), in less time: the words that nobody reads stay."""
-        self._synced = synced = self._synced + 1
+        self.synced = synced = self.synced + 1
         words, at = self._words, self._heads[synced & 1][self.me]
         words[at], words[at + 1], words[at + _LOGGED] = number, -number, log
         if not _ORDERED:
             self._fence()
         words[self._arrived] = synced
 
-    def alike(self, number: int) -> bool:
-        """Whether all members have posted the head that this one has; what each wrote before is then visible here."""
-        if not _ORDERED and not self.complete():
-            return False
-        words = self._words
-        for head in self._other_heads[self._synced & 1]:  # A generator takes half a microsecond more.
-            if words[head] != number:
-                break
-        else:
-            return True
-        return False
+    def where_heads_lie(self, looks: int, yields: int) -> list[int]:
+        """What compiled code needs to post heads and to wait for those of others: see `Small` in `copies/_stream.c`."""
+        start = np.frombuffer(self._words, np.int64).ctypes.data
+        return [start, self.size, self.me, _LINE, *(2 + half * WORDS for half in (0, 1)), _LOGGED, looks, yields]
 
     @property
     def half(self) -> int:
         """Which of two buffers the next sync uses: nobody reads it any more."""
-        return (self._synced + 1) % 2
+        return (self.synced + 1) % 2
 
     def common(self, number: int) -> int | None:
         """Of the last complete sync: the bits of all members' states, if the number of all is `number` but for them."""
         words, bits = self._words, 0
-        for head in self._heads[self._synced & 1]:
+        for head in self._heads[self.synced & 1]:
             state = words[head] - number
             if not 0 <= state < STATES:
                 return None
@@ -108,7 +103,7 @@ class NodeSync:
     def logs(self) -> list[int]:
         """How long the log of each member was at the last complete sync."""
         words = self._words
-        return [words[head + _LOGGED] for head in self._heads[self._synced & 1]]
+        return [words[head + _LOGGED] for head in self._heads[self.synced & 1]]
 
     @property
     def reported(self) -> bool:
@@ -117,13 +112,13 @@ class NodeSync:
 
     def missing(self) -> list[int]:
         """The members that have not arrived at this member's last sync."""
-        return [member for member in range(self.size) if self._words[member * _LINE] < self._synced]
+        return [member for member in range(self.size) if self._words[member * _LINE] < self.synced]
 
     def complete(self, looks: int = 1) -> bool:
         """Whether all members have arrived, after this number of looks at each; what each wrote before that is then
         visible here.
         """
-        words, synced = self._words, self._synced
+        words, synced = self._words, self.synced
         for other in self._others:
             if words[other] < synced:
                 for _ in range(looks - 1):
@@ -160,7 +155,7 @@ class NodeSync:
         return {member: text.decode(errors="replace") for member, text in texts.items()}
 
     def _at(self, member: int) -> int:
-        return member * _LINE + 2 + self._synced % 2 * WORDS
+        return member * _LINE + 2 + self.synced % 2 * WORDS
 
     def _fence(self) -> None:
         # Stores before it are visible to other members before stores after it, and loads stay in order likewise: to
