@@ -393,10 +393,10 @@ def test_the_oldest_requests_go(monkeypatch: pytest.MonkeyPatch):
     team = team_of(MPI.COMM_SELF)
     team.repeated.clear()
     for n in range(3):
-        team.repeated[n, n] = 1  # A rank has deferred.
+        team.repeated[repeated.TILES, n, n] = 1  # A rank has deferred.
         request = type("Request", (), {"source": n, "target": n})
         assert repeated.keep_prepared(team, None, request, None) is None  # type: ignore[arg-type]
-    assert team.repeated == {(1, 1): 0, (2, 2): 0}
+    assert team.repeated == {(repeated.TILES, 1, 1): 0, (repeated.TILES, 2, 2): 0}
     team.repeated.clear()
 
 

@@ -184,6 +184,26 @@ def test_memory_is_allocated_before_it_is_touched():
     os.close(file)
 
 
+@linux
+@pytest.mark.parametrize("slow", [False, True])
+def test_huge_pages_that_take_long_are_given_up(slow: bool, monkeypatch: pytest.MonkeyPatch):
+    """No more are requested after one that took longer than all are worth; the memory is there in either case."""
+    asked: list[int] = []
+
+    def collapse(memory: np.ndarray) -> None:
+        asked.append(memory.size)
+        if slow:
+            monkeypatch.setattr(arena_module.time, "monotonic", lambda: 1e9)
+
+    monkeypatch.setattr(arena_module, "collapse_pages", collapse)
+    monkeypatch.setattr(arena_module.time, "monotonic", lambda: 0.0)
+    file, nbytes = os.memfd_create("test"), 8 * arena_module.HUGE
+    memory = arena_module._allocate_segment(file, nbytes, 0, nbytes)
+    assert memory is not None and asked == [arena_module.HUGE] * (1 if slow else 8)
+    assert os.fstat(file).st_blocks * 512 >= nbytes
+    os.close(file)
+
+
 def test_a_system_without_a_call_for_it_writes_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
