@@ -20,7 +20,7 @@ from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import lower_exchange
-from reshard.lower.program import part_of
+from reshard.lower.program import lower_steps, part_of
 from reshard.lower.to_shard_map import (
     LANES,
     SUBLANES,
@@ -393,6 +393,11 @@ def _count_buffer_padding(step: Step) -> int:
             else:
                 copies += count_padded_bytes(tile, dtype, choose_memory_order(r.box, dtype))
         return max(0, own + widest + copies - step.cost.scratch)
+    if step.kind == "all_to_all" and step.mode == PLAIN and not sent_as_it_lies(lower_steps(operand, (step,))):
+        # All blocks are packed before they are sent, and received before they are put together, each padded.
+        block = tuple(map(min, operand.tile_shape, result.tile_shape))
+        times = count_padded_bytes(block, dtype) / operand.nbytes(math.prod(block))
+        return int(2 * times * result.tile_bytes) - step.cost.scratch
     ends = [end for end in (operand, result) if end.tile_bytes]
     times = max((count_padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)

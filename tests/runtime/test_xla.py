@@ -339,8 +339,29 @@ def test_the_least_padding_of_any_order_of_dims(shape: tuple[int, ...], times: f
 
 
 def test_a_plan_of_full_tiles_needs_nothing_more():
-    plan = planned("f32[{x}64, 512]", "f32[256, {x}128]")
+    plan = planned("f32[256, {x}128]", "f32[{x}64, 512]")
     assert xla.peak_bytes(plan, padded=True) == xla.peak_bytes(plan)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "before", "after", "compiled"),
+    [
+        # Blocks that lie as they are sent; packed and received; of 192 lanes, which are padded to 256 both times.
+        ({"x": 8}, "bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]", 1.5),
+        ({"x": 8}, "bf16[256, {x}24, 768]", "bf16[256, 192, {x}96]", 2.0),
+        ({"x": 2, "y": 2, "z": 2}, "bf16[{z}{x}{y}8, 8, 256, 256]", "bf16[{z}32, {x}{y}2, 256, 256]", 2.0),
+        ({"x": 8}, "f32[768, 32, {x}8, 192]", "f32[768, 32, 64, {x}24]", 2.0),
+        ({"x": 8}, "f32[{x}64, 256, 192]", "f32[512, {x}32, 192]", 2.333),
+        ({"x": 2, "y": 4}, "bf16[768, 192, {x}{y}48]", "bf16[{y}{x}96, 192, 384]", 2.333),
+    ],
+)
+def test_blocks_of_an_all_to_all_at_once_are_packed(sizes: dict[str, int], before: str, after: str, compiled: float):
+    """The peaks over source and target that libtpu 0.0.50 gave for v5p."""
+    source, target = (Layout.parse(text, Mesh(sizes)) for text in (before, after))
+    plan = chain(source, target, [StepSpec("all_to_all", target)])
+    assert xla.peak_bytes(plan, padded=True) / (source.tile_bytes + target.tile_bytes) == pytest.approx(
+        compiled, abs=0.002
+    )
 
 
 def test_all_that_lives_at_once_is_padded():
