@@ -49,6 +49,7 @@ from reshard.lower.to_mpi.rank_schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.rank_schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.rank_schedule import StepMessages as StepMessages
 from reshard.lower.to_mpi.rank_schedule import TableTurns as TableTurns
+from reshard.lower.to_mpi.rank_schedule import is_worth_staging as is_worth_staging
 from reshard.lower.to_mpi.rank_schedule import number_both_ends
 from reshard.lower.to_mpi.rank_schedule import schedule_device as schedule_device
 from reshard.lower.to_mpi.seats import device_of as device_of

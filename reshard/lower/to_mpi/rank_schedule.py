@@ -227,14 +227,32 @@ def schedule_device(plan: Plan, device: int) -> Schedule:
     return Schedule(shapes[0], steps, tuple(shapes[1:]))
 
 
+LEAST_STAGED = 4 << 10
+"""Bytes of a message from which it takes no longer to send it than MPI takes to pack as many that lie in short runs."""
+
+_MANY = 1000  # Messages that a rank receives: fewer are small ones, too.
+
+
+def is_worth_staging(staging: int, received: int) -> bool:
+    """Whether messages of at most so many bytes are worth it, if a rank receives so many: if not, they go from tile to
+    tile, as they do where there is no buffer at all.
+
+    >>> is_worth_staging(64, 10 << 20), is_worth_staging(64, 4 << 10), is_worth_staging(4 << 10, 10 << 20)
+    (False, True, True)
+    """
+    return staging > 0 and (staging >= LEAST_STAGED or received <= _MANY * staging)
+
+
 def _schedule_step(step: Step, device: int) -> RankStep:
     """A device's part of a step, in which it may have none."""
     scratch = step.cost.scratch
+    if step.kind == "exchange" and not step.mode.in_place:
+        # Where no buffer stages a message, it is sent and received where it lies, however many runs it has.
+        scratch = scratch if is_worth_staging(scratch // 2, step.received_bytes) else 0
+        if not scratch:
+            step = replace(step, mode=step.mode._replace(chunk=None))
     if is_closed(step, device):
-        return own_boxes(step, device)
-    if step.kind == "exchange" and not scratch and not step.mode.in_place:
-        # No buffer stages a message: it is sent and received where it lies, however many runs it has.
-        step = replace(step, mode=step.mode._replace(chunk=None))
+        return own_boxes(step, device, scratch)
     (instruction,) = lower_steps(step.operand, [step], device).instructions
     # A cast is one on every rank, with a tile or without: it changes the dtype of all steps that follow.
     if not isinstance(instruction, CastTiles) and device not in (*step.operand.mesh.devices, *step.result.mesh.devices):
@@ -451,8 +469,8 @@ def is_closed(step: Step, device: int) -> bool:
     return device in before.mesh.devices and (r is None or not r.exact)
 
 
-def own_boxes(step: Step, device: int) -> StepMessages:
-    """What a device copies, sends and receives in an exchange of boxes."""
+def own_boxes(step: Step, device: int, scratch: int) -> StepMessages:
+    """What a device copies, sends and receives in an exchange of boxes, of which `scratch` bytes may be staged."""
     before, after, chunk = step.operand, step.result, step.mode.chunk
     if step.mode.relay:
         # The plan has listed the messages of all devices.
@@ -461,8 +479,7 @@ def own_boxes(step: Step, device: int) -> StepMessages:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
     largest = exchange_figures(before, after, relayed=step.mode.relay).message
-    # Messages that no buffer stages are sent and received where they lie, however many runs they have.
-    cap = None if chunk is None or chunk >= largest or not step.cost.scratch else chunk
+    cap = None if chunk is None or chunk >= largest or not scratch else chunk
     place = number_both_ends(before, after)
     if not step.mode.relay and cap is None and holders(before).copies == 1:
         # Each tile has one holder, who sends all that is asked of it.
@@ -471,7 +488,7 @@ def own_boxes(step: Step, device: int) -> StepMessages:
         ahead = [np.array([place[peer] - place[device] for peer in table.peers.tolist()], int) for table in others]
         rows = [np.argsort(way * column % len(place)) for way, column in zip((1, -1), ahead, strict=True)]
         both = TableTurns(*(table.select_rows(order) for table, order in zip(others, rows, strict=True)))
-        return StepMessages(sent.get(device, ()), both, step.cost.scratch)
+        return StepMessages(sent.get(device, ()), both, scratch)
 
     def turns(messages: Iterable[Message]) -> Turns:
         sides: tuple[list[tuple[int, int, PeerBlocks]], ...] = ([], [])  # Sent and received: turn, chunk, message.
@@ -487,7 +504,7 @@ def own_boxes(step: Step, device: int) -> StepMessages:
     kept = tuple(
         b for each in first if each.sender == each.receiver for p in each.products for b in multiply_factors(p)
     )
-    return StepMessages(kept, turns(first), step.cost.scratch, passed=turns(second))
+    return StepMessages(kept, turns(first), scratch, passed=turns(second))
 
 
 def _cut_message(message: Message, cap: int | None) -> Iterator[Blocks]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from reshard.errors import BudgetError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
-from reshard.lower.to_mpi import device_of, is_seated, ranks_of_seats
+from reshard.lower.to_mpi import device_of, is_seated, is_worth_staging, ranks_of_seats
 from reshard.plans.manifest import Update, Version
 from reshard.plans.plan import Plan
 from reshard.runtime.on_mpi.copies.strided_copy import Array
@@ -285,7 +285,9 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     rest = room - chosen.received_bytes
     least = min(SMALL, max(itemsize, chosen.received_bytes // source.mesh.size))
     held = request.careful and rest >= least
-    moves = moves._replace(staging=min(STAGING, rest if held else room // 2), held=held)
+    staging = min(STAGING, rest if held else room // 2)
+    staging = staging if is_worth_staging(staging, chosen.received_bytes) else 0
+    moves = moves._replace(staging=staging, held=held)
     return TilePlan(request, transport, otherwise, *mine, spare, moves, buffered, joined)
 
 

@@ -291,7 +291,7 @@ def test_the_head_of_both_queues_is_the_same_message(target: Layout, chunk: int 
     """Ranks that send and receive in their order never wait for each other, with one message under way."""
     step = Step("exchange", BEFORE, target, StepMode(chunk=chunk))
     devices = {*BEFORE.mesh.devices, *target.mesh.devices}
-    turns = {device: own_boxes(step, device).turns for device in devices}
+    turns = {device: own_boxes(step, device, step.cost.scratch).turns for device in devices}
     sends = {d: [(t.send.peer, d, t.send.blocks) for t in of if t.send] for d, of in turns.items()}
     receives = {d: [(d, *t.receive) for t in of if t.receive] for d, of in turns.items()}
     most = max(map(len, [*sends.values(), *receives.values()]))
@@ -316,5 +316,5 @@ def test_every_element_arrives_on_other_devices(seed: int, chunk: int | None, re
     source, target = random_crossing(random.Random(seed))
     step = Step("exchange", source, target, StepMode(chunk=chunk, relay=relay))
     devices = {*source.mesh.devices, *target.mesh.devices}
-    own = {device: own_boxes(step, device) for device in devices}
+    own = {device: own_boxes(step, device, step.cost.scratch) for device in devices}
     assert_filled(target, after_messages(tiles_of(source), own, target.tile_shape))

@@ -23,6 +23,7 @@ from mpi4py import MPI
 from reshard.geometry.blocks import Axis, Block, cut_block
 from reshard.lower.to_mpi import PeerTable, SendReceive, StepMessages, TableTurns
 from reshard.lower.to_mpi.peer_table import pack_shape
+from reshard.lower.to_mpi.rank_schedule import LEAST_STAGED
 from reshard.lower.to_mpi.tile_blocks import Blocks, End, Frames, Shape, clip_source, pack_block
 from reshard.runtime.on_mpi.copies.stream_copy import SHORT
 from reshard.runtime.on_mpi.copies.strided_copy import Array, locate_block, overlaps_itself, pair_views, view_block
@@ -348,10 +349,10 @@ def messages_of_step(
     """The messages of one step between tiles of these shapes.
 
     `ranks` has the rank of each device, `received` is the most bytes that any of them receives in the step. What is
-    cast on the way passes through buffers, if only element by element.
+    cast on the way passes through buffers: where the step has none, through one of a page in each direction.
     """
     staging = step.scratch // itemsize // 2
-    largest = 1 if casts and not staging else None
+    largest = max(1, LEAST_STAGED // itemsize) if casts and not staging else None
 
     def between(turns: Sequence[SendReceive], local: Blocks, held: bool, passed: Messages | None) -> Messages:
         sent: BlocksByRank

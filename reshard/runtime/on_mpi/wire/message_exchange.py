@@ -88,7 +88,7 @@ class _Lane:
         cast: TileCast | None = None,
     ) -> None:
         self._cast = cast
-        # Elements that are cast one by one need no buffer to speak of.
+        # Where the plan has no buffer, a cast has a page of its own.
         self._counted = cast is None or staging > 0
         self.posted = 0
         """How many messages have been posted: the others wait, in their order."""
