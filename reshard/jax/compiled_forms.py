@@ -24,12 +24,13 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,7 @@ from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import on_jax
 from reshard.synth import cost
 from reshard.synth.network import Network
+from reshard.types.layout import Layout
 
 ASKED = 8 << 10
 """Moves of fewer bytes of source and target on a device are not asked about: what a program needs for itself, such as
@@ -69,6 +71,17 @@ HERTZ = {r"v5( lite|e)": 1.5e9, r"v4": 1.05e9, r"v6": 1.75e9, "": 1.75e9}
 _compiling = CompilingThread[str]("reshard-form")
 
 
+class MoveEnds(NamedTuple):
+    """Where a move starts and ends, and what else its program depends on beside the plan: whether the source is
+    donated, whether dims and dtype stay, and whether it fills a part of an array that is there."""
+
+    source: NamedSharding
+    target: NamedSharding
+    donate: bool = False
+    plain: bool = True
+    fills: bool = False
+
+
 @dataclass(frozen=True)
 class CompiledForm:
     """A plan as compiled: the bytes that a device holds at most, source and target included."""
@@ -80,13 +93,16 @@ class CompiledForm:
     cycles: int | None = None
 
 
-def asks_compiler(source: NamedSharding, target: NamedSharding, plan: Plan) -> bool:
+def asks_compiler(ends: MoveEnds, plan: Plan) -> bool:
     """Whether a compiler can be asked what a plan needs, and it is worth it."""
+    source, target = ends[:2]
     if not (isinstance(source.mesh, JaxMesh) and isinstance(target.mesh, JaxMesh)):
         return False
     own = str(source.mesh.devices.flat[0].default_memory().kind)
     if any(end.memory_kind not in (None, own) for end in (source, target)):
         return False  # JAX moves it to or from there, beside the plan.
+    if ends.fills and runs_on_stack(source, target):
+        return False
     large = plan.source.tile_bytes + plan.target.tile_bytes >= ASKED
     return large and plan.source.even and plan.target.even
 
@@ -101,21 +117,24 @@ def runs_on_stack(source: NamedSharding, target: NamedSharding) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def jit_move(plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool, weak: bool) -> Any:
+def jit_move(plan: Plan, ends: MoveEnds, weak: bool) -> Any:
     """The jitted move of an array by a plan; with `donate` it has the array's memory where the tiles are of one size.
 
-    Of a move that runs on a stack it is the part that needs memory. With `weak` the result has a weak type.
+    Beside the array it takes that of which it fills a part, and the scale of a cast. With `weak` the result has a weak
+    type. Of a move that runs on a stack it is the part that needs memory.
     """
+    source, target, donate, plain, _ = ends
     if runs_on_stack(source, target):
         return on_jax.compile_to_stack(plan.source, plan.steps, source.mesh)
 
-    def moved(x: jax.Array) -> jax.Array:
-        there = on_jax.apply_plan(plan, source.mesh, x)
-        return weaken(there) if weak else there
+    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        there = on_jax.apply_plan(plan, source.mesh, x, into, scale)
+        return weaken(there) if weak and plain else there
 
     # XLA can reuse a donated source's buffer for the result if both have one size.
-    donated = (0,) if donate and plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even else ()
-    return jax.jit(moved, in_shardings=source, out_shardings=target, donate_argnums=donated)
+    same = plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even
+    held: dict[str, Any] = {"in_shardings": source} if plain else {}
+    return jax.jit(moved, out_shardings=target, donate_argnums=(0,) if donate and plain and same else (), **held)
 
 
 def is_asking() -> bool:
@@ -124,24 +143,37 @@ def is_asking() -> bool:
 
 
 @lru_cache(maxsize=4096)
-def compile_form(
-    plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool, cycles: bool = False
-) -> CompiledForm:
+def compile_form(plan: Plan, ends: MoveEnds, cycles: bool = False) -> CompiledForm:
     """The plan of a move as it is compiled for the devices of its ends, which need not be there; with `cycles`, those
-    that a TPU's compiler estimates, which takes as long again to read."""
-    shape = jax.ShapeDtypeStruct(plan.source.shape, jnp.dtype(plan.source.dtype), sharding=source)
-    compiled = compile_alone(jit_move(plan, source, target, donate, False), shape)
-    peak, ends = read_memory(compiled, next(iter(source.device_set)).platform)
-    return CompiledForm(plan, peak, ends, count_cycles(hlo.parse(compiled.as_text())) if cycles else None)
+    that a TPU's compiler estimates, which takes as long again to read. What does not compile for want of memory fits
+    no budget.
+    """
+
+    def shape_of(layout: Layout, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(layout.shape, jnp.dtype(layout.dtype), sharding=sharding)
+
+    given: list[Any] = [shape_of(plan.source, ends.source)]
+    if runs_on_stack(ends.source, ends.target):
+        given += [None, {}]
+    elif not ends.plain:
+        given += [shape_of(plan.target, ends.target) if ends.fills else None, None]
+    try:
+        compiled = compile_alone(jit_move(plan, ends, False), *given)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return CompiledForm(plan, sys.maxsize, plan.source.tile_bytes + plan.target.tile_bytes, sys.maxsize)
+    peak, laid_out = read_memory(compiled, next(iter(ends.source.device_set)).platform)
+    return CompiledForm(plan, peak, laid_out, count_cycles(hlo.parse(compiled.as_text())) if cycles else None)
 
 
-def compile_alone(program: Any, *shapes: jax.ShapeDtypeStruct) -> Any:
-    """A jitted program, compiled in a thread of its own for arrays of these shapes and shardings."""
+def compile_alone(program: Any, *given: Any) -> Any:
+    """A jitted program, compiled in a thread of its own for what is given, arrays by their shapes and shardings."""
     wide = bool(jax.config.jax_enable_x64)
 
     def compile_it() -> Any:
         with jax.enable_x64(wide):
-            return program.lower(*shapes).compile()
+            return program.lower(*given).compile()
 
     return _compiling.run("compile", compile_it)
 
@@ -161,7 +193,8 @@ def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str 
     """
     gpu, tpu = platform == "gpu", platform == "tpu"
     starts = [plan]
-    direct = plan.view is None and one_set(plan.source.mesh, plan.target.mesh) and plan.source.partial_as(plan.target)
+    direct = plan.view is None and plan.holding is None and plan.source.dtype == plan.target.dtype
+    direct = direct and one_set(plan.source.mesh, plan.target.mesh) and plan.source.partial_as(plan.target)
     if direct and refine(plan.source, plan.target) is not None:
         starts.append(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate))
     forms = [
@@ -194,21 +227,20 @@ def fit_compiled(
     preferred: Sequence[Plan],
     forms: Sequence[Plan],
     budget: int,
-    ends: tuple[NamedSharding, NamedSharding],
-    donate: bool,
+    ends: MoveEnds,
 ) -> Plan:
     """The first of the forms that keeps to a budget as it is compiled, the preferred ones before the others.
 
     Those that a model says do not fit are tried after all others, the smallest first. Raises `BudgetError` if none
     does, with the least that one of the forms needs.
     """
-    padded, every = placement.platform_of(ends[1].mesh) == "tpu", drop_repeats([*preferred, *forms])
+    padded, every = placement.platform_of(ends.target.mesh) == "tpu", drop_repeats([*preferred, *forms])
     judged = {form: on_jax.peak_bytes(form, padded) for form in every}
     for form in sorted(every, key=lambda form: max(budget, judged[form])):
-        if compile_form(form, *ends, donate).peak_bytes <= budget:
+        if compile_form(form, ends).peak_bytes <= budget:
             return form
     # A budget of that many bytes finds the same form: those that depend on the budget are left out.
-    made = [compile_form(form, *ends, donate) for form in forms]
+    made = [compile_form(form, ends) for form in forms]
     least = min(made, key=lambda form: form.peak_bytes)
     source, target = forms[0].source, forms[0].target
     raise BudgetError(
@@ -224,8 +256,7 @@ def fit_compiled(
 def choose_measured(
     forms: tuple[Plan, ...],
     budget: int | None,
-    ends: tuple[NamedSharding, NamedSharding],
-    donate: bool,
+    ends: MoveEnds,
     network: Network | None,
 ) -> Plan:
     """The fastest of the forms that keep to the budget, remembered; the first is the one that a model would take.
@@ -234,9 +265,9 @@ def choose_measured(
     TPU's compiler says what a form takes where they are not: `estimated_cycles`, beside the seconds of the wires.
     Elsewhere the first one is kept.
     """
-    made = [compile_form(form, *ends, donate) for form in forms]
+    made = [compile_form(form, ends) for form in forms]
     able = [form for form in made if budget is None or form.peak_bytes <= budget]
-    devices, peak = list(ends[0].device_set), max(form.peak_bytes for form in able)
+    devices, peak = list(ends.source.device_set), max(form.peak_bytes for form in able)
     here = jax.process_count() == 1 and all(device.local_hardware_id is not None for device in devices)
     if here and devices[0].platform == "cpu":
         here = 2 * len(devices) * peak <= os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -244,11 +275,11 @@ def choose_measured(
         stats = [device.memory_stats() or {} for device in devices]
         here = all(peak <= each.get("bytes_limit", 0) - each.get("bytes_in_use", 0) for each in stats)
     if here:
-        seconds = _compiling.run("time", lambda: _time_forms([form.plan for form in able], ends, donate))
+        seconds = _compiling.run("time", lambda: _time_forms([form.plan for form in able], ends))
     elif devices[0].platform == "tpu":
         hertz = next((rate for kind, rate in HERTZ.items() if re.search(kind, str(devices[0].device_kind))))
         wires = [cost.time_on_network(form.plan, network).seconds or 0.0 for form in able]
-        cycles = [compile_form(form.plan, *ends, donate, cycles=True).cycles or 0 for form in able]
+        cycles = [compile_form(form.plan, ends, cycles=True).cycles or 0 for form in able]
         seconds = [first + count / hertz for first, count in zip(wires, cycles, strict=True)]
     else:
         return able[0].plan
@@ -258,11 +289,11 @@ def choose_measured(
     return min(quick, key=lambda form: form.peak_bytes).plan
 
 
-def _time_forms(forms: Sequence[Plan], ends: tuple[NamedSharding, NamedSharding], donate: bool) -> list[float]:
+def _time_forms(forms: Sequence[Plan], ends: MoveEnds) -> list[float]:
     """The least seconds of each form, all run in turn; those that are far behind after two runs run no more."""
-    source, (shape, dtype) = ends[0], (forms[0].source.shape, forms[0].source.dtype)
-    make = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=source)
-    runs, least = [jit_move(form, *ends, donate, False) for form in forms], [math.inf] * len(forms)
+    shape, dtype = forms[0].source.shape, forms[0].source.dtype
+    make = jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=ends.source)
+    runs, least = [jit_move(form, ends, False) for form in forms], [math.inf] * len(forms)
     x = None
     for turn in range(RUNS):
         for at, run in enumerate(runs):

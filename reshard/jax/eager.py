@@ -236,15 +236,11 @@ def _compile_on_one_mesh(plan: Plan, request: ReshardRequest, weak: bool) -> Eag
     def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
         return on_jax.apply_plan(plan, source.mesh, x, into, scale)
 
-    run = (
-        compiled_forms.jit_move(plan, source, target, request.options.donate, weak)
-        if request.plain
-        else jax.jit(moved, out_shardings=target)
-    )
+    run = compiled_forms.jit_move(plan, request.compiled_ends, weak)
     # A move gains by sharing a program if it is small, and others' tiles count against no budget.
     small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
     sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
-    alone = sums or request.options.donate or request.options.budget is not None
+    alone = sums or request.options.donate or (request.options.budget, request.options.prefer) != (None, None)
     together = small and request.plain and not alone
 
     def compile_fill() -> Callable[..., jax.Array]:

@@ -108,6 +108,11 @@ class ReshardRequest:
             raise PlanError(f"the source of the move to {self.target} is not known")
         return self.source, self.target
 
+    @property
+    def compiled_ends(self) -> compiled_forms.MoveEnds:
+        """What the compiled program of a plan depends on. Raises `PlanError` while the source is unknown."""
+        return compiled_forms.MoveEnds(*self.ends, self.options.donate and self.plain, self.plain, self.fills)
+
     def describe(self, shape: tuple[int, ...], dtype: str) -> str:
         """All that decides the plan of an array, as text, which processes compare."""
         source, target = self.ends
@@ -153,44 +158,41 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         cast=True,
         changed=request.changed,
     )
-    if not request.plain:
-        # The source of a view or a cast counts as live throughout, since XLA reuses no buffer of other dims.
-        made = best_plan_on(target.mesh, move, options._replace(donate=False))
-        return made if platform == "cpu" or budget is not None else on_jax.in_parts(made, overlap=overlap, lanes=padded)
     before, after = move.source.mesh, move.target.mesh
-    if not one_set(before, after):
+    if request.plain and not one_set(before, after):
         raise PlanError(
             f"mesh {before} of the source and mesh {after} of the target have different devices "
             f"({before.size} and {after.size}), and a traced program (jit, grad, vmap, scan) runs on one set "
             f"of devices: move the array of shape {shape} outside of it, by redistribute of a concrete array"
         )
 
-    def best(options: PlanOptions) -> Plan:
-        made = best_plan_on(target.mesh, move, options)
+    # The source of a view or a cast counts as live throughout, since XLA reuses no buffer of other dims.
+    kept = options if request.plain else options._replace(donate=False)
+
+    def within(limit: int | None) -> Plan:
+        made = best_plan_on(target.mesh, move, kept._replace(budget=limit))
+        if on_jax.overwrites_source(made):
+            return made
         # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
-        return (
-            made if on_jax.overwrites_source(made) else best_plan_on(target.mesh, move, options._replace(donate=False))
-        )
+        return best_plan_on(target.mesh, move, kept._replace(budget=limit, donate=False))
 
-    def within(limit: int) -> Plan:
-        return best(options._replace(budget=limit))
-
-    whole = best(options._replace(budget=None))
+    whole = within(None)
     if platform == "cpu":
-        free = on_jax.in_rounds(whole) if whole.seconds is None and not whole.donate else whole
-    elif not padded or (options.network_named and not whole.donate):
+        rounds = request.plain and whole.seconds is None and not whole.donate
+        free = on_jax.in_rounds(whole) if rounds else whole
+    elif not padded or not request.plain or (options.network_named and not whole.donate):
         free = on_jax.in_parts(whole, overlap=overlap, lanes=padded)
     else:
         # By other steps, where nobody named the network and these need far less of a TPU's memory.
         free = on_jax.in_parts_on_tpu(whole)
         if [step.kind for step in free.steps] != [step.kind for step in whole.steps]:
             free = cost.time_on_network(free, options_on(placement.devices_of(target.mesh), options).network)
-    asked = budget is not None or options.prefer == MEASURED
-    if asked and compiled_forms.asks_compiler(source, target, whole):
+    asked = budget is not None or (options.prefer == MEASURED and request.plain)
+    if asked and compiled_forms.asks_compiler(request.compiled_ends, whole):
         return _plan_as_compiled(request, whole, free, within)
     if budget is None:
         return free
-    if platform == "cpu":
+    if platform == "cpu" or not request.plain:
         return within(budget)
     # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do. The
     # plan without a budget may keep to it in parts; only then is one planned that keeps to it in one piece.
@@ -207,7 +209,7 @@ def _plan_as_compiled(request: ReshardRequest, whole: Plan, free: Plan, within: 
     `whole` and `free` are the plan and the form without a budget, and `within` is the planner under one.
     """
     options, platform, bounded = request.options, placement.platform_of(request.target.mesh), list[Plan]()
-    budget, donate = options.budget, options.donate
+    budget, ends = options.budget, request.compiled_ends
     # The planner counts no tables of indices and the like.
     for limit in () if budget is None else (budget, budget - budget // 64):
         with suppress(BudgetError):
@@ -215,12 +217,12 @@ def _plan_as_compiled(request: ReshardRequest, whole: Plan, free: Plan, within: 
     forms = compiled_forms.list_forms_of(whole, within, platform)
     order = [*bounded, *forms] if platform == "cpu" else [free, *forms, *bounded]
     if budget is not None:
-        fitting = compiled_forms.fit_compiled(order, forms, budget, request.ends, donate)
-        if options.prefer != MEASURED:
+        fitting = compiled_forms.fit_compiled(order, forms, budget, ends)
+        if options.prefer != MEASURED or not request.plain:
             return fitting
     network = options_on(placement.devices_of(request.target.mesh), options).network
     every = tuple(compiled_forms.drop_repeats([free, *order]))
-    return compiled_forms.choose_measured(every, budget, request.ends, donate, network)
+    return compiled_forms.choose_measured(every, budget, ends, network)
 
 
 @lru_cache(maxsize=4096)

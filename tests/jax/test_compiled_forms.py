@@ -71,7 +71,7 @@ def test_a_program_of_the_planner_that_needs_more_gives_way():
     budget = tiles * 8 // 5
     planned = rs.plan(*(Layout.from_jax(end, WIDE, "float32") for end in (before, after)), budget=budget)
     assert [step.kind for step in planned.steps] == ["all_to_all"] and planned.peak_bytes <= budget
-    asked = compiled_forms.compile_form(planned, before, after, False)
+    asked = compiled_forms.compile_form(planned, compiled_forms.MoveEnds(before, after))
     assert asked.peak_bytes > budget and asked.ends_bytes == tiles
     assert compiled_peak(before, after, WIDE, "float32", budget) <= budget
     assert_exact(redistribute(jax.device_put(filled(WIDE), before), after, budget=budget), after, filled(WIDE))
@@ -147,7 +147,7 @@ def test_the_fastest_form_as_measured_is_taken_and_remembered(monkeypatch: pytes
     before, after = ends_of(P(("x", "y")), P(None, ("x", "y")))
     shape, timed = (512, 640), list[int]()
 
-    def time_forms(forms: Any, ends: Any, donate: bool) -> list[float]:
+    def time_forms(forms: Any, ends: Any) -> list[float]:
         timed.append(len(forms))
         return [1.0 if form.steps[0].kind == "exchange" and form.launches == 7 else 2.0 for form in forms]
 
@@ -172,7 +172,7 @@ def test_measured_moves_are_exact_and_within_the_budget(budget: str | None):
         "float32",
     )
     if budget is not None:
-        assert compiled_forms.compile_form(plan, before, after, False).peak_bytes <= 200 << 10
+        assert compiled_forms.compile_form(plan, compiled_forms.MoveEnds(before, after, True)).peak_bytes <= 200 << 10
 
 
 def test_what_may_be_preferred():
@@ -182,3 +182,32 @@ def test_what_may_be_preferred():
         redistribute(jax.device_put(filled(WIDE), before), after, prefer="bytes")
     with pytest.raises(PlanError, match="prefer='measured' is none of 'bytes'"):
         reshard.jax.enable(prefer="measured")
+
+
+def test_views_and_casts_keep_to_their_budgets_as_compiled():
+    """Or are refused; also where they fill a part of an array that is there."""
+    before, after = ends_of(P(("x", "y")), P(None, ("x", "y")))
+    values = filled((256, 384))
+    x, out = jax.device_put(values, before), jax.device_put(np.zeros((256, 768), "float32"), after)
+    for options, right in (
+        ({"dtype": "bfloat16"}, values.astype("bfloat16")),
+        ({"view": "a b -> b a"}, values.T),
+        ({"into": {1: slice(384, 768)}, "out": out}, np.concatenate([np.zeros_like(values), values], 1)),
+    ):
+        with pytest.raises(BudgetError) as refused:
+            redistribute(x, after, budget=1000, **options)
+        smallest = refused.value.smallest
+        assert_exact(redistribute(x, after, budget=smallest, **options), after, right)
+        move = jax.jit(lambda v, options=options: redistribute(v, after, source=before, budget=smallest, **options))
+        memory = move.lower(x).compile().memory_analysis()
+        needed = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+        assert needed - memory.alias_size_in_bytes <= smallest + ("out" in options) * out.nbytes // 8
+
+
+def test_sums_keep_to_their_budgets():
+    mesh = mesh_of(SIZES, EXPLICIT)
+    source, target = NamedSharding(mesh, P(unreduced={"x"})), NamedSharding(mesh, P("x"))
+    parts = jax.device_put(filled((256, 256)), NamedSharding(mesh, P()))
+    x = jax.jit(lambda v: redistribute(v, source))(parts)
+    moved = redistribute(x, target, budget="2MiB")
+    assert_exact(moved, target, filled((256, 256)))
