@@ -98,9 +98,9 @@ def asks_compiler(ends: MoveEnds, plan: Plan) -> bool:
     source, target = ends[:2]
     if not (isinstance(source.mesh, JaxMesh) and isinstance(target.mesh, JaxMesh)):
         return False
-    own = str(source.mesh.devices.flat[0].default_memory().kind)
-    if any(end.memory_kind not in (None, own) for end in (source, target)):
-        return False  # JAX moves it to or from there, beside the plan.
+    for end in (source, target):
+        if end.memory_kind is not None and end.memory_kind != next(iter(end.device_set)).default_memory().kind:
+            return False  # JAX moves it to or from there, beside the plan.
     if ends.fills and runs_on_stack(source, target):
         return False
     large = plan.source.tile_bytes + plan.target.tile_bytes >= ASKED

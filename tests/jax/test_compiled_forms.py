@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import Any
 
 import jax
@@ -198,7 +199,7 @@ def test_views_and_casts_keep_to_their_budgets_as_compiled():
             redistribute(x, after, budget=1000, **options)
         smallest = refused.value.smallest
         assert_exact(redistribute(x, after, budget=smallest, **options), after, right)
-        move = jax.jit(lambda v, options=options: redistribute(v, after, source=before, budget=smallest, **options))
+        move = jax.jit(partial(redistribute, sharding=after, source=before, budget=smallest, **options))
         memory = move.lower(x).compile().memory_analysis()
         needed = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
         assert needed - memory.alias_size_in_bytes <= smallest + ("out" in options) * out.nbytes // 8
