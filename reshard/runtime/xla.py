@@ -2,7 +2,7 @@
 
     in_parts            large collectives in parts, since XLA stages whole tiles of them
     in_parts_on_tpu     the same, with what a TPU does faster or in less memory in another form
-    in_rounds           large all-to-alls as exchanges, for XLA:CPU
+    in_rounds           large all-to-alls as exchanges, and gathers dim by dim, for XLA:CPU
     peak_bytes          what a plan needs of memory, on a TPU with the padding of its tiles
 
 bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     at once: twice source and target; in 8 parts: 1.06 times
@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from reshard.geometry.figures import exchange_figures
@@ -272,12 +273,19 @@ def _overlap_permutes(parted: Plan) -> Plan:
     return chain(parted.source, parted.target, moves, seconds=[step.seconds for step in parted.steps])
 
 
-# Plans for XLA:CPU, where large all-to-alls are faster as rounds of permutes.
+# Plans for XLA:CPU, where what counts is how often a device copies its bytes, and how many launches there are.
 #
-# XLA:CPU packs, sends and joins all blocks of an all-to-all, also the one that stays on its device: three copies of the
-# tile. In rounds, that block is copied twice and needs no buffers, but each round is a launch.
+#     an all-to-all                   packs, sends and joins all blocks, the one that stays too: three copies of a tile
+#     rounds of permutes              the block that stays is copied twice, and needs no buffers; a launch for each
+#     a gather along dim 0            one copy, into the result
+#     one along other dims            a copy into a buffer, and one that joins the tiles: three times the result's bytes
+#     one of several dims             the others first, and dim 0 last: only what the former gather is joined
+#
+# `python benchmarks/xla.py` measures what the constants say: the bytes that a device copies in the time of a launch.
 
 
+LEAST_JOINED = 64 << 10
+"""From this many bytes that need not be joined, a gather in two launches takes less time than one in one."""
 LEAST_MESSAGE = 1 << 20
 """From this many bytes of a message, a round saves more than its launch costs. In more rounds than `FEW_ROUNDS` it is
 twice as many bytes: they save a smaller share."""
@@ -286,14 +294,18 @@ MOST_ROUNDS = 15
 """The most rounds of an exchange that takes the place of an all-to-all."""
 
 
-def in_rounds(plan: Plan, least: int = LEAST_MESSAGE) -> Plan:
-    """The plan with its all-to-alls as exchanges where messages have `least` bytes or more, twice that in many rounds.
+def in_rounds(plan: Plan, least: int = LEAST_MESSAGE, least_joined: int = LEAST_JOINED) -> Plan:
+    """The plan with its all-to-alls as exchanges where messages have `least` bytes or more, twice that in many rounds;
+    and with its gathers of several dims in two steps.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
     >>> [step.kind for step in in_rounds(plan(rows, columns), least=16).steps]
     ['exchange']
+    >>> tiles, whole = (Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2, {y}2]", "f32[4, 4]"))
+    >>> [str(step.result) for step in in_rounds(plan(tiles, whole), least_joined=32).steps]
+    ['f32[{x}2, 4]', 'f32[4, 4]']
     """
     moves: list[StepSpec] = []
     for step in plan.steps:
@@ -304,9 +316,23 @@ def in_rounds(plan: Plan, least: int = LEAST_MESSAGE) -> Plan:
             if step.operand.nbytes(size.message) >= enough and size.rounds <= MOST_ROUNDS:
                 exchange = lower_exchange(Step("exchange", step.operand, step.result))
                 move = StepSpec("exchange", step.result) if joins_in_one_copy(exchange) else move
+        elif step.kind == "all_gather" and step.mode == PLAIN:
+            moves += _gather_inner_dims(step, least_joined)
         moves.append(move)
-    same = all(move.kind == step.kind for move, step in zip(moves, plan.steps, strict=True))
-    return plan if same else _replace_steps(plan, moves)
+    same = moves == [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
+    return plan if same else chain(plan.source, plan.target, moves, plan.donate, view=plan.view)
+
+
+def _gather_inner_dims(step: Step, least: int) -> list[StepSpec]:
+    """The gather of all dims but the first before that of the first, which then joins nothing; none where it would, or
+    where fewer bytes than `least` need not be joined."""
+    ends = zip(step.operand.dims, step.result.dims, strict=True)
+    first, *others = [at for at, dims in enumerate(ends) if dims[0] != dims[1]]
+    dims = (*step.result.dims[:first], step.operand.dims[first], *step.result.dims[first + 1 :])
+    joined = replace(step.result, dims=dims)
+    if not others or step.result.tile_bytes - joined.tile_bytes < least:
+        return []
+    return [] if Step("all_gather", joined, step.result).cost.scratch else [StepSpec("all_gather", joined)]
 
 
 # What plans need of memory. Of a loop, its ends and the buffers of one part live at once.

@@ -432,6 +432,29 @@ def test_all_to_alls_become_rounds(source: str, target: str, kinds: list[str]):
     check(rounds)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "results"),
+    [
+        ("f32[{x}4, {y}8]", "f32[16, 16]", ["f32[{x}4, 16]", "f32[16, 16]"]),
+        ("f32[{y}8, 6, {x}4]", "f32[16, 6, 16]", ["f32[{y}8, 6, 16]", "f32[16, 6, 16]"]),
+        ("f32[1, {x}4, {y}8]", "f32[1, 16, 16]", ["f32[1, {x}4, 16]", "f32[1, 16, 16]"]),
+        ("f32[{x}{y}2, 16]", "f32[16, 16]", ["f32[16, 16]"]),  # one dim, and nothing to join
+        ("f32[6, {x}4, {y}8]", "f32[6, 16, 16]", ["f32[6, 16, 16]"]),  # the last gather would join everything again
+        ("f32[4{x}2, {y}8]", "f32[32, 16]", ["f32[32, 16]"]),
+    ],
+)
+def test_gathers_of_several_dims_end_with_what_joins_nothing(source: str, target: str, results: list[str]):
+    plan = planned(source, target)
+    steps = xla.in_rounds(plan, least_joined=0)
+    assert [str(step.result) for step in steps.steps] == results
+    assert steps.received_bytes == plan.received_bytes and steps.peak_bytes <= plan.peak_bytes
+    check(steps)
+    joined = plan.target.tile_bytes - steps.steps[0].result.tile_bytes
+    assert not joined or (
+        xla.in_rounds(plan, least_joined=joined) == steps and xla.in_rounds(plan, least_joined=joined + 1) is plan
+    )
+
+
 def test_small_messages_and_many_rounds_stay_an_all_to_all():
     plan = planned("f32[{x}4, 16]", "f32[16, {x}4]")
     message = 4 * 4 * 4
