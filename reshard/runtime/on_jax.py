@@ -218,7 +218,8 @@ def _map_tiles(
     more: tuple[str, ...] = (),
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """The programs on global arrays: those of the sources, then `more` by name."""
-    run, count = batch_function(programs, axes.axes), len(after)
+    platform = str(mesh.devices.flat[0].platform) if isinstance(mesh, JaxMesh) else None
+    run, count = batch_function(programs, axes.axes, platform), len(after)
 
     def run_on_tiles(*tiles: jax.Array) -> tuple[jax.Array, ...]:
         return run(*tiles[:count], beside=Beside(**dict(zip(more, tiles[count:], strict=True))))

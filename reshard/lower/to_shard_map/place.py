@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from reshard.types.whole import primes
 
 Array = jax.Array
 Done = TypeVar("Done", Array, list[Array])
+Traced = TypeVar("Traced")
 Pairs = Sequence[tuple[int, int]]
 Table = np.ndarray[Any, Any]
 LARGE = 256
@@ -53,8 +54,10 @@ class MeshPlace:
         devices: Sequence[int],
         axes: Mapping[str, int],
         constants: dict[bytes, Table] | None = None,
+        platform: str | None = None,
     ) -> None:
         self.devices = devices
+        self.platform = platform
         self.axes = {name: size for name, size in axes.items() if size > 1}
         self.names = tuple(self.axes)
         self.positions = {device: at for at, device in enumerate(devices)}
@@ -64,7 +67,13 @@ class MeshPlace:
 
     def anew(self) -> MeshPlace:
         """The same place for a loop or a branch, which must not use a position that was traced outside of it."""
-        return MeshPlace(self.devices, self.axes, self._constants)
+        return MeshPlace(self.devices, self.axes, self._constants, self.platform)
+
+    def by_platform(self, *tiles: Array, default: Callable[..., Traced], **forms: Callable[..., Traced]) -> Traced:
+        """What `lax.platform_dependent` gives, which traces all forms; on a known platform one is enough."""
+        if self.platform is None:
+            return lax.platform_dependent(*tiles, default=default, **forms)
+        return forms.get(self.platform, default)(*tiles)
 
     @property
     def here(self) -> Array:

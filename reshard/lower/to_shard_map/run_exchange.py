@@ -71,8 +71,18 @@ def run_exchange(
     orders = [order for step in steps if (order := find_message_orders(step)) is not None]
     if len(orders) < len(steps):
         # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
-        each = zip(steps, tiles, shapes, strict=True)
-        return [_run_by_rounds([step], place, [shape], into, in_part, tile)[0] for step, tile, shape in each]
+        moved: list[Array] = []
+        for step, tile, shape in zip(steps, tiles, shapes, strict=True):
+            by_rounds, box = (
+                partial(_run_by_rounds, [step], place.anew(), [shape], into, in_part),
+                find_largest_box(step),
+            )
+            if box is None:
+                moved += by_rounds(tile)
+            else:
+                in_turn = partial(_run_boxes_in_turn, step, box, place.anew(), shape)
+                moved += place.by_platform(tile, cpu=in_turn, default=by_rounds)
+        return moved
 
     def run_at_once(*tiles: Array) -> list[Array]:
         here = place.anew()
@@ -93,7 +103,7 @@ def run_exchange(
 
     # CPUs hold all messages at once anyway, so they join them at the end.
     by_rounds = partial(_run_by_rounds, steps, place.anew(), shapes, into, in_part)
-    return lax.platform_dependent(*tiles, cpu=run_at_once, default=by_rounds)
+    return place.by_platform(*tiles, cpu=run_at_once, default=by_rounds)
 
 
 class Orders(NamedTuple):
@@ -163,7 +173,7 @@ def _run_by_rounds(
     if all(order is None or order == tuple(range(len(order))) for order in orders):
         return run(place, orders, *tiles)
     on_tpu, plain = partial(run, place, orders), partial(run, place.anew(), PLAIN)
-    return lax.platform_dependent(*tiles, tpu=on_tpu, default=plain)
+    return place.by_platform(*tiles, tpu=on_tpu, default=plain)
 
 
 def _start_result(step: Exchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
@@ -523,6 +533,85 @@ def write_messages(
         return join(distinct[0], *shaped)
     which = place.by_device({device: distinct.index(order) for device, order in by_device.items()})
     return lax.switch(which, [partial(join, order) for order in distinct], *shaped)
+
+
+# An exchange of uneven tiles, whose messages are boxes of many forms, as one loop over its rounds, for XLA:CPU.
+#
+# Each form that is packed or written by itself is a kernel of its own, which takes the compiler 5 to 10 ms. So all
+# boxes are as large as the largest: what is around a smaller one travels as well, and the receiver leaves it out.
+#
+#     f32[{x}{y}9/70] -> f32[{y}35] on <x=4, y=2>     from device 3, which has 27 to 35, to device 1, which has 35 to 69
+#
+#     sent        27 to 35, all of the tile
+#     written     35 at place 0: the message begins at place -8, of which the tile has room for 8 while it is filled
+
+
+LONGER = 1.5
+"""How many times as many elements as the longest message of each round all boxes may be."""
+FEWEST = 4
+"""The fewest rounds, local copies included, that become a loop."""
+
+
+def find_largest_box(step: Exchange) -> tuple[int, ...] | None:
+    """The extents in which all messages of an exchange fit; None if all have these, if they are no boxes of the tiles'
+    own dims, or few, or if most of them are much smaller."""
+    rounds = [] if step.strided or step.fills or step.relays or step.dtype else list_rounds(step)
+    boxes = [t.blocks[0].extents for one in rounds for t in one]
+    if len(rounds) < FEWEST or any(len(t.blocks) > 1 for one in rounds for t in one):
+        return None
+    largest = tuple(map(max, zip(*(sent for sent, _ in boxes), strict=True)))
+    longest = sum(max(t.elements for t in one) for one in rounds)
+    unlike = all(sent == received for sent, received in boxes) and len({*boxes}) > 1
+    return largest if unlike and len(rounds) * math.prod(largest) <= LONGER * longest else None
+
+
+def _run_boxes_in_turn(
+    step: Exchange, extents: tuple[int, ...], place: MeshPlace, shape: Sequence[int], tile: Array
+) -> list[Array]:
+    """The result of an exchange whose messages are boxes, each in one of these extents, in a loop over the rounds."""
+    local, rounds = _list_transfers(step)
+    turns: list[Sequence[Any]] = [local, *rounds] if local else list(rounds)
+    axes = range(len(extents))
+    # By round, device and axis: where a box is cut out and written, and from where to where it has what is received.
+    cut, written, low, high = np.zeros((4, len(turns), len(place.devices), len(extents)), np.int32)
+    for number, transfers in enumerate(turns):
+        for t in transfers:
+            (box,) = t.blocks
+            sender, receiver = place.positions[t.sender], place.positions[t.receiver]
+            for axis, ((src, extent), (dst, _)) in enumerate(zip(box.src, box.dst, strict=True)):
+                before = max(0, src + extents[axis] - step.send.digits[axis])
+                cut[number, sender, axis], written[number, receiver, axis] = src - before, dst - before
+                low[number, receiver, axis], high[number, receiver, axis] = before, before + extent
+    room = [max(0, -int(written[..., axis].min())) for axis in axes]
+    written += np.asarray(room, np.int32)
+    ends = [int(written[..., axis].max()) + extents[axis] for axis in axes]
+    wide = [max(end, room[axis] + step.receive.digits[axis]) for axis, end in enumerate(ends)]
+    table = jnp.asarray(np.concatenate([cut, written, low, high], axis=2))
+    opened = tile.reshape(step.send.digits)
+
+    def run(number: Array | int, filled: Array) -> Array:
+        turn = np.int32(number) if isinstance(number, int) else number.astype(np.int32)
+        row = lax.dynamic_slice(table, (turn, place.anew().here, np.int32(0)), (1, 1, table.shape[2])).reshape(-1)
+        at = [lax.index_in_dim(row, column, keepdims=False) for column in range(table.shape[2])]
+        here, there, first, last = (at[one * len(extents) : (one + 1) * len(extents)] for one in range(4))
+        message = cut_box(opened, here, extents)
+        if not isinstance(number, int):
+            permutes = [partial(place.anew().permute, pairs=_list_pairs(one)) for one in rounds]
+            message = lax.switch(turn - np.int32(len(turns) - len(rounds)), permutes, message)
+        received: Array | None = None
+        for axis in axes:
+            if not (low[..., axis] == 0).all() or not (high[..., axis] == extents[axis]).all():
+                place_in_box = lax.broadcasted_iota(np.int32, extents, axis)
+                inside = (place_in_box >= first[axis]) & (place_in_box < last[axis])
+                received = inside if received is None else received & inside
+        return write_box(filled, message, there, received)
+
+    filled = jnp.zeros(wide, tile.dtype)
+    if local:
+        filled = run(0, filled)
+    filled = lax.fori_loop(len(turns) - len(rounds), len(turns), run, filled)
+    trimmed = [(start, start + extent) for start, extent in zip(room, step.receive.digits, strict=True)]
+    return [lax.slice(filled, *zip(*trimmed, strict=True)).reshape(tuple(shape))]
 
 
 # An exchange between two sets of devices in its two halves: what the senders pack, and what the receivers write. What

@@ -85,8 +85,11 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     return run
 
 
-def batch_function(programs: Sequence[Program], axes: Mapping[str, int]) -> Callable[..., tuple[Array, ...]]:
-    """The function from a device's tiles of the sources to its tiles of the targets; `axes` as in `tile_function`.
+def batch_function(
+    programs: Sequence[Program], axes: Mapping[str, int], platform: str | None = None
+) -> Callable[..., tuple[Array, ...]]:
+    """The function from a device's tiles of the sources to its tiles of the targets; `axes` as in `tile_function`, and
+    `platform` that of the devices, if it is known.
 
     >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
     >>> import reshard as rs
@@ -108,7 +111,7 @@ def batch_function(programs: Sequence[Program], axes: Mapping[str, int]) -> Call
     launches = group_instructions(programs[0].instructions) if alone else [[at] for at in range(len(joint_launches))]
 
     def run(*tiles: Array, beside: Beside = ALONE) -> tuple[Array, ...]:
-        place = MeshPlace(devices, axes)
+        place = MeshPlace(devices, axes, platform=platform)
         for numbers in launches:
             joint = joint_launches[numbers[0]]
             shapes = [[each.tile_shapes[at] for at in numbers] for each in programs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -140,11 +140,20 @@ class BlockRuns:
         digits, split = self.view.digits, len(self.view.blocks) - len(last)
         values: dict[int, Any] = dict(zip(self.view.blocks[split:], last, strict=True))
         for axis in reversed(self.view.blocks[:split]):
-            values[axis] = number % digits[axis]
-            number = number // digits[axis]
+            values[axis], number = lax.rem(number, digits[axis]), lax.div(number, digits[axis])
+        return [jnp.asarray(start, jnp.int32) for start in self._sum_digits(values)]
+
+    def list_starts(self, number: int) -> list[int]:
+        """`starts` of a number that is known."""
+        values: dict[int, int] = {}
+        for axis in reversed(self.view.blocks):
+            number, values[axis] = divmod(number, self.view.digits[axis])
+        return self._sum_digits(values)
+
+    def _sum_digits(self, values: Mapping[int, Any]) -> list[Any]:
+        digits = self.view.digits
         below = {a: math.prod(digits[b] for b in run if b > a) for run in self.view.runs for a in run}
-        starts = [sum(values[a] * below[a] for a in run if a in values) for run in self.view.runs]
-        return [jnp.asarray(start, jnp.int32) for start in starts]
+        return [sum(values[a] * below[a] for a in run if a in values) for run in self.view.runs]
 
 
 def find_free_runs(view: TileView, order: Sequence[int]) -> BlockRuns | None:

@@ -55,6 +55,24 @@ def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.
     check_on_xla(one_step("exchange", source, target))
 
 
+UNEVEN = [
+    ("f32[{x}{y}9/70, 6]", "f32[{y}35, 6]"),  # a message begins before the tile, while it is filled
+    ("f32[{y}25, {x}3/10, 2]", "f32[{x}13/50, {y}5, 2]"),
+    ("f32[2, 3, {y}{x}13/100]", "f32[{y}1, 3, {x}25]"),
+    ("f32[{y}25, {x}13/50]", "f32[{x}{y}7/50, 50]"),  # nothing stays on some devices
+]
+
+
+@pytest.mark.parametrize(("source", "target"), sampled(UNEVEN, UNEVEN[0], UNEVEN[3]))
+def test_uneven_messages_are_one_loop_on_cpus(source: str, target: str):
+    """Each in a box of the largest extents, once a round: few kernels, whatever the number of forms."""
+    plan = one_step("exchange", source, target)
+    text = check_on_xla(plan).as_text() or ""
+    done = hlo.collectives(hlo.parse(text))
+    assert [(one.kind, one.times) for one in done] == [("permute", plan.launches)]
+    assert text.count(" fusion(") < 10
+
+
 def lowered(source: str, target: str, chunk: int | None = None, mesh: Mesh = MESH) -> Exchange:
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     (step,) = lower_plan(chain(before, after, [StepSpec("exchange", after, StepMode(chunk))])).instructions
