@@ -236,7 +236,10 @@ def agree_on_moves(moves: Sequence[tuple[ReshardRequest, tuple[int, ...], str]],
         return
     meshes = [end.mesh for request, _, _ in moves for end in request.ends]
     processes = {device.process_index for mesh in meshes if isinstance(mesh, JaxMesh) for device in mesh.devices.flat}
-    agree_between(processes, "; ".join([*(request.describe(shape, dtype) for request, shape, dtype in moves), more]))
+    agree_between(
+        processes,
+        "; ".join([*filter(None, [more]), *(request.describe(shape, dtype) for request, shape, dtype in moves)]),
+    )
 
 
 def read_time_limit() -> float:

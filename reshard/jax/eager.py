@@ -194,7 +194,7 @@ def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak
     except BudgetError as error:
         found = error
     refused = isinstance(found, BudgetError)
-    agree_on_moves([(request, shape, dtype.name)], f"by {found if refused else found.to_json()}")
+    agree_on_moves([(request, shape, dtype.name)], str(found) if refused else found.to_json())
     if refused:
         raise found
     return compile_plan(found, request, weak)

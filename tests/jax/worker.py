@@ -28,8 +28,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.errors import AgreementError
-from reshard.jax import Part, Target, redistribute, reshard_pytree
+from reshard.errors import AgreementError, BudgetError
+from reshard.jax import Part, Target, compiled_forms, redistribute, reshard_pytree
 from tests.jax.oracle import assert_exact, filled, mesh_of, specs
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +131,33 @@ def one_of_several(number: int, count: int, port: str) -> None:
     unequal_processes()
     not_sharded_yet(orders[2])
     donated(orders[1])
+    within_budgets(orders[1], number)
+
+
+def within_budgets(order: list[int], number: int) -> None:
+    """Each process compiles the forms, and they agree on what they found: here one has a compiler that counts more."""
+    mesh, values = mesh_of({"x": 4, "y": 2}, order=order), filled((256, 512))
+    rows, columns = NamedSharding(mesh, P(("x", "y"))), NamedSharding(mesh, P(None, ("x", "y")))
+    x = placed(rows, values)
+    try:
+        redistribute(x, columns, budget=1000)
+    except BudgetError as error:
+        smallest = error.smallest
+    for options in ({"budget": smallest}, {"budget": "180KiB"}, {"prefer": "measured"}):
+        assert_exact(redistribute(x, columns, **options), columns, values)
+    known = compiled_forms.read_memory
+    compiled_forms.read_memory = lambda *given: (2 * number * known(*given)[0] + known(*given)[0], known(*given)[1])
+    compiled_forms.compile_form.cache_clear()
+    try:
+        redistribute(x, columns, budget="190KiB")
+    except AgreementError as error:
+        assert "budget 194560 B is too small" in str(error) and "process 0" in str(error), error
+    else:
+        raise AssertionError("one process moves what another refuses")
+    finally:
+        compiled_forms.read_memory = known
+        compiled_forms.compile_form.cache_clear()
+    assert_exact(redistribute(x, columns, budget="200KiB"), columns, values)
 
 
 def disagree(number: int, count: int, port: str) -> None:
