@@ -1,7 +1,9 @@
 """Plans as XLA runs them: large steps in parts, what these need of memory, and the forms of steps that run fastest.
 
     in_parts            large collectives in parts, since XLA stages whole tiles of them
-    in_parts_on_tpu     the same, with what a TPU does faster or in less memory in another form
+    list_forms          the forms in which a platform may run a plan
+    choose_form         the one of least memory among those that are about as fast as any, by `form_costs`
+    in_parts_on_tpu     the form that a TPU is given
     in_rounds           large all-to-alls as exchanges, and gathers dim by dim, for XLA:CPU
     peak_bytes          what a plan needs of memory, on a TPU with the padding of its tiles
 
@@ -14,12 +16,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
-from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import lower_exchange
 from reshard.lower.program import lower_steps, part_of
 from reshard.lower.to_shard_map import (
@@ -37,8 +37,11 @@ from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.split_steps import Part, possible_counts, split_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode
+from reshard.runtime.form_costs import estimate_form_seconds
 from reshard.runtime.overwriting import overwrite_plan
+from reshard.synth.network import Network
 from reshard.types.layout import Layout
+from reshard.types.mesh import SubAxis
 
 LEAST = 16 << 20
 """A step is done in parts from this many bytes of operand and result on a device."""
@@ -132,9 +135,12 @@ def _put_in_parts(step: Step, least: int, count: int, overlap: bool, lanes: bool
         return as_it_is  # Its rounds are parts already.
     large = step.operand.tile_bytes + step.result.tile_bytes >= OVERLAPPED
     if overlap and large and step.kind in OVERLAPPING:
-        double = count_overlapping_parts(step, 2 * count)
-        if double is not None:
-            return as_it_is._replace(mode=StepMode(parts=double, overlap=True))
+        # From twice as many parts on, aligned ones if there are such.
+        enough = [n for n in possible_counts(step.operand, step.result) if 2 * count <= n <= 4 * count]
+        splits = {number: split_step(step.operand, step.result, number) for number in enough}
+        aligned = [number for number, part in splits.items() if part is not None and part.aligned]
+        if enough:
+            return as_it_is._replace(mode=StepMode(parts=[*aligned, *enough][0], overlap=True))
     parts = _count_parts(step, count, lanes)
     if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_figures(step.operand, step.result).rounds
@@ -184,93 +190,120 @@ def _count_parts(step: Step, count: int, lanes: bool) -> int:
     return next(iter(suited), next(iter(preferred), 1))
 
 
-def count_overlapping_parts(step: Step, count: int) -> int | None:
-    """The number of parts that overlap, from `count` to twice that, aligned ones if there are such; None if a step has
-    no such number."""
-    enough = [number for number in possible_counts(step.operand, step.result) if count <= number <= 2 * count]
-    parts = {number: split_step(step.operand, step.result, number) for number in enough}
-    aligned = [number for number, part in parts.items() if part is not None and part.aligned]
-    return next(iter((*aligned, *enough)), None)
-
-
-# The forms of a plan's steps that a TPU runs fastest, where XLA's modelled time is that of bytes received and copied.
+# The forms of a plan on a TPU: at once, in parts, or with messages in pieces. `form_costs` says what each takes.
 #
-# bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     an all-to-all, sent as it lies: a part would be cut out first
+# bf16[{y}{x}64, 768, 384] -> bf16[{x}128, {y}384, 384]     an exchange, with its messages in 4 pieces
 #
-# A part of a tile is read and cut out before it is sent, and what a collective receives is read and written once more:
-# local bytes of 1.5 times source and target. A whole operand is sent from where it is, which leaves 1.0, for a buffer
-# as large as the result. Two devices keep half of what they have, which an exchange copies straight into the result:
-# 1.25.
-#
-# Permutes are the only collectives beside which libtpu runs copies.
+# A piece is cut out of the tile and written where it belongs, so pieces cost kernels and no passes over memory. A part
+# of a step costs a pass, to cut it out. What is faster by a few percent may need twice the memory, so that of all forms
+# that are about as fast as any the one of the lowest peak is taken.
 
 
-AT_ONCE = 256 << 20
-"""The most bytes of a result that is received at once: its buffer is as large."""
-TPU_OVERLAPPED = 32 << 20
-"""Permutes overlap from this many bytes of operand and result on a device: there are twice as many of them."""
+COUNTS = 4, 8
+"""Into how many parts a step is cut, and messages into pieces: of fewer XLA keeps more than one in memory."""
+LEAST_ON_TPU = 4 << 20
+"""Forms differ from this many bytes of operand and result on a device; of smaller ones kernels take most of the time.
+"""
+ABOUT = 0.04
+"""Forms that take up to so much more than the fastest one are about as fast."""
+XLA_TAKES = 0.25
+"""The same for an exchange, for which XLA needs two collectives: these take it at least 1.4 times as long."""
 
 
-def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
-    """`in_parts`, with what a TPU does faster, or in far less memory, in another form; it receives no more bytes.
+def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> list[Plan]:
+    """The plan as it is, and the other forms in which its platform may run it, for steps of at least `least` bytes.
 
-    An all-to-all that is sent as it lies is one at once, or an exchange among two devices, and permutes overlap.
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
+    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]"))
+    >>> [step.mode.parts for form in list_forms(plan(*ends)) for step in form.steps]
+    [1, 4, 8]
+    """
+    if platform == "cpu":
+        return list(dict.fromkeys((plan, in_rounds(plan))))
+    kinds, forms = {step.kind for step in plan.steps}, [plan]
+    # A part whose minor dim changes is rearranged in more passes than a whole tile.
+    ends = [(step.operand, step.result) for step in plan.steps if step.kind == "all_to_all"]
+    turns = any(len({choose_memory_order(end.tile_shape, end.dtype)[-1] for end in two}) > 1 for two in ends)
+    if kinds & {"all_to_all", "all_gather"} and "exchange" not in kinds and not turns:
+        forms += [in_parts(plan, least, count) for count in COUNTS]
+    one = plan.source.partial_as(plan.target) and one_set(plan.source.mesh, plan.target.mesh)
+    r = refine(plan.source, plan.target) if one and not plan.donate and plan.view is None else None
+    if r is None or plan.source.tile_bytes + plan.target.tile_bytes < least:
+        return list(dict.fromkeys(forms))
+    # An exchange from end to end, with its messages whole, or in pieces if these keep full lanes. In place of one
+    # all-to-all its rounds, one after another, would leave wires idle that this uses.
+    figures = exchange_figures(plan.source, plan.target)
+    received = plan.source.nbytes(figures.rounds * figures.message)
+    apt = "exchange" in kinds or ("all_to_all" in kinds and figures.rounds == 1) or len(plan.steps) > 1
+    if not apt or figures.rounds > 2 * PARTS or received > plan.received_bytes:
+        return list(dict.fromkeys(forms))
+    known = [step.seconds for step in plan.steps if step.seconds is not None]
+    wires = [sum(known) if len(known) == len(plan.steps) else None]
+    minor = choose_memory_order(plan.source.tile_shape, plan.source.dtype)[-1]
+    pieces = COUNTS if r.exact and r.box[minor] % LANES == 0 else ()
+    for chunk in (None, *(-(-figures.message // count) for count in pieces)):
+        move = StepSpec("exchange", plan.target, StepMode(chunk=chunk))
+        forms.append(chain(plan.source, plan.target, [move], seconds=wires))
+    return list(dict.fromkeys(forms))
 
-    One exchange from end to end takes the place of steps that do not share a loop, where these need more than 1.5 times
-    source and target for the tiles between them, and it three quarters of that. For example, three steps from
-    `bf16[{z}32, {y}64, {x}64, 64]` to `bf16[64, 128, {z}{x}32, 64]` on `<x=2, y=2, z=2>`, whose tiles have 64 lanes of
-    128, need 2.73 times source and target, and an exchange 1.54.
+
+def choose_form(
+    candidates: Sequence[Plan],
+    platform: str = "tpu",
+    budget: int | None = None,
+    network: Network | None = None,
+    slack: float = ABOUT,
+) -> Plan:
+    """Of the forms that keep to a budget and take at most `slack` more than the fastest, that of the lowest peak.
+
+    The one of the lowest peak of all where none keeps to the budget.
+    """
+    peaks = {form: peak_bytes(form, padded=platform == "tpu") for form in candidates}
+    fitting = [form for form in candidates if budget is None or peaks[form] <= budget]
+    if not fitting:
+        return min(candidates, key=lambda form: peaks[form])
+    seconds = {form: estimate_form_seconds(form, platform, network) for form in fitting}
+    limit = (1 + slack) * min(seconds.values())
+    # What is little beside the two ends counts as nothing.
+    low = 1.1 * (fitting[0].source.tile_bytes + fitting[0].target.tile_bytes)
+    fast = [form for form in fitting if seconds[form] <= limit]
+    return min(fast, key=lambda form: (max(low, peaks[form]), seconds[form]))
+
+
+def in_parts_on_tpu(plan: Plan, least: int = LEAST_ON_TPU) -> Plan:
+    """The plan in the form of least memory among those that a TPU runs about as fast as any; it receives no more bytes.
+
+    Gathers are in parts, as `in_parts` says.
     """
     if plan.donate:
         # XLA has the result in a donated source's memory: what is not worth doing in parts there needs two tiles.
         kept = [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
         seconds = [step.seconds for step in plan.steps]
         undonated = chain(plan.source, plan.target, kept, seconds=seconds, view=plan.view)
-        return overwrite_plan(plan, least) or in_parts_on_tpu(undonated, least)
-    parted = in_parts(plan, least)
-    if plan.view is not None:
-        return parted
-    parted = _send_in_one_copy(plan, parted) or _overlap_permutes(parted)
-    ends = plan.source.tile_bytes + plan.target.tile_bytes
-    if len(group_steps(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
-        return parted
-    if not plan.source.partial_as(plan.target) or not one_set(plan.source.mesh, plan.target.mesh):
-        return parted
-    if refine(plan.source, plan.target) is None or exchange_figures(plan.source, plan.target).rounds > 2 * PARTS:
-        return parted
-    straight = in_parts(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate), least)
-    needs, otherwise = (peak_bytes(each, padded=True) for each in (straight, parted))
-    return straight if 4 * needs <= 3 * otherwise else parted
+        return overwrite_plan(plan, max(least, LEAST)) or in_parts_on_tpu(undonated, least)
+    kinds = {step.kind for step in plan.steps}
+    if plan.view is not None or kinds == {"all_gather"} or kinds & {"reduce_scatter", "all_reduce", "split_sum"}:
+        return in_parts(plan, max(least, LEAST))
+    slack = ABOUT if "all_gather" in kinds or _is_one_of_xla(plan) else XLA_TAKES
+    return choose_form(list_forms(plan, "tpu", least), "tpu", slack=slack)
 
 
-def _send_in_one_copy(plan: Plan, parted: Plan) -> Plan | None:
-    """A plan of one all-to-all that is sent as it lies, at once, or among two devices as an exchange in parts; None for
-    other plans, and where the buffer would be large."""
-    step = parted.steps[0] if len(plan.steps) == 1 else None
-    if step is None or step.kind != "all_to_all" or step.mode.parts == 1 or not sent_as_it_lies(lower_plan(plan)):
-        return None
-    if exchange_figures(plan.source, plan.target).rounds == 1:
-        move = StepSpec("exchange", plan.target, StepMode(parts=step.mode.parts))
-        return chain(plan.source, plan.target, [move], seconds=[step.seconds])
-    ends = plan.source.tile_bytes + plan.target.tile_bytes
-    fits = plan.target.tile_bytes <= AT_ONCE and 2 * peak_bytes(plan, padded=True) <= 3 * ends
-    return plan if fits else None
-
-
-def _overlap_permutes(parted: Plan) -> Plan:
-    """The plan with the parts of permutes, and of slices before them, written while the next ones are on their way."""
-    moves: list[StepSpec] = []
-    for loop in group_steps(parted.steps):
-        as_they_are = [StepSpec(step.kind, step.result, step.mode) for step in loop]
-        *slices, last = loop
-        large = last.operand.tile_bytes + last.result.tile_bytes >= TPU_OVERLAPPED
-        able = last.kind == "permute" and last.mode.parts > 1 and all(step.kind == "slice" for step in slices)
-        parts = count_overlapping_parts(last, 2 * PARTS) if large and able else None
-        if parts is not None and all(can_share_loop(*two, parts) for two in pairwise(loop)):
-            as_they_are = [move._replace(mode=StepMode(parts=parts)) for move in as_they_are]
-            as_they_are[-1] = as_they_are[-1]._replace(mode=StepMode(parts=parts, overlap=True))
-        moves += as_they_are
-    return chain(parted.source, parted.target, moves, seconds=[step.seconds for step in parted.steps])
+def _is_one_of_xla(plan: Plan) -> bool:
+    """Whether XLA spells a move as an all-to-all, permutes and slices: the axes that come last in one dim come last in
+    another, dim by dim."""
+    if any(step.kind == "exchange" for step in plan.steps):
+        return False
+    before, after = ([[d.axis for d in dim.digits if d.axis] for dim in end.dims] for end in (plan.source, plan.target))
+    left: list[list[SubAxis]] = []
+    come: list[list[SubAxis]] = []
+    for one, two in zip(before, after, strict=True):
+        same = len(list(itertools.takewhile(lambda each: each[0] == each[1], zip(one, two, strict=False))))
+        if one[same:] and two[same:]:
+            return False
+        left += [one[same:]] if one[same:] else []
+        come += [two[same:]] if two[same:] else []
+    return all(axes in left for axes in come)
 
 
 # Plans for XLA:CPU, where what counts is how often a device copies its bytes, and how many launches there are.

@@ -41,6 +41,7 @@ from reshard.lower.to_shard_map.part_writers import (
     choose_message_order,
     list_block_extents,
     make_block_writer,
+    make_fused_writer,
     make_pair_writer,
     make_part_writer,
     open_cut,
@@ -80,6 +81,8 @@ def run_part_loop(steps: Sequence[InParts], shapes: Sequence[Shape], place: Mesh
 
     def fill(writer: PartWriter, tile: Array) -> Array:
         def pack(number: Array) -> Array:
+            if writer.cut is not None and len(steps) == 1:
+                return writer.cut(tile, number)
             return writer.pack(_run_before_last(steps, shapes, place, run, tile, number))
 
         def write(filled: Array, arrived: Array, number: Array) -> Array:
@@ -112,7 +115,8 @@ def choose_writers(
     overlapping = make_overlapping_writer(step, shape, place, own) if step.overlap else None
     if overlapping is not None:
         return overlapping, None if order == own else make_overlapping_writer(step, shape, place, order)
-    on_tpu = make_pair_writer(step, shape, dtype, place) or make_block_writer(step, shape, dtype, place)
+    on_tpu = make_fused_writer(step, shape, dtype, place) or make_pair_writer(step, shape, dtype, place)
+    on_tpu = on_tpu or make_block_writer(step, shape, dtype, place)
     message = choose_message_order(step.each, order)
     if on_tpu is None and (message is not None or order != own):
         on_tpu = make_part_writer(step, shape, place, run, order, message)

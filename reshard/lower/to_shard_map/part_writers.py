@@ -24,6 +24,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -37,6 +38,7 @@ from reshard.lower.to_shard_map.run_collectives import find_gathered_dim, gather
 from reshard.lower.to_shard_map.run_exchange import find_box_extents, reorder_exchange
 from reshard.lower.to_shard_map.tile_memory import (
     LANES,
+    SUBLANES,
     BlockRuns,
     choose_memory_order,
     cut_box,
@@ -75,6 +77,8 @@ class PartWriter(NamedTuple):
     write: Callable[[Array, Array, Array], Array]
     overlaps: bool = False
     """Whether a part is written while the next one is on its way."""
+    cut: Callable[[Array, Array], Array] | None = None
+    """What makes the message of a part out of the whole tile, in one kernel on a TPU."""
 
     def tile(self, filled: Array, shape: Sequence[int]) -> Array:
         """The result of this shape that a loop has filled."""
@@ -181,21 +185,11 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
     >>> make_block_writer(program.instructions[0], program.tile_shapes[0], program.dtype, place).carried
     (64, 512, 512)
     """
-    each = step.each
-    if not isinstance(each, AllToAll | AllGather):
+    each, form = step.each, choose_block_form(step, shape, dtype)
+    if form is None or not isinstance(each, AllToAll | AllGather):
         return None
     view, order = each.receive, choose_memory_order(shape, dtype)
-    message = put_full_lanes_last(order, list_block_extents(view))
-    # Blocks are written `into` the whole result; or else put together first in the order of their message: tiles that
-    # are gathered `along` one dim lie in a part as they arrive, others are `staged` block by block, or transposed.
-    into = staged = None
-    along = find_gathered_dim(view) if isinstance(each, AllGather) else None
-    if along is None and view.count <= UNROLLED:
-        whole = add_part_digit(view, step.put, shape) if message == order else None
-        into = None if whole is None else find_free_runs(whole, order)
-        staged = None if message == order else find_free_runs(view, message)
-    if message == order and into is None:
-        return None
+    message, into, along, staged = form
     put = step.put._replace(axis=order.index(step.put.axis))
     in_message = [view.tile[dim] for dim in message]
 
@@ -227,6 +221,163 @@ def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: Me
 
     carried = tuple(shape[dim] for dim in order) if into is None else into.shape
     return PartWriter(carried, order, pack_as_it_is, send, write)
+
+
+class OpenTile(NamedTuple):
+    """A tile opened into digits in its order of memory: those that number blocks, and the others in a message's order.
+
+    A part is `kept` values of digit `at`, from its number times as many on.
+    """
+
+    digits: tuple[int, ...]
+    blocks: tuple[int, ...]
+    rest: tuple[int, ...]
+    at: int
+    kept: int
+
+    @property
+    def part(self) -> list[int]:
+        """The digits of the message of a part."""
+        return [self.kept if axis == self.at else self.digits[axis] for axis in (*self.blocks, *self.rest)]
+
+
+def open_tile(view: TileView, cut: Cut, message: Sequence[int], dtype: str) -> OpenTile | None:
+    """A tile, of which `view` is that of a part; None where a TPU would copy it to open it: where blocks or parts are
+    ranges of its minor dim, or break its rows of 8."""
+    shape = tuple(n * cut.parts if dim == cut.axis else n for dim, n in enumerate(view.tile))
+    whole = add_part_digit(merge_block_digits(view), cut, shape) or add_part_digit(view, cut, shape)
+    if whole is None:
+        return None
+    lying = choose_memory_order(shape, dtype)
+    lies = BlockRuns.of(whole, lying).view
+    blocks = list(lies.blocks)
+    at = blocks.pop()
+    # The part is a range of the digit that follows its number, or one value of that.
+    ranges = at + 1 < len(lies.digits) and lies.dims[at + 1] == lies.dims[at] and at + 1 not in blocks
+    kept = lies.digits[at + 1] if ranges else 1
+    digits = (*lies.digits[:at], kept * cut.parts, *lies.digits[at + 1 + ranges :])
+    dims = [dim for axis, dim in enumerate(lies.dims) if not ranges or axis != at]
+    rows = [digits[axis] for axis, dim in enumerate(dims) if dim in lying[-2:-1]]
+    if any(dims.count(dim) > 1 for dim in lying[-1:]) or (len(rows) > 1 and rows[-1] % SUBLANES):
+        return None
+    numbering = tuple(axis - (ranges and axis > at) for axis in blocks)
+    rest = sorted(set(range(len(digits))) - set(numbering), key=lambda axis: (message.index(dims[axis]), axis))
+    return OpenTile(digits, numbering, tuple(rest), at, kept)
+
+
+def make_fused_writer(step: InParts, shape: Sequence[int], dtype: str, place: MeshPlace) -> PartWriter | None:
+    """The writer of an all-to-all in parts of a tile of this shape on a TPU: a kernel cuts a part out and packs it, and
+    another one puts it together and writes it; None where blocks have not full lanes in the result's order of dims.
+
+    libtpu does both in one pass over memory if both ends of a kernel are as they lie, and nothing is reshaped between
+    what cuts or writes a part and what transposes it. Therefore tiles are opened into digits first.
+    """
+    each = step.each
+    if not isinstance(each, AllToAll) or any(view.tile != view.padded for view in (each.send, each.receive)):
+        return None
+    order = choose_memory_order(shape, dtype)
+    if put_full_lanes_last(order, list_block_extents(each.receive)) != order:
+        return None
+    sent, received = (
+        open_tile(view, cut, order, dtype) for view, cut in ((each.send, step.take), (each.receive, step.put))
+    )
+    put, view = step.put._replace(axis=order.index(step.put.axis)), merge_block_digits(each.receive)
+    extents = [list_block_extents(each.send)[dim] for dim in order]
+
+    def pack(part: Array) -> Array:
+        return fix_layout(transpose_blocks(each.send, order, part))
+
+    def cut(tile: Array, number: Array) -> Array:
+        assert sent is not None
+        lying = choose_memory_order(tile.shape, tile.dtype.name)
+        opened = tile.transpose(lying).reshape(sent.digits)
+        part = lax.dynamic_slice_in_dim(opened, number * sent.kept, sent.kept, sent.at, allow_negative_indices=False)
+        return fix_layout(part.transpose(*sent.blocks, *sent.rest)).reshape(each.send.count, *extents)
+
+    def write(filled: Array, blocks: Array, number: Array) -> Array:
+        if received is not None:
+            part = fix_layout(blocks.reshape(received.part)).transpose(np.argsort((*received.blocks, *received.rest)))
+            start = number * received.kept
+            return lax.dynamic_update_slice_in_dim(filled, part, start, received.at, allow_negative_indices=False)
+        rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+        axes = [*view.blocks, *sorted(rest, key=lambda axis: order.index(view.dims[axis]))]
+        spread = fix_layout(blocks).reshape([view.digits[axis] for axis in axes])
+        part = spread.transpose(np.argsort(axes)).reshape(view.tile).transpose(order)
+        return write_part(put, filled, fix_layout(part), number)
+
+    carried = tuple(shape[dim] for dim in order) if received is None else received.digits
+    send = partial(send_blocks, each.groups, place)
+    return PartWriter(carried, order, pack, send, write, cut=None if sent is None else cut)
+
+
+def transpose_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
+    """The blocks of a part, one after another, dims in the message's order: in as few digits as these blocks have."""
+    extents, view = [list_block_extents(view)[dim] for dim in message], merge_block_digits(view)
+    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+    rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
+    return split_tile_digits(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
+
+
+class BlockForm(NamedTuple):
+    """How the blocks of a part travel on a TPU: the order of dims of their `message`, and where they are written.
+
+    They go `into` the whole result; or else are put together first in the order of their message: tiles that are
+    gathered `along` one dim lie in a part as they arrive, others are `staged` block by block, or transposed.
+    """
+
+    message: tuple[int, ...]
+    into: BlockRuns | None
+    along: int | None
+    staged: BlockRuns | None
+
+
+def choose_block_form(step: InParts, shape: Sequence[int], dtype: str) -> BlockForm | None:
+    """How the blocks of a step in parts with a result of this shape travel; None where nothing is gained."""
+    each = step.each
+    if not isinstance(each, AllToAll | AllGather):
+        return None
+    view, order = each.receive, choose_memory_order(shape, dtype)
+    message = put_full_lanes_last(order, list_block_extents(view))
+    into = staged = None
+    along = find_gathered_dim(view) if isinstance(each, AllGather) else None
+    if along is None and view.count <= UNROLLED:
+        whole = add_part_digit(view, step.put, shape) if message == order else None
+        into = None if whole is None else find_free_runs(whole, order)
+        staged = None if message == order else find_free_runs(view, message)
+    return None if message == order and into is None else BlockForm(message, into, along, staged)
+
+
+class PartForm(NamedTuple):
+    """How the parts of an all-to-all or a gather travel on a TPU, as passes over memory.
+
+    They are `cut` out with their blocks packed, in one kernel a part; or first, and then `packed`, unless blocks lie
+    one after another. They are written with as many `kernels` a part, after being `joined` in another pass, or put
+    together in another order of dims where that `turns`.
+    """
+
+    cut: bool
+    packed: bool
+    joined: bool
+    kernels: int
+    turns: bool
+
+
+def choose_part_form(step: InParts, shape: Sequence[int], dtype: str) -> PartForm:
+    """How the parts of a step with a result of this shape travel."""
+    each = step.each
+    if not isinstance(each, AllToAll | AllGather):
+        return PartForm(False, False, False, 1, False)
+    order = choose_memory_order(shape, dtype)
+    turns = put_full_lanes_last(order, list_block_extents(each.receive)) != order
+    if isinstance(each, AllToAll):
+        fused = not turns and all(view.tile == view.padded for view in (each.send, each.receive))
+        cut = fused and open_tile(each.send, step.take, order, dtype) is not None
+        packed = not cut and not lie_in_turn(each.send, choose_memory_order(each.send.tile, dtype))
+        joined = fused and open_tile(each.receive, step.put, order, dtype) is None
+        return PartForm(cut, packed, joined, 1 if fused else 1 + each.receive.count, turns)
+    form = choose_block_form(step, shape, dtype)
+    alone = form is not None and form.along is None
+    return PartForm(False, False, False, each.receive.count if alone else 1, turns)
 
 
 def sent_as_it_lies(program: Program) -> bool:
@@ -271,10 +422,7 @@ def pack_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
     }
     runs = find_free_runs(view, message) if ranges and view.count <= UNROLLED else None
     if runs is None:
-        view = merge_block_digits(view)
-        rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-        rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
-        return split_tile_digits(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
+        return transpose_blocks(view, message, part)
     tile = fix_layout(part.transpose(message)).reshape(runs.shape)
     filled = make_unfilled((view.count, *extents), part.dtype)
     for number in range(view.count):

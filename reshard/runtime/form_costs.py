@@ -1,0 +1,181 @@
+"""What a plan takes on a TPU beside its wires, by how its steps are spelled: passes over memory, and kernels.
+
+    bf16[192, 192, 128, {x}8] -> bf16[192, {x}24, 128, 64] on <x=8>, tiles of 72 MiB, us of v5p
+
+    at once       packed 151, put together 151                                      peak 2.0 times source and target
+    in 4 parts    blocks cut out of the tile 144, written to the result 184         peak 1.25, 64 kernels
+    in 8 parts    184 and 218                                                       peak 1.13, 128 kernels
+
+What a collective receives lies where all chips know it, so it is always copied once more, to the result. A part has to
+be cut out before it is sent; at once, a tile that is sent as it lies is not copied before.
+
+The constants of `FormCosts` are fitted to what libtpu estimates of compiled programs (`hlo.compiled_cycles`) by
+`python benchmarks/fit_forms.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from reshard.errors import PlanError, quoted
+from reshard.geometry.refine import refine
+from reshard.lower import lower_plan
+from reshard.lower.program import AllToAll, Exchange, InParts, Program
+from reshard.lower.to_shard_map import choose_memory_order, choose_part_form, count_padded_bytes, lie_in_turn
+from reshard.lower.to_shard_map.part_loops import group_steps
+from reshard.plans.plan import Plan, Step
+from reshard.synth.cost import time_on_network
+from reshard.synth.network import Network
+from reshard.types.layout import Layout
+
+
+@dataclass(frozen=True)
+class FormCosts:
+    """What a chip does in a cycle of its TensorCores, of which it has `hertz` a second; a `wire` has bytes a second.
+
+    Bytes that kernels copy from memory to memory, `load` from there onto the chip, move where another dim becomes minor
+    (`turn`; of parts, `turn_part`), or put together along the minor dim (`join`); the cycles in which a `kernel`
+    starts; and the bytes up to which a part is `on_chip`.
+    """
+
+    hertz: float
+    wire: float
+    copy: float
+    load: float
+    turn: float
+    turn_part: float
+    join: float
+    kernel: float
+    on_chip: int
+
+
+COSTS = {
+    "tpu": FormCosts(
+        hertz=1.75e9, wire=1.8e11, copy=286, load=340, turn=175, turn_part=130, join=110, kernel=1850, on_chip=32 << 20
+    ),
+}
+"""By platform: what libtpu estimates for v5p, jax 0.12.0.1. The clock is a chip's 459 TFLOP/s over 2 x 128 x 128 for
+each of its 8 matrix units (Cloud TPU docs, v5p)."""
+
+
+class Pass(NamedTuple):
+    """One pass over memory: so many bytes at a rate of `FormCosts`, by so many kernels."""
+
+    nbytes: float
+    rate: str
+    kernels: int = 1
+
+
+def estimate_local_seconds(plan: Plan, platform: str = "tpu") -> float:
+    """The seconds of all that a plan does beside its collectives, as it is spelled.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
+    >>> move = plan(*(Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]")))
+    >>> f"{estimate_local_seconds(move) * 1e6:.0f} us"
+    '68 us'
+    """
+    costs, cycles = COSTS[platform], 0.0
+    for one in list_passes(plan):
+        # What a kernel loads onto the chip is less than what there is, or it stays in memory.
+        on_chip = one.rate != "load" or one.nbytes <= one.kernels * costs.on_chip
+        rate = float(getattr(costs, one.rate if on_chip else "copy"))
+        cycles += one.nbytes / rate + one.kernels * costs.kernel
+    return cycles / costs.hertz
+
+
+def estimate_form_seconds(plan: Plan, platform: str = "tpu", network: Network | None = None) -> float:
+    """The seconds of a plan as it is spelled: its wires, by a network or as its steps say, and what is beside them.
+
+    Where steps say nothing, what is received comes over one wire.
+    """
+    if platform not in COSTS:
+        raise PlanError(f"the forms of a plan are estimated for {', '.join(COSTS)}, not for {quoted(platform)}")
+    timed = plan if network is None else time_on_network(plan, network)
+    seconds = estimate_local_seconds(plan, platform)
+    for step in timed.steps:
+        seconds += step.received_bytes / COSTS[platform].wire if step.seconds is None else step.seconds
+    return seconds
+
+
+def list_passes(plan: Plan) -> list[Pass]:
+    """The passes over memory of a plan as it is spelled."""
+    program, at, passes = lower_plan(plan), 0, list[Pass]()
+    for loop in group_steps(plan.steps):
+        if loop[0].mode.parts > 1:
+            passes += _pass_parts(loop, program, at)
+        elif loop[0].kind != "permute" or loop[0] is plan.steps[-1]:
+            passes += _pass_at_once(loop[0], program, at)  # What a permute brings is copied only if it is the result.
+        at += len(loop)
+    return passes
+
+
+def _pass_parts(loop: Sequence[Step], program: Program, at: int) -> Iterator[Pass]:
+    """The passes of steps that share a loop, which begin at instruction `at`."""
+    parts = loop[0].mode.parts
+    for number, step in enumerate(loop):
+        instruction, last = program.instructions[at + number], number == len(loop) - 1
+        assert isinstance(instruction, InParts)
+        sent, received, turns = _padded(step.operand), _padded(step.result), _turns(step)
+        if step.kind == "slice":
+            yield Pass(received, "load", parts)
+            continue
+        form = choose_part_form(instruction, program.tile_shapes[at + number], program.dtype)
+        if number == 0:
+            yield Pass(sent, "load", parts)
+        cut = form.cut and len(loop) == 1
+        if turns and not form.turns:
+            yield Pass(sent, "turn_part", parts)  # The minor dim of the message is that of the result.
+        elif (form.packed or form.cut) and not cut:
+            yield Pass(sent, "copy", parts)
+        if isinstance(instruction.each, Exchange):
+            yield Pass(sent, "copy", step.launches)
+            yield Pass(received, "copy", step.launches)
+        if form.turns and isinstance(instruction.each, AllToAll):
+            yield Pass(received, "load", parts * (form.kernels - 1))
+        if form.turns and last:
+            yield Pass(received, "turn_part", parts)
+        if form.joined:
+            yield Pass(received, "copy", parts)
+        if last:
+            yield Pass(received, "copy", parts * (1 if form.turns else form.kernels))
+
+
+def _pass_at_once(step: Step, program: Program, at: int) -> Iterator[Pass]:
+    """The passes of a step at once, which is instruction `at`."""
+    sent, received, each = _padded(step.operand), _padded(step.result), program.instructions[at]
+    if isinstance(each, AllToAll):
+        if not lie_in_turn(each.send, choose_memory_order(each.send.tile, program.dtype)):
+            yield Pass(sent, "copy")
+        joins = _minor(step.result) in {each.receive.dims[axis] for axis in each.receive.blocks}
+        yield Pass(received, "join" if joins else "copy")
+        if _turns(step):
+            yield Pass(max(sent, received), "turn")
+    elif isinstance(each, Exchange) and step.launches:
+        # Messages are cut out and written one by one, and what stays is copied.
+        # A loop over pieces reads their places from tables, each in a kernel.
+        moved, r = step.received_bytes, refine(step.operand, step.result)
+        box = () if r is None or not all(r.box) else r.box
+        padding = count_padded_bytes(box, program.dtype) / step.operand.nbytes(math.prod(box))
+        kernels = step.launches * (4 if step.mode.chunk is not None else 1)
+        yield Pass(moved * padding, "turn" if _turns(step) else "load", kernels)
+        yield Pass(max(0.0, received - moved) + moved * padding, "copy", step.launches + 1)
+    else:
+        yield Pass(received, "turn" if _turns(step) and step.launches else "copy")
+
+
+def _padded(layout: Layout) -> int:
+    """The bytes of a tile in a TPU's memory."""
+    return count_padded_bytes(layout.tile_shape, layout.dtype)
+
+
+def _minor(layout: Layout) -> int:
+    return choose_memory_order(layout.tile_shape, layout.dtype)[-1]
+
+
+def _turns(step: Step) -> bool:
+    """Whether another dim becomes minor in memory."""
+    return _minor(step.operand) != _minor(step.result)
