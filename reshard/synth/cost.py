@@ -22,7 +22,7 @@ before it has passed all wires on its way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from reshard.errors import MeshError
@@ -33,13 +33,17 @@ from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.step_mode import Cost, wire_layout
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
-from reshard.synth.wires import Wires
+from reshard.synth.wires import Link, Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.whole import primes
 
 _Factors = Sequence[tuple[int, int]]
 """(stride, size) factors of the device positions."""
+
+Origins = Mapping[tuple[int, int], int | None]
+"""The factors of the positions along which the senders of messages differ from their receivers, with the stride along
+which the receiver has the sender's coordinate, None if the receiver meets senders of every coordinate."""
 
 
 def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
@@ -66,9 +70,7 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
         case "reduce_scatter":
             return _predict_reduction(operand, refinement, wires)
         case "all_gather":
-            return _predict_blocks(
-                _gathered_factors(refinement), operand.tile_bytes, operand.mesh, wires, doubling=True
-            )
+            return _predict_gather(_gathered_factors(refinement), operand.tile_bytes, operand.mesh, wires)
         case "all_to_all":
             peers = _gathered_factors(refinement)
             return _predict_blocks(
@@ -77,11 +79,11 @@ def predict_seconds(step: StepSpec, operand: Layout, links: Links) -> float:
         case _:
             try:
                 # An even exchange, or a permute, which is one of a single round.
-                in_turn, crossed = _exchange_peers(refinement)
+                in_turn, crossed, origins = _exchange_peers(refinement)
                 rounds = refinement.pieces
                 per_round = cost.launches // max(1, rounds if crossed else rounds - 1)
                 block = operand.tile_bytes if step.kind == "permute" else operand.nbytes(refinement.common)
-                return _predict_blocks(in_turn, block / per_round, operand.mesh, wires, crossed, per_round)
+                return _predict_blocks(in_turn, block / per_round, operand.mesh, wires, crossed, per_round, origins)
             except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
                 return _predict_boxes(cost, operand, result, wires)
 
@@ -135,7 +137,7 @@ def time_on_network(plan: Plan, network: Network | None) -> Plan:
             times.append(predict_seconds(step.spec, step.operand, network.links(step.operand.mesh)))
         else:
             link = network.crossing
-            times.append(step.launches * link.latency + step.endpoint_bytes / link.bandwidth)
+            times.append(link.wait(step.launches) + step.endpoint_bytes / link.bandwidth)
     steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
     return replace(plan, steps=steps, seconds=sum(times, 0.0))
 
@@ -143,20 +145,22 @@ def time_on_network(plan: Plan, network: Network | None) -> Plan:
 def _predict_reduction(operand: Layout, refinement: Refinement, links: Wires) -> float:
     peers = [(f.stride, f.size) for f in refinement.reduced]
     block = operand.tile_bytes / math.prod(size for _, size in peers)
-    return _predict_blocks(peers, block, operand.mesh, links, doubling=True)
+    return _predict_gather(peers, block, operand.mesh, links)
 
 
 def _gathered_factors(refinement: Refinement) -> _Factors:
     return [(d.src, d.radix) for d in refinement.gathered if d.src is not None]
 
 
-def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors]:
-    """The factors whose peers an exchange meets in turn, and those that messages of any round may cross.
+def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors, Origins]:
+    """The factors whose peers an exchange meets in turn, those that messages of any round may cross, and where senders
+    are: see `Origins`.
 
     A digit that changes holders sends every message across both of them.
     """
     by_dst = {d.dst: d for d in refinement.digits if d.dst is not None}
     crossed = {(s, d.radix) for d in refinement.swapped for s in (d.src, d.dst) if s is not None}
+    origins: dict[tuple[int, int], int | None] = {(d.src or 0, d.radix): d.dst for d in refinement.swapped}
     in_turn: list[tuple[int, int]] = []
     for digit in refinement.gathered:
         stride = digit.src or 0
@@ -164,7 +168,16 @@ def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors]:
         if before is not None and before.src is not None:
             crossed.add((stride, digit.radix))
         in_turn.append((stride, digit.radix))
-    return in_turn, sorted(crossed)
+        origins[stride, digit.radix] = None
+    for stride, digit in by_dst.items():
+        if stride not in refinement.used_before:
+            # A stride that held nothing: the coordinate that is left over where the chain of its digit starts.
+            head = stride
+            while (passed := by_dst.get(head)) is not None and passed.src is not None:
+                head = passed.src
+            if head != stride:
+                origins[stride, digit.radix] = head
+    return in_turn, sorted(crossed), origins
 
 
 def _predict_blocks(
@@ -174,59 +187,75 @@ def _predict_blocks(
     wires: Wires,
     crossed: _Factors = (),
     repeat: int = 1,
-    *,
-    doubling: bool = False,
+    origins: Origins | None = None,
 ) -> float:
     """Seconds for one block from every peer along the factors `in_turn` of the device positions, `repeat` times.
 
     Every message may cross the factors `crossed`, so once the fabric of one of these is the slowest left, all blocks
-    that remain are charged to it. What stays on the wires meanwhile takes as long as it takes there.
+    that remain are charged to it. All fabrics work at once. On wires blocks go where `origins` say, by default to all.
     """
     met, crossing = _by_fabric(in_turn, mesh, wires), _by_fabric(crossed, mesh, wires)
     total = left = math.prod(size for _, size in in_turn)
+    sent: dict[Link, int] = {}
     time = 0.0
-    # From slow to fast, and in the mesh's order where they are equal: the order of a set differs by process, and so
-    # would the last digit of a sum.
-    fabrics = {*met, *crossing}
-    ordered = [axis for axis in (_WIRES, *mesh.axes) if axis in fabrics]
-    for fabric in sorted(ordered, key=lambda axis: (wires.slowest if axis == _WIRES else wires[axis]).speed):
+    for fabric in _sort_fabrics({*met, *crossing}, mesh, wires):
         turn, over = met.get(fabric, ()), crossing.get(fabric, ())
         near = 0 if over else left // math.prod(sub.size for sub in turn)
         if fabric != _WIRES:
-            blocks = (left - near) * repeat
-            messages = sum(p - 1 for sub in turn for p in primes(sub.size)) if doubling else blocks
-            time += messages * wires[fabric].latency + blocks * block / wires[fabric].bandwidth
-        elif left:
-            tile = (near if doubling else left) * block * repeat
-            time += _predict_on_wires(wires, mesh, turn, over, tile, (left - near) * repeat, doubling)
+            # Axes of one link are one fabric.
+            sent[wires[fabric]] = sent.get(wires[fabric], 0) + (left - near) * repeat
         else:
-            time = max(
-                time, _predict_on_wires(wires, mesh, turn, over, total * block * repeat, total * repeat, doubling)
-            )
+            blocks = left or total
+            every = wires.spans(mesh, (*turn, *over))
+            loads = [wires.spans(mesh, turn).swap(1) + wires.spans(mesh, over).permute(1), every.permute(1)]
+            # One stretch of each physical axis is priced exactly so.
+            known = not over and all(len(span.runs) == 1 and not span.rough for span in every)
+            routed = None if known else wires.route(mesh, origins or dict.fromkeys(in_turn))
+            load = min(loads if routed is None else [*loads, routed])
+            waited = wires.slowest.wait((left - near or total) * repeat, 0) + every.latency
+            time = max(time, waited + blocks * block * repeat * load)
         left = near
-    return time
+    return max([time, *(link.wait(count) + count * block / link.bandwidth for link, count in sent.items())])
 
 
-def _predict_on_wires(
-    wires: Wires,
-    mesh: Mesh,
-    turn: Sequence[SubAxis],
-    over: Sequence[SubAxis],
-    tile: float,
-    messages: int,
-    doubling: bool,
-) -> float:
-    """Seconds of what stays on wires: a gather, or an all-to-all and a permutation of tiles of these bytes."""
-    spans = wires.spans(mesh, turn)
-    if doubling:
-        return spans.latency + spans.gather(tile)
-    every = wires.spans(mesh, (*turn, *over))
-    latency = max(every.latency, messages * wires.slowest.latency)
-    return latency + min(spans.swap(tile) + wires.spans(mesh, over).permute(tile), every.permute(tile))
+def _predict_gather(peers: _Factors, block: float, mesh: Mesh, wires: Wires) -> float:
+    """Seconds of a gather of blocks along factors of the device positions, or of a scatter of sums.
+
+    Fabric by fabric, the slowest first, doubling. Or, over switches, in rings through all devices, as many as a domain
+    has, so that its devices all send to the next one at once: so does NCCL, by whose model (`src/graph/tuning.cc`) the
+    ports of all devices carry a gather together, and n - 1 of its p - 1 steps wait for the network between n nodes.
+    """
+    by_fabric = _by_fabric(peers, mesh, wires)
+    left = total = math.prod(size for _, size in peers)
+    staged, waited = 0.0, 0.0
+    rings: dict[Link, float] = {}
+    for fabric in _sort_fabrics(by_fabric, mesh, wires):
+        turn = by_fabric[fabric]
+        near = left // math.prod(sub.size for sub in turn)
+        if fabric == _WIRES:
+            spans = wires.spans(mesh, turn)
+            staged += spans.latency + spans.gather(near * block)
+        else:
+            link = wires[fabric]
+            rounds = sum(p - 1 for sub in turn for p in primes(sub.size))
+            staged += rounds * link.latency + (left - near) * block / link.bandwidth
+            # Of the steps along a ring, one in `near` leaves as many devices, and one in `left` more than these.
+            share = 1 / near - (1 / left if left < total else 0)
+            rings[link] = rings.get(link, 0.0) + share * (total - 1) * block / link.bandwidth
+            waited += (total // near - total // left) * link.latency
+        left = near
+    return staged if _WIRES in by_fabric or len(rings) < 2 else min(staged, waited + max(rings.values()))
 
 
 _WIRES = ""
 """The fabric of all axes that lie on wires; others are their own."""
+
+
+def _sort_fabrics(fabrics: Iterable[str], mesh: Mesh, wires: Wires) -> list[str]:
+    """Fabrics from slow to fast, in the mesh's order where they are equal: the order of a set differs by process, and
+    so would the last digit of a sum."""
+    ordered = [axis for axis in (_WIRES, *mesh.axes) if axis in fabrics]
+    return sorted(ordered, key=lambda axis: (wires.slowest if axis == _WIRES else wires[axis]).speed)
 
 
 def _by_fabric(factors: _Factors, mesh: Mesh, wires: Wires) -> dict[str, list[SubAxis]]:
@@ -245,10 +274,10 @@ def _predict_boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) ->
     """
     used = {s.axis for s in (*operand.held, *result.held) if s.axis in wires} or set(wires)
     links = [wires[axis] for axis in used if not wires.wired(axis)]
-    time = max((cost.launches * link.latency + cost.received / link.bandwidth for link in links), default=0.0)
+    time = max((link.wait(cost.launches) + cost.received / link.bandwidth for link in links), default=0.0)
     mesh = operand.mesh
     spans = wires.spans(mesh, (SubAxis(axis, 1, mesh.axes[axis]) for axis in mesh.axes if axis in used))
     if not spans:
         return time
-    latency = max(spans.latency, cost.launches * wires.slowest.latency)
+    latency = spans.latency + wires.slowest.wait(cost.launches, 0)
     return max(time, latency + spans.permute(cost.received))

@@ -336,17 +336,20 @@ def _check_object(
 
 
 def _json_link(value: object, what: str) -> LinkLike:
-    fields = _check_object(value, what, _LINK_KEYS | {"shape"}, _LINK_KEYS)
-    figures = (fields["latency"], fields["bandwidth"], *([fields["shape"]] if "shape" in fields else []))
-    return cast("LinkLike", figures)
+    fields = _check_object(value, what, _LINK_KEYS | {"shape", "issue"}, _LINK_KEYS)
+    more = (fields.get("shape", "switch"), fields.get("issue"))
+    given = 2 if fields.get("issue") is not None else int("shape" in fields)
+    return cast("LinkLike", (fields["latency"], fields["bandwidth"], *more[:given]))
 
 
 def _link_data(link: Link | None) -> dict[str, object] | None:
-    """A link as JSON has it: a shape only where it is not a switch, so that older versions read it, too."""
+    """A link as JSON has it: a shape only where it is not a switch, what is issued only where it is given, so that
+    older versions read the others, too."""
     if link is None:
         return None
     shape = {} if link.shape == "switch" else {"shape": link.shape}
-    return {"latency": link.latency, "bandwidth": link.bandwidth, **shape}
+    issue = {} if link.issue is None else {"issue": link.issue}
+    return {"latency": link.latency, "bandwidth": link.bandwidth, **shape, **issue}
 
 
 def launch_bytes(network: Network | str | None) -> int:
@@ -376,11 +379,12 @@ def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: 
         f"outer: DCN, {dcn:.4g} bytes/s per chip ({_BOOK}/tpus), taken as one direction. "
         f"devices: {devices} per chip, with equal shares of its links; a faster link within a chip is not modelled. "
         f"domain: one pod of {chips} chips (https://docs.cloud.google.com/tpu/docs/{page}). "
-        f"latency: ICI about 1 us a hop ({_BOOK}/sharding, note on ICI latency), taken for one hop; "
-        "DCN has no published figure: assumed order of magnitude, 10 us"
+        f"latency: ICI about 1 us a hop ({_BOOK}/sharding, note on ICI latency), to the device that is furthest away; "
+        "issuing a message has no published figure: assumed a twentieth of a hop, since those of one collective are "
+        "under way together; DCN has no published figure: assumed order of magnitude, 10 us"
     )
-    links = (1e-6, 2 * one_way / devices), (1e-5, dcn / devices)
-    return Network(name, *links, chips * devices, source=source, torus=torus)
+    inner, outer = Link(1e-6, 2 * one_way / devices, issue=5e-8), Link(1e-5, dcn / devices)
+    return Network(name, inner, outer, chips * devices, source=source, torus=torus)
 
 
 def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> Network:
@@ -391,8 +395,9 @@ def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> N
         f"reaches about 370e9 (same page). outer: 400 Gb/s InfiniBand NDR, one ConnectX-7 port per GPU, 5e+10 bytes/s "
         f"in each direction (https://docs.nvidia.com/{page}). domain: GPUs of one NVLink domain. "
         "latency: one hop in NCCL's own model, ring with protocol LL: 0.6 us NVLink, 2.7 us network, the same "
-        "for all generations (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc, hwLatencies); "
-        "the 6.6 us it adds once per collective call (baseLatencies) are left out"
+        "for all generations (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc, hwLatencies), and for "
+        "each message, since issuing one has no published figure; the 6.6 us it adds once per collective call "
+        "(baseLatencies) are left out"
     )
     return Network(name, (6e-7, nvlink), (2.7e-6, 400e9 / 8), domain, source=source)
 

@@ -9,7 +9,7 @@ takes up the wires in between. With tiles of t bytes and wires of W bytes/second
     a sub-axis of q devices, s apart             s times that of a ring of q, or of a line if it does not go round
     all-gather of q tiles, ring                  (q - 1) t / W; a device at the end of a line has half the wires
     all-gather over several physical axes        the wires of all carry it together
-    any permutation                              at most two all-to-alls: over random devices between
+    permutes, exchanges                          axis by axis, by digits (`routing`)
 
 Each is a time in which the wires can do it, so none is less than what they allow.
 """
@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any, NamedTuple, SupportsFloat, cast
 
 from reshard.errors import NetworkError, quoted
-from reshard.types.mesh import Mesh, SubAxis, is_chain
+from reshard.synth.routing import Row, WiredDigit, join_runs, load_run, route_messages
+from reshard.types.mesh import Mesh, SubAxis, is_chain, places
 from reshard.types.whole import checked_flag, primes, read_items, whole
 
 SHAPES = ("switch", "ring", "line")
@@ -37,7 +38,8 @@ class Link:
 
     `shape` is "switch" where every device reaches every other at once, "ring" or "line" where it reaches its neighbours
     only. The bandwidth of a ring or a line is that of the wires to both neighbours together, and its latency is that of
-    one hop. Raises `NetworkError` unless both are finite, latency >= 0 and bandwidth > 0, and for another shape.
+    one hop. `issue` is the seconds from one message of a device to its next, by default the latency. Raises
+    `NetworkError` unless all are finite, latency and issue >= 0 and bandwidth > 0, and for another shape.
 
     >>> link = Link(1e-6, 9e10)
     >>> f"{link.latency + 9e6 / link.bandwidth:.3e} s"
@@ -47,23 +49,37 @@ class Link:
     latency: float
     bandwidth: float
     shape: str = "switch"
+    issue: float | None = None
 
     def __post_init__(self) -> None:
-        latency = _read_figure(self.latency, "latency", "seconds, at least 0")
         bandwidth = _read_figure(self.bandwidth, "bandwidth", "bytes/second, above 0")
-        if latency < 0:
-            raise NetworkError(f"latency {quoted(latency)} is negative: give seconds, at least 0")
+        for name in ("latency", "issue"):
+            seconds = getattr(self, name)
+            if name == "latency" or seconds is not None:
+                seconds = _read_figure(seconds, name, "seconds, at least 0")
+                if seconds < 0:
+                    raise NetworkError(f"{name} {quoted(seconds)} is negative: give seconds, at least 0")
+                object.__setattr__(self, name, seconds)
         if bandwidth <= 0:
             raise NetworkError(f"bandwidth {quoted(bandwidth)} is not positive: give bytes/second, above 0")
         if not isinstance(self.shape, str) or self.shape not in SHAPES:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NetworkError(f"shape {quoted(self.shape)} of a link: give one of {', '.join(SHAPES)}")
-        object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "bandwidth", bandwidth)
 
     def __repr__(self) -> str:
-        """The figures; the shape only if it is not a switch."""
+        """The figures; the shape only if it is not a switch, what is issued only if that is given."""
         shape = "" if self.shape == "switch" else f", shape={self.shape!r}"
-        return f"Link(latency={self.latency!r}, bandwidth={self.bandwidth!r}{shape})"
+        issue = "" if self.issue is None else f", issue={self.issue!r}"
+        return f"Link(latency={self.latency!r}, bandwidth={self.bandwidth!r}{shape}{issue})"
+
+    def wait(self, messages: float, hops: int = 1) -> float:
+        """Seconds until the last of a device's messages has passed its hops, if all are empty.
+
+        >>> Link(1e-6, 9e10).wait(3), Link(1e-6, 9e10, issue=0.0).wait(3, hops=2)
+        (3e-06, 2e-06)
+        """
+        issue = self.latency if self.issue is None else self.issue
+        return hops * self.latency + (messages - 1) * issue if messages > 0 else 0.0
 
     @property
     def speed(self) -> tuple[float, float]:
@@ -71,8 +87,8 @@ class Link:
         return self.bandwidth, -self.latency
 
 
-LinkLike = Link | tuple[float, float] | tuple[float, float, str]
-"""A `Link`, or its latency in seconds, bandwidth in bytes/second and, if it is not a switch, shape."""
+LinkLike = Link | tuple[float, float] | tuple[float, float, str] | tuple[float, float, str, float]
+"""A `Link`, or its latency in seconds and bandwidth in bytes/second, and perhaps its shape, and seconds of issue."""
 
 
 def link_of(value: object, what: str) -> Link:
@@ -80,7 +96,7 @@ def link_of(value: object, what: str) -> Link:
     if isinstance(value, Link):
         return value
     figures = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else ()
-    if len(figures) != 2 and not (len(figures) == 3 and isinstance(figures[2], str)):
+    if not 2 <= len(figures) <= 4 or not all(isinstance(shape, str) for shape in figures[2:3]):
         raise NetworkError(
             f"{what}: {quoted(cast('object', value))} is not a link; give a Link or "
             f"(latency in s, bandwidth in bytes/s)"
@@ -115,6 +131,11 @@ class PhysicalAxis(NamedTuple):
     wraps: bool
     link: Link
 
+    @property
+    def row(self) -> Row:
+        """The devices, without their link."""
+        return Row(self.size, self.wraps)
+
 
 class Stretch(NamedTuple):
     """The part of a mesh axis from stride `low` to `high` within it: it lies on physical axis `on`, `hop` apart."""
@@ -139,11 +160,7 @@ class Span(NamedTuple):
     @property
     def swap(self) -> float:
         """Seconds of an all-to-all for each byte of a device's tile."""
-        # On a ring of `size` devices, (size^2 - size % 2) / (4 size) tiles cross each wire; on a line, twice as many.
-        load = sum(
-            hop * ((size * size - size % 2) / (4 * size)) * (1 if self._closes(hop, size) else 2)
-            for hop, size in self.runs
-        )
+        load = sum(load_run(self.axis.row, hop, size) for hop, size in self.runs)
         return load * (2 if self.rough else 1) / self.axis.link.bandwidth
 
     @property
@@ -250,8 +267,8 @@ class Wires(Mapping[str, Link]):
 
     def with_bandwidth(self, bandwidth: float) -> Wires:
         """The same wires with another bandwidth."""
-        links = {name: Link(link.latency, bandwidth, link.shape) for name, link in self._links.items()}
-        axes = (a._replace(link=Link(a.link.latency, bandwidth, a.link.shape)) for a in self._axes)
+        links = {name: replace(link, bandwidth=bandwidth) for name, link in self._links.items()}
+        axes = (a._replace(link=replace(a.link, bandwidth=bandwidth)) for a in self._axes)
         return Wires(links, tuple(axes), self._stretches)
 
     @cached_property
@@ -265,6 +282,33 @@ class Wires(Mapping[str, Link]):
         if key not in self._spans:
             self._spans[key] = self._spans_of(mesh, key)
         return self._spans[key]
+
+    def route(self, mesh: Mesh, origins: Mapping[tuple[int, int], int | None]) -> float | None:
+        """Seconds for each byte that a device sends in an exchange, by where senders are; None where that is not known.
+
+        `origins` are the factors (stride, size) of the positions along which senders and receivers differ, with the
+        stride along which the receiver has the sender's coordinate, None if that is any.
+        """
+        placed: dict[WiredDigit, WiredDigit | None] = {}
+        for (stride, size), origin in origins.items():
+            if not any(self.wired(mesh.axis_at(end)) for end in (stride, origin) if end is not None):
+                continue
+            for at, prime in places(1, size):
+                digit, other = self._place(mesh, stride * at, prime), origin and self._place(mesh, origin * at, prime)
+                if digit is None or (origin is not None and other is None):
+                    return None
+                placed[digit] = other or None
+        rows, speeds = [axis.row for axis in self._axes], [axis.link.bandwidth for axis in self._axes]
+        return route_messages(tuple(rows), tuple(speeds), tuple(placed.items()))
+
+    def _place(self, mesh: Mesh, stride: int, prime: int) -> WiredDigit | None:
+        """Where a prime factor of the positions lies on wires."""
+        sub = mesh.sub_axes(stride, prime)[0]
+        low = mesh.axes[sub.axis] // (sub.pre * sub.size)
+        for part in self._stretches.get(sub.axis, ()):
+            if part.low <= low < part.high and not (low % part.low or part.high % (low * prime)):
+                return WiredDigit(part.on, part.hop * (low // part.low), prime)
+        return None
 
     def _spans_of(self, mesh: Mesh, sub_axes: tuple[SubAxis, ...]) -> Spans:
         runs: dict[int, set[tuple[int, int]]] = {}
@@ -285,23 +329,11 @@ class Wires(Mapping[str, Link]):
                     rough[s.on] = rough.get(s.on, 1) * sub.size
         spans: list[Span] = []
         for on in sorted({*runs, *rough}):
-            axis, joined = self._axes[on], _join_runs(runs.get(on, set()))
+            axis, joined = self._axes[on], join_runs(runs.get(on, set()))
             peers = math.prod(size for _, size in joined)
             whole = Span(axis, ((1, axis.size),), peers * rough.get(on, 0), rough=True)
             spans.append(whole if on in rough else Span(axis, joined, peers))
         return Spans(spans)
-
-
-def _join_runs(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The runs (hop, size), minor first, those that follow each other as one; a part that occurs twice only once."""
-    joined: list[tuple[int, int]] = []
-    for hop, size in sorted(runs):
-        if joined and hop <= joined[-1][0] * joined[-1][1]:
-            first, so_far = joined.pop()
-            joined.append((first, max(so_far, hop * size // first)))
-        else:
-            joined.append((hop, size))
-    return tuple(joined)
 
 
 # `Torus`: the physical axes that the devices of a fabric lie on, chosen from their number or given.

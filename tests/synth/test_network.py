@@ -89,7 +89,8 @@ def test_equal_hashable_immutable() -> None:
 
 
 finite = st.floats(0, 1e300, allow_nan=False)
-links = st.builds(Link, finite, finite.filter(lambda value: value > 0))
+shapes = st.sampled_from(("switch", "ring", "line"))
+links = st.builds(Link, finite, finite.filter(lambda value: value > 0), shapes, st.none() | finite)
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,6}", fullmatch=True)
 texts = st.text(min_size=1).filter(lambda text: bool(text.strip()))
 networks = st.builds(
@@ -183,7 +184,7 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
     "JSON half": (bad_json(inner={"latency": 0}), "network JSON: inner: bandwidth is missing; its keys are .*latency"),
     "JSON unit": (
         bad_json(inner={"latency": 0, "bandwidth": 1, "unit": "GB"}),
-        "inner: unknown key unit; the keys are bandwidth, latency",
+        "inner: unknown key unit; the keys are bandwidth, issue, latency",
     ),
     "JSON value": (bad_json(inner={"latency": "1us", "bandwidth": 1}), "inner: latency '1us' is not a number"),
     "JSON nan": (bad_json(inner={"latency": 0, "bandwidth": float("nan")}), "inner: bandwidth nan is not a finite"),
@@ -262,21 +263,23 @@ def test_presets_are_positive_and_cited(name: str) -> None:
 
 def table() -> dict[str, list[str]]:
     rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in DOC.read_text().splitlines()]
-    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 7 and row[0].startswith("`")}
+    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 8 and row[0].startswith("`")}
 
 
 def cells(network: Network) -> list[str]:
     shown: list[str] = []
     for link in (network.inner, network.outer):
         shown += [f"{link.latency * 1e6:g}", f"{link.bandwidth / 1e9:g}"] if link else ["-", "-"]
-    return [*shown, str(network.domain) if network.inner else "-"]
+    inner = network.inner
+    issue = "-" if inner is None else f"{(inner.latency if inner.issue is None else inner.issue) * 1e6:g}"
+    return [shown[0], issue, *shown[1:], str(network.domain) if inner else "-"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_doc_table_has_the_figures_of_the_code(name: str) -> None:
     row = table()[name]
-    assert row[:5] == cells(PRESETS[name])
-    cited = re.findall(r"\((https?://[^)]*)\)", row[5])
+    assert row[:6] == cells(PRESETS[name])
+    cited = re.findall(r"\((https?://[^)]*)\)", row[6])
     assert cited == list(dict.fromkeys(re.findall(r"https?://[^\s,;)]+", PRESETS[name].source)))
 
 
