@@ -24,7 +24,9 @@ goes. The move is an all-to-all if it consists of swaps, a permute if of permute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -302,18 +304,24 @@ def visit_states(chains: Chains, states: Sequence[State], end: State | None = No
 MOST_AXES = 4
 """Axes up to which every grouping is tried: eight of them for four axes. On more, all fused and all staged."""
 
+_CALLS = 10
+"""Messages over the slowest link in whose time two further collectives are called, at most: 27 us of InfiniBand."""
+
 
 def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     """Every way between the layouts, in every grouping of the axes, slowest first; each route once."""
     slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
     seen: set[tuple[State, ...]] = set()
-    for states in _list_paths(chains):
-        path = [chains.start, *states, chains.end]
+    paths = [(chains, states) for states in _list_paths(chains)]
+    if lent := _lend_local(chains, links):
+        paths.append(lent)
+    for digits, states in paths:
+        path = [digits.start, *states, digits.end]
         for groups in _group_axes(slow_first):
-            stages = tuple(s for before, after in pairwise(path) for s in _stage_by_axis(chains, before, after, groups))
+            stages = tuple(s for before, after in pairwise(path) for s in _stage_by_axis(digits, before, after, groups))
             if stages not in seen:
                 seen.add(stages)
-                yield visit_states(chains, stages)
+                yield visit_states(digits, stages)
     if chains.start != chains.end:
         yield (StepSpec("exchange", chains.target),)
 
@@ -336,6 +344,58 @@ def _list_paths(chains: Chains) -> Iterator[list[State]]:
     opened = tuple(None if s is not None and s not in end else s for s in plain)
     yield [plain, opened, *chains.one_by_one(opened, end)]
     yield [plain, tuple(s if s == d else None for s, d in zip(plain, end, strict=True))]
+
+
+def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | None:
+    """All-to-alls in place of permutes over a slow and a fast axis, if there are any, and the digits that they take.
+
+    A local digit is lent, so that all devices send the same share over the slow axis a, here of 2:
+
+    -    a  -> b,  b -> a       half of the devices send a whole tile over a, the others nothing
+    -    -  -> b,  b -> -       the local digit goes where the one of b is; if that was sliced before, it is instead
+    -    -  -> a,  a -> -       all devices send half a tile over a
+    -    -  -> b,  b -> -       the local digit comes back; if b is gathered after, it is, and no other goes there
+    """
+    first, last = chains.sliced(), chains.ungathered()
+    holding = {stride: at for at, stride in enumerate(first) if stride is not None}
+    taking = {stride: at for at, stride in enumerate(last) if stride is not None}
+    lent: list[int] = []
+    for start in range(len(first)):
+        cycle, after = [start], holding.get(last[start] or 0)
+        while after is not None and after != start:
+            cycle.append(after)
+            after = holding.get(last[after] or 0)
+        if after is None or min(cycle) < start:
+            continue
+        speeds = {at: links[chains.source.mesh.axis_at(first[at] or 0)].bandwidth for at in cycle}
+        if min(speeds.values()) < max(speeds.values()):
+            ends = chains.start, chains.end
+            lent.append(max(cycle, key=lambda at: (speeds[at], -sum(first[at] in each for each in ends))))
+    need = math.prod(chains.digits[at].radix for at in lent)
+    free = (n for n, d in enumerate(chains.digits) if d.src is d.dst is None and d.radix and d.radix % need == 0)
+    split = next(free, None)
+    # Each further step waits for its call, which links leave out: half a tile has to be worth several of them.
+    slowest = min(links.values(), key=lambda link: link.speed)
+    worth = 2 * _CALLS * slowest.latency * slowest.bandwidth
+    if not lent or split is None or chains.layout(first).tile_bytes < worth:
+        return None
+    radices = [chains.digits[at].radix for at in lent]
+    local, more = chains.digits[split], len(lent)
+    parts = [local._replace(radix=radix) for radix in (*radices, local.radix // need)]
+    digits = (*chains.digits[:split], *parts, *chains.digits[split + 1 :])
+    wider = Chains(Pair(chains.source, chains.target), replace(chains.refinement, digits=digits))
+    before, after_all = ([*s[:split], *[None] * more, *s[split:]] for s in (first, last))
+    opened = list(before)
+    for number, digit in enumerate(lent):
+        held, stride = digit + (more if digit > split else 0), first[digit]
+        opened[split + number], opened[held] = stride, None
+        if stride not in chains.start:
+            before[split + number], before[held] = stride, None
+        if stride not in chains.end:
+            taken = taking[stride or 0]
+            after_all[split + number], after_all[taken + (more if taken > split else 0)] = stride, None
+    goal = tuple(after_all)
+    return wider, [tuple(before), tuple(opened), *wider.one_by_one(tuple(opened), goal), goal]
 
 
 def _group_axes(axes: Sequence[str]) -> Iterator[list[list[str]]]:
