@@ -151,7 +151,8 @@ def _fusion(inside: Computation, one: Instruction, fused: Computation) -> int:
             outer = inside.by_name[one.operands[int(each.literal)]]
             total += 0 if _on_chip(_text(outer)) else _read(fused, each)
     results = [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    shapes = [part[0] for part in _ARRAY.finditer(_text(one))]
+    # What starts yields its operands and a context, too.
+    shapes = [part[0] for part in _ARRAY.finditer(_text(one))] if one.opcode == "fusion" else map(_text, results)
     for result, shape in zip(results, shapes, strict=True):
         made = _behind_bitcasts(fused, result)
         if _on_chip(shape):

@@ -180,8 +180,10 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     if platform == "cpu":
         rounds = request.plain and whole.seconds is None and not whole.donate
         free = on_jax.in_rounds(whole) if rounds else whole
+    elif platform == "gpu":
+        free = on_jax.in_parts_on_gpu(whole)
     elif not padded or not request.plain or (options.network_named and not whole.donate):
-        free = on_jax.in_parts(whole, overlap=overlap, lanes=padded)
+        free = on_jax.in_parts(whole, lanes=padded)
     else:
         # By other steps, where nobody named the network and these need far less of a TPU's memory.
         free = on_jax.in_parts_on_tpu(whole)

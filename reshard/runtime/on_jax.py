@@ -29,6 +29,7 @@ from reshard.plans.plan import Batch, Plan, Step
 from reshard.runtime.xla import LEAST as LEAST
 from reshard.runtime.xla import PARTS as PARTS
 from reshard.runtime.xla import in_parts as in_parts
+from reshard.runtime.xla import in_parts_on_gpu as in_parts_on_gpu
 from reshard.runtime.xla import in_parts_on_tpu as in_parts_on_tpu
 from reshard.runtime.xla import in_rounds as in_rounds
 from reshard.runtime.xla import peak_bytes as peak_bytes

@@ -4,6 +4,7 @@
     list_forms          the forms in which a platform may run a plan
     choose_form         the one of least memory among those that are about as fast as any, by `form_costs`
     in_parts_on_tpu     the form that a TPU is given
+    in_parts_on_gpu     parts, but for steps that a GPU copies less for at once
     in_rounds           large all-to-alls as exchanges, and gathers dim by dim, for XLA:CPU
     peak_bytes          what a plan needs of memory, on a TPU with the padding of its tiles
 
@@ -21,7 +22,7 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower.exchange_rounds import lower_exchange
-from reshard.lower.program import lower_steps, part_of
+from reshard.lower.program import AllGather, AllToAll, Exchange, ReduceScatter, lower_steps, part_of
 from reshard.lower.to_shard_map import (
     LANES,
     SUBLANES,
@@ -30,6 +31,7 @@ from reshard.lower.to_shard_map import (
     find_regions_on_tpu,
     is_cut_in_place,
     joins_in_one_copy,
+    lie_in_turn,
     sent_as_it_lies,
 )
 from reshard.lower.to_shard_map.part_loops import group_steps, share_loop
@@ -304,6 +306,62 @@ def _is_one_of_xla(plan: Plan) -> bool:
         left += [one[same:]] if one[same:] else []
         come += [two[same:]] if two[same:] else []
     return all(axes in left for axes in come)
+
+
+# The forms of a plan's steps on a GPU, by what each copies in memory.
+#
+#                              at once                                    in parts
+# all_gather along dim 0       nothing: the tiles arrive where they go    a part is cut out, and written
+# all_gather along another     the result, to put it together             the same
+# all_to_all, reduce_scatter   what does not lie block after block        a part is packed, and written
+# permute                      nothing                                    a part is cut out, and written
+# exchange                     messages, cut out and written              the same, and the parts
+#
+# Copies of parts that overlap run beside the next part's collective. Then a form may copy more and take less time.
+
+
+GPU_WIRE, GPU_MEMORY = 450e9, 3.35e12
+"""Bytes a second of an H100: NVLink, each way, and memory (its data sheet)."""
+
+
+def in_parts_on_gpu(plan: Plan, least: int = LEAST) -> Plan:
+    """`in_parts`, but for steps that copy less at once: these stay whole, unless what overlaps takes less time.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
+    >>> ends = [Layout.parse(text, Mesh(x=8)) for text in ("f32[{x}64, 64]", "f32[512, 64]", "f32[512, {x}8]")]
+    >>> [[step.mode.parts for step in in_parts_on_gpu(plan(ends[0], end), least=0).steps] for end in ends[1:]]
+    [[1], [8]]
+    """
+    parted = in_parts(plan, least, overlap=True, lanes=False)
+    moves = [StepSpec(step.kind, step.result, step.mode) for step in parted.steps]
+    for at in reversed(range(len(moves))):
+        step, mode = plan.steps[at], parted.steps[at].mode
+        if mode.in_place or (mode.parts == 1 and parted.steps[at].kind == step.kind):
+            continue
+        at_once, copied = count_copied_bytes(step), 2 * (step.operand.tile_bytes + step.result.tile_bytes)
+        wires = step.seconds or step.received_bytes / GPU_WIRE
+        pays = mode.overlap and max(wires, copied / GPU_MEMORY) < 0.95 * (wires + at_once / GPU_MEMORY)
+        shares = at + 1 < len(moves) and moves[at + 1].mode.parts == mode.parts
+        if not (shares if step.kind == "slice" else pays or copied <= at_once):
+            moves[at] = StepSpec(step.kind, step.result, step.mode)
+    return _replace_steps(plan, moves)
+
+
+def count_copied_bytes(step: Step) -> int:
+    """The bytes that a GPU reads and writes in its memory beside the collective of a step at once."""
+    operand, result = step.operand.tile_bytes, step.result.tile_bytes
+    (each,) = lower_steps(step.operand, [step]).instructions
+    match each:
+        case AllGather(receive=view):
+            return 0 if lie_in_turn(view, range(len(view.tile))) else 2 * result
+        case AllToAll(send=send, receive=receive) | ReduceScatter(send=send, receive=receive):
+            turns = [lie_in_turn(view, range(len(view.tile))) for view in (send, receive)]
+            return 2 * ((not turns[0]) * operand + (not turns[1]) * result)
+        case Exchange():
+            return operand + result
+        case _:
+            return 0
 
 
 # Plans for XLA:CPU, where what counts is how often a device copies its bytes, and how many launches there are.

@@ -35,7 +35,9 @@ def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: py
     if platform == "cpu":
         assert parts(None) == parts(10 << 30) == [1]
         return
-    assert parts(None) == parts(10 << 30) == parts(tiles + tiles // 4) == [8]
+    # Blocks leave as they lie in a GPU's memory, so parts would be copied beside what arrives.
+    assert parts(None) == parts(10 << 30) == [8 if platform == "tpu" else 1]
+    assert parts(tiles + tiles // 4) == [8]
     assert parts(tiles + tiles // 8) == [16] and parts(tiles + tiles // 16) == [32]
     with pytest.raises(BudgetError) as refused:
         parts(tiles)

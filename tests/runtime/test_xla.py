@@ -418,6 +418,37 @@ def test_messages_of_an_exchange_at_once_are_padded(sizes: dict[str, int], befor
     assert compiled - 0.002 <= promise <= 1.06 * compiled
 
 
+# ---- as a GPU runs them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "steps"),
+    [
+        ("f32[{x}64, 64]", "f32[256, 64]", [("all_gather", 1)]),  # nothing is copied
+        ("f32[64, {x}64]", "f32[64, 256]", [("all_gather", 1)]),  # the result alone
+        ("f32[8, {x}64, 8]", "f32[{x}2, 256, 8]", [("all_to_all", 1)]),  # blocks leave as they lie
+        ("f32[64, {x}8, 8]", "f32[64, 32, {x}2]", [("all_to_all", 8)]),  # packed and put together in any case
+        ("f32[{x}{y}64, 3]", "f32[{y}{x}64, 3]", [("permute", 1)]),
+        ("f32[{x}64, 64]", "f32[{x}{y}32, 64]", [("slice", 1)]),
+        ("f32[{y}{x}32, 8]", "f32[256, {x}2]", [("all_to_all", 1), ("all_gather", 1)]),
+    ],
+)
+def test_no_parts_where_a_gpu_copies_less_at_once(source: str, target: str, steps: list[tuple[str, int]]):
+    plan = planned(source, target)
+    form = xla.in_parts_on_gpu(plan, least=0)
+    assert modes(form) == steps, form
+    assert form.received_bytes == plan.received_bytes
+    check(form)
+
+
+def test_parts_overlap_on_a_gpu_where_the_wires_hide_what_they_copy(monkeypatch: pytest.MonkeyPatch):
+    """At once, the result is put together after the wires; in parts, beside them. Of a gather of rows nothing is."""
+    monkeypatch.setattr(xla, "OVERLAPPED", 0)
+    for source, target, parts in (("f32[64, {x}64]", "f32[64, 256]", 16), ("f32[{x}64, 64]", "f32[256, 64]", 1)):
+        form = xla.in_parts_on_gpu(planned(source, target), least=0)
+        assert [(step.mode.parts, step.mode.overlap) for step in form.steps] == [(parts, parts > 1)]
+
+
 # ---- rounds on CPUs ---------------------------------------------------------------------------------
 
 
