@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from reshard.runtime.on_mpi.repeated import DEFERRED, TILES, PreparedMove, find_
 from reshard.runtime.on_mpi.team import CORES, TIME_LIMIT, Comm, Started, Team, check_alive, team_at_hand
 from reshard.synth import Network
 from reshard.types import Layout
+
+HIDDEN = 1 << 20
+"""Bytes of a tile from which a thread makes a small move that has begun: to start one takes a third of such a move."""
 
 
 def prepare(
@@ -113,17 +117,28 @@ class MoveHandle:
     def start(self, tile: Any, *, out: Any = None) -> StartedMove:
         """Begins a move, and returns what to wait for; until then, `tile` and `out` must not be changed or read.
 
-        Small moves are staged and posted here, so that the ranks need not wait for each other later, and copied to
-        `out` by `wait`. Other moves are made by a thread meanwhile, if this process may use more cores than the node
-        has ranks, and MPI allows threads; else by `wait`. One move of a communicator is under way at a time: any other
-        call there finishes it first.
+        Moves are made by a thread meanwhile, if this process may use more cores than the node has ranks, and MPI allows
+        threads; else by `wait`. Small moves are staged and posted here, so that the ranks need not wait for each other
+        later, and copied to `out` by `wait`; a thread makes those of at least `HIDDEN` bytes. One move of a
+        communicator is under way at a time: any other call there finishes it first.
         """
         prepared, limit = self._prepared, self._limit
         # What has begun goes on if the handle is freed meanwhile: some ranks may have made it by then.
         freed = self._freed
         if prepared is not None and prepared.team.alive:
             release, same = prepared.hold(limit)
+
+            def make() -> Any:
+                # Without a turn: whoever comes meanwhile waits for this thread first.
+                prepared.start(tile, out, same)
+                return prepared.finish(out, limit)
+
             try:
+                move = StartedMove(lambda: self._make_anew(tile, out, None, freed), make)
+                hides = self.source.tile_bytes >= HIDDEN and len(prepared.team.members) < CORES
+                if hides and (number := move.begin()):
+                    prepared.team.started = Started(move.finish, number)
+                    return move
                 prepared.start(tile, out, same)
             finally:
                 release()
@@ -188,8 +203,10 @@ class StartedMove:
     True
     """
 
-    def __init__(self, run: Callable[[], Any]) -> None:
+    def __init__(self, run: Callable[[], Any], ahead: Callable[[], Any] | None = None) -> None:
         self._run: Callable[[], Any] | None = run
+        self._ahead = ahead
+        """What a thread makes instead; if it gives `DEFERRED`, whoever waits for the move makes it."""
         self._thread: threading.Thread | None = None
         self._result: Any = None
         self._error: BaseException | None = None
@@ -206,7 +223,7 @@ class StartedMove:
         context = copy_context()
         # Once threads have overlapped, requests have their names: ranks without a core to spare give the caller's.
         name = threading.current_thread().name
-        thread = threading.Thread(target=lambda: context.run(self._make), name=name, daemon=True)
+        thread = threading.Thread(target=lambda: context.run(self._make_beside), name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError:  # The system has no more threads, or the interpreter ends.
@@ -218,8 +235,21 @@ class StartedMove:
         """Waits for the end, and leaves its error to `wait`."""
         if self._thread is not None:
             self._thread.join()
-        else:
-            self._make()
+        self._make()
+
+    def _make_beside(self) -> None:
+        """The thread's part: the whole move, or what can be done without the caller's turn."""
+        with _quick_turns:
+            if self._ahead is None:
+                self._make()
+                return
+            try:
+                result = self._ahead()
+            except BaseException as error:  # `wait` raises it.
+                self._run, self._error = None, error
+                return
+            if result is not DEFERRED:
+                self._run, self._result = None, result
 
     def _make(self) -> None:
         run, self._run = self._run, None
@@ -229,3 +259,33 @@ class StartedMove:
             self._result = run()
         except BaseException as error:  # `wait` raises it.
             self._error = error
+
+
+class _QuickTurns:
+    """While threads make moves, Python's threads give each other the interpreter after a fifth of a millisecond.
+
+    A move asks for it between its copies and its looks at the other ranks. By default it would wait five milliseconds
+    each time for a thread that works in Python, or in many short calls of numpy: as long as 50 MiB take to copy.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._usual = self._quick = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._under_way += 1
+            if self._under_way == 1:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual, 2e-4))
+                self._quick = sys.getswitchinterval()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._under_way -= 1
+            if not self._under_way and sys.getswitchinterval() == self._quick:  # Else somebody has set another one.
+                sys.setswitchinterval(self._usual)
+
+
+_quick_turns = _QuickTurns()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -342,21 +343,25 @@ def begun(comm: MPI.Intracomm) -> Iterator[Case]:
     rows, columns = slabs(comm, "int64")
     tile, odd = given_tile(rows, comm.rank, "int64"), comm.rank == ODD
 
-    def freed_while_begun(with_cores: bool, mixed: bool) -> None:
+    @contextmanager
+    def ways(with_cores: bool, small: bool) -> Iterator[None]:
+        """A thread makes the move where there are cores, as a small one or anew."""
+        one = mock.patch.multiple(handles, CORES=comm.size + 1 if with_cores else 1, HIDDEN=0)
+        with one, nullcontext() if small else mock.patch.object(repeated, "STAGED", 8):
+            yield
+
+    def freed_while_begun(with_cores: bool, small: bool, mixed: bool) -> None:
         """The move goes on, whether a thread makes it or `wait`, and however the threads are called."""
-        cores = comm.size + 1 if with_cores else 1
-        patches = mock.patch.object(handles, "CORES", cores), mock.patch.object(turns_of(comm), "mixed", mixed)
-        with patches[0], patches[1], mock.patch.object(repeated, "STAGED", 8):
+        with ways(with_cores, small), mock.patch.object(turns_of(comm), "mixed", mixed):
             for _ in range(2):
                 with prepare(rows, columns, comm, limit=5) as gone:
                     begun = gone.start(tile)
                 check_tile(columns, comm.rank, begun.wait(), comm)
 
-    def one_after_another(with_cores: bool) -> None:
+    def one_after_another(with_cores: bool, small: bool) -> None:
         """A move that begins finishes the one that has begun before, whoever makes it, and is not made beside it."""
         wanted = given_tile(columns, comm.rank, "int64")
-        cores = mock.patch.object(handles, "CORES", comm.size + 1 if with_cores else 1)
-        with cores, mock.patch.object(repeated, "STAGED", 8):
+        with ways(with_cores, small):
             ends = (rows, columns), (columns, rows)
             there, back = (prepare(*each, comm, limit=5) for each in ends)
             if odd:
@@ -365,12 +370,12 @@ def begun(comm: MPI.Intracomm) -> Iterator[Case]:
             assert np.array_equal(second.wait(), tile)
             assert np.array_equal(third.wait(), -wanted) and np.array_equal(first.wait(), wanted)
 
-    def without_a_thread() -> None:
+    def without_a_thread(small: bool) -> None:
         """A rank that can start none makes the move when it waits, and a thread that is there comes before the others'
         reports are looked for: they must not be received twice.
         """
         full = mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
-        with mock.patch.object(handles, "CORES", comm.size + 1), mock.patch.object(repeated, "STAGED", 8):
+        with ways(True, small):
             slow = prepare(rows, columns, comm, limit=LIMIT)
             with full if odd else nullcontext():
                 begun = slow.start(tile)
@@ -380,12 +385,23 @@ def begun(comm: MPI.Intracomm) -> Iterator[Case]:
                 assert team_of(comm).alive and not begun._thread.is_alive()
             check_tile(columns, comm.rank, begun.wait(), comm)
 
-    for mixed in (False, True):
-        yield f"freed while begun, mixed {mixed}", partial(freed_while_begun, True, mixed)
-        yield f"freed while begun on some ranks, mixed {mixed}", partial(freed_while_begun, odd, mixed)
-    for name, cores in (("threads", True), ("waits", False), ("some threads", odd)):
-        yield f"one after another, by {name}", partial(one_after_another, cores)
-    yield "without a thread", without_a_thread
+    def wrong_on_one_rank() -> None:
+        """A small move that a thread makes defers where a tile is wrong: all raise when they wait, and go on."""
+        with ways(True, True), prepare(rows, columns, comm, limit=LIMIT) as handle:
+            begun = handle.start(tile[:, :1] if odd else tile)
+            assert isinstance(caught_by(begun.wait), TileError) and isinstance(caught_by(begun.wait), TileError)
+            check_tile(columns, comm.rank, handle.start(tile).wait(), comm)
+        assert sys.getswitchinterval() == usual
+
+    usual = sys.getswitchinterval()
+    for small in (False, True):
+        for mixed in (False, True):
+            yield f"freed while begun, {small}, {mixed}", partial(freed_while_begun, True, small, mixed)
+            yield f"freed while begun on some ranks, {small}, {mixed}", partial(freed_while_begun, odd, small, mixed)
+        for name, cores in (("threads", True), ("waits", False), ("some threads", odd)):
+            yield f"one after another, by {name}, {small}", partial(one_after_another, cores, small)
+        yield f"without a thread, {small}", partial(without_a_thread, small)
+    yield "wrong on one rank", wrong_on_one_rank
 
 
 def _call(handle: Any, begins: bool, tile: Any, out: Any) -> Any:

@@ -107,6 +107,7 @@ class Schedule:
         sizes = comms[0].size
         cores = self.choose.choice((1, 2, sizes, sizes + 1, None))
         self.cores = self.own.choice((1, sizes + 1)) if cores is None else cores
+        self.hidden = self.own.choice((0, handles.HIDDEN))
 
     def run(self, length: int) -> None:
         """Makes `length` operations, and then waits for what has begun."""
@@ -117,7 +118,8 @@ class Schedule:
             make_team(*given)
             self.making += time.monotonic() - start
 
-        cores, teams = mock.patch.object(handles, "CORES", self.cores), mock.patch.object(Team, "__init__", timed)
+        cores = mock.patch.multiple(handles, CORES=self.cores, HIDDEN=self.hidden)
+        teams = mock.patch.object(Team, "__init__", timed)
         with small, cores, teams:
             operations = [each for each, weight in self._operations() for _ in range(weight)]
             for _ in range(length):

@@ -65,6 +65,11 @@ class Direct:
     unpacking: Tables = field(default_factory=dict[Hashable, CopyTable])
 
     @property
+    def quiet(self) -> bool:
+        """Whether there are no messages, at which the rank would look between copies."""
+        return not self.messages.sends.chunks and not self.messages.receives.chunks
+
+    @property
     def pulled(self) -> int:
         """Elements that this rank receives from other ranks of its node."""
         return sum(block.elements for _, blocks in self.pulls for block in blocks)
@@ -186,7 +191,7 @@ def pull_from(tiles: Mapping[int, Array]) -> Fill:
 
     def fill(_: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         pulls = [TileCopies(blocks, target, view_as_words(tiles[rank])) for rank, blocks in move.pulls]
-        return list_copy_steps([TileCopies(move.own, target, tile), *pulls], move.order, move.pulling)
+        return list_copy_steps([TileCopies(move.own, target, tile), *pulls], move.order, move.pulling, whole=move.quiet)
 
     return fill
 
@@ -214,12 +219,12 @@ def list_pushes(
 def push_into(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
     """Copies into the results of other ranks, which lie in windows."""
 
-    def fill(_: Call, __: Direct, tile: Array, target: Array) -> list[Copies]:
+    def fill(_: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         copies = [
             TileCopies(blocks, view_as_words(targets[rank]) if rank in targets else target, tile)
             for rank, blocks in mine.blocks
         ]
-        return list_copy_steps(copies, mine.order, mine.pushing, tile)
+        return list_copy_steps(copies, mine.order, mine.pushing, tile, move.quiet)
 
     return fill
 
@@ -256,7 +261,7 @@ def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ..
 def pack_for_node(packing: NodePacking, tile: Array, packed: Array) -> None:
     """Copies what the others of the node need out of a raw tile, one block after another."""
     copies = [TileCopies(packing.blocks, packed, tile)]
-    for step in list_copy_steps(copies, packing.order, packing.packing, tile):
+    for step in list_copy_steps(copies, packing.order, packing.packing, tile, whole=True):
         step()
 
 
@@ -269,7 +274,7 @@ def unpack_from(packed: Mapping[int, Array]) -> Fill:
             starts = itertools.accumulate((block.elements for block in blocks), initial=0)
             packs = [pack_block(block, "dst", at).reversed for block, at in zip(blocks, starts, strict=False)]
             copies.append(TileCopies(packs, target, view_as_words(packed[rank])))
-        return list_copy_steps(copies, move.order, move.unpacking)
+        return list_copy_steps(copies, move.order, move.unpacking, whole=move.quiet)
 
     return fill
 

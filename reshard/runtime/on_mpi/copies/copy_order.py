@@ -132,12 +132,17 @@ def _read_ahead(parts: Sequence[_Placed], elements: int, itemsize: int) -> Itera
 
 
 def list_copy_steps(
-    copies: Sequence[TileCopies], order: Order, made: dict[Hashable, CopyTable], tile: Array | None = None
+    copies: Sequence[TileCopies],
+    order: Order,
+    made: dict[Hashable, CopyTable],
+    tile: Array | None = None,
+    whole: bool = False,
 ) -> list[Callable[[], object]]:
     """The copies as functions, in this order; one by one if some copy transposes.
 
     `tile` is the one that they read, if the order is that of its memory. `made` has what an earlier call with the same
-    blocks has worked out.
+    blocks has worked out. `whole`: nothing is done between two steps, so that one is enough. Each asks for Python's
+    interpreter again, for which a move that a thread makes may have to wait.
     """
     ends = [(each.source.ctypes.data, each.target.ctypes.data) for each in copies]
     key = tile is not None, *((each.target.strides, each.source.strides) for each in copies)
@@ -150,7 +155,7 @@ def list_copy_steps(
         if apart and sum(target.nbytes for target, _ in views) >= stream_copy.LARGE and stream_copy.find_kernel():
             groups = [len(each.blocks) for each in copies]
             table = made[key] = CopyTable(views, tile is not None, groups, ends)
-    streamed = table.list_steps(ends, copies) if table is not None and apart else None
+    streamed = table.list_steps(ends, copies, whole) if table is not None and apart else None
     if streamed is not None:
         return streamed
     views = views or [pair for each in copies for pair in pair_views(*each)]

@@ -124,9 +124,11 @@ class CopyTable:
         head = [len(boxes), len(loops) // 4, by_source, row, 0]
         self._numbers = np.array([*head, *numbers, *loops, *[0] * len(boxes)], np.int64)
 
-    def list_steps(self, bases: Sequence[tuple[int, int]], alive: object) -> list[Callable[[], object]] | None:
+    def list_steps(
+        self, bases: Sequence[tuple[int, int]], alive: object, whole: bool = False
+    ) -> list[Callable[[], object]] | None:
         """The copies as functions, between pairs of tiles at these (source, target) addresses, which are kept `alive`;
-        None if numpy is faster.
+        as a single one if `whole`. None if numpy is faster.
         """
         kernel = find_kernel()
         if kernel is None or not self._worth:
@@ -136,7 +138,8 @@ class CopyTable:
         boxes[:, :2] += np.array(bases, np.int64)[self._group]
         table[_HEAD - 1] = bases[0][self._side]
         # Each copies the next part.
-        return [lambda _=alive: kernel(table, _PART)] * -(-self.nbytes // _PART)
+        part = max(1, self.nbytes) if whole else _PART
+        return [lambda _=alive: kernel(table, part)] * -(-self.nbytes // part)
 
 
 def list_stream_steps(
@@ -158,7 +161,7 @@ def list_stream_steps(
         return None
     if any(np.may_share_memory(*pair) for pair in views):
         return None
-    return CopyTable(views).list_steps([(0, 0)], views)
+    return CopyTable(views).list_steps([(0, 0)], views, whole=True)
 
 
 def copy_views(views: Sequence[tuple[Array, Array]]) -> None:
