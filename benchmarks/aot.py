@@ -53,6 +53,7 @@ from benchmarks.against_shardy import named
 from reshard import hlo
 from reshard.errors import BudgetError
 from reshard.jax import placement, redistribute
+from reshard.jax.compiled_forms import compile_form
 from reshard.jax.request import ReshardRequest, plan_request
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
@@ -307,7 +308,7 @@ class Promise:
     """A move under a budget, which the compiler says is kept, or is not, or which was refused.
 
     `smallest` is the budget that the refusal says works, `peak` what is compiled for the budget, or for that one, and
-    `seconds` what choosing it took.
+    `compilations` and `seconds` what choosing it took: one form is compiled at least.
     """
 
     pair: Pair
@@ -315,6 +316,7 @@ class Promise:
     smallest: int | None
     peak: int
     steps: tuple[str, ...]
+    compilations: int
     seconds: float
 
     @property
@@ -328,7 +330,8 @@ class Promise:
         refused = "" if self.smallest is None else f", refused, {self.smallest / ends:.3f} works"
         return (
             f"{'kept' if self.kept else 'BROKEN'}: {source} to {target} {source.mesh}, budget {self.budget / ends:.3f}"
-            f"{refused}, compiled {self.peak / ends:.3f} in {self.seconds:.1f} s: {' '.join(self.steps)}"
+            f"{refused}, compiled {self.peak / ends:.3f}, {self.compilations} forms in {self.seconds:.1f} s: "
+            f"{' '.join(self.steps)}"
         )
 
 
@@ -352,7 +355,7 @@ def random_promises(on: Sequence[Any], count: int, seed: int) -> Iterator[Promis
 def check_promise(pair: Pair, on: Sequence[Any], times: float) -> Promise:
     """What a budget of so many times source and target comes to."""
     compilation, smallest, began = Compilation.of(pair, on, times), None, time.perf_counter()
-    budget = compilation.budget or 0
+    budget, known = compilation.budget or 0, compile_form.cache_info().misses
     try:
         plan = compilation.plan
     except BudgetError as error:
@@ -361,7 +364,8 @@ def check_promise(pair: Pair, on: Sequence[Any], times: float) -> Promise:
         plan = compilation.plan
     seconds = time.perf_counter() - began
     steps = tuple(f"{step.kind}/{step.mode.parts}" if step.mode.parts > 1 else step.kind for step in plan.steps)
-    return Promise(pair, budget, smallest, Memory.of(compilation.ours()).peak, steps, seconds)
+    count = compile_form.cache_info().misses - known
+    return Promise(pair, budget, smallest, Memory.of(compilation.ours()).peak, steps, count, seconds)
 
 
 # ---- on the screen ---------------------------------------------------------------------------------
@@ -468,10 +472,11 @@ def show_promises(promises: Iterator[Promise], seed: int) -> int:
         made.append(promise)
         console.print(f"{len(made)} {promise}", markup=False)
     refused, broken = [one for one in made if one.smallest is not None], [one for one in made if not one.kept]
-    taken = sorted(one.seconds for one in made)
+    taken = [sorted(each) for each in ((one.seconds for one in made), (one.compilations for one in made))]
+    median, count = (each[len(each) // 2] for each in taken)
     console.print(
-        f"seed {seed}: {len(made)} budgets, {len(broken)} broken, {len(refused)} refused; a choice takes "
-        f"{taken[len(taken) // 2]:.2f} s, at most {taken[-1]:.2f}"
+        f"seed {seed}: {len(made)} budgets, {len(broken)} broken, {len(refused)} refused; "
+        f"a choice compiles {count} forms, at most {taken[1][-1]}, in {median:.2f} s, at most {taken[0][-1]:.2f}"
     )
     return int(bool(broken))
 

@@ -240,7 +240,7 @@ def fit_compiled(
         if compile_form(form, ends).peak_bytes <= budget:
             return form
     # A budget of that many bytes finds the same form: those that depend on the budget are left out.
-    made = [compile_form(form, ends) for form in forms]
+    made = [compile_form(form, ends) for form in drop_repeats(forms)]
     least = min(made, key=lambda form: form.peak_bytes)
     source, target = forms[0].source, forms[0].target
     raise BudgetError(
