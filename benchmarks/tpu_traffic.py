@@ -136,6 +136,9 @@ def instruction_bytes(module: Module, inside: Computation, one: Instruction, ski
     if one.opcode == "dynamic-update-slice":
         update = _text(inside.by_name[one.operands[1]])
         return _size(update) + (0 if _on_chip(_text(one)) else _logical(update))
+    if one.opcode == "slice-start":  # ((operand), result, context)
+        result = list(_ARRAY.finditer(_text(one)))[len(one.operands)][0]
+        return _size(result) + (0 if _on_chip(_text(inside.by_name[one.operands[0]])) else _logical(result))
     if one.opcode == "copy-start":
         return _size(_text(inside.by_name[one.operands[0]])) + _size(_first(_text(one)))
     return _size(_text(one)) + sum(_size(_text(inside.by_name[name])) for name in one.operands)

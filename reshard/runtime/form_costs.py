@@ -25,7 +25,7 @@ from reshard.geometry.refine import refine
 from reshard.lower import lower_plan
 from reshard.lower.program import AllToAll, Exchange, InParts, Program
 from reshard.lower.to_shard_map import choose_memory_order, choose_part_form, count_padded_bytes, lie_in_turn
-from reshard.lower.to_shard_map.part_loops import group_steps
+from reshard.lower.to_shard_map.part_loops import are_unrolled, group_steps
 from reshard.plans.plan import Plan, Step
 from reshard.synth.cost import time_on_network
 from reshard.synth.network import Network
@@ -115,16 +115,19 @@ def list_passes(plan: Plan) -> list[Pass]:
 
 def _pass_parts(loop: Sequence[Step], program: Program, at: int) -> Iterator[Pass]:
     """The passes of steps that share a loop, which begin at instruction `at`."""
-    parts = loop[0].mode.parts
+    parts, instructions = loop[0].mode.parts, program.instructions[at : at + len(loop)]
+    unrolled = are_unrolled([each for each in instructions if isinstance(each, InParts)])
     for number, step in enumerate(loop):
-        instruction, last = program.instructions[at + number], number == len(loop) - 1
+        instruction, last = instructions[number], number == len(loop) - 1
         assert isinstance(instruction, InParts)
         sent, received, turns = _padded(step.operand), _padded(step.result), _turns(step)
         if step.kind == "slice":
             yield Pass(received, "load", parts)
             continue
         form = choose_part_form(instruction, program.tile_shapes[at + number], program.dtype)
-        if number == 0:
+        if number == 0 and unrolled:
+            yield Pass(sent / parts, "load")  # The other parts are cut out beside the copies.
+        elif number == 0:
             yield Pass(sent, "load", parts)
         cut = form.cut and len(loop) == 1
         if turns and not form.turns:

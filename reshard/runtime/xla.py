@@ -210,6 +210,11 @@ ABOUT = 0.04
 """Forms that take up to so much more than the fastest one are about as fast."""
 XLA_TAKES = 0.25
 """The same for an exchange, for which XLA needs two collectives: these take it at least 1.4 times as long."""
+TRANSPOSED_AT_ONCE = 1 << 30
+"""The most bytes of a result that is received at once and then transposed: of parts, libtpu writes each to memory after
+it is transposed and reads it again to write it where it belongs, which takes 1.3 times as long in all."""
+SMALL_GATHER = 64 << 20
+"""Up to this many bytes of its result a gather is in half as many parts: a kernel takes at least 1 us."""
 
 
 def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> list[Plan]:
@@ -228,7 +233,7 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
     ends = [(step.operand, step.result) for step in plan.steps if step.kind == "all_to_all"]
     turns = any(len({choose_memory_order(end.tile_shape, end.dtype)[-1] for end in two}) > 1 for two in ends)
     if kinds & {"all_to_all", "all_gather"} and "exchange" not in kinds and not turns:
-        forms += [in_parts(plan, least, count) for count in COUNTS]
+        forms += [shape_gathers(in_parts(plan, least, count)) for count in COUNTS]
     one = plan.source.partial_as(plan.target) and one_set(plan.source.mesh, plan.target.mesh)
     r = refine(plan.source, plan.target) if one and not plan.donate and plan.view is None else None
     if r is None or plan.source.tile_bytes + plan.target.tile_bytes < least:
@@ -286,9 +291,37 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST_ON_TPU) -> Plan:
         return overwrite_plan(plan, max(least, LEAST)) or in_parts_on_tpu(undonated, least)
     kinds = {step.kind for step in plan.steps}
     if plan.view is not None or kinds == {"all_gather"} or kinds & {"reduce_scatter", "all_reduce", "split_sum"}:
-        return in_parts(plan, max(least, LEAST))
+        return shape_gathers(in_parts(plan, max(least, LEAST)))
     slack = ABOUT if "all_gather" in kinds or _is_one_of_xla(plan) else XLA_TAKES
     return choose_form(list_forms(plan, "tpu", least), "tpu", slack=slack)
+
+
+def shape_gathers(parted: Plan) -> Plan:
+    """A plan in parts, with steps at once where a TPU gains nothing by parts of them, as XLA has them.
+
+    All collectives of a plan with a gather, where a loop makes another dim the minor one in memory, for tiles of up to
+    `TRANSPOSED_AT_ONCE` bytes; and those before another loop, which reads what they receive where it lies. Small
+    gathers are in fewer parts.
+    """
+    loops = group_steps(parted.steps)
+    minors = [
+        {choose_memory_order(end.tile_shape, end.dtype)[-1:] for step in loop for end in (step.operand, step.result)}
+        for loop in loops
+    ]
+    gathers = any(step.kind == "all_gather" for step in parted.steps)
+    large = max((step.result.tile_bytes for step in parted.steps), default=0) > TRANSPOSED_AT_ONCE
+    turned = gathers and not large and any(len(each) > 1 for each in minors)
+    moves: list[StepSpec] = []
+    for at, loop in enumerate(loops):
+        last, count = loop[-1], loop[-1].mode.parts // 2
+        ahead = gathers and len(loop) == 1 and at + 1 < len(loops) and last.kind in ("permute", "all_to_all")
+        whole = ahead or (turned and all(step.kind != "exchange" for step in loop))
+        small = last.kind == "all_gather" and last.result.tile_bytes <= SMALL_GATHER and count >= COUNTS[0]
+        able = small and count in possible_counts(last.operand, last.result)
+        fewer = able and all(can_share_loop(*two, count) for two in itertools.pairwise(loop))
+        modes = (PLAIN if whole else StepMode(parts=count) if fewer else step.mode for step in loop)
+        moves += [StepSpec(step.kind, step.result, mode) for step, mode in zip(loop, modes, strict=True)]
+    return _replace_steps(parted, moves)
 
 
 def _is_one_of_xla(plan: Plan) -> bool:

@@ -264,6 +264,23 @@ def test_the_form_of_each_step(source: str, target: str, steps: list[tuple[str, 
 
 
 @pytest.mark.parametrize(
+    ("source", "target", "steps"),
+    [
+        ("bf16[512, {x}{y}128, 512]", "bf16[512, 512, 512]", [("all_gather", 8)]),
+        ("bf16[128, {x}{y}128, 512]", "bf16[128, 512, 512]", [("all_gather", 4)]),  # small
+        ("bf16[64, {x}{y}16, 512]", "bf16[64, 64, 512]", [("all_gather", 1)]),  # smaller
+        ("bf16[512, 512, {x}{y}96]", "bf16[512, 512, 384]", [("all_gather", 1)]),  # another dim becomes minor
+        ("bf16[4096, 512, {x}{y}96]", "bf16[4096, 512, 384]", [("all_gather", 8)]),  # too large a buffer
+    ],
+)
+def test_the_form_of_gathers(source: str, target: str, steps: list[tuple[str, int]]):
+    plan = planned(source, target, CUBE)
+    form = xla.in_parts_on_tpu(plan)
+    assert modes(form) == steps
+    assert form.received_bytes == plan.received_bytes
+
+
+@pytest.mark.parametrize(
     ("source", "target"),
     [
         ("f32[4, {x}8, 128]", "f32[{x}2, 16, 128]"),

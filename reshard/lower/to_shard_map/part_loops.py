@@ -71,15 +71,29 @@ Array = jax.Array
 Shape = Sequence[int]
 
 
+UNROLLED_PARTS = 8
+
+
+def are_unrolled(steps: Sequence[InParts]) -> bool:
+    """Whether a TPU runs the parts of steps that share a loop one after another instead of in one: those of a gather.
+
+    libtpu cuts the next part out while the last one is copied to its place, if where it lies is a constant; in a loop
+    it does one after the other. Of an all-to-all before the gather it would pack several parts at once.
+    """
+    alone = all(isinstance(step.each, Slice | Permute | AllGather) for step in steps)
+    return alone and isinstance(steps[-1].each, AllGather) and steps[-1].put.parts <= UNROLLED_PARTS
+
+
 def run_part_loop(steps: Sequence[InParts], shapes: Sequence[Shape], place: MeshPlace, run: Run, tile: Array) -> Array:
     """The tile after steps that share a loop, each with the shape of the tile after it; `run` does a step on a part.
 
-    A loop keeps one part in memory at a time; unrolled, XLA moves several at once.
+    A loop keeps one part in memory at a time; unrolled without barriers, XLA moves several at once.
     """
     default, on_tpu = choose_writers(steps[-1], shapes[-1], tile.dtype.name, place, run)
     shape, count = shapes[-1], steps[-1].put.parts
+    unrolled = are_unrolled(steps)
 
-    def fill(writer: PartWriter, tile: Array) -> Array:
+    def fill(writer: PartWriter, tile: Array, unrolled: bool = False) -> Array:
         def pack(number: Array) -> Array:
             if writer.cut is not None and len(steps) == 1:
                 return writer.cut(tile, number)
@@ -91,16 +105,28 @@ def run_part_loop(steps: Sequence[InParts], shapes: Sequence[Shape], place: Mesh
         def write_next(number: Array, filled: Array) -> Array:
             return write(filled, writer.send(pack(number)), number)
 
-        start = make_unfilled(writer.carried, tile.dtype)
+        filled = make_unfilled(writer.carried, tile.dtype)
         if writer.overlaps:
-            filled = overlap_parts(count, start, pack, writer.send, write)
+            filled = overlap_parts(count, filled, pack, writer.send, write)
+        elif unrolled:
+            for number in range(count):
+                at = jnp.asarray(number, jnp.int32)
+                # Before the first part too: without a barrier libtpu would fill a result of up to 36 MiB on the chip,
+                # and count it twice. Where the first part lies is hidden from it: nothing runs beside this one, which
+                # would be cut out to HBM.
+                if number:
+                    tile, filled = lax.optimization_barrier((tile, filled))
+                else:
+                    tile, filled, at = lax.optimization_barrier((tile, filled, at))
+                filled = write_next(at, filled)
         else:
-            filled = lax.fori_loop(0, count, write_next, start)
+            filled = lax.fori_loop(0, count, write_next, filled)
         return writer.tile(filled, shape)
 
-    if on_tpu is None:
+    if on_tpu is None and not unrolled:
         return fill(default, tile)
-    return lax.platform_dependent(tile, tpu=partial(fill, on_tpu), default=partial(fill, default))
+    tpu = partial(fill, default if on_tpu is None else on_tpu, unrolled=unrolled)
+    return lax.platform_dependent(tile, tpu=tpu, default=partial(fill, default))
 
 
 def choose_writers(

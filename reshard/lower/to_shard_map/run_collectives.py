@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -17,11 +18,13 @@ from reshard.lower.groups import Groups
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Plain, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import (
+    LANES,
     BlockRuns,
     choose_memory_order,
     cut_box,
     join_blocks,
     keep_tile_layout,
+    merge_block_digits,
     number_blocks,
     resize_tile,
 )
@@ -55,8 +58,25 @@ def gather_group_tiles(step: AllGather, place: MeshPlace, tile: Array, shape: Se
     def tiled(levels: Sequence[Groups], tile: Array) -> Array:
         return resize_tile(_gather_by_levels(levels, place, resize_tile(tile, step.send.padded), dim or 0), shape)
 
+    def opened(levels: Sequence[Groups], tile: Array) -> Array:
+        # Tiles travel in the digits of the result, which libtpu orders as it received them: in fewer digits they would
+        # be transposed before they are sent, and after.
+        view = merge_block_digits(step.receive)
+        rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
+        tile = resize_tile(tile, step.send.padded).reshape([view.digits[axis] for axis in rest])
+        at, *more = view.blocks
+        below = math.prod(view.digits[axis] for axis in rest if axis > at and view.dims[axis] == view.dims[at])
+        minor = choose_memory_order(shape, tile.dtype.name)[-1]
+        if not more and (view.dims[at] != minor or below % LANES == 0):
+            tile = _gather_by_levels(levels, place, jnp.expand_dims(tile, at), at)
+        else:  # What is less than a row of lanes cannot be received in its place.
+            order = [*view.blocks, *rest]
+            tile = _gather_by_levels(levels, place, tile[np.newaxis], 0)
+            tile = tile.reshape([view.digits[axis] for axis in order]).transpose(np.argsort(order))
+        return resize_tile(tile.reshape(view.padded), shape)
+
     # Gathering an inner dim costs XLA:CPU and GPU two transposes, of tile and result; TPU needs none.
-    default, on_tpu = tiled if dim == 0 else stacked, stacked if dim is None else tiled
+    default, on_tpu = tiled if dim == 0 else stacked, opened if dim is None else tiled
     if default is on_tpu and len(levels) == 1:
         return default(levels, tile)
     return place.by_platform(tile, tpu=partial(on_tpu, levels), default=partial(default, (step.groups,)))

@@ -98,6 +98,9 @@ def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeyp
         ("f32[{x}4, {y}4]", "f32[16, 8]"),
         ("f32[{x}{y}2/15, 8]", "f32[15, 8]"),
         ("f32[2{x}{y}, 8]", "f32[16, 8]"),
+        # Tiles that lie apart in dim 1: where full rows of lanes are received in their place, and where they are not.
+        ("f32[4, 2{x}{y}128]", "f32[4, 2048]"),
+        ("f32[4, 2{x}{y}3]", "f32[4, 48]"),
     ],
 )
 def test_an_all_gather_as_spelled_for_a_whole_slice_of_tpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch):

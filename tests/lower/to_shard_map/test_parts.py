@@ -16,7 +16,7 @@ import reshard as rs
 from reshard.errors import StepError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
-from reshard.lower.to_shard_map import part_loops, part_writers, run_exchange, tile_memory
+from reshard.lower.to_shard_map import part_loops, part_writers, run_collectives, run_exchange, tile_memory
 from reshard.lower.to_shard_map.part_loops import (
     find_regions_on_tpu,
     find_tiles_on_tpu,
@@ -240,7 +240,7 @@ def small_tpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(lax, "platform_dependent", branch)
     monkeypatch.setattr(run_exchange, "find_message_orders", lambda step: None)
-    for module in (tile_memory, part_loops, part_writers):
+    for module in (tile_memory, part_loops, part_writers, run_collectives):
         monkeypatch.setattr(module, "LANES", 4)
         monkeypatch.setattr(module, "SUBLANES", 2, raising=False)
     monkeypatch.setattr(tile_memory, "_choose_memory_order", getattr(tile_memory, "_choose_memory_order").__wrapped__)  # noqa: B009
