@@ -64,14 +64,17 @@ def problems(ranks: int, scale: int) -> list[Problem]:
         return Layout.from_spec(mesh, shape, dtype, held)
 
     def cyclic(mesh: Mesh, block: int) -> Layout:
-        rounds = [side[0] // (axis * block) for axis in mesh.axes.values()]
-        return Layout.parse(f"f64[{rounds[0]}{{x}}{block}, {rounds[1]}{{y}}{block}]", mesh)
+        dims = [f"{-(-side[0] // (axis * block))}{{{name}}}{block}/{side[0]}" for name, axis in mesh.axes.items()]
+        return Layout.parse(f"f64[{', '.join(dims)}]", mesh)
 
-    blocks = 64 // scale, 256 // scale
+    def dealt(one: int, other: int) -> tuple[Layout, Layout]:
+        return cyclic(grid, one), cyclic(Mesh(x=ranks, y=1), other)
+
     return [
         Problem("slab", spec(line, cube, "f32", ["x"], []), spec(line, cube, "f32", [], ["x"])),
         Problem("pencil", spec(grid, cube, "f32", ["x"], ["y"], []), spec(grid, cube, "f32", ["x"], [], ["y"])),
-        Problem("block-cyclic", cyclic(grid, blocks[0]), cyclic(Mesh(x=ranks, y=1), blocks[1])),
+        Problem("block-cyclic", *dealt(64 // scale, 256 // scale)),
+        *(Problem(f"blocks {one} to {other}", *dealt(one, other)) for one, other in ((64, 96), (50, 75), (33, 100))),
         Problem("columns to rows", spec(line, side, "f64", [], ["x"]), spec(line, side, "f64", ["x"], [])),
     ]
 
@@ -187,8 +190,8 @@ class Bench:
         return (lambda: heat.resplit(array, to)), lambda: heat.resplit(array, to).larray.numpy()
 
     def scalapack(self) -> tuple[Run, Callable[[], np.ndarray]]:
-        if len(self.source.shape) != 2:
-            raise NotImplementedError("matrices only")
+        if len(self.source.shape) != 2 or not (self.source.even and self.target.even):
+            raise NotImplementedError("matrices without padding only")
         vendor = "openmpi" if "Open MPI" in _library() else "mpich"
         library = ctypes.util.find_library(f"scalapack-{vendor}") or f"libscalapack-{vendor}.so.2.2"
         return _pdgemr2d(ctypes.CDLL(library), self)
@@ -315,11 +318,17 @@ def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
 
 def measure(bench: Bench, repeats: int) -> dict[str, list[float]]:
     """Seconds of every way, in turns."""
+    from reshard.lower.to_mpi import seat_of
+    from reshard.mpi.tile_checks import true_part
+
+    def true(tile: np.ndarray) -> np.ndarray:
+        return true_part(tile, bench.target, seat_of(bench.target.mesh, bench.comm.rank, bench.comm.size))
+
     ways = list(bench.ways())
     for name, run, result in ways:
         bench.out[...] = 0
         run()
-        if name != "memcpy" and not np.array_equal(result(), bench.wanted):
+        if name != "memcpy" and not np.array_equal(true(result()), true(bench.wanted)):
             raise AssertionError(f"{bench.problem.name}: {name} is wrong on rank {bench.comm.rank}")
     times: dict[str, list[float]] = {name: [] for name, *_ in ways}
     for _ in range(repeats):
@@ -372,7 +381,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--scale", type=int, default=1, help="divide all sizes by this, for a quick look")
-    parser.add_argument("--problem", help="one of: slab, pencil, block-cyclic, columns to rows")
+    parser.add_argument("--problem", help="one of: slab, pencil, block-cyclic, blocks 50 to 75, columns to rows, ...")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--on-a-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -390,7 +390,8 @@ def team_at_hand(comm: object) -> Team | None:
     """The communicator's team if it has one, alive or not."""
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
-    return cast("Team | None", comm.Get_attr(_KEY))
+    team: Any = comm.Get_attr(_KEY)
+    return team
 
 
 def _split_node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]:

@@ -27,6 +27,20 @@ static void store_line(char *target, const char *source)
     _mm_stream_si128((__m128i *)target + 2, c);
     _mm_stream_si128((__m128i *)target + 3, d);
 }
+
+/* A line that has just been put together: words that one store has written are loaded without waiting for it. */
+static void store_joined_line(char *target, const char *source)
+{
+#if defined(__x86_64__) || defined(_M_X64)
+    for (int at = 0; at < LINE; at += 8) {
+        long long word;
+        memcpy(&word, source + at, 8);
+        _mm_stream_si64((long long *)(target + at), word);
+    }
+#else
+    store_line(target, source);
+#endif
+}
 static void fetch_line(const char *source) { _mm_prefetch(source, _MM_HINT_NTA); }
 static void claim_line(const char *target) { _mm_prefetch(target, _MM_HINT_T0); }
 
@@ -39,12 +53,14 @@ static void store_line(char *target, const char *source)
     __asm__ volatile("ldp q0, q1, [%1]\n\tldp q2, q3, [%1, #32]\n\tstnp q0, q1, [%0]\n\tstnp q2, q3, [%0, #32]"
                      : : "r"(target), "r"(source) : "v0", "v1", "v2", "v3", "memory");
 }
+static void store_joined_line(char *target, const char *source) { store_line(target, source); }
 static void fetch_line(const char *source) { __builtin_prefetch(source, 0, 0); }
 static void claim_line(const char *target) { __builtin_prefetch(target, 1, 3); }
 static void finish(void) { __asm__ volatile("dmb ish" : : : "memory"); }
 #else
 enum { NON_TEMPORAL = 0 };
 static void store_line(char *target, const char *source) { memcpy(target, source, LINE); }
+static void store_joined_line(char *target, const char *source) { store_line(target, source); }
 static void fetch_line(const char *source) { (void)source; }
 static void claim_line(const char *target) { (void)target; }
 static void finish(void) {}
@@ -85,7 +101,7 @@ static void copy_run(Rest *rest, char *target, const char *source, int64_t bytes
         copy_part(rest->line + rest->bytes, source, part);
         rest->bytes += part;
         if (rest->bytes == LINE) {
-            store_line(rest->target, rest->line);
+            store_joined_line(rest->target, rest->line);
             rest->bytes = 0;
         }
     } else {
