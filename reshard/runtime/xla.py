@@ -288,7 +288,8 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST_ON_TPU) -> Plan:
         kept = [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
         seconds = [step.seconds for step in plan.steps]
         undonated = chain(plan.source, plan.target, kept, seconds=seconds, view=plan.view)
-        return overwrite_plan(plan, max(least, LEAST)) or in_parts_on_tpu(undonated, least)
+        kept = in_parts_on_tpu(undonated, least)
+        return overwrite_plan(plan, max(least, LEAST), estimate_form_seconds(kept)) or kept
     kinds = {step.kind for step in plan.steps}
     if plan.view is not None or kinds == {"all_gather"} or kinds & {"reduce_scatter", "all_reduce", "split_sum"}:
         return shape_gathers(in_parts(plan, max(least, LEAST)))

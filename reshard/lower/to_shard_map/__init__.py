@@ -8,7 +8,7 @@ joins_in_one_copy          whether XLA:CPU joins the messages of an exchange in 
 lie_in_turn                whether the blocks of a tile lie in a TPU's memory as they travel
 choose_part_form           how the parts of a step travel on a TPU
 sent_as_it_lies            whether a TPU copies neither what an all-to-all sends nor its result more than once
-writes_blocks_over         whether a TPU writes the blocks of a step in place where they belong
+writes_parts_over          whether a TPU writes the parts of a step in place straight into the tile
 find_regions_on_tpu        where the parts of a step in place lie in a TPU's memory
 choose_memory_order        the order of dims in a TPU's memory
 make_unfilled              an array of which every element is written later
@@ -27,7 +27,7 @@ device's position on the mesh, and `tile_memory` has the digits of tiles and how
 """
 
 from reshard.lower.to_shard_map.part_loops import find_regions_on_tpu as find_regions_on_tpu
-from reshard.lower.to_shard_map.part_loops import writes_blocks_over as writes_blocks_over
+from reshard.lower.to_shard_map.part_loops import writes_parts_over as writes_parts_over
 from reshard.lower.to_shard_map.part_writers import choose_part_form as choose_part_form
 from reshard.lower.to_shard_map.part_writers import lie_in_turn as lie_in_turn
 from reshard.lower.to_shard_map.part_writers import sent_as_it_lies as sent_as_it_lies

@@ -33,20 +33,16 @@ from reshard.lower.program import (
     transposing_passes,
 )
 from reshard.lower.to_shard_map.part_writers import (
-    LEAST_BLOCK,
-    UNROLLED,
     PartWriter,
     Run,
-    add_part_digit,
     choose_message_order,
-    list_block_extents,
+    choose_part_form,
     make_block_writer,
     make_fused_writer,
     make_pair_writer,
     make_part_writer,
     open_cut,
     pack_as_it_is,
-    put_full_lanes_last,
     slice_part,
     write_part,
 )
@@ -56,7 +52,6 @@ from reshard.lower.to_shard_map.tile_memory import (
     LANES,
     SUBLANES,
     choose_memory_order,
-    find_free_runs,
     fix_layout,
     join_blocks,
     make_unfilled,
@@ -65,7 +60,6 @@ from reshard.lower.to_shard_map.tile_memory import (
 )
 from reshard.plans.rules.split_steps import Cut, Part, Regions, part_regions
 from reshard.plans.step import Step
-from reshard.types import dtypes
 
 Array = jax.Array
 Shape = Sequence[int]
@@ -411,22 +405,19 @@ def find_regions_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> R
     return None if lying is None else lying.regions(take, operand, put, result)
 
 
-def writes_blocks_over(step: InParts, operand: Shape, result: Shape, dtype: str) -> bool:
-    """Whether a TPU writes each block of an all-to-all in place where it belongs in the tile.
+def writes_parts_over(step: InParts, operand: Shape, result: Shape, dtype: str) -> bool:
+    """Whether a TPU cuts the parts of an all-to-all in place straight out of the tile, and writes them straight into
+    it.
 
-    That saves a copy, of a part put together first, and is a kernel for each block, so they must be large.
+    No slots change places then, and rows of the minor dim stay whole: tiles of 8 x 128 elements would be put in another
+    order, all of them.
     """
     lying, each = find_tiles_on_tpu(step.take, operand, step.put, result), step.each
-    if lying is None or len(lying.operand.unit) > 1 or not isinstance(each, AllToAll) or each.receive.count > UNROLLED:
-        return False  # Tiles of 8 x 128 elements would be put in another order, all of them.
-    if lying.regions(step.take, operand, step.put, result).transpositions:
+    if lying is None or len(lying.operand.unit) > 1 or not isinstance(each, AllToAll):
         return False
-    if dtypes.nbytes(each.receive.elements, dtype) < 2 * LEAST_BLOCK * each.receive.count:
-        return False
-    order = choose_memory_order(result, dtype)
-    whole = add_part_digit(each.receive, step.put, result)
-    aligned = put_full_lanes_last(order, list_block_extents(each.receive)) == order
-    return aligned and whole is not None and find_free_runs(whole, order) is not None
+    form = choose_part_form(step, result, dtype)
+    straight = form.cut and not form.joined and form.kernels == 1
+    return straight and not lying.regions(step.take, operand, step.put, result).transpositions
 
 
 def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, tile: Array) -> Array:
@@ -438,8 +429,8 @@ def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, 
 
         def write_next(number: Array, filled: Array) -> Array:
             operand = lying.operand.tile(lying.result.buffer(writer.tile(filled, shape)), before)
-            arrived = writer.send(writer.pack(_run_before_last([step], [shape], place, run, operand, number)))
-            return fix_layout(writer.write(filled, arrived, number))
+            assert writer.cut is not None
+            return fix_layout(writer.write(filled, writer.send(writer.cut(operand, number)), number))
 
         start = lying.result.tile(lying.operand.buffer(tile), shape).transpose(writer.order).reshape(writer.carried)
         return writer.tile(lax.fori_loop(0, step.put.parts, write_next, fix_layout(start)), shape)
@@ -474,8 +465,8 @@ def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, 
     tpu = find_tiles_on_tpu(step.take, tile.shape, step.put, shape)
     if tpu is None:
         return run_in(rows, tile)
-    over = writes_blocks_over(step, tile.shape, shape, tile.dtype.name)
-    writer = make_block_writer(step, shape, tile.dtype.name, place) if over else None
+    over = writes_parts_over(step, tile.shape, shape, tile.dtype.name)
+    writer = make_fused_writer(step, shape, tile.dtype.name, place) if over else None
     on_tpu = partial(run_in, tpu) if writer is None else partial(write_over, tpu, writer)
     return lax.platform_dependent(tile, tpu=on_tpu, default=partial(run_in, rows))
 

@@ -57,8 +57,6 @@ from reshard.types import dtypes
 Array = jax.Array
 Run = Callable[[Plain, MeshPlace, Array, Sequence[int]], Array]
 """Runs an instruction on a part; the shape is that of the part after it."""
-LEAST_BLOCK = 512 << 10
-"""The bytes that a TPU copies in the time in which it starts a kernel: smaller blocks are packed at once."""
 UNROLLED = 16
 """The most blocks of a part that are copied one by one; more are transposed at once."""
 

@@ -23,7 +23,7 @@ from reshard.lower.to_shard_map.part_loops import (
     group_instructions,
     group_steps,
     overlap_parts,
-    writes_blocks_over,
+    writes_parts_over,
 )
 from reshard.lower.to_shard_map.part_writers import add_part_digit, make_block_writer, make_pair_writer
 from reshard.lower.to_shard_map.place import MeshPlace
@@ -322,9 +322,8 @@ def test_tiles_as_they_lie_on_a_tpu(kind: str, source: str, target: str, count: 
 
 
 @pytest.mark.usefixtures("small_tpu")
-def test_blocks_in_place_are_written_where_they_belong(monkeypatch: pytest.MonkeyPatch):
+def test_parts_in_place_are_written_straight_into_the_tile():
     """Where parts lie alike in both tiles: rows of 4 lanes, and another order of dims at one end."""
-    monkeypatch.setattr(part_loops, "LEAST_BLOCK", 0)
     for source, target, count, over in (
         ("f32[{x}4, 16, 2, 4]", "f32[16, {x}4, 2, 4]", 2, True),
         ("f32[{x}8, 64]", "f32[32, {x}16]", 4, False),  # by tiles of 2 x 4 elements
@@ -333,7 +332,7 @@ def test_blocks_in_place_are_written_where_they_belong(monkeypatch: pytest.Monke
         plan = in_place("all_to_all", source, target, count)
         (step,) = lower_plan(plan).instructions
         assert isinstance(step, InParts)
-        assert writes_blocks_over(step, plan.source.tile_shape, plan.target.tile_shape, plan.source.dtype) == over
+        assert writes_parts_over(step, plan.source.tile_shape, plan.target.tile_shape, plan.source.dtype) == over
         check_on_xla(plan)
 
 
