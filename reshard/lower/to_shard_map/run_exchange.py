@@ -602,8 +602,9 @@ def _run_boxes_in_turn(
         for axis in axes:
             if not (low[..., axis] == 0).all() or not (high[..., axis] == extents[axis]).all():
                 place_in_box = lax.broadcasted_iota(np.int32, extents, axis)
-                inside = (place_in_box >= first[axis]) & (place_in_box < last[axis])
-                received = inside if received is None else received & inside
+                start, end = (lax.broadcast(each[axis], extents) for each in (first, last))
+                inside = lax.bitwise_and(lax.ge(place_in_box, start), lax.lt(place_in_box, end))
+                received = inside if received is None else lax.bitwise_and(received, inside)
         return write_box(filled, message, there, received)
 
     filled = jnp.zeros(wide, tile.dtype)
