@@ -130,8 +130,8 @@ def streamed(comm: MPI.Intracomm) -> Iterator[Case]:
     def check(team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
         listed = stream_copy.CopyTable.list_steps
 
-        def steps(table: stream_copy.CopyTable, *arguments: Any) -> list[Callable[[], object]] | None:
-            made = listed(table, *arguments)
+        def steps(table: stream_copy.CopyTable, *arguments: Any, **options: Any) -> list[Callable[[], object]] | None:
+            made = listed(table, *arguments, **options)
             used.append(made is not None)
             return made
 
