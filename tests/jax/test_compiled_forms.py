@@ -18,6 +18,9 @@ import reshard.jax
 from reshard.errors import BudgetError, PlanError
 from reshard.jax import compiled_forms, redistribute
 from reshard.jax.request import ReshardRequest, plan_request
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.step_mode import StepMode
+from reshard.runtime import on_jax
 from reshard.synth.options import PlanOptions
 from reshard.types import Layout
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, executed, filled, mesh_of, on
@@ -212,3 +215,19 @@ def test_sums_keep_to_their_budgets():
     x = jax.jit(lambda v: redistribute(v, source))(parts)
     moved = redistribute(x, target, budget="2MiB")
     assert_exact(moved, target, filled((256, 256)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "chunk"),
+    [
+        # What a device keeps is in pieces, too, of which the last is shorter.
+        ("f32[{x}64, {y}384]", "f32[256, {y}{x}96]", 960),
+        ("f32[{x}10, 24]", "f32[40, {y}{x}3]", 21),
+    ],
+)
+def test_messages_in_unlike_pieces_are_exact(before: str, after: str, chunk: int):
+    mesh, ends = mesh_of(SIZES), [Layout.parse(text, rs.Mesh(SIZES)) for text in (before, after)]
+    plan = chain(*ends, [StepSpec("exchange", ends[1], StepMode(chunk=chunk))])
+    move = jax.jit(partial(on_jax.apply_plan, plan, mesh), out_shardings=on(mesh, ends[1]))
+    values = filled(ends[0].shape)
+    assert_exact(move(jax.device_put(values, on(mesh, ends[0]))), on(mesh, ends[1]), values)

@@ -559,6 +559,8 @@ def find_largest_box(step: Exchange) -> tuple[int, ...] | None:
     boxes = [t.blocks[0].extents for one in rounds for t in one]
     if len(rounds) < FEWEST or any(len(t.blocks) > 1 for one in rounds for t in one):
         return None
+    if any(len({t.receiver for t in one}) < len(one) for one in rounds):
+        return None  # What a device keeps of a message in pieces is several boxes.
     largest = tuple(map(max, zip(*(sent for sent, _ in boxes), strict=True)))
     longest = sum(max(t.elements for t in one) for one in rounds)
     unlike = all(sent == received for sent, received in boxes) and len({*boxes}) > 1
