@@ -21,12 +21,14 @@ from dataclasses import replace
 from reshard.geometry.figures import exchange_figures
 from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
+from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import lower_exchange
-from reshard.lower.program import AllGather, AllToAll, Exchange, ReduceScatter, lower_steps, part_of
+from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, ReduceScatter, lower_steps, part_of
 from reshard.lower.to_shard_map import (
     LANES,
     SUBLANES,
     choose_memory_order,
+    choose_part_form,
     count_padded_bytes,
     find_regions_on_tpu,
     is_cut_in_place,
@@ -293,8 +295,22 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST_ON_TPU) -> Plan:
     kinds = {step.kind for step in plan.steps}
     if plan.view is not None or kinds == {"all_gather"} or kinds & {"reduce_scatter", "all_reduce", "split_sum"}:
         return shape_gathers(in_parts(plan, max(least, LEAST)))
-    slack = ABOUT if "all_gather" in kinds or _is_one_of_xla(plan) else XLA_TAKES
-    return choose_form(list_forms(plan, "tpu", least), "tpu", slack=slack)
+    forms = list_forms(plan, "tpu", least)
+    if "all_gather" not in kinds and not _is_one_of_xla(plan):
+        return choose_form(forms, "tpu", slack=XLA_TAKES)
+    # As fast as XLA's own are only parts that are cut out and packed, and put together and written, in one pass each.
+    return choose_form([form for form in forms if len(plan.steps) > 1 or _is_fused(form)], "tpu")
+
+
+def _is_fused(form: Plan) -> bool:
+    """Whether a part of each all-to-all in parts is cut out and packed in one pass over memory, and written in one."""
+    program = lower_plan(form)
+    for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
+        if isinstance(instruction, InParts) and isinstance(instruction.each, AllToAll):
+            part = choose_part_form(instruction, shape, program.dtype)
+            if part.packed or part.joined or part.turns:
+                return False
+    return True
 
 
 def shape_gathers(parted: Plan) -> Plan:

@@ -259,6 +259,10 @@ ON_TPU = [
     ("all_to_all", "f32[16, {x}4, 8]", "f32[{x}4, 16, 8]", PARTS),
     ("all_to_all", "f32[{x}{y}2, 16, 16]", "f32[16, {x}4, {y}8]", PARTS),
     ("all_gather", "f32[16, {x}4, {y}8]", "f32[16, 16, 16]", PARTS),
+    # Cut out and packed in one kernel, put together and written in another: along major dims, and rows of two.
+    ("all_to_all", "f32[{x}8, 32, 8]", "f32[32, {x}8, 8]", StepMode(parts=4)),
+    ("all_to_all", "f32[3, {y}{x}4, 16, 8]", "f32[3, 32, {y}{x}2, 8]", PARTS),
+    ("all_to_all", "f32[16, {y}8, 6, 8]", "f32[{y}8, 16, 6, 8]", PARTS),
     # Put together with another dim last, since the result's minor dim is narrow in a message.
     ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", PARTS),
     ("all_to_all", "f32[16, 16, {x}2, 5]", "f32[{x}4, 16, 8, 5]", PARTS),
@@ -288,6 +292,19 @@ ON_TPU = [
 def test_each_element_is_written(kind: str, source: str, target: str, mode: StepMode, small_tpu: list[tuple[int, ...]]):
     check_on_xla(one_step(kind, source, target, mode, donate=mode.in_place))
     assert small_tpu
+
+
+@pytest.mark.usefixtures("small_tpu")
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[16, {x}4, 8]", "f32[{x}4, 16, 8]"),
+        ("f32[3, {y}{x}4, 16, 8]", "f32[3, 32, {y}{x}2, 8]"),
+        ("f32[{x}4, {y}8, 16]", "f32[16, 16, {x}{y}2]"),  # two digits number the blocks
+    ],
+)
+def test_an_all_to_all_at_once_is_packed_by_xla(source: str, target: str):
+    check_on_xla(one_step("all_to_all", source, target, ONCE))
 
 
 def test_many_blocks_are_transposed_at_once(small_tpu: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch):
