@@ -131,10 +131,11 @@ def mover_of(
         return None
     target = placement.resolve_sharding(target, aval, "target")
     if not options.donate and _has_sharding(known, target, aval.ndim):
+        same = known == target
 
         def stay(x: jax.Array) -> Pending:
             """What `jax.device_put` makes of an array that is where it should go, which takes it 20 us."""
-            if known != target:
+            if not same:
                 return partial(jax.device_put, x, target)
             if x.committed and not placement.is_tracing():
                 return lambda: x

@@ -440,9 +440,10 @@ def place_alone(x: Any) -> Any:
 
 def check_not_deleted(arrays: Any) -> None:
     """Raises `PlanError` if some array of a tree has been deleted."""
-    if not isinstance(arrays, jax.Array):
+    alone = isinstance(arrays, jax.Array)
+    if not alone:
         check_tree(arrays, "the tree of arrays")
-    for x in (arrays,) if isinstance(arrays, jax.Array) else jax.tree.leaves(arrays):
+    for x in (arrays,) if alone else jax.tree.leaves(arrays):
         if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted():
             raise PlanError(
                 f"the array of shape {x.shape} and dtype {x.dtype} has been deleted: by a call that it was donated to, "
