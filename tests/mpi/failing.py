@@ -161,7 +161,7 @@ def failure(comm: MPI.Intracomm) -> Iterator[Case]:
             yield f"{way}, {nodes} nodes", partial(_fails, comm, source, columns, **options)
 
 
-def _raising(*_: Any) -> None:
+def _raising(*_: Any, **__: Any) -> None:
     raise Odd("no memory left")
 
 
