@@ -54,11 +54,16 @@ LARGE = 256 << 20
 
 
 class Overwriting(NamedTuple):
-    """A step in parts that take each other's place, what it takes in cycles of the chip, and its peak over a tile."""
+    """A step in parts that take each other's place, what it takes in cycles of the chip, and its peak over a tile.
+
+    An all-to-all that is `rearranged`, whose parts are not written straight into the tile, takes more kernels than a
+    model can tell.
+    """
 
     move: StepSpec
     cycles: float
     peak: float
+    rearranged: bool
 
 
 def overwrite_plan(plan: Plan, least: int, seconds: float) -> Plan | None:
@@ -68,12 +73,14 @@ def overwrite_plan(plan: Plan, least: int, seconds: float) -> Plan | None:
     A step of fewer than `least` bytes of operand and result has none. Tiles that are `LARGE` are overwritten however
     long it takes: by the smallest forms that take little longer than the fastest in place.
     """
-    listed = [list(list_overwritings(step)) if 2 * step.operand.tile_bytes >= least else [] for step in plan.steps]
+    large = plan.source.tile_bytes > LARGE
+    able = (list_overwritings(step) if 2 * step.operand.tile_bytes >= least else () for step in plan.steps)
+    listed = [[form for form in forms if large or not form.rearranged] for forms in able]
     if not all(listed):
         return None
     wires = HERTZ * sum(step.seconds or step.received_bytes / WIRE for step in plan.steps)
     limit = HERTZ * SLOWER * seconds
-    if plan.source.tile_bytes > LARGE:
+    if large:
         limit = max(limit, SLOWER * (wires + sum(min(form.cycles for form in forms) for forms in listed)))
     for peak in sorted({form.peak for forms in listed for form in forms}):
         small = [[form for form in forms if form.peak <= peak] for forms in listed]
@@ -102,11 +109,17 @@ def list_overwritings(step: Step) -> Iterator[Overwriting]:
         kernels, copies, buffers = *count_copies(step.kind, part.operand, part.result, step), 2
         whole = Step(step.kind, step.operand, step.result, move.mode)
         (program,) = lower_steps(step.operand, [whole], donate=True).instructions
-        if isinstance(program, InParts) and writes_parts_over(program, *tiles, step.operand.dtype):
+        straight = isinstance(program, InParts) and writes_parts_over(program, *tiles, step.operand.dtype)
+        if straight:
             kernels, copies, buffers = 0.0, 0.0, 1
         padded = count_padded_bytes(part.block, step.operand.dtype) / part.operand.nbytes(math.prod(part.block))
         cycles = parts * (2 + kernels) * KERNEL + size * (READ + WRITTEN + copies * max(1.0, padded))
-        yield Overwriting(move, cycles + count_transposing_cycles(passes, size), 1 + buffers / parts)
+        yield Overwriting(
+            move,
+            cycles + count_transposing_cycles(passes, size),
+            1 + buffers / parts,
+            step.kind == "all_to_all" and not straight,
+        )
 
 
 def count_copies(kind: str, operand: Layout, result: Layout, whole: Step) -> tuple[float, float]:
