@@ -96,19 +96,27 @@ def route_messages(rows: tuple[Row, ...], speeds: tuple[float, ...], passed: Ori
             loads.append((load_row(rows[axis], first) + load_row(rows[axis], tuple(then))) / speeds[axis])
         ways[tuple(loads)] = None
         if swaps and 2 * number < len(orders):  # The other orders are these from the end.
-            loads = []
-            for axis in axes:
-                both: list[Change] = []
-                for digit in digits:
-                    taken = takes[digit]
-                    if digit.on == axis and taken != digit:
-                        met = PARTS if after[taken.on] < after[axis] else MEETS
-                        both.append((digit.hop, digit.size, taken.hop if taken.on == axis else met))
-                # While one of two other axes has the coordinate of both, all messages are in a few of the rows.
-                moved = (d for d in digits if after[d.on] < after[axis] < after[takes[d].on])
-                crowd = math.prod(digit.size for digit in moved)
-                loads.append(crowd * load_row(rows[axis], tuple(both)) / speeds[axis])
-            ways[tuple(loads)] = None
+            # While one of two axes has the coordinate of both, all messages are in a few rows of an axis between. Then
+            # one of the two goes to any device first, or not.
+            apart = {digit for digit in digits if abs(after[digit.on] - after[takes[digit].on]) > 1}
+            for over in [set[WiredDigit](), apart] if apart else [apart]:
+                loads = []
+                for axis in axes:
+                    both: list[Change] = []
+                    sides: tuple[list[Change], list[Change]] = [], []
+                    for digit in digits:
+                        taken = takes[digit]
+                        later = after[taken.on] < after[axis]
+                        if digit.on == axis and digit in over:
+                            both.append((digit.hop, digit.size, ANY))
+                            sides[later].append(both[-1])
+                        elif digit.on == axis and taken != digit:
+                            met = PARTS if later else MEETS
+                            both.append((digit.hop, digit.size, taken.hop if taken.on == axis else met))
+                    crowd = math.prod(d.size for d in apart - over if after[d.on] < after[axis] < after[takes[d].on])
+                    spread_load = sum(load_row(rows[axis], tuple(side)) for side in sides) / 2
+                    loads.append((spread_load + crowd * load_row(rows[axis], tuple(both))) / speeds[axis])
+                ways[tuple(loads)] = None
     # All over one way, or in equal shares: the first over the one of least load, each other over the one that adds the
     # least to the busiest axis.
     total = min(ways, key=sum)
