@@ -137,9 +137,16 @@ class Chains:
         self.digits: tuple[RefinedDigit, ...] = prime_digits(refinement) if cut else refinement.digits
         self.start: State = tuple(d.src for d in self.digits)
         self.end: State = tuple(d.dst for d in self.digits)
+        self._axes: dict[int, str] = {}
         self._layouts: dict[State, Layout] = {self.start: pair.source, self.end: pair.target}
         self._by_src = {d.src: i for i, d in enumerate(self.digits) if d.src is not None}
         self._by_dst = {d.dst: i for i, d in enumerate(self.digits) if d.dst is not None}
+
+    def axis_of(self, stride: int) -> str:
+        """The mesh axis that has a sub-axis of this stride."""
+        if stride not in self._axes:
+            self._axes[stride] = self.source.mesh.axis_at(stride)
+        return self._axes[stride]
 
     def layout(self, state: State) -> Layout:
         """The layout in which the digits are held as in this state."""
@@ -311,14 +318,20 @@ _CALLS = 10
 def list_staged(chains: Chains, links: Links) -> Iterator[Route]:
     """Every way between the layouts, in every grouping of the axes, slowest first; each route once."""
     slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
+    groupings = list(_group_axes(slow_first))
     seen: set[tuple[State, ...]] = set()
     paths = [(chains, states) for states in _list_paths(chains)]
     if lent := _lend_local(chains, links):
         paths.append(lent)
     for digits, states in paths:
-        path = [digits.start, *states, digits.end]
-        for groups in _group_axes(slow_first):
-            stages = tuple(s for before, after in pairwise(path) for s in _stage_by_axis(digits, before, after, groups))
+        path = [(b, a) for b, a in pairwise([digits.start, *states, digits.end]) if b != a]
+        # A gather or an all-to-all is done group by group, any other step at once.
+        staged = [kind_between(*ends) in ("all_gather", "all_to_all") for ends in path]
+        for groups in groupings:
+            steps = zip(path, staged, strict=True)
+            stages = tuple(
+                s for ends, cut in steps for s in (_stage_by_axis(digits, *ends, groups) if cut else ends[1:])
+            )
             if stages not in seen:
                 seen.add(stages)
                 yield visit_states(digits, stages)
@@ -367,7 +380,7 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
             after = holding.get(last[after] or 0)
         if after is None or min(cycle) < start:
             continue
-        speeds = {at: links[chains.source.mesh.axis_at(first[at] or 0)].bandwidth for at in cycle}
+        speeds = {at: links[chains.axis_of(first[at] or 0)].bandwidth for at in cycle}
         if min(speeds.values()) < max(speeds.values()):
             ends = chains.start, chains.end
             lent.append(max(cycle, key=lambda at: (speeds[at], -sum(first[at] in each for each in ends))))
@@ -414,16 +427,14 @@ def _group_axes(axes: Sequence[str]) -> Iterator[list[list[str]]]:
 
 
 def _stage_by_axis(chains: Chains, before: State, after: State, groups: list[list[str]]) -> Iterator[State]:
-    """The states of a gather or an all-to-all that is done group by group; any other step is done at once."""
-    if before == after:
-        return
-    if kind_between(before, after) in ("all_gather", "all_to_all"):
-        axis_of = {s: chains.source.mesh.axis_at(s) for s in (*before, *after) if s is not None}
-        now = before
-        for group in groups:
-            along = {s for s, axis in axis_of.items() if axis in group}
-            later = tuple(a if a != b and along & {a, b} else n for b, a, n in zip(before, after, now, strict=True))
-            if later not in (now, after):
-                yield later
-            now = later
+    """The states of a gather or an all-to-all that is done group by group."""
+    now = before
+    for group in groups:
+        along = {s for s in (*before, *after) if s is not None and chains.axis_of(s) in group}
+        later = tuple(
+            a if a != b and (a in along or b in along) else n for b, a, n in zip(before, after, now, strict=True)
+        )
+        if later not in (now, after):
+            yield later
+        now = later
     yield after
