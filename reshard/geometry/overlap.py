@@ -179,9 +179,9 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
 
 
 class Repeat(NamedTuple):
-    """`count` pieces whose numbers are `number` apart, and what one piece shares with them `src` and `dst` apart."""
+    """`times` pieces whose numbers are `number` apart, and what one piece shares with them `src` and `dst` apart."""
 
-    count: int
+    times: int
     number: int
     src: int
     dst: int
@@ -204,14 +204,17 @@ def list_alike(source: Dim, target: Dim, number: int, *, given: bool) -> tuple[A
 
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=4)).dims for text in ("f32[{x}2]", "f32[8]"))
     >>> list_alike(before, after, 0, given=False)
-    (Alike(number=0, repeats=(Repeat(count=4, number=1, src=0, dst=2),), blocks=(Block(src=0, dst=0, axes=(Axis(extent=2, src=1, dst=1),)),)),)
+    (Alike(number=0, repeats=(Repeat(times=4, number=1, src=0, dst=2),), blocks=(Block(src=0, dst=0, axes=(Axis(extent=2, src=1, dst=1),)),)),)
     """  # noqa: E501
-    (p, q), end = ((number, None), 1) if given else ((None, number), 0)
-    alike = [Alike(key[end], key[2], tuple(runs)) for key, runs in _walk_common(source, target, p, q, True).items()]
-    listed = [piece for each in alike for piece, _, _ in list_repeated(each)] if len(alike) > 1 else []
-    if len(set(listed)) < len(listed):
+    one, other = (number, None) if given else (None, number)
+    alike: list[Alike] = []
+    for joins in (True, False):
+        common = _walk_common(source, target, one, other, joins)
+        alike = [Alike(q if given else p, repeats, tuple(runs)) for (p, q, repeats), runs in common.items()]
+        listed = [piece for each in alike for piece, _, _ in list_repeated(each)] if len(alike) > 1 else []
         # Heads and tails of periods may reach pieces that are in others, too: then each is listed by itself.
-        alike = [Alike(key[end], (), tuple(runs)) for key, runs in _walk_common(source, target, p, q).items()]
+        if len(set(listed)) == len(listed):
+            break
     return tuple(alike)
 
 
@@ -386,6 +389,7 @@ _Common = dict[tuple[int, int, tuple[Repeat, ...]], list[Block]]
 """What a source and a target piece share, ascending, and so do those of the repeats: each side's that is not given."""
 
 
+@lru_cache(maxsize=1024)
 def dim_levels(dim: Dim) -> tuple[Level, ...]:
     """The digits of a dim, major first; the last level is local and its values are single elements."""
     levels = [Level(1, False, 1, 1)]

@@ -17,15 +17,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Block, Product, count_product, scale_blocks
+from reshard.geometry.blocks import Block, Product, count_product, cut_range, scale_blocks
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
 from reshard.geometry.messages import Message, cut_product, exchange_messages
-from reshard.geometry.overlap import Shares, list_alike, shares_from, shares_of
+from reshard.geometry.overlap import Shares, list_alike, list_repeated, shares_from, shares_of
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi.peer_table import Column, PeerTable, list_positions, share_tiles
+from reshard.lower.to_mpi.peer_table import Column, PeerTable, SharedTiles, list_positions, share_tiles
 from reshard.lower.to_mpi.seats import (
     device_of,
     devices_by_id,
@@ -227,7 +228,7 @@ def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *,
 # can work out its own part, without that of the others.
 
 
-def list_across(source: Layout, target: Layout, device: int, nodes: Nodes, *, given: bool) -> Fetches:
+def list_across(source: Layout, target: Layout, device: int, nodes: Nodes | None, *, given: bool) -> Fetches:
     """What a device copies from source tiles to fill its target tile, by device, from itself first; or what devices
     copy from its own source tile, what is `given`.
 
@@ -239,15 +240,120 @@ def list_across(source: Layout, target: Layout, device: int, nodes: Nodes, *, gi
     [[(0, (3,)), (1, (3,))], [(2, (6,)), (3, (3,))]]
     """
     here, there = (source, target) if given else (target, source)
-    if device in here.mesh.devices and holders(source).copies == 1:
+    if device not in here.mesh.devices:
+        return PeerTable.of_blocks(())
+    shared = share_tiles(source, target, tile_of(here, device), given=given)
+    positions = list_positions(holders(there), shared.numbers)
+    peers = np.where(positions < 0, -1, np.array(there.mesh.devices)[positions])
+    if holders(source).copies == 1:
         # No holder shares what is asked of it with another.
-        shared = share_tiles(source, target, tile_of(here, device), given=given)
-        positions = list_positions(holders(there), shared.numbers)
         rows, columns = np.nonzero(positions >= 0)
-        return shared.tabulate(np.array(there.mesh.devices)[positions[rows, columns]], rows).begin_after(device)
-    listed = (_list_given if given else _list_taken)(source, target, device, nodes)
-    blocks = ((peer, [block for each in products for block in multiply_factors(each)]) for peer, products in listed)
-    return PeerTable.of_blocks(blocks).begin_after(device)
+        return shared.tabulate(peers[rows, columns], rows).begin_after(device)
+    if given:
+        shares = _share_given(source, target, device, nodes, shared, positions)
+    else:
+        shares = _share_taken(source, target, device, nodes, shared, peers)
+    parts = (
+        (peer, cut_blocks(shared.tabulate(np.array([peer]), np.array([row])).blocks_of_row(0), low, high))
+        for peer, row, low, high in shares.parts
+    )
+    whole, cut = shared.tabulate(shares.peers, shares.rows), PeerTable.of_blocks(parts)
+    peers, src = np.concatenate([whole.peers, cut.peers]), np.concatenate([whole.src, cut.src])
+    dst, kinds = np.concatenate([whole.dst, cut.dst]), np.concatenate([whole.kinds, cut.kinds + len(whole.shapes)])
+    return PeerTable(peers, src, dst, kinds, (*whole.shapes, *cut.shapes)).begin_after(device)
+
+
+class _TileShares(NamedTuple):
+    """What a device takes or gives where several hold a tile: whole rows of the tiles that it shares, each with the
+    peer, and parts of rows: peer, row, and the numbers of the first element and of that after the last.
+    """
+
+    peers: Column
+    rows: Column
+    parts: list[tuple[int, int, int, int]]
+
+
+def _share_taken(
+    source: Layout, target: Layout, device: int, nodes: Nodes | None, shared: SharedTiles, held_by: Column
+) -> _TileShares:
+    """What a device takes of each source tile, a row each, from one of its holders or from several."""
+    queues, limit, mine = _Queues(source, target, nodes), pull_limit(source, target), target.mesh.position(device)
+    tiles: list[tuple[int, ...]] = [*zip(*[column.tolist() for column in shared.numbers], strict=True)] or [()]
+    givers = np.where((held_by == device).any(axis=1), device, -1)
+    alone = (held_by >= 0).all(axis=1)  # Whether the requests of all devices are one queue.
+    if nodes is not None:
+        of, here = np.array(nodes), nodes[device]
+        near = (of[held_by] == here) & (held_by >= 0)
+        first = held_by[np.arange(len(held_by)), near.argmax(axis=1)]
+        givers = np.where((givers < 0) & (near.sum(axis=1) == 1), first, givers)
+        alone &= (of[held_by] == of[held_by[:, :1]]).all(axis=1)
+    # The requests of others matter only if there are several givers. Tiles that are asked for alike have one queue.
+    alike: dict[Kinds, list[int]] = {}
+    for row in np.flatnonzero(alone & (givers < 0)).tolist():
+        alike.setdefault(queues.tiles.kinds(tiles[row]), []).append(row)
+    where = np.full(1 + max(*source.mesh.devices, *target.mesh.devices), -1)
+    where[np.array(target.mesh.devices)] = np.arange(target.mesh.size)
+    for kinds, rows in alike.items():
+        chosen = _choose_holders(queues.tiles.listed(kinds), mine, where[held_by[rows]], limit)
+        givers[rows] = np.where(chosen < 0, -1, held_by[rows, chosen])
+    parts: list[tuple[int, int, int, int]] = []
+    for row in np.flatnonzero(givers < 0).tolist():
+        check_deadline()
+        every = tuple([holder for holder in held_by[row].tolist() if holder >= 0])
+        some = _close_holders(every, device, nodes)
+        for share in queues.of(tiles[row], every, some).shares(mine, len(some), limit):
+            parts.append((some[share.holder], row, share.low, share.high))
+    whole = np.flatnonzero(givers >= 0)
+    return _TileShares(givers[whole], whole, parts)
+
+
+def _choose_holders(queue: Queue, mine: int, held_by: Column, limit: int) -> Column:
+    """`Queue.shares` of the queue without the requests of holders, for many tiles at once: the number of the holder
+    that gives all that is asked; -1 where several share it, or requests are not all of one size.
+
+    The holders of each tile are given by their positions among those that ask, or -1.
+    """
+    if not isinstance(queue.ends, range) or queue.gone:
+        return np.full(len(held_by), -1)
+    asking, count = np.array(queue.positions), held_by.shape[1]
+    found = np.minimum(np.searchsorted(asking, held_by), len(asking) - 1)
+    gone, number = asking[found] == held_by, int(np.searchsorted(asking, mine))
+    requests = len(asking) - gone.sum(axis=1)
+    at = number - (gone & (found < number)).sum(axis=1)
+    return np.where(-(-requests // count) * queue.ends.step <= limit, at * count // requests, -1)
+
+
+def _share_given(
+    source: Layout, target: Layout, device: int, nodes: Nodes | None, shared: SharedTiles, positions: Column
+) -> _TileShares:
+    """What a device gives of its tile, where the target's devices at some positions take the rows."""
+    rows, columns = np.nonzero(positions >= 0)
+    order = np.argsort(positions[rows, columns])
+    rows, takers = rows[order], np.array(target.mesh.devices)[positions[rows, columns][order]]
+    sizes, held_by = shared.tabulate(takers, rows).elements, _holders_of_tile(source, tile_of(source, device))
+    kept, parts = takers == device, list[tuple[int, int, int, int]]()
+    asks = ~np.isin(takers, held_by)
+    of = None if nodes is None else np.array(nodes)[takers]
+    groups: dict[tuple[int, ...], NDArray[np.bool_]] = {held_by: asks}
+    if of is not None and nodes is not None:
+        # Takers on the nodes of holders ask these.
+        near = sorted({nodes[holder] for holder in held_by})
+        groups = {tuple([holder for holder in held_by if nodes[holder] == node]): asks & (of == node) for node in near}
+        far = asks & ~np.isin(of, near)
+        groups[held_by] = groups[held_by] | far if held_by in groups else far
+    for close, asking in groups.items():
+        each = np.flatnonzero(asking)
+        count, total = len(close), sizes[each].tolist()
+        limit = pull_limit(source, target) if count > 1 else sum(total)
+        if len(set(total)) == 1 and -(-len(total) // count) * total[0] <= limit:
+            holder = np.array(close)[np.arange(len(total)) * count // len(total)]
+            kept[each[holder == device]] = True
+            continue
+        for share in assign_requests(total, count, limit) if total else ():
+            if close[share.holder] == device:
+                at = each[share.request]
+                parts.append((int(takers[at]), int(rows[at]), share.low, share.high))
+    return _TileShares(takers[kept], rows[kept], parts)
 
 
 def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
@@ -328,21 +434,31 @@ def _close_holders(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -
     return tuple([holder for holder in held_by if nodes[holder] == nodes[device]]) or held_by
 
 
+def cut_blocks(blocks: Blocks, low: int, high: int) -> list[Block]:
+    """The elements number `low` to `high` of some blocks, one after another."""
+    parts: list[Block] = []
+    for block in blocks:
+        size = block.elements
+        parts += cut_range(block, max(0, low), min(size, high)) if low < size and high > 0 else ()
+        low, high = low - size, high - size
+    return parts
+
+
 class _Queues:
     """The requests for tiles of which several holders give shares: all of these, or those of one node."""
 
     def __init__(self, source: Layout, target: Layout, nodes: Nodes | None) -> None:
         dims = [*zip(source.dims, target.dims, strict=True)]
-        self._queues = TileQueues(target, lambda dim, piece: _sizes_of_shares(*dims[dim], piece))
+        self.tiles = TileQueues(target, lambda dim, piece: _sizes_of_shares(*dims[dim], piece))
         self._mesh, self._nodes = target.mesh, nodes
         self._of_nodes = lru_cache(maxsize=64)(self._queue_of_nodes)
 
     def of(self, tile: Tile, held_by: tuple[int, ...], close: tuple[int, ...]) -> Queue:
         """The requests for a tile to `close` of its holders, without those of holders."""
-        nodes, kinds = self._nodes, self._queues.kinds(tile)
+        nodes, kinds = self._nodes, self.tiles.kinds(tile)
         near = frozenset(() if nodes is None else (nodes[holder] for holder in held_by))
         if nodes is None or len(near) == 1:
-            queue = self._queues.listed(kinds)
+            queue = self.tiles.listed(kinds)
         elif close != held_by:
             queue = self._of_nodes(kinds, frozenset([nodes[close[0]]]), inside=True)
         else:
@@ -352,7 +468,7 @@ class _Queues:
 
     def _queue_of_nodes(self, kinds: Kinds, near: frozenset[int], *, inside: bool) -> Queue:
         """The requests of the devices on some nodes, or of all others."""
-        queue, by_node = self._queues.listed(kinds), _positions_by_node(self._mesh, tuple(self._nodes or ()))
+        queue, by_node = self.tiles.listed(kinds), _positions_by_node(self._mesh, tuple(self._nodes or ()))
         positions = [at for node in near for at in by_node.get(node, ())]
         return queue.only(positions) if inside else queue.without(positions)
 
@@ -374,8 +490,11 @@ def _positions_by_node(mesh: Mesh, nodes: tuple[int, ...]) -> Mapping[int, Seque
 @lru_cache(maxsize=4096)
 def _sizes_of_shares(source: Dim, target: Dim, piece: int) -> Sizes:
     """The elements that a piece of a source dim shares with each piece of the target."""
-    shared = shares_from(source, target, piece).items()
-    return tuple((q, sum(run.elements for run in runs)) for q, runs in shared)
+    sizes: list[tuple[int, int]] = []
+    for alike in list_alike(source, target, piece, given=True):
+        elements = sum([run.elements for run in alike.blocks])
+        sizes += [(q, elements) for q, _, _ in list_repeated(alike)]
+    return tuple(sizes)
 
 
 CACHES = (list_alike, _devices_of_mesh, _positions_by_node, _sizes_of_shares)

@@ -483,7 +483,7 @@ def own_boxes(step: Step, device: int, scratch: int) -> StepMessages:
     place = number_both_ends(before, after)
     if not step.mode.relay and cap is None and holders(before).copies == 1:
         # Each tile has one holder, who sends all that is asked of it.
-        sent, received = (list_across(before, after, device, (), given=given) for given in (True, False))
+        sent, received = (list_across(before, after, device, None, given=given) for given in (True, False))
         others = [table.select_rows(table.peers != device) for table in (sent, received)]
         ahead = [np.array([place[peer] - place[device] for peer in table.peers.tolist()], int) for table in others]
         rows = [np.argsort(way * column % len(place)) for way, column in zip((1, -1), ahead, strict=True)]
