@@ -250,7 +250,9 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
     known = [step.seconds for step in plan.steps if step.seconds is not None]
     wires = [sum(known) if len(known) == len(plan.steps) else None]
     minor = choose_memory_order(plan.source.tile_shape, plan.source.dtype)[-1]
-    pieces = COUNTS if r.exact and r.box[minor] % LANES == 0 else ()
+    # They are ranges of the first dim.
+    first = next((dim for dim, extent in enumerate(r.box) if extent > 1), minor)
+    pieces = COUNTS if r.exact and r.box[minor] % LANES == 0 and minor != first else ()
     for chunk in (None, *(-(-figures.message // count) for count in pieces)):
         move = StepSpec("exchange", plan.target, StepMode(chunk=chunk))
         forms.append(chain(plan.source, plan.target, [move], seconds=wires))

@@ -298,6 +298,13 @@ def test_every_form_moves_each_element_and_receives_no_more(source: str, target:
         check(form)
 
 
+def test_messages_are_cut_into_pieces_of_full_lanes_only():
+    """A TPU has the first dim of these tiles minor, so pieces would be ranges of its lanes."""
+    plan = planned("bf16[128, 48, {x}{y}48, {z}192]", "bf16[128, 48, 192, {x}{z}96]", CUBE)
+    assert [form.steps[0].mode.chunk for form in xla.list_forms(plan) if len(form.steps) == 1] == [None]
+    assert modes(xla.in_parts_on_tpu(plan)) == [("exchange", 1)]
+
+
 def test_a_form_is_chosen_by_time_then_memory_then_budget():
     plan = planned("bf16[{x}{y}128, 512, 512]", "bf16[512, {x}{y}128, 512]", CUBE)
     forms = xla.list_forms(plan)
