@@ -47,6 +47,7 @@ from reshard.jax.running import weaken
 from reshard.jax.xla_pass.program_peaks import CompilingThread
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import on_jax
+from reshard.runtime.form_costs import estimate_form_seconds
 from reshard.synth import cost
 from reshard.synth.network import Network
 from reshard.types.layout import Layout
@@ -186,8 +187,11 @@ def read_memory(compiled: Any, platform: str) -> tuple[int, int]:
     return int(ends + memory.temp_size_in_bytes if platform == "cpu" else memory.peak_memory_in_bytes), int(ends)
 
 
-def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str | None) -> list[Plan]:
-    """The forms that a plan may take to need less memory, those first that are fastest as a rule.
+def list_forms_of(
+    plan: Plan, plan_within: Callable[[int], Plan], platform: str | None, network: Network | None = None
+) -> list[Plan]:
+    """The forms that a plan may take to need less memory, those first that are fastest as a rule, or on a TPU by the
+    model of `form_costs` on a network.
 
     `plan_within` is the planner under a budget.
     """
@@ -212,6 +216,8 @@ def list_forms_of(plan: Plan, plan_within: Callable[[int], Plan], platform: str 
     forms = [*pieces, *starts, *forms] if platform == "cpu" else [*forms, *pieces, *starts]
     rounds = (sum(step.launches // step.mode.parts for step in form.steps) for form in forms)
     short = [form for form, many in zip(forms, rounds, strict=True) if many <= MOST_ROUNDS]
+    if tpu:
+        short.sort(key=lambda form: estimate_form_seconds(form, network=network))
     return drop_repeats(short)[: FEW_FORMS if plan.source.mesh.size > MANY_DEVICES else None]
 
 

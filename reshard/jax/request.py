@@ -216,13 +216,13 @@ def _plan_as_compiled(request: ReshardRequest, whole: Plan, free: Plan, within: 
     for limit in () if budget is None else (budget, budget - budget // 64):
         with suppress(BudgetError):
             bounded.append(within(limit))
-    forms = [free, *compiled_forms.list_forms_of(whole, within, platform)]
+    network = options_on(placement.devices_of(request.target.mesh), options).network
+    forms = [free, *compiled_forms.list_forms_of(whole, within, platform, network)]
     order = [*bounded, *forms] if platform == "cpu" else [*forms, *bounded]
     if budget is not None:
         fitting = compiled_forms.fit_compiled(order, forms, budget, ends)
         if options.prefer != MEASURED or not request.plain:
             return fitting
-    network = options_on(placement.devices_of(request.target.mesh), options).network
     every = tuple(compiled_forms.drop_repeats([*forms, *bounded]))
     return compiled_forms.choose_measured(every, budget, ends, network)
 
