@@ -118,12 +118,12 @@ def route_messages(rows: tuple[Row, ...], speeds: tuple[float, ...], passed: Ori
                     loads.append((spread_load + crowd * load_row(rows[axis], tuple(both))) / speeds[axis])
                 ways[tuple(loads)] = None
     # All over one way, or in equal shares: the first over the one of least load, each other over the one that adds the
-    # least to the busiest axis.
+    # least to the busiest axis, and leaves the axes as equal as it can.
     total = min(ways, key=sum)
     least = min(map(max, ways))
     for shares in range(2, _MOST_SHARES + 1):
         sums = [tuple(a + b for a, b in zip(total, way, strict=True)) for way in ways]
-        total = min(sums, key=lambda each: (max(each), sum(each)))
+        total = min(sums, key=lambda each: (max(each), sum(load * load for load in each)))
         least = min(least, max(total) / shares)
     return least
 

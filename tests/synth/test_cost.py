@@ -398,3 +398,20 @@ def test_latency_is_that_of_the_hops():
     mesh = Mesh(x=8)
     held, whole = Layout.parse("f32[{x}8]", mesh), Layout.parse("f32[64]", mesh)
     assert math.isclose(priced(Step("all_gather", held, whole), network), 4.0)
+
+
+def test_messages_wait_for_those_issued_before_and_for_hops():
+    network = Network("t", inner=rs.Link(1.0, 1e30, issue=0.25), domain=64, torus=Torus(axes=1, shape=(8,)))
+    mesh = Mesh(x=8)
+    held, moved = Layout.parse("f32[{x}8, 64]", mesh), Layout.parse("f32[64, {x}8]", mesh)
+    assert math.isclose(priced(Step("all_to_all", held, moved), network), 4.0 + 6 * 0.25)
+    switch = {"x": rs.Link(1.0, 1e30, issue=0.25)}
+    assert math.isclose(cost.predict_seconds(StepSpec("all_to_all", moved), held, switch), 1.0 + 6 * 0.25)
+
+
+def test_an_all_to_all_among_a_cube_of_chips_is_not_split_for_its_messages():
+    """63 messages of 32 KiB take 6 hops and 3 us, not 63 hops."""
+    mesh = Mesh(x=4, y=4, z=4)
+    ends = (Layout.parse(text, mesh) for text in ("bf16[{x}{y}{z}64, 16384]", "bf16[4096, {x}{y}{z}256]"))
+    plan = rs.plan(*ends, network="tpu-v5p")
+    assert [step.kind for step in plan.steps] == ["all_to_all"] and plan.received_bytes == plan.lower_bound_bytes

@@ -257,7 +257,8 @@ def test_small_arrays_take_fewer_messages():
 
 def test_every_route_runs():
     for chains in random_chains(30, 40):
-        links = rs.Network.uniform(1e-6, 1e9).links(chains.source.mesh)
+        mesh = chains.source.mesh
+        links = rs.Network.of({name: (0, 10.0**at) for at, name in enumerate(mesh.axes)} or {"x": (0, 1)}).links(mesh)
         routes = list(list_staged(chains, links))
         assert len(routes) == len(set(routes)) or routes[-1] in routes[:-1], "only the exchange may come twice"
         for route in routes:
@@ -269,3 +270,20 @@ def test_a_gather_is_staged_by_axis_slowest_first():
     pair = Pair(Layout.parse("f32[{dcn}{x}2, 8]", mesh), Layout.parse("f32[16, 8]", mesh))
     results = [[str(step.result) for step in route] for route in normal.routes(pair, SPLIT.links(mesh))]
     assert results[:2] == [["f32[16, 8]"], ["f32[2{x}2, 8]", "f32[16, 8]"]]
+
+
+def test_a_permute_over_a_slow_axis_shares_its_links_among_all_devices():
+    """Half of the devices would send a whole tile over `node`: lent a local digit, all send half of one."""
+    mesh = Mesh(node=2, x=4, y=2)
+    network = rs.Network("lab", inner=(0, 9.0), outer=(0, 1.0), domain=8)
+    source, target = (Layout.parse(text, mesh) for text in ("f32[{y}{x}{node}8]", "f32[{x}{node}{y}8]"))
+    plan = rs.plan(source, target, network=network)
+    check(plan)
+    alone = cost.predict_seconds(StepSpec("permute", target), source, network.links(mesh))
+    assert (
+        alone == 32.0 and (plan.seconds or 0.0) < 0.8 * alone and {step.kind for step in plan.steps} == {"all_to_all"}
+    )
+    gathered = rs.plan(source, Layout.parse("f32[{node}64]", mesh), network=network)
+    check(gathered)
+    far = rs.plan(source, target, network=rs.Network("lab", inner=(9, 9.0), outer=(9, 1.0), domain=8))
+    assert [step.kind for step in far.steps] == ["permute"]
