@@ -42,7 +42,7 @@ from reshard.runtime.on_mpi.launches import (
     list_launches,
 )
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, plan_uncached, prepare_tile, read_options
 from reshard.runtime.on_mpi.run_plan import RankStep, rank_plan
 from reshard.runtime.on_mpi.team import Facts
 from reshard.runtime.on_mpi.transports import TileTransfer, choose_transport
@@ -570,3 +570,31 @@ def test_equal_moves_of_elements_without_a_name_keep_their_dtypes(dtype: object)
     moved = redistribute({"a": words.view(dtype), "b": words}, source, target, MPI.COMM_SELF)
     assert moved["a"].dtype == np.dtype(dtype) and np.array_equal(moved["a"].view("u8"), words)
     assert moved["b"].dtype == np.uint64
+
+
+@pytest.mark.parametrize("more", [0, 8, 64, 1000])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("f32[{x}2500001/10000003]", "f32[39063{x}64/10000003]"),
+        ("f32[357143{x}7/10000003]", "bf16[500001{x}5/10000003]"),
+        ("f32[13{x}64/3163, 3163]", "f32[3163, 9{x}96/3163]"),
+        ("f32[13{x}64/3163, 3163]", "bf16[3163, 9{x}96/3163]"),
+    ],
+)
+def test_budgets_without_room_for_buffers_do_not_cut_ten_million_elements_to_pieces(before: str, after: str, more: int):
+    """Messages of a few elements each would be millions; the least of a page, or of one in a thousand, are few."""
+    source, target = (Layout.parse(text, Mesh(x=4)) for text in (before, after))
+    move, casts = rs.Move(source, target, cast=source.dtype != target.dtype), source.dtype != target.dtype
+    with pytest.raises(rs.errors.BudgetError) as refused:
+        rs.plan(move, budget=1)
+    budget = refused.value.smallest + more
+    plan = rs.plan(move, budget=budget)
+    steps = [step.run for step in rank_plan(plan, 0, 4, 4).steps if isinstance(step.run, Messages)]
+    sides = [messages for step in steps for messages in (step.sends, step.receives)]
+    assert sides
+    if not casts:
+        request = Request.of_tile(source, target, read_options(budget))
+        ready = plan_uncached(request, 0, Facts((0, 1, 2, 3), True), 4)
+        sides += [] if ready.direct is None else [ready.direct.messages.sends, ready.direct.messages.receives]
+    assert all(len(side.chunks) <= 6000 for side in sides)
