@@ -198,6 +198,8 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         return within(budget)
     # An accelerator needs more memory for a collective in one piece: as few parts as fit, that overlap if those do. The
     # plan without a budget may keep to it in parts; only then is one planned that keeps to it in one piece.
+    if on_jax.peak_bytes(free, padded) <= budget:
+        return free
     for overlaps, times in product((True, False) if overlap else (False,), (1, 2, 4)):
         parted = on_jax.in_parts(whole, count=times * on_jax.PARTS, overlap=overlaps, lanes=padded)
         if on_jax.peak_bytes(parted, padded) <= budget:
