@@ -186,9 +186,14 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
         free = on_jax.in_parts(whole, lanes=padded)
     else:
         # By other steps, where nobody named the network and these need far less of a TPU's memory.
-        free = on_jax.in_parts_on_tpu(whole)
+        used = options_on(placement.devices_of(target.mesh), options)
+        # A target of larger tiles is gathered, and the copies of its gathers count as much as what they receive.
+        gathers = whole.target.tile_bytes > whole.source.tile_bytes and not whole.donate and used.network is not None
+        routes = short_plans(whole.source, whole.target, LONG, used._replace(budget=None)) if gathers else []
+        others = [each for each in routes if each.received_bytes <= whole.received_bytes]
+        free = on_jax.in_parts_on_tpu(whole, others=others, network=used.network if others else None)
         if [step.kind for step in free.steps] != [step.kind for step in whole.steps]:
-            free = cost.time_on_network(free, options_on(placement.devices_of(target.mesh), options).network)
+            free = cost.time_on_network(free, used.network)
     asked = budget is not None or (options.prefer == MEASURED and request.plain)
     if asked and compiled_forms.asks_compiler(request.compiled_ends, whole):
         return _plan_as_compiled(request, whole, free, within)

@@ -282,10 +282,13 @@ def choose_form(
     return min(fast, key=lambda form: (max(low, peaks[form]), seconds[form]))
 
 
-def in_parts_on_tpu(plan: Plan, least: int = LEAST_ON_TPU) -> Plan:
+def in_parts_on_tpu(
+    plan: Plan, least: int = LEAST_ON_TPU, others: Sequence[Plan] = (), network: Network | None = None
+) -> Plan:
     """The plan in the form of least memory among those that a TPU runs about as fast as any; it receives no more bytes.
 
-    Gathers are in parts, as `in_parts` says.
+    Gathers are in parts, as `in_parts` says. Of `others`, plans of the same move by other steps, the forms compete too;
+    a network says what the wires of each take.
     """
     if plan.donate:
         # XLA has the result in a donated source's memory: what is not worth doing in parts there needs two tiles.
@@ -297,11 +300,13 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST_ON_TPU) -> Plan:
     kinds = {step.kind for step in plan.steps}
     if plan.view is not None or kinds == {"all_gather"} or kinds & {"reduce_scatter", "all_reduce", "split_sum"}:
         return shape_gathers(in_parts(plan, max(least, LEAST)))
-    forms = list_forms(plan, "tpu", least)
-    if "all_gather" not in kinds and not _is_one_of_xla(plan):
-        return choose_form(forms, "tpu", slack=XLA_TAKES)
+    gathers = plan.target.tile_bytes > plan.source.tile_bytes
+    forms = list(dict.fromkeys(form for each in (plan, *others) for form in list_forms(each, "tpu", least)))
+    if not gathers and "all_gather" not in kinds and not _is_one_of_xla(plan):
+        return choose_form(forms, "tpu", network=network, slack=XLA_TAKES)
     # As fast as XLA's own are only parts that are cut out and packed, and put together and written, in one pass each.
-    return choose_form([form for form in forms if len(plan.steps) > 1 or _is_fused(form)], "tpu")
+    fused = [form for form in forms if len(form.steps) > 1 or _is_fused(form)]
+    return choose_form(fused, "tpu", network=network)
 
 
 def _is_fused(form: Plan) -> bool:
@@ -498,6 +503,10 @@ def peak_bytes(plan: Plan, padded: bool = False) -> int:
     parted = (loop for loop in every if loop[0].mode.parts > 1)
     elsewhere = sorted(max(step.cost.scratch for step in loop) for loop in parted)[-2:-1]
     padding = max((_count_padding(plan, loop) for loop in every), default=count_tile_padding(plan.source))
+    *_, last = plan.steps or [None]
+    if last is not None and last.mode == PLAIN and last.kind in ("all_gather", "permute") and not last.cost.scratch:
+        # A TPU receives it in a buffer where all chips know it, and copies it to the result.
+        live = max(live, _count_live_bytes(plan, every[-1]) + last.result.tile_bytes)
     return live + padding + sum(elsewhere)
 
 

@@ -11,6 +11,9 @@ from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules import StepMode
 from reshard.runtime import xla
 from reshard.runtime.form_costs import estimate_form_seconds
+from reshard.synth.network import Network
+from reshard.synth.options import PlanOptions
+from reshard.synth.planner import short_plans
 from reshard.types import Layout, Mesh
 from tests.oracle import check
 
@@ -278,6 +281,16 @@ def test_the_form_of_gathers(source: str, target: str, steps: list[tuple[str, in
     form = xla.in_parts_on_tpu(plan)
     assert modes(form) == steps
     assert form.received_bytes == plan.received_bytes
+
+
+def test_plans_by_other_steps_compete():
+    """A slice halves what a permute sends along a slow axis; an exchange sends the same tile twice over it."""
+    ends = [Layout.parse(text, Mesh(x=4, y=2)) for text in ("bf16[{x}1536, 3072]", "bf16[{y}3072, 3072]")]
+    straight, network = chain(*ends, [StepSpec("exchange", ends[1])]), Network.preset("tpu-v5p")
+    others = short_plans(*ends, 8192, PlanOptions(network=network))
+    form = xla.in_parts_on_tpu(straight, others=others, network=network)
+    assert [step.kind for step in form.steps] == ["slice", "permute", "all_gather"]
+    assert [step.kind for step in xla.in_parts_on_tpu(straight, network=network).steps] == ["exchange"]
 
 
 @pytest.mark.parametrize(
