@@ -244,7 +244,10 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
     # all-to-all its rounds, one after another, would leave wires idle that this uses.
     figures = exchange_figures(plan.source, plan.target)
     received = plan.source.nbytes(figures.rounds * figures.message)
-    apt = "exchange" in kinds or ("all_to_all" in kinds and figures.rounds == 1) or len(plan.steps) > 1
+    swaps = sum(step.kind == "all_to_all" for step in plan.steps)
+    # A gather after one other step uses more wires than the rounds of an exchange do.
+    several = len(plan.steps) > 1 and ("all_gather" not in kinds or swaps > 1)
+    apt = "exchange" in kinds or (swaps and figures.rounds == 1) or several
     if not apt or figures.rounds > 2 * PARTS or received > plan.received_bytes:
         return list(dict.fromkeys(forms))
     known = [step.seconds for step in plan.steps if step.seconds is not None]

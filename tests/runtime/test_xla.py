@@ -318,6 +318,12 @@ def test_messages_are_cut_into_pieces_of_full_lanes_only():
     assert modes(xla.in_parts_on_tpu(plan)) == [("exchange", 1)]
 
 
+def test_no_exchange_takes_the_place_of_a_permute_and_a_gather():
+    plan = planned("bf16[6144, {x}{y}{z}1024]", "bf16[6144, {y}4096]", CUBE)
+    assert [step.kind for step in plan.steps] == [step.kind for step in xla.in_parts_on_tpu(plan).steps]
+    assert "all_gather" in {step.kind for step in plan.steps}
+
+
 def test_a_form_is_chosen_by_time_then_memory_then_budget():
     plan = planned("bf16[{x}{y}128, 512, 512]", "bf16[512, {x}{y}128, 512]", CUBE)
     forms = xla.list_forms(plan)
