@@ -99,9 +99,8 @@ def asks_compiler(ends: MoveEnds, plan: Plan) -> bool:
     source, target = ends[:2]
     if not (isinstance(source.mesh, JaxMesh) and isinstance(target.mesh, JaxMesh)):
         return False
-    for end in (source, target):
-        if end.memory_kind is not None and end.memory_kind != next(iter(end.device_set)).default_memory().kind:
-            return False  # JAX moves it to or from there, beside the plan.
+    if {source.memory_kind, target.memory_kind} - {None, "device", "unpinned_host"}:  # The last is a CPU's own.
+        return False  # JAX moves it to or from there, beside the plan.
     if ends.fills and runs_on_stack(source, target):
         return False
     large = plan.source.tile_bytes + plan.target.tile_bytes >= ASKED
