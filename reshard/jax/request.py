@@ -46,8 +46,8 @@ UNLIMITED = PlanOptions()
 LONG = 8192
 """The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
 of an exchange on 256, which need less memory and fewer bytes than two all-to-alls."""
-SLOWER = 1.6
-"""How many times as long a plan of few messages may take as one of many: 1.5 for an all-to-all and a permute in place
+SLOWER = 2.4
+"""How many times as long a plan of few messages may take as one of many: 2.3 for an all-to-all and a permute in place
 of an exchange that does both.
 """
 
