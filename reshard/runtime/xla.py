@@ -382,6 +382,8 @@ def _is_one_of_xla(plan: Plan) -> bool:
 
 GPU_WIRE, GPU_MEMORY = 450e9, 3.35e12
 """Bytes a second of an H100: NVLink, each way, and memory (its data sheet)."""
+GPU_HIDES = 2 << 30
+"""From this many copied bytes, 1 GiB of source and target, the wires hide more than the loop over the parts costs."""
 
 
 def in_parts_on_gpu(plan: Plan, least: int = LEAST) -> Plan:
@@ -401,7 +403,11 @@ def in_parts_on_gpu(plan: Plan, least: int = LEAST) -> Plan:
             continue
         at_once, copied = count_copied_bytes(step), 2 * (step.operand.tile_bytes + step.result.tile_bytes)
         wires = step.seconds or step.received_bytes / GPU_WIRE
-        pays = mode.overlap and max(wires, copied / GPU_MEMORY) < 0.95 * (wires + at_once / GPU_MEMORY)
+        beside = max(wires, copied / GPU_MEMORY)
+        pays = mode.overlap and copied >= GPU_HIDES and beside < 0.95 * (wires + at_once / GPU_MEMORY)
+        part = part_of(parted.steps[at])
+        if part is not None and part.put.outer > 1:
+            pays, at_once = False, 0  # XLA copies the whole result for each part that is several pieces of it.
         shares = at + 1 < len(moves) and moves[at + 1].mode.parts == mode.parts
         if not (shares if step.kind == "slice" else pays or copied <= at_once):
             moves[at] = StepSpec(step.kind, step.result, step.mode)

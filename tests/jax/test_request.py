@@ -48,6 +48,7 @@ def test_parts_overlap_on_gpus_where_the_budget_allows_it(platform: str, monkeyp
     """As the model says, where there is nothing to compile for."""
     monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
     monkeypatch.setattr(xla, "OVERLAPPED", 16 << 20)
+    monkeypatch.setattr(xla, "GPU_HIDES", 0)
     mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
     tiles = 2 * (4 << 24) // 8

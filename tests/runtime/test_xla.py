@@ -487,6 +487,7 @@ def test_no_parts_where_a_gpu_copies_less_at_once(source: str, target: str, step
 def test_parts_overlap_on_a_gpu_where_the_wires_hide_what_they_copy(monkeypatch: pytest.MonkeyPatch):
     """At once, the result is put together after the wires; in parts, beside them. Of a gather of rows nothing is."""
     monkeypatch.setattr(xla, "OVERLAPPED", 0)
+    monkeypatch.setattr(xla, "GPU_HIDES", 0)
     for source, target, parts in (("f32[64, {x}64]", "f32[64, 256]", 16), ("f32[{x}64, 64]", "f32[256, 64]", 1)):
         form = xla.in_parts_on_gpu(planned(source, target), least=0)
         assert [(step.mode.parts, step.mode.overlap) for step in form.steps] == [(parts, parts > 1)]
