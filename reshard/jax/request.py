@@ -46,10 +46,8 @@ UNLIMITED = PlanOptions()
 LONG = 8192
 """The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
 of an exchange on 256, which need less memory and fewer bytes than two all-to-alls."""
-SLOWER = 2.4
-"""How many times as long a plan of few messages may take as one of many: 2.3 for an all-to-all and a permute in place
-of an exchange that does both.
-"""
+SLOWER = 2.0
+"""How many times as long a plan of few messages may take as one of many: two all-to-alls in place of an exchange."""
 
 _KINDS = (
     (r"TPU v4\b", "tpu-v4"),

@@ -94,7 +94,7 @@ def test_long_exchanges_give_way_to_a_few_collectives(monkeypatch: pytest.Monkey
     nowhere = jax.sharding.AbstractMesh((16, 16, 16), ("a", "b", "c"))
     short = request.best_plan_on(nowhere, move, options)
     assert short.launches <= 3 and message_count(short) <= 4096 and short.seconds is not None
-    assert fast.seconds <= short.seconds <= 2.4 * fast.seconds
+    assert fast.seconds <= short.seconds <= 2.0 * fast.seconds
     assert request.best_plan_on(nowhere, move, options._replace(budget=fast.peak_bytes)) is fast
     monkeypatch.setattr(request, "SLOWER", 1.0)
     assert request.best_plan_on(nowhere, move, options) is fast
