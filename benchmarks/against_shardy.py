@@ -160,7 +160,7 @@ def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESET
 
 def priced(plan: Plan, links: cost.Links) -> float:
     """Predicted seconds of a plan's steps, whoever made them."""
-    return sum(cost.predict_seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
+    return sum(cost.predict_seconds(s.spec, s.operand, links) for s in plan.steps)
 
 
 def _links(mesh: Mesh, network: Network) -> cost.Links | None:

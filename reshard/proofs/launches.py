@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from reshard.errors import PlanError, ReshardError, StepError, UndecidedError, quoted
 from reshard.geometry.figures import exchange_figures
-from reshard.plans.plan import Plan, Step, StepSpec, chain
+from reshard.plans.plan import Plan, Step, chain
 from reshard.plans.rules import split_steps
 from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.proofs import symbolic
@@ -766,7 +766,7 @@ def _first_found(plan: Plan, launches: int, search: Search, deadline: float) -> 
             kept = plan.source.tile_bytes if chosen.retained else 0
             steps.append(cheapest_step(kind, operand, result, kept, plan.peak_bytes, launches - 1, plan.donate))
         if None not in steps:
-            specs = [StepSpec(step.kind, step.result, step.mode) for step in steps if step is not None]
+            specs = [step.spec for step in steps if step is not None]
             try:
                 better = chain(plan.source, plan.target, specs, plan.donate)
             except ReshardError:

@@ -102,7 +102,7 @@ def _outline(plan: Plan) -> Program | Outline:
                     f"devices"
                 )
             # Lower the step alone with a donated operand, since a step in place could not run otherwise.
-            specs = [StepSpec(step.kind, step.result, step.mode)]
+            specs = [step.spec]
             formula = lower_plan(chain(step.operand, step.result, specs, donate=True)).instructions[0]
         instructions.append(formula)
     source, shapes = plan.source, tuple(step.result.tile_shape for step in plan.steps)
@@ -507,7 +507,7 @@ def _prove_stretch(steps: Sequence[Step], program: Program | None, begun: int) -
             program.tile_shapes[own],
             keep_source=False,
         )
-    specs = [StepSpec(step.kind, step.result, step.mode) for step in steps]
+    specs = [step.spec for step in steps]
     plan = chain(operand, result, specs, donate=True)
     try:
         proof = prove_plan(plan, program)

@@ -15,7 +15,6 @@ The constants of `FormCosts` are fitted to what libtpu estimates of compiled pro
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +23,13 @@ from reshard.errors import PlanError, quoted
 from reshard.geometry.refine import refine
 from reshard.lower import lower_plan
 from reshard.lower.program import AllToAll, Exchange, InParts, Program
-from reshard.lower.to_shard_map import choose_memory_order, choose_part_form, count_padded_bytes, lie_in_turn
+from reshard.lower.to_shard_map import (
+    choose_memory_order,
+    choose_part_form,
+    count_padded_bytes,
+    lie_in_turn,
+    measure_padding,
+)
 from reshard.lower.to_shard_map.part_loops import are_unrolled, group_steps
 from reshard.plans.plan import Plan, Step
 from reshard.synth.cost import time_on_network
@@ -88,17 +93,18 @@ def estimate_local_seconds(plan: Plan, platform: str = "tpu") -> float:
 
 
 def estimate_form_seconds(plan: Plan, platform: str = "tpu", network: Network | None = None) -> float:
-    """The seconds of a plan as it is spelled: its wires, by a network or as its steps say, and what is beside them.
-
-    Where steps say nothing, what is received comes over one wire.
-    """
+    """The seconds of a plan as it is spelled: its wires, by a network or as its steps say, and what is beside them."""
     if platform not in COSTS:
         raise PlanError(f"the forms of a plan are estimated for {', '.join(COSTS)}, not for {quoted(platform)}")
     timed = plan if network is None else time_on_network(plan, network)
-    seconds = estimate_local_seconds(plan, platform)
-    for step in timed.steps:
-        seconds += step.received_bytes / COSTS[platform].wire if step.seconds is None else step.seconds
-    return seconds
+    return estimate_local_seconds(plan, platform) + sum_wire_seconds(timed, COSTS[platform].wire)
+
+
+def sum_wire_seconds(plan: Plan, wire: float) -> float:
+    """The seconds that a plan's steps say; where one says nothing, what it receives comes over a wire of so many bytes
+    a second."""
+    each = (step.received_bytes / wire if step.seconds is None else step.seconds for step in plan.steps)
+    return sum(each)
 
 
 def list_passes(plan: Plan) -> list[Pass]:
@@ -153,7 +159,7 @@ def _pass_at_once(step: Step, program: Program, at: int) -> Iterator[Pass]:
     if isinstance(each, AllToAll):
         if not lie_in_turn(each.send, choose_memory_order(each.send.tile, program.dtype)):
             yield Pass(sent, "copy")
-        joins = _minor(step.result) in {each.receive.dims[axis] for axis in each.receive.blocks}
+        joins = find_minor_dim(step.result) in {each.receive.dims[axis] for axis in each.receive.blocks}
         yield Pass(received, "join" if joins else "copy")
         if _turns(step):
             yield Pass(max(sent, received), "turn")
@@ -162,7 +168,7 @@ def _pass_at_once(step: Step, program: Program, at: int) -> Iterator[Pass]:
         # A loop over pieces reads their places from tables, each in a kernel.
         moved, r = step.received_bytes, refine(step.operand, step.result)
         box = () if r is None or not all(r.box) else r.box
-        padding = count_padded_bytes(box, program.dtype) / step.operand.nbytes(math.prod(box))
+        padding = measure_padding(box, program.dtype)
         kernels = step.launches * (4 if step.mode.chunk is not None else 1)
         yield Pass(moved * padding, "turn" if _turns(step) else "load", kernels)
         yield Pass(max(0.0, received - moved) + moved * padding, "copy", step.launches + 1)
@@ -175,10 +181,11 @@ def _padded(layout: Layout) -> int:
     return count_padded_bytes(layout.tile_shape, layout.dtype)
 
 
-def _minor(layout: Layout) -> int:
+def find_minor_dim(layout: Layout) -> int:
+    """The dim of a tile that a TPU has minor in memory."""
     return choose_memory_order(layout.tile_shape, layout.dtype)[-1]
 
 
 def _turns(step: Step) -> bool:
     """Whether another dim becomes minor in memory."""
-    return _minor(step.operand) != _minor(step.result)
+    return find_minor_dim(step.operand) != find_minor_dim(step.result)

@@ -14,7 +14,6 @@ one. So small tiles are done in few parts, along digits for which no slots chang
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,21 +29,20 @@ from reshard.lower.program import (
 )
 from reshard.lower.to_shard_map import (
     choose_memory_order,
-    count_padded_bytes,
     find_regions_on_tpu,
     lie_in_turn,
+    measure_padding,
     writes_parts_over,
 )
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.split_steps import possible_counts, split_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode
+from reshard.runtime.form_costs import COSTS, sum_wire_seconds
 from reshard.types.layout import Layout
 
 READ, WRITTEN = 1 / 370, 1 / 290
 """Cycles of a byte that a kernel reads into on-chip memory, and of one that it writes to HBM: libtpu's estimates for
 v5p (`benchmarks/tpu_traffic.py`)."""
-HERTZ, WIRE = 1.75e9, 180e9
-"""Cycles a second, and bytes that a chip receives, of v5p."""
 MOST = 64
 """The most parts that are considered."""
 SLOWER = 1.17
@@ -78,8 +76,9 @@ def overwrite_plan(plan: Plan, least: int, seconds: float) -> Plan | None:
     listed = [[form for form in forms if large or not form.rearranged] for forms in able]
     if not all(listed):
         return None
-    wires = HERTZ * sum(step.seconds or step.received_bytes / WIRE for step in plan.steps)
-    limit = HERTZ * SLOWER * seconds
+    costs = COSTS["tpu"]
+    wires = costs.hertz * sum_wire_seconds(plan, costs.wire)
+    limit = costs.hertz * SLOWER * seconds
     if large:
         limit = max(limit, SLOWER * (wires + sum(min(form.cycles for form in forms) for forms in listed)))
     for peak in sorted({form.peak for forms in listed for form in forms}):
@@ -106,14 +105,14 @@ def list_overwritings(step: Step) -> Iterator[Overwriting]:
             *transposing_passes(where.outer, where.before, where.parts, slot // (where.before * where.parts)),
             *transposing_passes(where.outer, where.parts, where.after, slot // (where.parts * where.after)),
         )
-        kernels, copies, buffers = *count_copies(step.kind, part.operand, part.result, step), 2
+        kernels, copies, buffers = *estimate_packing(step.kind, part.operand, part.result, step), 2
         whole = Step(step.kind, step.operand, step.result, move.mode)
         (program,) = lower_steps(step.operand, [whole], donate=True).instructions
         straight = isinstance(program, InParts) and writes_parts_over(program, *tiles, step.operand.dtype)
         if straight:
             kernels, copies, buffers = 0.0, 0.0, 1
-        padded = count_padded_bytes(part.block, step.operand.dtype) / part.operand.nbytes(math.prod(part.block))
-        cycles = parts * (2 + kernels) * KERNEL + size * (READ + WRITTEN + copies * max(1.0, padded))
+        padded = measure_padding(part.block, step.operand.dtype)
+        cycles = parts * (2 + kernels) * KERNEL + size * (READ + WRITTEN + copies * padded)
         yield Overwriting(
             move,
             cycles + count_transposing_cycles(passes, size),
@@ -122,7 +121,7 @@ def list_overwritings(step: Step) -> Iterator[Overwriting]:
         )
 
 
-def count_copies(kind: str, operand: Layout, result: Layout, whole: Step) -> tuple[float, float]:
+def estimate_packing(kind: str, operand: Layout, result: Layout, whole: Step) -> tuple[float, float]:
     """The kernels that pack and unpack what a step sends, or a part of the `whole` one, whose tiles say how parts lie
     in memory; and the cycles of a byte of the tile in them."""
     if kind == "permute":

@@ -34,6 +34,7 @@ from reshard.lower.to_shard_map import (
     is_cut_in_place,
     joins_in_one_copy,
     lie_in_turn,
+    measure_padding,
     sent_as_it_lies,
 )
 from reshard.lower.to_shard_map.part_loops import group_steps, share_loop
@@ -41,7 +42,7 @@ from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.split_steps import Part, possible_counts, split_step
 from reshard.plans.rules.step_mode import PLAIN, StepMode
-from reshard.runtime.form_costs import estimate_form_seconds
+from reshard.runtime.form_costs import estimate_form_seconds, find_minor_dim
 from reshard.runtime.overwriting import overwrite_plan
 from reshard.synth.network import Network
 from reshard.types.layout import Layout
@@ -127,7 +128,7 @@ def _is_large_collective(step: Step, least: int) -> bool:
 
 def _put_in_parts(step: Step, least: int, count: int, overlap: bool, lanes: bool) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
-    as_it_is = StepSpec(step.kind, step.result, step.mode)
+    as_it_is = step.spec
     if not _is_large_collective(step, least):
         return as_it_is
     # A TPU copies the whole operand of a slice only for every n-th element of the minor dim, or where another dim
@@ -233,7 +234,7 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
     kinds, forms = {step.kind for step in plan.steps}, [plan]
     # A part whose minor dim changes is rearranged in more passes than a whole tile.
     ends = [(step.operand, step.result) for step in plan.steps if step.kind == "all_to_all"]
-    turns = any(len({choose_memory_order(end.tile_shape, end.dtype)[-1] for end in two}) > 1 for two in ends)
+    turns = any(len({find_minor_dim(end) for end in two}) > 1 for two in ends)
     if kinds & {"all_to_all", "all_gather"} and "exchange" not in kinds and not turns:
         forms += [shape_gathers(in_parts(plan, least, count)) for count in COUNTS]
     one = plan.source.partial_as(plan.target) and one_set(plan.source.mesh, plan.target.mesh)
@@ -252,7 +253,7 @@ def list_forms(plan: Plan, platform: str = "tpu", least: int = LEAST_ON_TPU) -> 
         return list(dict.fromkeys(forms))
     known = [step.seconds for step in plan.steps if step.seconds is not None]
     wires = [sum(known) if len(known) == len(plan.steps) else None]
-    minor = choose_memory_order(plan.source.tile_shape, plan.source.dtype)[-1]
+    minor = find_minor_dim(plan.source)
     # They are ranges of the first dim.
     first = next((dim for dim, extent in enumerate(r.box) if extent > 1), minor)
     pieces = COUNTS if r.exact and r.box[minor] % LANES == 0 and minor != first else ()
@@ -295,7 +296,7 @@ def in_parts_on_tpu(
     """
     if plan.donate:
         # XLA has the result in a donated source's memory: what is not worth doing in parts there needs two tiles.
-        kept = [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
+        kept = [step.spec for step in plan.steps]
         seconds = [step.seconds for step in plan.steps]
         undonated = chain(plan.source, plan.target, kept, seconds=seconds, view=plan.view)
         kept = in_parts_on_tpu(undonated, least)
@@ -396,7 +397,7 @@ def in_parts_on_gpu(plan: Plan, least: int = LEAST) -> Plan:
     [[1], [8]]
     """
     parted = in_parts(plan, least, overlap=True, lanes=False)
-    moves = [StepSpec(step.kind, step.result, step.mode) for step in parted.steps]
+    moves = [step.spec for step in parted.steps]
     for at in reversed(range(len(moves))):
         step, mode = plan.steps[at], parted.steps[at].mode
         if mode.in_place or (mode.parts == 1 and parted.steps[at].kind == step.kind):
@@ -410,7 +411,7 @@ def in_parts_on_gpu(plan: Plan, least: int = LEAST) -> Plan:
             pays, at_once = False, 0  # XLA copies the whole result for each part that is several pieces of it.
         shares = at + 1 < len(moves) and moves[at + 1].mode.parts == mode.parts
         if not (shares if step.kind == "slice" else pays or copied <= at_once):
-            moves[at] = StepSpec(step.kind, step.result, step.mode)
+            moves[at] = step.spec
     return _replace_steps(plan, moves)
 
 
@@ -466,7 +467,7 @@ def in_rounds(plan: Plan, least: int = LEAST_MESSAGE, least_joined: int = LEAST_
     """
     moves: list[StepSpec] = []
     for step in plan.steps:
-        move = StepSpec(step.kind, step.result, step.mode)
+        move = step.spec
         if step.kind == "all_to_all" and step.mode == PLAIN:
             size = exchange_figures(step.operand, step.result)
             enough = least if size.rounds <= FEW_ROUNDS else 2 * least
@@ -476,7 +477,7 @@ def in_rounds(plan: Plan, least: int = LEAST_MESSAGE, least_joined: int = LEAST_
         elif step.kind == "all_gather" and step.mode == PLAIN:
             moves += _gather_inner_dims(step, least_joined)
         moves.append(move)
-    same = moves == [StepSpec(step.kind, step.result, step.mode) for step in plan.steps]
+    same = moves == [step.spec for step in plan.steps]
     return plan if same else chain(plan.source, plan.target, moves, plan.donate, view=plan.view)
 
 
@@ -583,10 +584,8 @@ def _count_buffer_padding(step: Step) -> int:
     if step.kind == "all_to_all" and step.mode == PLAIN and not sent_as_it_lies(lower_steps(operand, (step,))):
         # All blocks are packed before they are sent, and received before they are put together, each padded.
         block = tuple(map(min, operand.tile_shape, result.tile_shape))
-        times = count_padded_bytes(block, dtype) / operand.nbytes(math.prod(block))
-        return int(2 * times * result.tile_bytes) - step.cost.scratch
-    ends = [end for end in (operand, result) if end.tile_bytes]
-    times = max((count_padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
+        return int(2 * measure_padding(block, dtype) * result.tile_bytes) - step.cost.scratch
+    times = max(1.0, *(measure_padding(end.tile_shape, end.dtype) for end in (operand, result)))
     return int((times - 1) * step.cost.scratch)
 
 
@@ -598,7 +597,7 @@ def _count_slice_padding(part: Part) -> int:
     ends += count_relaid_bytes(part.operand, part.result)
     if keeps_one_range(part.operand, part.result):
         return ends
-    minor = choose_memory_order(part.operand.tile_shape, part.operand.dtype)[-1]
+    minor = find_minor_dim(part.operand)
     local = itertools.takewhile(lambda digit: digit.axis is None, reversed(part.result.dims[minor].digits))
     full = math.prod(digit.radix for digit in local) % LANES == 0
     return ends + (1 if full else 2) * part.operand.tile_bytes
@@ -628,9 +627,7 @@ def count_block_padding(part: Part) -> float:
     """How many times its own bytes a block that travels in a part needs; a block of fewer than 8 x 128 elements is
     padded to that many.
     """
-    elements = math.prod(part.block)
-    padded = count_padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(elements)
-    return max(padded, SUBLANES * LANES / elements)
+    return max(measure_padding(part.block, part.operand.dtype), SUBLANES * LANES / math.prod(part.block))
 
 
 def keeps_one_range(operand: Layout, result: Layout) -> bool:
@@ -641,7 +638,7 @@ def keeps_one_range(operand: Layout, result: Layout) -> bool:
     >>> keeps_one_range(ends[0], ends[1]), keeps_one_range(ends[0], ends[2])
     (True, False)
     """
-    minor = choose_memory_order(operand.tile_shape, operand.dtype)[-1]
+    minor = find_minor_dim(operand)
     held = [[digit.axis is not None for digit in end.dims[minor].digits] for end in (operand, result)]
     return all(flags == sorted(flags, reverse=True) for flags in held)
 

@@ -554,7 +554,7 @@ def split_legs(whole: Plan) -> Legs:
 
 def _plan_of_step(step: Step, donate: bool) -> Plan:
     """The step that crosses as a plan."""
-    return chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate, None, step.mode.view)
+    return chain(step.operand, step.result, [step.spec], donate, None, step.mode.view)
 
 
 def pull_tiles(whole: Plan) -> Legs:

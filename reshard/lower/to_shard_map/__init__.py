@@ -14,6 +14,7 @@ choose_memory_order        the order of dims in a TPU's memory
 make_unfilled              an array of which every element is written later
 is_cut_in_place            whether a TPU cuts boxes out of a tile as it lies
 count_padded_bytes         the bytes that an array takes there
+measure_padding            how many times its own bytes these are
 LANES, SUBLANES            what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
@@ -44,3 +45,4 @@ from reshard.lower.to_shard_map.tile_memory import choose_memory_order as choose
 from reshard.lower.to_shard_map.tile_memory import count_padded_bytes as count_padded_bytes
 from reshard.lower.to_shard_map.tile_memory import is_cut_in_place as is_cut_in_place
 from reshard.lower.to_shard_map.tile_memory import make_unfilled as make_unfilled
+from reshard.lower.to_shard_map.tile_memory import measure_padding as measure_padding

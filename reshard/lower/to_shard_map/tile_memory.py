@@ -248,6 +248,16 @@ def count_padded_bytes(shape: Sequence[int], dtype: str, order: Sequence[int] | 
     return -(-count_padded_elements(extents, dtype) * dtypes.bits(dtype) // 8)
 
 
+def measure_padding(shape: Sequence[int], dtype: str) -> float:
+    """How many times its own bytes an array takes, in the order of least padding; of no elements, none.
+
+    >>> measure_padding((64, 64, 32, 64), "bfloat16")
+    2.0
+    """
+    own = math.prod(shape) * dtypes.bits(dtype) / 8
+    return count_padded_bytes(shape, dtype) / own if own else 0.0
+
+
 def count_padded_elements(extents: Sequence[int], dtype: str) -> int:
     """The elements that an array takes with its dims in memory in this order, minor last.
 

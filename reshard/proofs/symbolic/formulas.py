@@ -31,7 +31,7 @@ from reshard.geometry.refine import RefinedDigit, refine
 from reshard.lower import lower_plan
 from reshard.lower.colouring import RoundShift
 from reshard.lower.exchange_rounds import EvenMessages, Exchange
-from reshard.plans.plan import Step, StepSpec, chain
+from reshard.plans.plan import Step, chain
 from reshard.plans.rules.step_mode import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
 from reshard.proofs.symbolic.contract import StepContract, count_values, require
@@ -182,7 +182,7 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     if step.kind == "exchange":
         # The messages of the last device, none of whose coordinates is 0: it gets each share once.
         last = step.operand.mesh.devices[-1]
-        alone = chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate=True)
+        alone = chain(step.operand, step.result, [step.spec], donate=True)
         lists = lower_plan(alone, last).instructions[0]
         require(isinstance(lists, Exchange), f"{about}: other lists than those of an exchange")
         boxes = boxes_of(cast(Exchange, lists))
