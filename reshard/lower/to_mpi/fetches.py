@@ -11,19 +11,18 @@ than its own part of the move. On one set of devices, ranks are seats here (`sea
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Block, Product, count_product, cut_range, scale_blocks
+from reshard.geometry.blocks import Block, cut_range
 from reshard.geometry.dealing import Kinds, Queue, Sizes, TileQueues, assign_requests
 from reshard.geometry.holders import Tile, holders, home_tile, pull_limit, tile_of
-from reshard.geometry.messages import Message, cut_product, exchange_messages
-from reshard.geometry.overlap import Shares, list_alike, list_repeated, shares_from, shares_of
+from reshard.geometry.messages import Message, exchange_messages
+from reshard.geometry.overlap import list_alike, list_repeated
 from reshard.geometry.relay import relay_messages
 from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.peer_table import Column, PeerTable, SharedTiles, list_positions, share_tiles
@@ -35,7 +34,7 @@ from reshard.lower.to_mpi.seats import (
     seat_of,
     seats_by_position,
 )
-from reshard.lower.to_mpi.tile_blocks import Blocks, list_strides, multiply_factors
+from reshard.lower.to_mpi.tile_blocks import Blocks, multiply_factors
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
 from reshard.types.view import View
@@ -171,18 +170,6 @@ def _seats_of_positions(mesh: Mesh, positions: Column) -> Column:
     return np.sort(np.where(positions < 0, positions, np.array(seats_by_position(mesh))[positions]), axis=1)
 
 
-def _flat_shares(
-    shares: Callable[[Dim, Dim, int], Shares], source: Layout, target: Layout, tile: Sequence[int]
-) -> list[list[tuple[int, tuple[Block, ...]]]]:
-    """For each dim, the pieces with which that of a tile shares elements, and these as blocks of the flat tiles."""
-    steps = zip(list_strides(source.tile_shape), list_strides(target.tile_shape), strict=True)
-    # A tile has the coordinates of its summand behind its pieces.
-    each = zip(source.dims, target.dims, tile, steps, strict=False)
-    return [
-        [(number, scale_blocks(runs, *step)) for number, runs in shares(s, t, at).items()] for s, t, at, step in each
-    ]
-
-
 def is_unreplicated(layout: Layout) -> bool:
     """Whether each tile is on one rank only.
 
@@ -224,7 +211,7 @@ def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *,
 #     4        0:6 from 1
 #
 # A device keeps what it holds. It asks for the rest, and the holders of a source tile share what is asked of them as
-# `geometry.crossing` assigns it: holders on the asking device's node, if there are any, else all of them. Any device
+# `geometry.messages` assigns it: holders on the asking device's node, if there are any, else all of them. Any device
 # can work out its own part, without that of the others.
 
 
@@ -357,8 +344,8 @@ def _share_given(
 
 
 def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
-    """What a device copies, sends and receives, each element from any holder: `geometry.crossing.messages` as far as
-    they name it.
+    """What a device copies, sends and receives, each element from any holder: those of
+    `geometry.messages` that name it.
 
     >>> from reshard.types.mesh import Mesh
     >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[1, 2, 3])
@@ -366,59 +353,11 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
     >>> [(each.sender, each.receiver, each.elements) for each in messages_across(source, target, 1)]
     [(0, 1, 2), (1, 2, 1), (1, 3, 2)]
     """
-    for giver, products in _list_taken(source, target, device, None):
-        yield Message(giver, device, products)
-    for taker, products in _list_given(source, target, device, None):
+    for giver, blocks in list_across(source, target, device, None, given=False).items():
+        yield Message(giver, device, tuple([((block,),) for block in blocks]))
+    for taker, blocks in list_across(source, target, device, None, given=True).items():
         if taker != device:
-            yield Message(device, taker, products)
-
-
-def _list_taken(
-    source: Layout, target: Layout, device: int, nodes: Nodes | None
-) -> Iterator[tuple[int, tuple[Product, ...]]]:
-    """What a device takes from each giver. The requests of others matter only if there are several givers."""
-    if device not in target.mesh.devices:
-        return
-    queues = _Queues(source, target, nodes)
-    for shares in itertools.product(*_flat_shares(shares_of, source, target, tile_of(target, device))):
-        check_deadline()
-        tile, product = tuple(p for p, _ in shares), tuple(factor for _, factor in shares)
-        held_by = _holders_of_tile(source, tile)
-        close = (device,) if device in held_by else _close_holders(held_by, device, nodes)
-        if len(close) == 1:
-            yield close[0], (product,)
-            continue
-        queue = queues.of(tile, held_by, close)
-        for share in queue.shares(target.mesh.position(device), len(close), pull_limit(source, target)):
-            yield close[share.holder], cut_product(product, share.low, share.high)
-
-
-def _list_given(
-    source: Layout, target: Layout, device: int, nodes: Nodes | None
-) -> Iterator[tuple[int, tuple[Product, ...]]]:
-    """What a device gives of its tile to each taker, itself included."""
-    if device not in source.mesh.devices:
-        return
-    tile = tile_of(source, device)
-    held_by = _holders_of_tile(source, tile)
-    demand: list[tuple[int, Product]] = []
-    for shares in itertools.product(*_flat_shares(shares_from, source, target, tile)):
-        product = tuple(factor for _, factor in shares)
-        if all(product):
-            demand += [(taker, product) for taker in _holders_of_tile(target, tuple(q for q, _ in shares))]
-    asking: dict[tuple[int, ...], list[tuple[int, Product]]] = {}
-    for taker, product in sorted(demand, key=lambda each: target.mesh.position(each[0])):
-        if taker == device:
-            yield device, (product,)
-        if taker not in held_by:
-            asking.setdefault(_close_holders(held_by, taker, nodes), []).append((taker, product))
-    for close, queue in asking.items():
-        sizes = [count_product(product) for _, product in queue]
-        limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
-        for share in assign_requests(sizes, len(close), limit):
-            taker, product = queue[share.request]
-            if close[share.holder] == device:
-                yield taker, cut_product(product, share.low, share.high)
+            yield Message(device, taker, tuple([((block,),) for block in blocks]))
 
 
 def _holders_of_tile(layout: Layout, tile: Tile) -> tuple[int, ...]:
