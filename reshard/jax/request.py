@@ -183,13 +183,12 @@ def plan_request(request: ReshardRequest, shape: tuple[int, ...], dtype: str) ->
     elif not padded or not request.plain or (options.network_named and not whole.donate):
         free = on_jax.in_parts(whole, lanes=padded)
     else:
-        # By other steps, where nobody named the network and these need far less of a TPU's memory.
+        # By other steps, where nobody named the network: the copies of a step count as much as what it receives.
         used = options_on(placement.devices_of(target.mesh), options)
-        # A target of larger tiles is gathered, and the copies of its gathers count as much as what they receive.
-        gathers = whole.target.tile_bytes > whole.source.tile_bytes and not whole.donate and used.network is not None
-        routes = short_plans(whole.source, whole.target, LONG, used._replace(budget=None)) if gathers else []
+        known = not whole.donate and used.network is not None
+        routes = short_plans(whole.source, whole.target, LONG, used._replace(budget=None)) if known else []
         others = [each for each in routes if each.received_bytes <= whole.received_bytes]
-        free = on_jax.in_parts_on_tpu(whole, others=others, network=used.network if others else None)
+        free = on_jax.in_parts_on_tpu(whole, others=others, network=used.network if known else None)
         if [step.kind for step in free.steps] != [step.kind for step in whole.steps]:
             free = cost.time_on_network(free, used.network)
     asked = budget is not None or (options.prefer == MEASURED and request.plain)

@@ -234,7 +234,7 @@ class EvenRounds:
 
     def sender(self, position: int, turn: Sequence[int]) -> int:
         """The position of the device that sends to the one at `position` in a turn."""
-        sender = position
+        sender = position + 0  # Of its own, if it is an array of positions.
         for stride, origin, radix in self._sources:
             sender += (coordinate(position, origin, radix) - coordinate(position, stride, radix)) * stride
         for (digit, _), value in zip(self.shares, self.share(position, turn), strict=True):

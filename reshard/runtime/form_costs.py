@@ -15,13 +15,20 @@ The constants of `FormCosts` are fitted to what libtpu estimates of compiled pro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from reshard.errors import PlanError, quoted
 from reshard.geometry.refine import refine
+from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
+from reshard.lower.colouring import SPREAD, EvenRounds
+from reshard.lower.groups import groups_along
 from reshard.lower.program import AllToAll, Exchange, InParts, Program
 from reshard.lower.to_shard_map import (
     choose_memory_order,
@@ -33,8 +40,10 @@ from reshard.lower.to_shard_map import (
 from reshard.lower.to_shard_map.part_loops import are_unrolled, group_steps
 from reshard.plans.plan import Plan, Step
 from reshard.synth.cost import time_on_network
+from reshard.synth.cuts import bound_groups, bound_round
 from reshard.synth.network import Network
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,10 @@ def estimate_form_seconds(plan: Plan, platform: str = "tpu", network: Network | 
     if platform not in COSTS:
         raise PlanError(f"the forms of a plan are estimated for {', '.join(COSTS)}, not for {quoted(platform)}")
     timed = plan if network is None else time_on_network(plan, network)
+    if network is not None:
+        bounds = [(step, bound_wires(step.kind, step.operand, step.result, network)) for step in timed.steps]
+        steps = tuple(step if bound is None else replace(step, seconds=bound) for step, bound in bounds)
+        timed = replace(timed, steps=steps)
     return estimate_local_seconds(plan, platform) + sum_wire_seconds(timed, COSTS[platform].wire)
 
 
@@ -105,6 +118,35 @@ def sum_wire_seconds(plan: Plan, wire: float) -> float:
     a second."""
     each = (step.received_bytes / wire if step.seconds is None else step.seconds for step in plan.steps)
     return sum(each)
+
+
+@lru_cache(maxsize=4096)
+def bound_wires(kind: str, operand: Layout, result: Layout, network: Network) -> float | None:
+    """The seconds of the wires in which a program of XLA could run a step, one collective after another; None where
+    `cuts` has no bound of its kind or of the network.
+
+    >>> from reshard.types import Mesh
+    >>> ends = [Layout.parse(text, Mesh(x=2, y=2, z=2)) for text in ("u8[{x}900, {y}{z}900]", "u8[{z}900, {x}{y}900]")]
+    >>> bound_wires("exchange", *ends, Network.preset("tpu-v5p"))
+    4.5e-06
+    """
+    mesh, r = operand.mesh, refine(operand, result)
+    if r is None or not r.exact or not one_set(mesh, result.mesh):
+        return None
+    wires, at = network.links(mesh), np.arange(mesh.size)
+    if kind in ("exchange", "permute"):
+        even: Any = EvenRounds(r, spread=mesh.size <= SPREAD)
+        turns = itertools.product(*(range(digit.radix) for digit, _ in even.shares))
+        rounds = [bound_round(wires, mesh, even.sender(at, turn)) for turn in turns]
+        message = operand.tile_bytes if kind == "permute" else operand.nbytes(r.common)
+        return None if None in rounds else message * sum(each or 0.0 for each in rounds)
+    if kind in ("all_gather", "all_to_all"):
+        factors = [(digit.src or 0, digit.radix) for digit in r.gathered]
+        groups = np.array(groups_along(Mesh(mesh.axes), factors))
+        bound = bound_groups(wires, mesh, groups, swaps=kind == "all_to_all")
+        blocks = groups.shape[1] if kind == "all_to_all" else 1
+        return None if bound is None else bound * operand.tile_bytes / blocks
+    return None
 
 
 def list_passes(plan: Plan) -> list[Pass]:
@@ -161,7 +203,7 @@ def _pass_at_once(step: Step, program: Program, at: int) -> Iterator[Pass]:
             yield Pass(sent, "copy")
         joins = find_minor_dim(step.result) in {each.receive.dims[axis] for axis in each.receive.blocks}
         yield Pass(received, "join" if joins else "copy")
-        if _turns(step):
+        if _turns(step) and not joins:
             yield Pass(max(sent, received), "turn")
     elif isinstance(each, Exchange) and step.launches:
         # Messages are cut out and written one by one, and what stays is copied.
@@ -170,7 +212,9 @@ def _pass_at_once(step: Step, program: Program, at: int) -> Iterator[Pass]:
         box = () if r is None or not all(r.box) else r.box
         padding = measure_padding(box, program.dtype)
         kernels = step.launches * (4 if step.mode.chunk is not None else 1)
-        yield Pass(moved * padding, "turn" if _turns(step) else "load", kernels)
+        yield Pass(*((moved, "turn") if _turns(step) else (moved * padding, "load")), kernels)
+        if _turns(step):
+            yield Pass(moved, "turn_part", step.launches)  # Narrow slices are rearranged before they go.
         yield Pass(max(0.0, received - moved) + moved * padding, "copy", step.launches + 1)
     else:
         yield Pass(received, "turn" if _turns(step) and step.launches else "copy")

@@ -209,10 +209,10 @@ COUNTS = 4, 8
 LEAST_ON_TPU = 4 << 20
 """Forms differ from this many bytes of operand and result on a device; of smaller ones kernels take most of the time.
 """
-ABOUT = 0.04
+ABOUT = 0.03
 """Forms that take up to so much more than the fastest one are about as fast."""
-XLA_TAKES = 0.25
-"""The same for an exchange, for which XLA needs two collectives: these take it at least 1.4 times as long."""
+XLA_TAKES = 0.1
+"""The same for a move for which XLA needs two collectives: these take it 1.3 times as long or more."""
 TRANSPOSED_AT_ONCE = 1 << 30
 """The most bytes of a result that is received at once and then transposed: of parts, libtpu writes each to memory after
 it is transposed and reads it again to write it where it belongs, which takes 1.3 times as long in all."""
@@ -357,7 +357,12 @@ def _is_one_of_xla(plan: Plan) -> bool:
     another, dim by dim."""
     if any(step.kind == "exchange" for step in plan.steps):
         return False
-    before, after = ([[d.axis for d in dim.digits if d.axis] for dim in end.dims] for end in (plan.source, plan.target))
+    # What only one end has is sliced, or gathered.
+    both = {*plan.source.held} & {*plan.target.held}
+    before, after = (
+        [[d.axis for d in dim.digits if d.axis and d.axis in both] for dim in end.dims]
+        for end in (plan.source, plan.target)
+    )
     left: list[list[SubAxis]] = []
     come: list[list[SubAxis]] = []
     for one, two in zip(before, after, strict=True):

@@ -23,6 +23,9 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any, NamedTuple, SupportsFloat, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from reshard.errors import NetworkError, quoted
 from reshard.synth.routing import Row, WiredDigit, join_runs, load_run, route_messages
 from reshard.types.mesh import Mesh, SubAxis, is_chain, places
@@ -275,6 +278,18 @@ class Wires(Mapping[str, Link]):
     def slowest(self) -> Link:
         """The slowest of the links that lie on wires."""
         return min((axis.link for axis in self._axes), key=lambda link: link.speed)
+
+    def place_devices(self, mesh: Mesh) -> list[tuple[PhysicalAxis, NDArray[np.int_]]] | None:
+        """The physical axes, with the coordinate of the device at each position; None unless all axes are wired."""
+        if not self._axes or not all(size == 1 or self.wired(axis) for axis, size in mesh.axes.items()):
+            return None
+        at = [np.zeros(mesh.size, int) for _ in self._axes]
+        positions, stride = np.arange(mesh.size), mesh.size
+        for name, size in mesh.axes.items():
+            stride //= size
+            for low, high, on, hop in self._stretches.get(name, ()):
+                at[on] += positions // stride % size // low % (high // low) * hop
+        return list(zip(self._axes, at, strict=True))
 
     def spans(self, mesh: Mesh, sub_axes: Iterable[SubAxis]) -> Spans:
         """What sub-axes take up on the wires."""

@@ -359,7 +359,7 @@ def test_a_donated_source_is_overwritten_where_that_takes_little_longer(
 def test_one_exchange_where_tiles_between_steps_need_much_memory():
     """Three steps, between them tiles that a TPU pads to twice their bytes: 64 lanes of 128."""
     narrow = planned("bf16[{z}32, {y}64, {x}64, 64]", "bf16[64, 128, {z}{x}32, 64]", CUBE)
-    straight = xla.in_parts_on_tpu(narrow)
+    straight = xla.in_parts_on_tpu(narrow, network=Network.preset("tpu-v5p"))
     assert len(narrow.steps) == 3 and modes(straight) == [("exchange", 1)]
     assert straight.received_bytes == narrow.received_bytes
     assert xla.peak_bytes(straight, padded=True) < 0.7 * xla.peak_bytes(narrow, padded=True)
