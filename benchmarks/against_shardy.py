@@ -38,8 +38,9 @@ from tests.layouts import sample_pairs
 
 MESHES = ("2x2", "2x3", "2x4", "2x2x2", "2x2x2x2", "3x5", "8x10", "4x6x2", "16x16x2")
 RANKS = (1, 2, 3)
-TOLERANCE = 1e-12
-"""Relative: the same seconds summed in another order differ by less."""
+TOLERANCE = 1e-7
+"""Relative: the same seconds summed in another order differ by less, and so do two orders of an axis's parts whose
+wires carry a few bytes more or less, beside a latency that is the same."""
 
 Pair = tuple[Layout, Layout]
 

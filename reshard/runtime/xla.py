@@ -397,9 +397,11 @@ def in_parts_on_gpu(plan: Plan, least: int = LEAST) -> Plan:
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Mesh
-    >>> ends = [Layout.parse(text, Mesh(x=8)) for text in ("f32[{x}64, 64]", "f32[512, 64]", "f32[512, {x}8]")]
-    >>> [[step.mode.parts for step in in_parts_on_gpu(plan(ends[0], end), least=0).steps] for end in ends[1:]]
-    [[1], [8]]
+    >>> texts = ("f32[{x}8, 64, 64]", "f32[64, 64, 64]", "f32[64, {x}8, 64]"), ("f32[8, {x}8, 64]", "f32[8, 64, {x}8]")
+    >>> for source, *targets in ([Layout.parse(text, Mesh(x=8)) for text in move] for move in texts):
+    ...     print([in_parts_on_gpu(plan(source, target), least=0).steps[0].mode.parts for target in targets])
+    [1, 1]
+    [8]
     """
     parted = in_parts(plan, least, overlap=True, lanes=False)
     moves = [step.spec for step in parted.steps]
