@@ -234,12 +234,12 @@ class EvenRounds:
 
     def sender(self, position: int, turn: Sequence[int]) -> int:
         """The position of the device that sends to the one at `position` in a turn."""
-        sender = position + 0  # Of its own, if it is an array of positions.
+        sender = position  # May be an array, which stays as it is.
         for stride, origin, radix in self._sources:
-            sender += (coordinate(position, origin, radix) - coordinate(position, stride, radix)) * stride
+            sender = sender + (coordinate(position, origin, radix) - coordinate(position, stride, radix)) * stride
         for (digit, _), value in zip(self.shares, self.share(position, turn), strict=True):
             stride = digit.src or 0
-            sender += (value - coordinate(position, stride, digit.radix)) * stride
+            sender = sender + (value - coordinate(position, stride, digit.radix)) * stride
         return sender
 
     def receiver(self, position: int, turn: Sequence[int]) -> int:

@@ -19,6 +19,8 @@ from reshard.synth.wires import PhysicalAxis, Wires
 from reshard.types.mesh import Mesh
 
 Positions = NDArray[np.int_]
+Placed = list[tuple[PhysicalAxis, Positions]]
+"""The physical axes, with the coordinates of all devices."""
 
 
 def bound_round(wires: Wires, mesh: Mesh, senders: Positions) -> float | None:
@@ -30,7 +32,7 @@ def bound_round(wires: Wires, mesh: Mesh, senders: Positions) -> float | None:
     >>> [bound_round(Wires.of(ring, Mesh(x=4)), Mesh(x=4), (np.arange(4) + far) % 4) for far in range(3)]
     [0.0, 0.5, 1.0]
     """
-    placed = wires.place_devices(mesh)
+    placed = _place_devices(wires, mesh)
     if placed is None:
         return None
     moving = senders != np.arange(mesh.size)
@@ -44,7 +46,7 @@ def bound_round(wires: Wires, mesh: Mesh, senders: Positions) -> float | None:
 def bound_groups(wires: Wires, mesh: Mesh, groups: Positions, swaps: bool) -> float | None:
     """Seconds for each byte of a block that devices of the same row of `groups` send each other: a block of their own
     to each if the collective `swaps`, else one for all, which crosses a cut once."""
-    placed = wires.place_devices(mesh)
+    placed = _place_devices(wires, mesh)
     if placed is None:
         return None
     size = groups.shape[1]
@@ -57,7 +59,13 @@ def bound_groups(wires: Wires, mesh: Mesh, groups: Positions, swaps: bool) -> fl
     return float(most)
 
 
-def _list_speeds(placed: list[tuple[PhysicalAxis, Positions]]) -> NDArray[np.float64]:
+def _place_devices(wires: Wires, mesh: Mesh) -> Placed | None:
+    # `Wires` has lists, since planning needs the standard library alone.
+    placed = wires.place_devices(mesh)
+    return None if placed is None else [(axis, np.array(at)) for axis, at in placed]
+
+
+def _list_speeds(placed: Placed) -> NDArray[np.float64]:
     """Bytes a second of all links of each device, one way."""
     total = np.zeros(len(placed[0][1]))
     for axis, at in placed:
@@ -66,7 +74,7 @@ def _list_speeds(placed: list[tuple[PhysicalAxis, Positions]]) -> NDArray[np.flo
     return total
 
 
-def _list_cuts(placed: list[tuple[PhysicalAxis, Positions]]) -> Iterator[tuple[NDArray[np.bool_], float]]:
+def _list_cuts(placed: Placed) -> Iterator[tuple[NDArray[np.bool_], float]]:
     """The devices on one side of each cut, and the bytes a second that cross it one way: what lies before a place of a
     line, or on an arc of a ring."""
     for axis, at in placed:

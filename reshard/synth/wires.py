@@ -23,9 +23,6 @@ from functools import cached_property
 from itertools import combinations, permutations
 from typing import Any, NamedTuple, SupportsFloat, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reshard.errors import NetworkError, quoted
 from reshard.synth.routing import Row, WiredDigit, join_runs, load_run, route_messages
 from reshard.types.mesh import Mesh, SubAxis, is_chain, places
@@ -235,6 +232,7 @@ class Wires(Mapping[str, Link]):
         self._axes = axes
         self._stretches = stretches
         self._spans: dict[tuple[SubAxis, ...], Spans] = {}
+        self._placed: dict[Mesh, list[tuple[PhysicalAxis, list[int]]]] = {}
 
     @classmethod
     def of(cls, links: Mapping[str, Link], mesh: Mesh) -> Wires:
@@ -279,17 +277,21 @@ class Wires(Mapping[str, Link]):
         """The slowest of the links that lie on wires."""
         return min((axis.link for axis in self._axes), key=lambda link: link.speed)
 
-    def place_devices(self, mesh: Mesh) -> list[tuple[PhysicalAxis, NDArray[np.int_]]] | None:
+    def place_devices(self, mesh: Mesh) -> list[tuple[PhysicalAxis, list[int]]] | None:
         """The physical axes, with the coordinate of the device at each position; None unless all axes are wired."""
         if not self._axes or not all(size == 1 or self.wired(axis) for axis, size in mesh.axes.items()):
             return None
-        at = [np.zeros(mesh.size, int) for _ in self._axes]
-        positions, stride = np.arange(mesh.size), mesh.size
+        if mesh in self._placed:
+            return self._placed[mesh]
+        placed = self._placed[mesh] = [(axis, [0] * mesh.size) for axis in self._axes]
+        stride = mesh.size
         for name, size in mesh.axes.items():
             stride //= size
             for low, high, on, hop in self._stretches.get(name, ()):
-                at[on] += positions // stride % size // low % (high // low) * hop
-        return list(zip(self._axes, at, strict=True))
+                coordinates = placed[on][1]
+                for position in range(mesh.size):
+                    coordinates[position] += position // stride % size // low % (high // low) * hop
+        return placed
 
     def spans(self, mesh: Mesh, sub_axes: Iterable[SubAxis]) -> Spans:
         """What sub-axes take up on the wires."""
