@@ -99,13 +99,15 @@ def test_the_compiled_program_is_the_plan(part: int):
 
 
 @pytest.mark.slow
-def test_on_the_platforms_network_it_needs_little_more_memory():
-    """Plans for the chips' own network may take other steps, which are faster, in little more memory."""
+def test_on_the_platforms_network_it_needs_no_more_memory_than_xla():
+    """Plans for the chips' own network take the form that is fastest, and may need what XLA's own reshard needs."""
     other = 0
     for pair in LARGE[:2]:
         ours, fewest = (compiled("v5p:2x2x2", pair, network=network) for network in (None, "none"))
-        memory = [each.memory_analysis().peak_memory_in_bytes for each in (ours, fewest)]
-        assert memory[0] <= 1.3 * memory[1]
+        mesh = mesh_of("v5p:2x2x2", dict(pair[0].mesh.axes))
+        array = jax.ShapeDtypeStruct(pair[0].shape, pair[0].dtype, sharding=on(mesh, pair[0]))
+        xla = jax.jit(lambda x: x, out_shardings=on(mesh, pair[1])).lower(array).compile()
+        assert ours.memory_analysis().peak_memory_in_bytes <= xla.memory_analysis().peak_memory_in_bytes
         other += executed(ours) != executed(fewest)
     assert other
 
