@@ -460,7 +460,7 @@ def draw_pairs(meshes: Sequence[str], ranks: Sequence[int], count: int, seed: in
         shape: tuple[int, ...] = ()
         while not LEAST <= 2 * math.prod(shape) / mesh.size <= MOST:
             shape = tuple(choose.choice(SIZES[rank]) for _ in range(rank))
-        layouts = list(contiguous_layouts(mesh, shape, "bfloat16"))
+        layouts = [each for each in contiguous_layouts(mesh, shape, "bfloat16") if each.even]
         source, target = choose.sample(layouts, 2)
         yield source, target
 
