@@ -321,7 +321,7 @@ class Promise:
 
     @property
     def kept(self) -> bool:
-        """Whether what is compiled keeps to the budget, or to the one that was said to work."""
+        """Whether the compiled program keeps to its budget; after a refusal, to the budget that the error names."""
         return self.peak <= (self.budget if self.smallest is None else self.smallest)
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@
     python benchmarks/tpu_traffic.py --seed 7 --worst 20          # the same pairs again, and the worst 20 of them
     python benchmarks/tpu_traffic.py --topology v5p:4x4x4 --pairs 20
     python benchmarks/tpu_traffic.py --topology v5e:2x4           # v5e:4x4
-    python benchmarks/tpu_traffic.py --gpu 1x1x8                  # 8 H100s; what that needs is said in aot.py
+    python benchmarks/tpu_traffic.py --gpu 1x1x8                  # 8 H100s; aot.py says what to install
     python benchmarks/tpu_traffic.py --large                      # long exchanges on 256 chips, a swap on 4,096
 
 Pairs are drawn by a seed that changes with every run and is printed; `--seed` repeats it. Sizes are 192 to 768 and

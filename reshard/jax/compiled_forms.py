@@ -47,8 +47,7 @@ from reshard.jax.running import weaken
 from reshard.jax.xla_pass.program_peaks import CompilingThread
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import on_jax
-from reshard.runtime.form_costs import estimate_form_seconds
-from reshard.synth import cost
+from reshard.runtime.form_costs import estimate_form_seconds, time_compiled_wires
 from reshard.synth.network import Network
 from reshard.types.layout import Layout
 
@@ -283,7 +282,7 @@ def choose_measured(
         seconds = _compiling.run("time", lambda: _time_forms([form.plan for form in able], ends))
     elif devices[0].platform == "tpu":
         hertz = next((rate for kind, rate in HERTZ.items() if re.search(kind, str(devices[0].device_kind))))
-        wires = [cost.time_on_network(form.plan, network).seconds or 0.0 for form in able]
+        wires = [0.0 if network is None else time_compiled_wires(form.plan, network) for form in able]
         cycles = [compile_form(form.plan, ends, cycles=True).cycles or 0 for form in able]
         seconds = [first + count / hertz for first, count in zip(wires, cycles, strict=True)]
     else:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -109,12 +109,15 @@ def estimate_form_seconds(plan: Plan, platform: str = "tpu", network: Network | 
     """The seconds of a plan as it is spelled: its wires, by a network or as its steps say, and what is beside them."""
     if platform not in COSTS:
         raise PlanError(f"the forms of a plan are estimated for {', '.join(COSTS)}, not for {quoted(platform)}")
-    timed = plan if network is None else time_on_network(plan, network)
-    if network is not None:
-        bounds = [(step, bound_wires(step.kind, step.operand, step.result, network)) for step in timed.steps]
-        steps = tuple(step if bound is None else replace(step, seconds=bound) for step, bound in bounds)
-        timed = replace(timed, steps=steps)
-    return estimate_local_seconds(plan, platform) + sum_wire_seconds(timed, COSTS[platform].wire)
+    wires = sum_wire_seconds(plan, COSTS[platform].wire) if network is None else time_compiled_wires(plan, network)
+    return estimate_local_seconds(plan, platform) + wires
+
+
+def time_compiled_wires(plan: Plan, network: Network) -> float:
+    """The seconds of a plan's wires as XLA runs its collectives: one after another, an exchange round by round."""
+    steps = time_on_network(plan, network).steps
+    bounds = [bound_wires(step.kind, step.operand, step.result, network) for step in steps]
+    return sum(step.seconds or 0.0 if bound is None else bound for step, bound in zip(steps, bounds, strict=True))
 
 
 def sum_wire_seconds(plan: Plan, wire: float) -> float:

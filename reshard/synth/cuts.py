@@ -38,7 +38,7 @@ def bound_round(wires: Wires, mesh: Mesh, senders: Positions) -> float | None:
     moving = senders != np.arange(mesh.size)
     busy = moving | np.isin(np.arange(mesh.size), senders[moving])
     most = 1 / _list_speeds(placed)[busy].min() if busy.any() else 0.0
-    for side, speed in _list_cuts(placed):
+    for side, speed in _list_wire_cuts(placed):
         most = max(most, float((side & ~side[senders]).sum()) / speed, float((~side & side[senders]).sum()) / speed)
     return float(most)
 
@@ -51,7 +51,7 @@ def bound_groups(wires: Wires, mesh: Mesh, groups: Positions, swaps: bool) -> fl
         return None
     size = groups.shape[1]
     most = (size - 1) / _list_speeds(placed).min() if size > 1 else 0.0
-    for side, speed in _list_cuts(placed):
+    for side, speed in _list_wire_cuts(placed):
         here = side[groups].sum(axis=1)
         there, split = size - here, (here > 0) & (here < size)
         crossing = (here * there).sum() if swaps else max((here * split).sum(), (there * split).sum())
@@ -74,7 +74,7 @@ def _list_speeds(placed: Placed) -> NDArray[np.float64]:
     return total
 
 
-def _list_cuts(placed: Placed) -> Iterator[tuple[NDArray[np.bool_], float]]:
+def _list_wire_cuts(placed: Placed) -> Iterator[tuple[NDArray[np.bool_], float]]:
     """The devices on one side of each cut, and the bytes a second that cross it one way: what lies before a place of a
     line, or on an arc of a ring."""
     for axis, at in placed:

@@ -234,8 +234,8 @@ _MANY = 1000  # Messages that a rank receives: fewer are small ones, too.
 
 
 def is_worth_staging(staging: int, received: int) -> bool:
-    """Whether messages of at most so many bytes are worth it, if a rank receives so many: if not, they go from tile to
-    tile, as they do where there is no buffer at all.
+    """Whether messages of at most so many bytes are worth it, if a rank receives so many: if not, MPI
+    sends them from tile to tile, as it does without a buffer.
 
     >>> is_worth_staging(64, 10 << 20), is_worth_staging(64, 4 << 10), is_worth_staging(4 << 10, 10 << 20)
     (False, True, True)

@@ -286,8 +286,8 @@ def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> Tile
     share = (0, 1)
     once = is_unreplicated(source) and is_unreplicated(target)
     if buffered and otherwise == "plan" and across == 0 and len(nodes) <= WORDS and once:
-        # There is no room for whole tiles, and short runs are packed in half the time of reading them. Each receiver's
-        # part is rounded down, so the share is within the room.
+        # A copy of a whole tile does not fit, and packing short runs takes half as long as reading them. The part of
+        # each receiver is rounded down, so the share is within the room.
         elements = max(1, chosen.sent_bytes // itemsize)
         share = min(elements, (spare - SCRATCH) // itemsize), elements
     room = spare - (source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0)
