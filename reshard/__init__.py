@@ -13,6 +13,7 @@
     simulate            a plan run on numpy, all devices in this process
     errors              what is raised
     names               tables of rules from one framework's names of arrays to another's
+    files               checkpoints and stored arrays: every stored byte read once, by plan
     jax, mpi, draw      plans in JAX programs, on MPI ranks, and as pictures: loaded when they are first used
 
 >>> import reshard as rs
@@ -38,6 +39,7 @@ from reshard.types import Mesh as Mesh
 
 if TYPE_CHECKING:
     from reshard import draw as draw
+    from reshard import files as files
     from reshard import jax as jax
     from reshard import mpi as mpi
     from reshard import names as names
@@ -101,7 +103,7 @@ _HOMES = {
     "simulate": "reshard.runtime",
     "verify": "reshard.proofs",
 }
-_PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py", "names": None}
+_PACKAGES = {"draw": "matplotlib", "files": None, "jax": "jax", "mpi": "mpi4py", "names": None}
 
 
 def __getattr__(name: str) -> Any:

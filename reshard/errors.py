@@ -74,6 +74,18 @@ class TileError(ReshardError):
     """Tiles given to a runtime that do not fit the source layout."""
 
 
+class FileError(ReshardError):
+    """A file that is not what it says, or is not there: names file, tensor and byte, what was found and expected."""
+
+
+class ChecksumError(FileError):
+    """Bytes of a file that are not those that were saved."""
+
+
+class MissingTensorError(FileError):
+    """Tensors that a file does not have, or that no target takes."""
+
+
 class AgreementError(ReshardError):
     """Ranks called one collective operation with different requests; raised on all of them."""
 

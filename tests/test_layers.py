@@ -1,7 +1,7 @@
 """The order of imports (docs/architecture.md), and a test of that test with planted violations.
 
     errors < types < geometry < plans < {synth, lower, hlo} < runtime < show < {names, proofs, mpi, doctor}
-    < {jax, draw} < reshard < cli
+    < {jax, draw} < files < reshard < cli
 
 A package imports itself and what stands to the left of it; packages in braces do not import each other. `reshard`
 is the package's own `__init__`. Imports are read from the source, late ones included: see `tests/imports.py`.
@@ -33,6 +33,7 @@ ORDER = [
     {"show"},
     {"names", "proofs", "mpi", "doctor"},
     {"jax", "draw"},
+    {"files"},
     {ROOT},
     {"cli"},
     {"__main__"},
@@ -44,12 +45,14 @@ ALLOWED = {  # `draw` and HTML of plans and trees: a method of a plan is where u
 }
 STANDARD_LIBRARY_ONLY = {"errors", "types", "geometry", "plans"}
 JAX = {"lower.to_shard_map", "lower.to_stablehlo", "runtime.on_jax", "jax"}
+FILES = {"runtime.on_files"}
 ONLY_IN = {"jax": JAX, "jaxlib": JAX, "mpi4py": {"runtime.on_mpi", "mpi"}, "z3": {"proofs"}}
+ONLY_IN |= dict.fromkeys(["safetensors", "tensorstore", "zarr", "h5py"], FILES)
 FOR_PEOPLE = {"rich": "show", "matplotlib": "show"}  # the lowest package that may import the library
 SAME_ON_EVERY_RANK = {"types", "geometry", "plans", "synth"}  # a plan must not depend on the process that makes it
 OF_THE_PROCESS = {"socket", "multiprocessing", "platform"}
 OF_THE_PROCESS_IN_OS = {"environ", "getenv", "getpid", "cpu_count", "uname"}  # os.PathLike does no harm
-LATE = ["jax", "jaxlib", "mpi4py", "z3", "scipy", "rich", "matplotlib", "numpy"]
+LATE = ["jax", "jaxlib", "mpi4py", "z3", "scipy", "rich", "matplotlib", "numpy", *ONLY_IN]
 OWN_MODULES = 30  # `import reshard` loads fewer
 
 

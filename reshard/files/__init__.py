@@ -1,0 +1,11 @@
+"""Arrays in files: every stored byte is read once, by plan, within a peak that is known before.
+
+    open(path)                          what is stored there, from metadata alone: a `Checkpoint`
+    plan_load(ckpt, targets, ...)       who reads what, and how it moves from there: a `LoadPlan`
+    load(path, targets, ...)            tiles, jax.Arrays or numpy arrays in the layouts that are asked for
+    save(path, tree, layouts, ...)      the same backwards: each element is written once
+    rechunk(source, target, chunks=)    one stored array as another, within memory
+
+Reading is a choice of a source layout: each process reads an even share of the stored bytes once, and an ordinary plan
+moves what others need from there.
+"""

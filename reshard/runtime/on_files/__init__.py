@@ -1,0 +1,1 @@
+"""Runs reads and writes: bytes by `preadv`, coded chunks by the libraries of their formats; counts and checks them."""
