@@ -74,7 +74,9 @@ def run_moves(moves: Sequence[Pending], results: Sequence[int] | None = None) ->
         # The only part of an array starts from nothing, too, which its own program does not.
         if len(moves) == 1 and not any(view is not None and view.into for view in views):
             continue
-        if len(parts) == len(group) and all(_is_copied(part.program) for part in parts):
+        # Copied among others; inside a trace, a move on one set of devices is a part of it.
+        copied = [p.program.host and (p.program.request.crosses or not placement.is_tracing()) for p in parts]
+        if len(parts) == len(group) and all(copied):
             hosted[number] = parts
         elif len(group) > 1:
             raise PlanError(f"{len(group)} moves into one array need another way than copies on the host; report this")
@@ -99,11 +101,6 @@ def run_moves(moves: Sequence[Pending], results: Sequence[int] | None = None) ->
         if part.program.request.options.donate and not part.x.is_deleted():
             part.x.delete()
     return [moved[number] for number in sorted(moved)]
-
-
-def _is_copied(program: EagerProgram) -> bool:
-    """Whether a move among others is made by copies; inside a trace, one on one set of devices is a part of it."""
-    return program.host is not None and (program.request.crosses or not placement.is_tracing())
 
 
 def _run_on_host(groups: Mapping[int, Sequence[EagerMove]], read: Set[int]) -> dict[int, jax.Array]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -143,19 +143,23 @@ class Table:
             if missing is not None:
                 what = "is filled, but no target" if given is targets else "is a target, but no array fills it"
                 raise PlanError(f"{self.name}: {quoted(missing)} {what}; {cure}")
-        times = Counter(each.source for each in named)
-        moves: dict[str, Move] = {}
-        ends: tuple[dict[str, str], dict[str, str]] = ({}, {})
-        for each in named:
-            name = base = each.source if times[each.source] == 1 else f"{each.source} -> {each.target}"
-            number = 1
-            while name in moves:
-                number += 1
-                name = f"{base} ({number})"
-            source, target = sources[each.source], targets[each.target]
-            moves[name] = Move(source, target, each.view, cast=source.dtype != target.dtype)
-            ends[0][name], ends[1][name] = each.source, each.target
-        return moves, *ends
+        return list_moves(named, sources, targets)
+
+    def list_unnamed(self, names: Iterable[str]) -> list[str]:
+        """Those of some names that no rule names; what sizes a rule asks for is not looked at.
+
+        >>> read('[[rule]]\\nsource = "{l}.w"\\ntarget = "w[{l}]"').list_unnamed(["0.w", "w.0", "0.b"])
+        ['w.0', '0.b']
+        """
+        known: dict[str, list[Case]] = {}
+        for case in (case for cases in self.levels for case in cases):
+            known.setdefault(case.source.key, []).append(case)
+        unnamed: list[str] = []
+        for name in names:
+            key, numbers = split_numbers(name)
+            if all(case.source.bind(numbers) is None for case in known.get(key, ())):
+                unnamed.append(name)
+        return unnamed
 
     @cached_property
     def _size_names(self) -> set[str]:
@@ -257,6 +261,25 @@ class Table:
                 f"element {missing} of {quoted(name)}, of shape {shape}, is filled by none of its {len(views)} parts, "
                 f"the first of which is {whose[0].about}; give the arrays that are missing, or write partly = true"
             )
+
+
+def list_moves(
+    named: Sequence[NamedView], sources: Mapping[str, Layout], targets: Mapping[str, Layout]
+) -> tuple[dict[str, Move], dict[str, str], dict[str, str]]:
+    """The moves of what a table resolved, and by their names the array that each reads and the one that it fills."""
+    times = Counter(each.source for each in named)
+    moves: dict[str, Move] = {}
+    ends: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    for each in named:
+        name = base = each.source if times[each.source] == 1 else f"{each.source} -> {each.target}"
+        number = 1
+        while name in moves:
+            number += 1
+            name = f"{base} ({number})"
+        source, target = sources[each.source], targets[each.target]
+        moves[name] = Move(source, target, each.view, cast=source.dtype != target.dtype)
+        ends[0][name], ends[1][name] = each.source, each.target
+    return moves, *ends
 
 
 class _Match(NamedTuple):
