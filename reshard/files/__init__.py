@@ -9,3 +9,7 @@
 Reading is a choice of a source layout: each process reads an even share of the stored bytes once, and an ordinary plan
 moves what others need from there.
 """
+
+from reshard.files.open import open as open
+from reshard.types.stored import Checkpoint as Checkpoint
+from reshard.types.stored import Stored as Stored

@@ -39,9 +39,12 @@ NO_FILE = -1
 class StoredPiece(NamedTuple):
     """A box of a tensor and where its bytes are: `nbytes` of them from byte `offset` of a file on.
 
-    A `raw` piece is its elements in C order, little-endian: any part of it can be read alone. Any other is coded
+    A `raw` piece is its elements as they are, little-endian: any part of it can be read alone. Any other is coded
     (compressed, say) and is read whole, by the driver of its format. `checksum` is that of the stored bytes, as the
     name of an algorithm and its value.
+
+    Elements of a raw piece are in C order unless `strides` says, for each dim, how many elements lie between one and
+    the next: those of a transposed tensor, or of a tile with padding. Then `nbytes` is from the first to the last.
     """
 
     box: Box
@@ -50,6 +53,7 @@ class StoredPiece(NamedTuple):
     nbytes: int
     raw: bool = True
     checksum: tuple[str, int] | None = None
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,38 @@
-"""One module for each format: its metadata read into a `Checkpoint`, and the driver of its coded pieces."""
+"""One module for each format: its metadata read into a `Checkpoint`, and the driver of its coded pieces.
+
+metadata_files  how files of metadata are opened, and names in them resolved: no pipe, no way out of the folder
+safetensors     headers and the index
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable
+from os import PathLike
+
+from reshard.errors import FileError, quoted, shortened
+from reshard.runtime.on_files.formats.safetensors import INDEX, read_safetensors
+from reshard.types.stored import Checkpoint
+from reshard.types.units import listed
+
+_FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[str], Checkpoint]], ...] = (
+    ("safetensors", (f"*{INDEX}", "*.safetensors"), read_safetensors),
+)
+"""Of each format its name, the names of files that tell it, and what reads it; the first that fits is taken."""
+
+
+def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
+    """What is stored at a path, from metadata alone; raises `FileError` for anything that is not a whole checkpoint."""
+    try:
+        where = os.path.abspath(os.fsdecode(path))
+        names = os.listdir(where) if os.path.isdir(where) else [os.path.basename(where)]
+        if not os.path.lexists(where):
+            raise FileNotFoundError("there is nothing")
+    except (OSError, TypeError, ValueError) as error:
+        raise FileError(f"{quoted(path)} cannot be opened ({shortened(str(error))}); give a file or a folder") from None
+    for _, patterns, read in _FORMATS:
+        if any(fnmatch.filter(names, pattern) for pattern in patterns):
+            return read(where)
+    known = listed([name for name, _, _ in _FORMATS])
+    raise FileError(f"{quoted(where)} is of no format that is known here ({known}); give a checkpoint's file or folder")
