@@ -1,1 +1,6 @@
-"""Runs reads and writes: bytes by `preadv`, coded chunks by the libraries of their formats; counts and checks them."""
+"""Runs reads and writes: bytes by `preadv`, coded chunks by the libraries of their formats; counts and checks them.
+
+    sidecar       checksums of what a save wrote, and which files are of one save
+
+Every stored byte is read once.
+"""
