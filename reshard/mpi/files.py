@@ -74,13 +74,17 @@ def save_tiles(call: Call, path: Folder, layout: Layout, seat: int | None, tile:
     scatter_tiles(call, number, chosen, 0, received)
     name = f"{int(received[0]):016x}"
     if seat is not None:
-        # Nobody sees it before `publish_folder`.
-        with _sync_file(_path_of_tile(path, seat, name)) as file:
-            np.save(file, tile, allow_pickle=False)
-            file.write(_mark_of_save(seat, name))
+        write_tile(path, seat, tile, name)
     call.team.settle(call.watch)
     if call.team.rank == 0:
         publish_folder(path, layout, name)
+
+
+def write_tile(path: Folder, seat: int, tile: NDArray[Any], name: str) -> None:
+    """Writes the tile of a seat, of the save called `name`, which nobody sees before `publish_folder`."""
+    with _sync_file(_path_of_tile(path, seat, name)) as file:
+        np.save(file, tile, allow_pickle=False)
+        file.write(_mark_of_save(seat, name))
 
 
 def publish_folder(path: Folder, layout: Layout, name: str) -> None:

@@ -107,8 +107,12 @@ def list_blocks(size: int, parts: Iterable[int]) -> NDArray[np.int64]:
     >>> list_blocks(2 * BLOCK + 100, [0, 60, 100]).tolist()
     [0, 60, 100, 1048676]
     """
-    edges = sorted({0, size, *parts})
-    starts = [at for start, end in itertools.pairwise(edges) for at in range(start, end, BLOCK)]
+    edges = sorted({0, *parts})
+    edges.append(max(size, edges[-1]))
+    starts: list[int] = []
+    for start, end in itertools.pairwise(edges):
+        starts += range(start, end, BLOCK)
+    # 8 bytes for each MiB, and searched for every run.
     return np.array(starts, np.int64)
 
 
