@@ -18,19 +18,25 @@ so plans the same in every process.
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
-from reshard.errors import MissingTensorError, did_you_mean, quoted
+from reshard.errors import FileError, MissingTensorError, did_you_mean, quoted, shortened
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.units import bytes_text, counted, shape_text
+from reshard.types.whole import MOST
 
 Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dim."""
+
+_NUMBER = re.compile("[0-9]+")
 
 NO_FILE = -1
 """The file of a piece that only the driver of its format finds, such as a value of a key-value store."""
@@ -182,3 +188,147 @@ class Checkpoint(Mapping[str, Stored]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    def __str__(self) -> str:
+        return self.describe(40)
+
+    def describe(self, most: int | None = None) -> str:
+        """The tensors as a table of at most so many rows; names that differ by numbers share one.
+
+        >>> pieces = [(StoredPiece(((0, 8), (0, 4)), 0, n * 128, 128),) for n in range(3)]
+        >>> tensors = {f"h.{n}.w": Stored(f"h.{n}.w", "float32", (8, 4), pieces[n]) for n in range(3)}
+        >>> print(Checkpoint("a.safetensors", "safetensors", (StoredFile("a.safetensors", 384, 0),), tensors))
+        'a.safetensors': 3 tensors, 384 B in 1 file (safetensors)
+          tensors        elements   bytes each  stored
+          h.{0..2}.w  3  f32[8, 4]       128 B  raw
+        """
+        # 45,000 tensors are a few dozen rows: what differs from layer to layer is a number in the name.
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for name, stored in self.tensors.items():
+            shape = f"{dtypes.short(stored.dtype)}[{', '.join(map(str, stored.shape))}]"
+            first, count = next(iter(stored.pieces), None), len(stored.pieces)
+            chunks = "" if stored.chunks is None else f" of {shape_text(stored.chunks)}"
+            how = ("raw" if first is None or first.raw else "coded") + (
+                f", {count} pieces{chunks}" if count > 1 else ""
+            )
+            key = _NUMBER.sub("#", name), shape, bytes_text(stored.nbytes), how
+            alike.setdefault(key, []).append(name)
+        rows = [("tensors", "", "elements", "bytes each", "stored")]
+        for (_, shape, size, how), names in list(alike.items())[:most]:
+            count = "" if len(names) == 1 else str(len(names))
+            rows.append((_name_together(names), count, shape, size, how))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"  {name:<{widths[0]}}  {count:>{widths[1]}}  {shape:<{widths[2]}}  {size:>{widths[3]}}  {how}"
+            for name, count, shape, size, how in rows
+        ]
+        if len(alike) > len(rows) - 1:
+            lines.append(f"  ... and {counted(len(alike) - len(rows) + 1, 'row')} more")
+        # Metadata files, which are in `files` as well, hold no piece.
+        tensors, held = self.tensors.values(), sum(stored.nbytes for stored in self.tensors.values())
+        places = {
+            piece.file for stored in tensors if not isinstance(stored.pieces, ChunkGrid) for piece in stored.pieces
+        }
+        where = f" in {counted(len(places - {NO_FILE}), 'file')}" if places - {NO_FILE} else ""
+        total = f"{counted(len(self.tensors), 'tensor')}, {bytes_text(held)}{where} ({self.format})"
+        return "\n".join([f"{quoted(self.path)}: {total}", *lines])
+
+    def to_json(self) -> str:
+        """All of it as JSON, in about 100 bytes a tensor: what one process of many reads, and the others are sent."""
+        tensors = {
+            name: [stored.dtype, stored.shape, stored.chunks, _write_pieces(stored)]
+            for name, stored in self.tensors.items()
+        }
+        files = [[file.path, file.size, file.changed_ns] for file in self.files]
+        made = {"format": 1, "path": self.path, "stored_as": self.format, "files": files, "tensors": tensors}
+        return json.dumps(made, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Checkpoint:
+        """What `to_json` wrote; raises `FileError` for any other text."""
+        try:
+            made = json.loads(text)  # Text of unknown origin: every value is checked for its type before it is used.
+            if made["format"] != 1:
+                raise ValueError(f"format is {quoted(made['format'])}, and this version reads format 1")
+            path, stored_as = _checked(made["path"], str), _checked(made["stored_as"], str)
+            files = tuple([StoredFile(_checked(p, str), _size(n), _checked(at, int)) for p, n, at in made["files"]])
+            tensors = {
+                name: _read_stored(name, said, len(files)) for name, said in _checked(made["tensors"], dict).items()
+            }
+            return cls(path, stored_as, files, tensors)
+        except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            why = shortened(f"{type(error).__name__}: {error}")
+            raise FileError(f"this is not a checkpoint in JSON ({why}); use the output of to_json()") from None
+
+
+def _name_together(names: Sequence[str]) -> str:
+    """One name for names that differ in numbers only: `h.{0..2}.w`."""
+    parts = _NUMBER.split(names[0])
+    columns = zip(*(map(int, _NUMBER.findall(name)) for name in names), strict=True)
+    ranges = [
+        str(min(each)) if min(each) == max(each) else f"{{{min(each)}..{max(each)}}}" for each in map(list, columns)
+    ]
+    name = "".join(part for pair in zip(parts, [*ranges, ""], strict=True) for part in pair)
+    return shortened(name, 100) if name.isprintable() else quoted(name)
+
+
+def _write_pieces(stored: Stored) -> Any:
+    """Pieces as JSON: of a grid only what one chunk takes, and of others no box that is the whole, no usual values."""
+    if isinstance(stored.pieces, ChunkGrid):
+        return stored.pieces.nbytes
+    # Most tensors are one raw piece: [file, offset, nbytes].
+    whole_box = tuple([(0, size) for size in stored.shape])
+    written: list[list[Any]] = []
+    for box, file, offset, nbytes, raw, checksum, strides in stored.pieces:
+        fields = [file, offset, nbytes, None if box == whole_box else box, raw, checksum, strides]
+        usual: list[Any] = [None, True, None, None]
+        while usual and fields[-1] == usual[-1]:
+            del fields[-1], usual[-1]
+        written.append(fields)
+    return written
+
+
+def _read_stored(name: str, said: Any, files: int) -> Stored:
+    dtype, sizes, chunked, pieces_said = _checked(said, list)
+    shape = tuple([_size(size) for size in _checked(sizes, list)])
+    chunks = None if chunked is None else tuple([_size(size, 1) for size in _checked(chunked, list)])
+    dtypes.bits(dtype)  # A LookupError or TypeError unless it is a canonical name.
+    if chunks is not None and len(chunks) != len(shape):
+        raise ValueError(f"chunks {quoted(chunks)} of tensor {quoted(name)}")
+    if type(pieces_said) is int:
+        if chunks is None:
+            raise ValueError(f"tensor {quoted(name)} has a grid of chunks without their shape")
+        return Stored(name, dtype, shape, ChunkGrid(shape, chunks, _size(pieces_said)), chunks)
+    pieces: list[StoredPiece] = []
+    whole_box = tuple([(0, size) for size in shape])
+    for file, offset, nbytes, *rest in _checked(pieces_said, list):
+        if not NO_FILE <= _checked(file, int) < files:
+            raise ValueError(f"tensor {quoted(name)} is in file {quoted(file)} of {files}")
+        where = file, _size(offset), _size(nbytes)
+        if not rest:  # Nearly all: one piece that is the whole tensor.
+            pieces.append(StoredPiece(whole_box, *where))
+            continue
+        usual: tuple[Any, ...] = (None, True, None, None)
+        boxed, raw, checksum, strided = (*rest, *usual[len(rest) :])
+        box = whole_box if boxed is None else tuple([(_size(start), _size(stop)) for start, stop in boxed])
+        if not all(start <= stop <= size for (start, stop), size in zip(box, shape, strict=True)):
+            raise ValueError(f"a piece of tensor {quoted(name)} is outside its shape")
+        checked = None if checksum is None else (_checked(checksum[0], str), _checked(checksum[1], int))
+        strides = None if strided is None else tuple([_size(stride) for stride in strided])
+        if strides is not None and len(strides) != len(shape):
+            raise ValueError(f"strides {strides} of tensor {quoted(name)}")
+        pieces.append(StoredPiece(box, *where, _checked(raw, bool), checked, strides))
+    return Stored(name, dtype, shape, tuple(pieces), chunks)
+
+
+def _checked(value: Any, kind: type[Any]) -> Any:
+    # Exactly that type: isinstance takes True for an int.
+    if type(value) is not kind:
+        raise TypeError(f"{quoted(value)} instead of {kind.__name__}")
+    return value
+
+
+def _size(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value <= MOST:
+        raise ValueError(f"{quoted(value)} is no whole number from {least} to 2^63")
+    return value

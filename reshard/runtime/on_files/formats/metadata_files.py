@@ -95,6 +95,7 @@ write a name inside the folder
     """
     if not isinstance(name, str) or not name or "\0" in name:
         raise file_error(said_by, f"names the file {quoted(name)}; write the name of a file in text")
+    # The text is looked at first: a path that climbs out and in again would pass the comparison of real paths below.
     parts = PurePosixPath(name.replace("\\", "/") if os.sep == "\\" else name)
     if parts.is_absolute() or os.path.isabs(name) or ".." in parts.parts:
         raise file_error(

@@ -65,7 +65,7 @@ def read_safetensors(path: str) -> Checkpoint:
     said_by = index or path
     found: dict[str, Stored] = {}
     files: list[StoredFile] = []
-    saves: dict[str | None, str] = {}
+    saves: dict[str | None, str] = {}  # Files of other writers have no such field, and are all of save None.
     for number, shard in enumerate(shards):
         file = resolve_inside(folder, shard, said_by)
         tensors, identity, save = _read_file(file, number)
@@ -116,6 +116,7 @@ def _read_file(path: str, number: int) -> tuple[list[Stored], StoredFile, str | 
         ):
             raise file_error(path, "__metadata__ is not an object of texts; write it anew", offset=8)
         spans = [(*_read_tensor(path, name, said), name) for name, said in header.items()]
+        # In the order of bytes each tensor begins where the last one ends: so gaps, overlaps and aliases are found.
         spans.sort(key=lambda span: span[:2])
         tensors: list[Stored] = []
         end = 0
@@ -182,6 +183,7 @@ def _read_tensor(path: str, name: str, said: Any) -> tuple[int, int, str, tuple[
         raise refuse(f"its shape is {quoted(fields.get('shape'))}, not a list of whole numbers from 0 to 2^63")
     if span is None:
         raise refuse(f"its data_offsets are {quoted(fields.get('data_offsets'))}, not two whole numbers from 0 to 2^63")
+    # A shape like (2^40, 2^40, 0) has no elements, and no library can index it.
     if math.prod(size for size in shape if size) > MOST:
         raise refuse(f"its shape {quoted(shape)} has more elements than any array")
     (begin, stop), needed = span, dtypes.nbytes(math.prod(shape), _DTYPES[dtype])
