@@ -67,6 +67,8 @@ class ChunkGrid(Sequence[StoredPiece]):
     """The pieces of a regular grid of chunks, in C order, made when they are asked for.
 
     All of them are coded, or lie where only their format's driver finds them; `nbytes` is what one chunk takes at most.
+    Where it is known which chunks there are, `sizes` has the bytes of each by its number: a chunk that is not in it is
+    missing, a piece of 0 bytes.
 
     >>> grid = ChunkGrid((1000, 300), (256, 128), 4 * 256 * 128)
     >>> len(grid), grid[11].box
@@ -76,6 +78,7 @@ class ChunkGrid(Sequence[StoredPiece]):
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     nbytes: int
+    sizes: Mapping[int, int] | None = field(default=None, repr=False, hash=False)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -97,7 +100,8 @@ class ChunkGrid(Sequence[StoredPiece]):
         for size, chunk, count in zip(reversed(self.shape), reversed(self.chunks), reversed(self.counts), strict=True):
             number, index = divmod(number, count)
             box.append((index * chunk, min(size, (index + 1) * chunk)))
-        return StoredPiece(tuple(reversed(box)), NO_FILE, 0, self.nbytes, raw=False)
+        nbytes = self.nbytes if self.sizes is None else self.sizes.get(range(len(self))[at], 0)
+        return StoredPiece(tuple(reversed(box)), NO_FILE, 0, nbytes, raw=False)
 
     def __iter__(self) -> Iterator[StoredPiece]:
         return (self[at] for at in range(len(self)))
@@ -130,7 +134,8 @@ class Stored:
     def stored_bytes(self) -> int:
         """Bytes that its pieces take in files."""
         if isinstance(self.pieces, ChunkGrid):
-            return len(self.pieces) * self.pieces.nbytes
+            sizes = self.pieces.sizes
+            return len(self.pieces) * self.pieces.nbytes if sizes is None else sum(sizes.values())
         return sum(piece.nbytes for piece in self.pieces)
 
     @cached_property

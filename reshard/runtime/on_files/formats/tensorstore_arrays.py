@@ -1,0 +1,139 @@
+"""Chunks that tensorstore decodes and encodes: those of zarr folders and of Orbax's key-value stores.
+
+`key_value_store` says where the values are: files of a folder, or a database (OCDBT) in a few files. Elements go
+straight into the array that is to be filled; a chunk that is not there is an error, unless its fill value is meant.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from reshard.errors import ChecksumError, FileError, quoted, shortened
+from reshard.runtime.on_files.formats.metadata_files import box_text
+from reshard.types.stored import Box, Stored
+
+_CACHED = 1 << 24
+_COUNTED = "/tensorstore/kvstore/file/"
+
+
+class RequestCounts(NamedTuple):
+    """Bytes that a library has read, and its requests."""
+
+    bytes: int
+    requests: int
+
+
+def import_tensorstore() -> Any:
+    """The library; raises `FileError` where it is not installed."""
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise FileError(
+            f"these chunks are decoded by tensorstore, which cannot be imported ({error}); "
+            "pip install 'reshard[tensorstore]'"
+        ) from None
+    return tensorstore
+
+
+def make_context(library: Any) -> Any:
+    """What is kept: no decoded chunk, since each is read once, but nodes of a database, asked for with every chunk."""
+    return library.Context({"cache_pool": {"total_bytes_limit": 0}, "cache_pool#nodes": {"total_bytes_limit": _CACHED}})
+
+
+def locate_store(path: str, *, database: bool) -> dict[str, Any]:
+    """tensorstore's name of the values below a path: those of a database, or files."""
+    folder = {"driver": "file", "path": path.rstrip("/") + "/"}
+    return {"driver": "ocdbt", "base": folder, "cache_pool": "cache_pool#nodes"} if database else folder
+
+
+class TensorStoreDriver:
+    """Reads and writes boxes of whole chunks; threads may share it.
+
+    `fill` reads missing chunks as the fill value. `store` is what `locate_store` gives for the checkpoint's path.
+    """
+
+    def __init__(self, path: str, store: Mapping[str, Any], *, fill: bool) -> None:
+        self._library = import_tensorstore()
+        self._path, self._store, self._fill = path, dict(store), fill
+        self._context = make_context(self._library)
+        self._opened: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._before = self._count_all()
+
+    def read_box(self, stored: Stored, box: Box, out: NDArray[Any]) -> None:
+        """Fills `out` with the elements of a box."""
+        store = self._open_array(stored)
+        try:
+            # Into the caller's memory: no array of the whole box beside it.
+            into = self._library.array(out.view(store.dtype.numpy_dtype), copy=False, write=True)
+            into.write(self._select_box(store, box)).result()
+        except Exception as error:  # tensorstore raises ValueError, RuntimeError and others, by what its files do.
+            raise self._explain_failure(error, stored, f"elements {box_text(box)} cannot be read") from None
+
+    def write_box(self, stored: Stored, box: Box, data: NDArray[Any]) -> None:
+        """Writes the elements of a box; who writes the other chunks may do so at the same time."""
+        store = self._open_array(stored)
+        try:
+            self._select_box(store, box).write(data.view(store.dtype.numpy_dtype)).result()
+        except Exception as error:
+            raise self._explain_failure(error, stored, f"elements {box_text(box)} cannot be written") from None
+
+    def read_counts(self) -> RequestCounts:
+        """What tensorstore has read in this process since this driver was made."""
+        now = self._count_all()
+        return RequestCounts(now.bytes - self._before.bytes, now.requests - self._before.requests)
+
+    def close(self) -> None:
+        """Lets go of what was opened."""
+        self._opened.clear()
+
+    def _open_array(self, stored: Stored) -> Any:
+        with self._lock:
+            if stored.name in self._opened:
+                return self._opened[stored.name]
+        at = {**self._store, "path": self._store.get("path", "") + (f"{stored.name}/" if stored.name else "")}
+        try:
+            values = self._library.KvStore.open(at, context=self._context).result()
+            version_3 = values.read("zarr.json").result().state == "value"
+            spec = {
+                "driver": "zarr3" if version_3 else "zarr",
+                "kvstore": at,
+                "fill_missing_data_reads": self._fill,
+                "store_data_equal_to_fill_value": True,
+                # Metadata are read once for all, when the array is opened.
+                "recheck_cached_metadata": False,
+            }
+            opened = self._library.open(spec, open=True, context=self._context).result()
+        except Exception as error:
+            raise self._explain_failure(error, stored, "its array cannot be opened") from None
+        if tuple(opened.shape) != stored.shape or opened.dtype.name != stored.dtype:
+            raise FileError(
+                f"{quoted(self._path)}, tensor {quoted(stored.name)}: it is {opened.dtype.name} of shape "
+                f"{tuple(opened.shape)} now, and was {stored.dtype} of shape {stored.shape}; open it again"
+            )
+        # Another thread may have opened it meanwhile.
+        with self._lock:
+            return self._opened.setdefault(stored.name, opened)
+
+    def _select_box(self, store: Any, box: Box) -> Any:
+        # tensorstore keeps the indices of a part; those of the memory begin at 0.
+        part = store[tuple(slice(start, stop) for start, stop in box)]
+        return part[self._library.d[:].translate_to[0]] if box else part
+
+    def _count_all(self) -> RequestCounts:
+        metrics = self._library.experimental_collect_matching_metrics(_COUNTED)
+        found = {
+            each["name"].removeprefix(_COUNTED): sum(v.get("value", 0) for v in each["values"]) for each in metrics
+        }
+        return RequestCounts(int(found.get("bytes_read", 0)), int(found.get("batch_read", found.get("read", 0))))
+
+    def _explain_failure(self, error: Exception, stored: Stored, what: str) -> FileError:
+        text = " ".join(str(error).split())
+        # Its errors have no classes for what went wrong, only words.
+        kind = ChecksumError if "CRC" in text or "hecksum" in text else FileError
+        cure = "; give missing='fill' if the fill value is meant" if "NOT_FOUND" in text else "; restore the files"
+        return kind(f"{quoted(self._path)}, tensor {quoted(stored.name)}: {what} ({shortened(text, 600)}){cure}")
