@@ -70,6 +70,7 @@ def check_missing(ckpt: Checkpoint, names: Iterable[str], missing: Missing = "re
             absent = [stored.pieces[next(at for at in range(len(stored.pieces)) if at not in sizes)]]
             count = len(stored.pieces) - len(sizes)
         else:
+            # A tensor without elements has a piece of 0 bytes, too, and nothing is missing there.
             absent = [piece for piece in stored.pieces if not piece.nbytes and all(a < b for a, b in piece.box)]
             count = len(absent)
         if count:

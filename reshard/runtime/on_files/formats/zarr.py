@@ -28,7 +28,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from reshard.errors import ChecksumError, LayoutError, PlanError, quoted
+from reshard.errors import ChecksumError, FileError, LayoutError, PlanError, quoted
 from reshard.runtime.on_files.formats.metadata_files import file_error, open_regular, read_metadata
 from reshard.types import dtypes
 from reshard.types.json_fields import Fields
@@ -321,6 +321,7 @@ def place_padded(
     for size in reversed(chunks) if order == "C" else chunks:
         strides.append(strides[-1] * size)
     ordered = tuple(reversed(strides[:-1]) if order == "C" else strides[:-1])
+    # From the first element to the end of the last: what is to be read of the padded chunk.
     extents = [stop - start for start, stop in box]
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(extents, ordered, strict=True))
     dense = span == math.prod(extents) and order == "C"
@@ -354,6 +355,7 @@ def _read_shard_index(header: ZarrHeader, name: str, file: StoredFile) -> dict[i
             f"has {file.size} B, and the index of {count} chunks alone takes {length}; copy the file again",
             tensor=name,
         )
+    # The index alone is read, however long the shard is.
     with open_regular(file.path) as opened:
         text = opened.read(start, length)
     found, said = checksum_crc32c(text[:-4]), int.from_bytes(text[-4:], "little")
@@ -395,6 +397,7 @@ def checksum_crc32c(data: bytes) -> int:
     table = list(range(256))
     for _ in range(8):
         table = [(entry >> 1) ^ (0x82F63B78 if entry & 1 else 0) for entry in table]
+    # The reflected polynomial of Castagnoli, byte by byte.
     register = 0xFFFFFFFF
     for byte in data:
         register = table[(register ^ byte) & 255] ^ (register >> 8)
