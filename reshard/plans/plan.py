@@ -1090,15 +1090,15 @@ class TreePlan(ShownPlan):
     @cached_property
     def lower_bound_bytes(self) -> int:
         """Bytes that some device receives, whatever the plans: the maximum over devices of the sum over arrays."""
-        return joint_lower_bound(self._ends)
+        return joint_lower_bound(self.ends)
 
     @cached_property
     def endpoint_bound_bytes(self) -> int:
         """Bytes that some device sends or receives, whatever the plans: together, and of each array."""
-        return max(self.lower_bound_bytes, joint_endpoint_bound(self._ends))
+        return max(self.lower_bound_bytes, joint_endpoint_bound(self.ends))
 
     @property
-    def _ends(self) -> Iterator[Ends]:
+    def ends(self) -> Iterator[Ends]:
         """The moves that the joint bounds add up: of those that read the same elements of one array, the largest.
 
         What two moves need of one element may reach a device together, and leave its holder once.

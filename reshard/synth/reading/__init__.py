@@ -1,1 +1,9 @@
-"""Who reads what: the layout "as read" of each stored tensor, tensors packed together, and waves."""
+"""Who reads what of stored tensors: `plan_reading`, which makes a `LoadPlan`.
+
+as_read     the layout in which one tensor is read: near where it is wanted, in few runs, coded chunks whole
+waves       all of a load: small tensors packed, readings in waves, the tree of moves of each
+"""
+
+from reshard.synth.reading.as_read import ReadOptions as ReadOptions
+from reshard.synth.reading.as_read import choose_as_read as choose_as_read
+from reshard.synth.reading.waves import plan_reading as plan_reading

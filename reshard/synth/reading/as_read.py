@@ -1,0 +1,316 @@
+"""The layout in which a stored tensor is read: every byte by one process, in few runs, near where it is wanted.
+
+It is chosen on the target's own mesh. An axis of that is *inside* where devices that are neighbours along it belong to
+one process, and *crossing* otherwise; what crosses decides who reads what. A bf16[8192, 1024], in C order in a file,
+for bf16[{fsdp}2048, {tp}512] on <rep=2, fsdp=4, tp=2>, each device a process:
+
+    as read                       runs a reader    received by each, besides what it has read
+    [{fsdp}2048, {tp}512]         2048             nothing, but two replicas read the same
+    [{fsdp}{rep}1024, {tp}512]    1024             half a tile
+    [{fsdp}{tp}{rep}512, 1024]    1                three quarters of a tile
+    [{rep}{fsdp}{tp}512, 1024]    1                seven eighths: what is read lies elsewhere
+
+Elements of one row are neighbours in the file, so rows are cut: first as the target cuts them, so that readers have
+rows that they need, then by the axes of the target's other dims, then by those that replicate it. What is coded is cut
+between chunks alone. Axes inside stay as in the target: what its process reads has both parts, or is for both devices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reshard.geometry.view_layouts import split_over_atoms
+from reshard.plans.rules.bounds import lower_bound
+from reshard.types import dtypes
+from reshard.types.dims import Digit, Dim, fit_digits
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.move import Move
+from reshard.types.stored import ChunkGrid, Stored
+from reshard.types.whole import primes
+
+READ_SIZE = 1 << 20
+"""A read of so many bytes takes as long again as one of a few: the default, for disks."""
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What a caller asks of a load: see `reshard.files.plan_load`. `wave` is None where the budget decides."""
+
+    read_size: int = READ_SIZE
+    wave: int | None = None
+    budget: int | None = None
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Which devices belong to one process, and so read together; each is its own where `process_of` is None."""
+
+    process_of: Mapping[int, int] | None = None
+    _inside: dict[tuple[Mesh, SubAxis], bool] = field(default_factory=dict[tuple[Mesh, SubAxis], bool])
+
+    def is_inside(self, mesh: Mesh, axis: SubAxis) -> bool:
+        """Whether devices that differ along a sub-axis alone belong to one process."""
+        if self.process_of is None:
+            return False
+        key = mesh, axis
+        if key not in self._inside:
+            stride, devices, processes = mesh.stride(axis), mesh.devices, self.process_of
+            self._inside[key] = all(
+                processes[device] == processes[devices[at - at // stride % axis.size * stride]]
+                for at, device in enumerate(devices)
+            )
+        return self._inside[key]
+
+
+def choose_as_read(
+    stored: Stored, move: Move, process_of: Mapping[int, int] | None, options: ReadOptions, most: int | None = None
+) -> Layout:
+    """The layout in which the stored tensor that `move` reads is read; by `most` readers at most, if that is given.
+
+    >>> mesh = Mesh(rep=2, tp=2)
+    >>> stored = Stored("w", "bfloat16", (4096, 4096), ())
+    >>> move = Move(stored.as_stored, Layout.parse("bf16[4096, {tp}2048]", mesh))
+    >>> print(choose_as_read(stored, move, None, ReadOptions()))
+    bf16[{tp}{rep}1024, 4096]
+    """
+    return place_readers(stored, move, Readers(process_of), options, most)
+
+
+class CuttableArray(NamedTuple):
+    """What decides where axes go: the array, the units in which its dims are cut, and where the target has its axes.
+
+    Axes are prime sub-axes of `mesh`: for each dim of the array those by which the target cuts it, major first, and
+    those by which it cuts none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    units: tuple[int, ...]
+    mesh: Mesh
+    own: tuple[tuple[SubAxis, ...], ...]
+    idle: tuple[SubAxis, ...]
+
+
+def place_readers(
+    stored: Stored, move: Move, readers: Readers, options: ReadOptions, most: int | None = None
+) -> Layout:
+    """`choose_as_read`, for readers that are known; devices that read nothing are left out of its mesh."""
+    mesh, own = move.target.mesh, list_own_axes(move)
+    what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, _list_idle(mesh, own))
+    best: tuple[float, Layout] | None = None
+    seen = set[Layout]()
+    for by_dim, dropped in _list_placings(what, readers, most):
+        dims = [
+            fit_digits([*(Digit(axis.size, axis) for axis in axes), Digit(_piece_size(size, unit, axes), None)], size)
+            for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True)
+        ]
+        layout = _leave_out(Layout(mesh, tuple(dims), what.dtype), dropped)
+        if layout in seen:
+            continue
+        seen.add(layout)
+        runs, nbytes, share = _measure_reads(stored, what, by_dim, readers)
+        if best is None and layout == move.target and runs * options.read_size <= max(nbytes, options.read_size):
+            return layout  # Whoever needs it reads it, in few runs: nothing is better.
+        # A read costs as much as the bytes that take as long, and readers that have none leave time to the others.
+        received = lower_bound(layout, move.target, None if move.view.plain else move.view)
+        cost = nbytes + runs * share * options.read_size + received
+        if best is None or cost < best[0]:
+            best = cost, layout
+    assert best is not None
+    return best[1]
+
+
+def list_own_axes(move: Move) -> tuple[tuple[SubAxis, ...], ...]:
+    """For each dim of the source, the prime sub-axes by which the target cuts it, put there through the view.
+
+    >>> mesh, target = Mesh(x=2, y=2), "f32[3, {x}4, {y}8]"
+    >>> move = Move(Layout.parse("f32[24, 16]", mesh), Layout.parse(target, mesh), view="(h t) m -> t h m", t=3)
+    >>> list_own_axes(move)
+    ((SubAxis(axis='x', pre=1, size=2),), (SubAxis(axis='y', pre=1, size=2),))
+    """
+    view, target = move.view, move.target
+    if view.plain:
+        dims = target.dims
+        held = [[digit.axis for digit in dim.digits if digit.axis is not None] for dim in dims]
+    else:
+        atoms = split_over_atoms(target, view.target, lambda at: view.atoms[at].target_size)
+        held = [
+            [
+                digit.axis
+                for at in dim
+                # Of an atom that is filled in part, some devices need nothing.
+                if atoms is not None and at in atoms and view.atoms[at].into is None
+                for digit in atoms[at].digits
+                if digit.axis is not None
+            ]
+            for dim in view.source
+        ]
+    return tuple(tuple(part for axis in axes for part in _split_axis(axis)) for axes in held)
+
+
+def list_units(stored: Stored) -> tuple[int, ...]:
+    """The sizes in whose multiples the dims of a stored tensor may be cut: 1 where any part can be read alone."""
+    pieces, shape = stored.pieces, stored.shape
+    if not isinstance(pieces, ChunkGrid) and all(piece.raw for piece in pieces):
+        return (1,) * len(shape)
+    if stored.chunks is not None:
+        return stored.chunks
+    units: list[int] = []
+    for at, size in enumerate(shape):
+        spans = {piece.box[at] for piece in pieces}
+        starts = sorted({start for start, _ in spans if start})[:64]
+        # The least size of which no multiple lies inside a piece.
+        whole = (unit for unit in starts if not any(start // unit != (stop - 1) // unit for start, stop in spans))
+        units.append(next(whole, size))
+    return tuple(max(1, unit) for unit in units)
+
+
+def _split_axis(axis: SubAxis) -> list[SubAxis]:
+    """A sub-axis as prime ones, major first."""
+    parts: list[SubAxis] = []
+    pre = axis.pre
+    for prime in primes(axis.size):
+        parts.append(SubAxis(axis.axis, pre, prime))
+        pre *= prime
+    return parts
+
+
+def _list_idle(mesh: Mesh, own: Sequence[Sequence[SubAxis]]) -> tuple[SubAxis, ...]:
+    """The prime sub-axes of a mesh that are not used, in the order of its axes."""
+    idle: list[SubAxis] = []
+    for name, size in mesh.axes.items():
+        pre = 1
+        for used in sorted((axis for axes in own for axis in axes if axis.axis == name), key=lambda axis: axis.pre):
+            idle += _split_axis(SubAxis(name, pre, used.pre // pre))
+            pre = used.pre * used.size
+        idle += _split_axis(SubAxis(name, pre, size // pre))
+    return tuple(idle)
+
+
+def _piece_size(size: int, unit: int, axes: Sequence[SubAxis]) -> int:
+    """The elements of one piece of a dim that these axes cut, in whole units."""
+    count = math.prod(axis.size for axis in axes)
+    return min(-(-size // (unit * count)) * unit, size)
+
+
+def _list_placings(
+    what: CuttableArray, readers: Readers, most: int | None
+) -> Iterator[tuple[list[list[SubAxis]], list[SubAxis]]]:
+    """The axes that cut each dim, and those that are left over, the most welcome placing first."""
+    room = [-(-size // unit) for size, unit in zip(what.shape, what.units, strict=True)]
+    rank, mesh = len(room), what.mesh
+    own = [(axis, at) for at, axes in enumerate(what.own) for axis in axes]
+    crossing = [axis for axis in what.idle if not readers.is_inside(mesh, axis)]
+    everywhere = [*range(rank)]
+    # Where each axis goes, in this order; those that come first are major. First, all as in the target: nothing moves
+    # but what replicas share. Then each dim in turn as the first to be cut, so that what a reader has is few runs.
+    orders = [([*((axis, [at]) for axis, at in own), *((axis, everywhere) for axis in crossing)], False)]
+    for first in range(rank):
+        if math.prod(what.shape[:first]) > MOST_RUNS:
+            break
+        dims = [*everywhere[first:], *everywhere[:first]]
+        staying = [(axis, [at]) for axis, at in own if at == first or readers.is_inside(mesh, axis)]
+        moving = [(axis, dims) for axis, at in own if at != first and not readers.is_inside(mesh, axis)]
+        order = [*staying, *moving, *((axis, dims) for axis in crossing)]
+        orders += [(order, False), (order, True)]
+    for order, evenly in orders:
+        # Greedy: an axis goes to the first dim that has units for all its pieces, else it cuts nothing.
+        by_dim, dropped, counts = [list[SubAxis]() for _ in room], list[SubAxis](), [1] * rank
+        reading = 1
+        for axis, dims in order:
+            inside, size = readers.is_inside(mesh, axis), axis.size
+            at = next(
+                (
+                    at
+                    for at in dims
+                    if counts[at] * size <= room[at]
+                    and not (evenly and len(dims) > 1 and room[at] % (counts[at] * size))
+                ),
+                None,
+            )
+            if at is None or (most is not None and not inside and reading * size > most):
+                dropped += [] if inside else [axis]
+                continue
+            by_dim[at].append(axis)
+            counts[at] *= size
+            reading *= 1 if inside else size
+        yield by_dim, dropped
+
+
+MOST_RUNS = 64
+"""The most runs of a reader for which a dim behind others is cut first."""
+
+
+def _measure_reads(
+    stored: Stored, what: CuttableArray, by_dim: Sequence[Sequence[SubAxis]], readers: Readers
+) -> tuple[int, int, float]:
+    """The runs and bytes of a process that reads most, and the share of processes that read at all."""
+    extents: list[int] = []
+    for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True):
+        crossing = [axis for axis in axes if not readers.is_inside(what.mesh, axis)]
+        extents.append(_piece_size(size, unit, crossing))
+    pieces = math.prod(-(-size // extent) for size, extent in zip(what.shape, extents, strict=True) if extent)
+    processes = math.prod(
+        axis.size for axis in (*itertools.chain(*what.own), *what.idle) if not readers.is_inside(what.mesh, axis)
+    )
+    nbytes = dtypes.nbytes(math.prod(extents), what.dtype)
+    chunks = stored.chunks
+    if chunks is None and len(stored.pieces):
+        chunks = tuple(stop - start for start, stop in stored.pieces[0].box)
+    chunks = chunks or what.shape
+    runs = math.prod(-(-extent // chunk) for extent, chunk in zip(extents, chunks, strict=True) if chunk)
+    if all(unit == 1 for unit in what.units):
+        # Of each piece, rows before the last dim that is cut.
+        part = [min(extent, chunk) for extent, chunk in zip(extents, chunks, strict=True)]
+        last = max((at for at, chunk in enumerate(chunks) if part[at] < chunk), default=0)
+        runs *= math.prod(part[:last])
+    return runs, nbytes, min(1.0, pieces / processes)
+
+
+def _leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Layout:
+    """The layout on those devices alone that are at one coordinate along each of the dropped sub-axes.
+
+    `turn` numbers these coordinates.
+
+    >>> mesh = Mesh(x=4, y=2)
+    >>> left = _leave_out(Layout.parse("f32[{x:(1)2}4, 3]", mesh), [mesh.sub_axis("x:(2)2"), mesh.sub_axis("y")], 3)
+    >>> str(left), left.mesh.devices
+    ('f32[{x.1}4, 3]', (3, 7))
+    """
+    if not dropped:
+        return layout
+    mesh, first = layout.mesh, 0
+    for axis in reversed(dropped):
+        turn, at = divmod(turn, axis.size)
+        first += at * mesh.stride(axis)
+    # Each axis in as many parts as the layout and what is dropped tell apart.
+    parts = dict[SubAxis, str]()
+    gone = {(axis.axis, axis.pre) for axis in dropped}
+    for name, size in mesh.axes.items():
+        used = [axis for axis in (*layout.held, *dropped) if axis.axis == name]
+        cuts = sorted({1, size, *(axis.pre for axis in used), *(axis.pre * axis.size for axis in used)})
+        for low, high in itertools.pairwise(cuts):
+            if (name, low) not in gone:
+                parts[SubAxis(name, low, high // low)] = name if (low, high) == (1, size) else f"{name}.{low}"
+    strides = [(mesh.stride(axis), axis.size) for axis in parts]
+    devices = [first]
+    for stride, size in strides:
+        devices = [at + value * stride for at in devices for value in range(size)]
+    small = Mesh(
+        {parts[axis]: axis.size for axis in parts}, device_ids=[mesh.devices[position] for position in devices]
+    )
+
+    def spell(digit: Digit) -> list[Digit]:
+        if digit.axis is None:
+            return [digit]
+        held = [axis for axis in parts if axis.axis == digit.axis.axis]
+        within = [each for each in held if digit.axis.pre <= each.pre < digit.axis.pre * digit.axis.size]
+        return [Digit(each.size, SubAxis(parts[each], 1, each.size)) for each in within]
+
+    dims = tuple(Dim(tuple(part for digit in dim.digits for part in spell(digit)), dim.size) for dim in layout.dims)
+    return Layout(small, dims, layout.dtype)
