@@ -131,6 +131,7 @@ class Wave:
     @cached_property
     def scratch_bytes(self) -> int:
         """What the trees take beside their sources and targets, on the device where that is most."""
+        # One tree runs after the other, so that the larger need is that of both.
         most = 0
         for tree in self.trees:
             kinds = device_kinds(tree.plans.values())
@@ -207,6 +208,7 @@ class LoadPlan(ShownPlan):
     @cached_property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives in all waves together."""
+        # The sum over waves of their busiest devices would be more: which device that is differs from wave to wave.
         steps = Counter(step for tree in self._trees for plan in tree.plans.values() for step in plan.steps)
         return busiest_bytes(
             (step.result.mesh, step_loads(*step.judgement).received, count) for step, count in steps.items()
@@ -235,6 +237,7 @@ class LoadPlan(ShownPlan):
     @cached_property
     def scratch_bytes(self) -> int:
         """What moves take beside readings and targets, in the process with the most devices."""
+        # Buffers are those of the worst device, taken for each device of a process.
         devices = Counter((self.process_of or {}).values()).values()
         return max(devices, default=1) * max((wave.scratch_bytes for wave in self.waves), default=0)
 
@@ -251,6 +254,7 @@ class LoadPlan(ShownPlan):
     @property
     def seconds(self) -> float | None:
         """Predicted seconds: each wave but the first is read while another moves. None without a network."""
+        # The longer of the two is hidden by nothing, and of the shorter one wave is: the first read, or the last move.
         moved = self.moved_seconds
         if moved is None or not self.waves:
             return moved
@@ -269,6 +273,7 @@ class LoadPlan(ShownPlan):
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the plain data of `to_json`."""
+        # Thousands of layouts are on few meshes, whose device ids are long: each is written once, and named by number.
         meshes = dict[Mesh, int]()
 
         def write_layout(layout: Layout) -> dict[str, Any]:
@@ -385,6 +390,7 @@ class LoadPlan(ShownPlan):
         return plan
 
     def __str__(self) -> str:
+        # Slabs of one tensor are several readings, and a pack is one reading of several tensors.
         tensors = {name for wave in self.waves for reading in wave.readings for name in reading.tensors}
         total = sum(each.nbytes for each in self.readers.values())
         share = f"{total / self.stored_bytes:.2f} of them read, " if self.stored_bytes else ""
@@ -436,6 +442,7 @@ class LoadPlan(ShownPlan):
 
 def sum_by_process(layouts: Iterable[Layout], process_of: Mapping[int, int] | None) -> dict[int, int]:
     """The bytes of tiles in each process: hundreds of arrays are on few meshes, whose devices are counted once."""
+    # Tiles are counted with their padding, as runtimes allocate them.
     on_mesh = Counter[Mesh]()
     for layout in layouts:
         on_mesh[layout.mesh] += layout.tile_bytes

@@ -58,6 +58,7 @@ class Readers:
         if self.process_of is None:
             return False
         key = mesh, axis
+        # All devices are asked, since processes may have any of them; hundreds of tensors ask for the same few axes.
         if key not in self._inside:
             stride, devices, processes = mesh.stride(axis), mesh.devices, self.process_of
             self._inside[key] = all(
@@ -158,7 +159,7 @@ def list_units(stored: Stored) -> tuple[int, ...]:
     pieces, shape = stored.pieces, stored.shape
     if not isinstance(pieces, ChunkGrid) and all(piece.raw for piece in pieces):
         return (1,) * len(shape)
-    if stored.chunks is not None:
+    if stored.chunks is not None:  # Some chunks may be raw, but a cut through the others would read these twice.
         return stored.chunks
     units: list[int] = []
     for at, size in enumerate(shape):
@@ -182,6 +183,7 @@ def _split_axis(axis: SubAxis) -> list[SubAxis]:
 
 def _list_idle(mesh: Mesh, own: Sequence[Sequence[SubAxis]]) -> tuple[SubAxis, ...]:
     """The prime sub-axes of a mesh that are not used, in the order of its axes."""
+    # What lies before, between and after the sub-axes that are used, each with the prefix where it starts.
     idle: list[SubAxis] = []
     for name, size in mesh.axes.items():
         pre = 1
@@ -250,6 +252,7 @@ def _measure_reads(
     stored: Stored, what: CuttableArray, by_dim: Sequence[Sequence[SubAxis]], readers: Readers
 ) -> tuple[int, int, float]:
     """The runs and bytes of a process that reads most, and the share of processes that read at all."""
+    # What a process reads is what its devices have together: axes inside it cut nothing.
     extents: list[int] = []
     for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True):
         crossing = [axis for axis in axes if not readers.is_inside(what.mesh, axis)]
@@ -259,6 +262,7 @@ def _measure_reads(
         axis.size for axis in (*itertools.chain(*what.own), *what.idle) if not readers.is_inside(what.mesh, axis)
     )
     nbytes = dtypes.nbytes(math.prod(extents), what.dtype)
+    # Where pieces form no grid, the first stands for all.
     chunks = stored.chunks
     if chunks is None and len(stored.pieces):
         chunks = tuple(stop - start for start, stop in stored.pieces[0].box)
@@ -284,6 +288,7 @@ def _leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Lay
     """
     if not dropped:
         return layout
+    # The position of the first device that stays: its coordinates along what is dropped are the digits of `turn`.
     mesh, first = layout.mesh, 0
     for axis in reversed(dropped):
         turn, at = divmod(turn, axis.size)

@@ -47,6 +47,7 @@ def plan_reading(
     Where `sources` or `fills` do not have a move, these are of its own name. Equal arguments give equal plans in every
     process.
     """
+    # Moves by the tensor that they read: it is read once, whatever their number.
     readers = Readers(process_of)
     of_tensor: dict[str, list[str]] = {}
     for name in moves:
@@ -96,6 +97,7 @@ def find_direct(item: ReadItem) -> DirectRead | None:
 
 def make_wave(items: Sequence[ReadItem], process_of: Mapping[int, int] | None, network: Network | None) -> Wave:
     """The wave of some readings: what is read straight into targets, and the tree of the other moves."""
+    # A tree never sees what stays where it was read: its bytes are read into the result, and staged nowhere.
     direct = [each for each in map(find_direct, items) if each is not None]
     there = {each.reading for each in direct}
     moving = [item for item in items if item.reading.name not in there]
