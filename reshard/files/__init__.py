@@ -11,5 +11,7 @@ moves what others need from there.
 """
 
 from reshard.files.open import open as open
+from reshard.files.plan_load import plan_load as plan_load
+from reshard.plans.load_plan import LoadPlan as LoadPlan
 from reshard.types.stored import Checkpoint as Checkpoint
 from reshard.types.stored import Stored as Stored

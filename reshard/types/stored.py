@@ -188,6 +188,9 @@ class Checkpoint(Mapping[str, Stored]):
                 f"{quoted(self.path)} has no tensor {quoted(name)}{did_you_mean(name, self.tensors)}"
             ) from None
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors  # A mapping's own would take the error of a missing name for no answer.
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
 

@@ -1,0 +1,208 @@
+"""`reshard.files.plan_load`: what a load reads and moves, before it does.
+
+    targets                      moves                                    process of each device
+    {name: Layout}               from the stored tensor of that name      its own, or as `processes=` says
+    {name: Move}                 as they are, `sources=` and `fills=`     the same
+    a table of names             those of the table (`name_moves`)        the same
+    a tree of shardings          those of `reshard.jax`                   the one that has the device
+
+All that does not go together is one error, with all names: before a byte is read, and the same in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from os import PathLike
+from typing import Any, NamedTuple, cast
+
+from reshard.errors import FileError, MissingTensorError, PlanError, did_you_mean, quoted
+from reshard.files.name_moves import list_target_types, name_moves
+from reshard.files.open import open as open_checkpoint
+from reshard.names import Table
+from reshard.plans.load_plan import LoadPlan
+from reshard.plans.plan_data import flatten_tree
+from reshard.synth.options import read_budget, read_network
+from reshard.synth.reading import ReadOptions, plan_reading
+from reshard.types.layout import Layout
+from reshard.types.move import Move
+from reshard.types.stored import Checkpoint
+from reshard.types.whole import whole
+
+_LISTED = 8
+"""The most names of one kind in an error."""
+
+
+class AskedLoad(NamedTuple):
+    """The moves of a load, as `plan_tree` takes them, and the process of each device, None where each is its own.
+
+    `shardings` is what `reshard.jax.loading` has read, where the targets are shardings.
+    """
+
+    moves: Mapping[str, Move]
+    sources: Mapping[str, str]
+    fills: Mapping[str, str]
+    process_of: Mapping[int, int] | None = None
+    shardings: Any = None
+
+
+def plan_load(
+    ckpt: Checkpoint | str | PathLike[str],
+    targets: Any,
+    *,
+    comm: Any = None,
+    devices: Any = None,
+    processes: int | Mapping[int, int] | None = None,
+    names: Table | str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    sources: Mapping[str, str] | None = None,
+    fills: Mapping[str, str] | None = None,
+    rest: str = "refuse",
+    budget: int | str | None = None,
+    read_size: int | str = "1MiB",
+    network: Any = None,
+    wave: int | str | None = None,
+) -> LoadPlan:
+    """The plan of a load: who reads which bytes, in which waves, and how they move from there. Reads no element.
+
+    `targets` is a dict, nested or not, of names and what each becomes: a `Layout`, or a `Move` whose source is
+    `ckpt[name].as_stored`, for which the plan puts the layout in which the tensor is read; or a tree of shardings. With
+    `names`, a table of names or its name, targets have the names that the table makes, and `sizes` are those that it
+    needs. `sources` and `fills` name by moves the tensors that they read and the targets that they fill, where that is
+    not one of the move's own name. `rest="skip"` leaves tensors unread that no target names.
+
+    Each device is a process, as with `comm`, unless `processes` says how many there are, each with as many devices in a
+    row, or which one each device belongs to; with `devices`, all are in this one. `budget` bounds the bytes of arrays
+    in a process: results, two waves of readings, buffers. A read of `read_size` bytes takes twice as long as one of a
+    few: smaller ones are avoided as far as it pays. `wave` is the most that one stages. With a `network`, seconds are
+    predicted.
+
+    Raises `MissingTensorError` and `FileError` for names, shapes and dtypes that do not go together, and `BudgetError`
+    with the smallest budget that works.
+    """
+    if not isinstance(ckpt, Checkpoint):
+        ckpt = open_checkpoint(ckpt)
+    # Without shardings, processes are the caller's to say; a plan knows devices alone.
+    asked = read_targets(ckpt, targets, names=names, sizes=sizes, sources=sources, fills=fills, rest=rest)
+    process_of = asked.process_of if asked.process_of is not None else _read_processes(asked.moves, devices, processes)
+    # A read of no bytes would cost nothing, and any number of them as much.
+    size = read_budget(read_size, "read_size")
+    if not size:
+        raise PlanError(f'read_size {quoted(read_size)}: give at least 1 byte, or text such as "1MiB"')
+    options = ReadOptions(size, read_budget(wave, "wave"), read_budget(budget))
+    plan = plan_reading(ckpt, asked.moves, asked.sources, asked.fills, process_of, options, read_network(network))
+    return replace(plan, format=ckpt.format)
+
+
+def read_targets(
+    ckpt: Checkpoint,
+    targets: Any,
+    *,
+    names: Table | str | None = None,
+    sizes: Mapping[str, int] | None = None,
+    sources: Mapping[str, str] | None = None,
+    fills: Mapping[str, str] | None = None,
+    rest: str = "refuse",
+) -> AskedLoad:
+    """The moves that targets of a load ask for; raises the errors of `plan_load` for what does not go together."""
+    if rest not in ("refuse", "skip"):
+        raise PlanError(f'rest={quoted(rest)} is neither "refuse" nor "skip"')
+    # What is no dict is one leaf, or a tree that jax knows.
+    leaves: dict[str, Any] = flatten_tree(cast("object", targets)) if type(targets) is dict else {"": targets}
+    if not all(isinstance(leaf, Layout | Move) for leaf in leaves.values()):
+        # Only shardings need jax, and whoever gives them has loaded it.
+        loading = import_module("reshard.jax.loading")
+        types = list_target_types(ckpt, names, sizes, rest)
+        stored = None if names is not None else {name: each.as_stored for name, each in ckpt.items()}
+        read: Any = loading.read_shardings(targets, types, stored)
+        asked = _name_asked(ckpt, read.targets, names, sizes, read.sources, read.fills, rest)
+        return asked._replace(process_of=read.process_of, shardings=read)
+    return _name_asked(ckpt, leaves, names, sizes, sources, fills, rest)
+
+
+def _name_asked(
+    ckpt: Checkpoint,
+    leaves: Mapping[str, Any],
+    names: Table | str | None,
+    sizes: Mapping[str, int] | None,
+    sources: Mapping[str, str] | None,
+    fills: Mapping[str, str] | None,
+    rest: str,
+) -> AskedLoad:
+    """The moves of leaves that are layouts and moves, checked against what is stored."""
+    # A table says what reads and fills what; there are no two ways to say it.
+    if names is not None:
+        if sources or fills:
+            raise PlanError("names= says what each tensor fills; leave out sources= and fills=")
+        return AskedLoad(*name_moves(ckpt, leaves, names, sizes, rest))
+    # What is missing, what is left over and what differs is found for all names before any of it is an error.
+    reads, filled = ({name: (given or {}).get(name, name) for name in leaves} for given in (sources, fills))
+    odd = sorted({*(sources or ()), *(fills or ())} - {*leaves})
+    if odd:
+        raise PlanError(f"sources= and fills= name {quoted(odd[:_LISTED])}, which are no moves of the load")
+    missing = [name for name in leaves if reads[name] not in ckpt]
+    unread = set(ckpt) - set(reads.values())
+    left = [] if rest == "skip" else [name for name in ckpt if name in unread]
+    wrong: list[str] = []
+    moves: dict[str, Move] = {}
+    for name, leaf in leaves.items():
+        if reads[name] not in ckpt:
+            continue
+        stored = ckpt[reads[name]]
+        given = (stored.shape, stored.dtype)
+        plain = isinstance(leaf, Layout)
+        wanted = leaf if plain else cast(Move, leaf).source
+        if (wanted.shape, wanted.dtype) != given or wanted.partial:
+            what = "the target" if plain else "the move's source"
+            advice = "; a Move with cast=True casts" if plain and wanted.shape == stored.shape else ""
+            wrong.append(f"{quoted(name)}: {what} {wanted} is not {stored.dtype} of shape {stored.shape}{advice}")
+        elif isinstance(leaf, Layout):
+            moves[name] = Move(stored.as_stored, leaf)
+        else:
+            moves[name] = leaf
+    if not (missing or left or wrong):
+        return AskedLoad(moves, reads, filled)
+    # One error has all of it: whoever mends a long list of targets mends it once.
+    lines: list[str] = []
+    if missing:
+        first = did_you_mean(reads[missing[0]], ckpt)
+        listed = _count_names([reads[name] for name in missing])
+        lines.append(f"there is no tensor {listed}{first}; name stored tensors, by targets or by sources=")
+    if left:
+        lines.append(f'no target names {_count_names(left)}; give them, or rest="skip" to leave them unread')
+    if wrong:
+        more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
+        lines.append(f"{'; '.join(wrong[:_LISTED])}{more}")
+    error = MissingTensorError if missing or left else FileError
+    raise error(f"{quoted(ckpt.path)}: {'; '.join(lines)}")
+
+
+def _count_names(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(map(quoted, names[:_LISTED])) + more
+
+
+def _read_processes(
+    moves: Mapping[str, Move], devices: Any, processes: int | Mapping[int, int] | None
+) -> Mapping[int, int] | None:
+    """The process of each device of the targets, None where each is its own."""
+    if processes is None and devices is None:
+        return None
+    every = sorted({device for mesh in {move.target.mesh for move in moves.values()} for device in mesh.devices})
+    if processes is None:
+        return dict.fromkeys(every, 0)
+    if isinstance(processes, Mapping):
+        lacking = [device for device in every if whole(processes.get(device)) is None]
+        if lacking:
+            raise PlanError(f"processes= has no process for the devices {quoted(lacking[:_LISTED])}; give one for each")
+        return {device: processes[device] for device in every}
+    # A process has as many devices as any other, and these in a row.
+    count = whole(processes, 1)
+    if count is None or len(every) % count:
+        raise PlanError(
+            f"processes={quoted(processes)}: give a number that divides the {len(every)} devices, or a dict of the "
+            f"process of each device"
+        )
+    # In the order of their numbers, as launchers and `jax.distributed` deal devices out.
+    return {device: at * count // len(every) for at, device in enumerate(every)}
