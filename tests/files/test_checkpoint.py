@@ -66,7 +66,7 @@ def test_a_table_has_a_row_for_tensors_that_differ_by_numbers():
     text = str(every_kind_of_piece())
     assert text.splitlines()[0] == "'a': 8 tensors, 665 B in 2 files (safetensors)"
     assert "  h.{0..11}.w  " in text and "f32[8, 4]" in text
-    assert "raw, 2 pieces of 4 x 8" in text and "coded, 12 pieces of 3 x 4" in text
+    assert "raw, 2 pieces of 4 x 8" in text and "coded, 8 pieces of 3 x 4" in text
     assert "\x1b" not in text and "'bad\\x1b[31m\\n'" in text
     assert every_kind_of_piece().describe(2).splitlines()[-1] == "  ... and 5 rows more"
 
