@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 import reshard as rs
 from reshard.errors import FileError, MissingTensorError
+from tests.files.piece_reader import read_pieces
 
 DTYPES = (
     "bool",
@@ -42,20 +43,6 @@ def write_checkpoint(folder: Path, *, index: bool = True) -> dict[str, np.ndarra
         text = json.dumps({"metadata": {"total_size": 4 * 61}, "weight_map": homes})
         (folder / "model.safetensors.index.json").write_text(text)
     return arrays
-
-
-def read_pieces(ckpt: rs.files.Checkpoint, name: str, dtype: np.dtype) -> np.ndarray:
-    """A tensor read as its pieces say, by numpy alone."""
-    stored = ckpt[name]
-    out = np.zeros(stored.shape, dtype)
-    for piece in stored.pieces:
-        shape = [stop - start for start, stop in piece.box]
-        content = Path(ckpt.files[piece.file].path).read_bytes()[piece.offset : piece.offset + piece.nbytes]
-        raw = np.frombuffer(content, dtype)
-        strides = None if piece.strides is None else [each * dtype.itemsize for each in piece.strides]
-        here = np.lib.stride_tricks.as_strided(raw, shape, strides) if strides else raw.reshape(shape)
-        out[tuple(slice(*each) for each in piece.box)] = here
-    return out
 
 
 @pytest.mark.parametrize("index", [True, False])

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any, cast
 
 from reshard.errors import FileError, quoted, shortened
-from reshard.types.stored import Stored, StoredFile
+from reshard.types.stored import ChunkGrid, Stored, StoredFile, StoredPiece
 from reshard.types.whole import MOST, MOST_LISTED
 
 MOST_METADATA = 1 << 26
@@ -188,6 +188,23 @@ def _check_disjoint(path: str, name: str, boxes: Sequence[Sequence[tuple[int, in
                 both = f"{box_text(each)} and {box_text(box)}"
                 raise file_error(path, f"has the pieces {both}, which overlap; save it again", tensor=name)
         open_boxes.append(box)
+
+
+def find_chunks(shape: Sequence[int], pieces: Sequence[StoredPiece]) -> tuple[int, ...] | None:
+    """The shape of the chunks if pieces, in this order, are those of a regular grid in C order; else None.
+
+    >>> pieces = [StoredPiece(box, 0, 0, 0) for box in (((0, 4), (0, 6)), ((4, 7), (0, 6)))]
+    >>> find_chunks((7, 6), pieces), find_chunks((7, 6), pieces[:1]), find_chunks((7, 6), pieces[::-1])
+    ((4, 6), None, None)
+    """
+    if len(pieces) < 2 or 0 in shape:
+        return None
+    chunks = tuple([stop - start for start, stop in pieces[0].box])
+    if 0 in chunks:
+        return None
+    grid = ChunkGrid(tuple(shape), chunks, 0)
+    alike = len(grid) == len(pieces) and all(a.box == b.box for a, b in zip(grid, pieces, strict=True))
+    return chunks if alike else None
 
 
 def box_text(box: Sequence[tuple[int, int]]) -> str:
