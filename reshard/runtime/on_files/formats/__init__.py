@@ -5,6 +5,8 @@ safetensors     headers and the index
 npy             .npy files, and the tiles of `DistArray.save`
 zarr            versions 2 and 3, chunks and shards
 orbax           trees of zarr arrays, in a key-value store or in folders
+hdf5            datasets of one file
+new_arrays      what an array is to be that is made in a store
 tensorstore_arrays  the chunks of zarr and orbax, decoded and encoded by tensorstore
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from os import PathLike
 
 from reshard.errors import FileError, quoted, shortened
+from reshard.runtime.on_files.formats.hdf5 import ENDINGS, read_hdf5
 from reshard.runtime.on_files.formats.npy import read_npy
 from reshard.runtime.on_files.formats.orbax import read_orbax
 from reshard.runtime.on_files.formats.safetensors import INDEX, read_safetensors
@@ -27,6 +30,7 @@ _FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[str], Checkpoint]], ...] =
     ("safetensors", (f"*{INDEX}", "*.safetensors"), read_safetensors),
     ("orbax", ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "commit_success.txt"), read_orbax),
     ("zarr", ("zarr.json", ".zarray", ".zgroup"), read_zarr),
+    ("hdf5", tuple(f"*{ending}" for ending in ENDINGS), read_hdf5),
     ("npy", ("layout.json", "*.npy"), read_npy),
 )
 """Of each format its name, the names of files that tell it, and what reads it; the first that fits is taken."""

@@ -11,14 +11,19 @@ nothing but the fill value; `_METADATA` says so, and only there a missing chunk 
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from reshard.errors import FileError, PlanError, quoted, shortened
 from reshard.runtime.on_files.formats.metadata_files import file_error, read_metadata
+from reshard.runtime.on_files.formats.new_arrays import NewArray
 from reshard.runtime.on_files.formats.tensorstore_arrays import (
+    create_zarr,
     import_tensorstore,
     locate_store,
     make_context,
@@ -102,6 +107,49 @@ def read_orbax_tree(path: str) -> tuple[Sequence[str], bool, bool]:
             os.path.join(path, MANIFEST), "is not there, so the database of the arrays is lost; restore it"
         )
     return names, there if database is None else database, filled
+
+
+def create_orbax(path: str, tensors: Mapping[str, NewArray], version: int) -> None:
+    """Makes a checkpoint of arrays of zarr 2 or 3 in a database, without elements; dots in names part the tree."""
+    os.makedirs(path, exist_ok=True)
+    # Orbax codes whatever it writes.
+    coded = {name: replace(new, codec=new.codec or "zstd") for name, new in tensors.items()}
+    create_zarr(path, coded, version, database=True)
+    entries: dict[str, Any] = {}
+    for name, new in tensors.items():
+        keys = name.split(".")
+        if not all(keys):
+            raise file_error(path, "has a dot at an end or two in a row; Orbax parts names at dots", tensor=name)
+        entries[str(tuple(keys))] = {
+            "key_metadata": [{"key": key, "key_type": 2} for key in keys],
+            # Orbax restores a jax.Array only with a sharding; from this, it makes whatever is asked for.
+            "value_metadata": {
+                "value_type": "np.ndarray",
+                "skip_deserialize": False,
+                "write_shape": list(new.shards or new.chunks or new.shape),
+            },
+        }
+    tree: dict[str, Any] = {
+        "tree_metadata": entries,
+        "use_ocdbt": True,
+        "use_zarr3": version == 3,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+    # A save is whole when its folder gets its name; Orbax asks for the time of that.
+    now = time.time_ns()
+    handler = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+    item: dict[str, Any] = {
+        "item_handlers": handler,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": now,
+        "commit_timestamp_nsecs": now,
+        "custom_metadata": {},
+    }
+    for name, said in ((TREE, tree), (ITEM, item)):
+        with open(os.path.join(path, name), "w", encoding="utf-8") as file:
+            json.dump(said, file)
 
 
 def _check_finished(path: str) -> None:

@@ -6,25 +6,21 @@ straight into the array that is to be filled; a chunk that is not there is an er
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, quoted, shortened
 from reshard.runtime.on_files.formats.metadata_files import box_text
+from reshard.runtime.on_files.formats.new_arrays import NewArray, RequestCounts
+from reshard.types import dtypes
 from reshard.types.stored import Box, Stored
 
 _CACHED = 1 << 24
 _COUNTED = "/tensorstore/kvstore/file/"
-
-
-class RequestCounts(NamedTuple):
-    """Bytes that a library has read, and its requests."""
-
-    bytes: int
-    requests: int
 
 
 def import_tensorstore() -> Any:
@@ -40,14 +36,99 @@ def import_tensorstore() -> Any:
 
 
 def make_context(library: Any) -> Any:
-    """What is kept: no decoded chunk, since each is read once, but nodes of a database, asked for with every chunk."""
-    return library.Context({"cache_pool": {"total_bytes_limit": 0}, "cache_pool#nodes": {"total_bytes_limit": _CACHED}})
+    """What is kept and waited for.
+
+    No decoded chunk is cached, since each is read once; nodes of a database are, since every chunk asks for them. Files
+    are not synced one by one: who writes a store syncs it when it is whole, before it gets its name.
+    """
+    return library.Context(
+        {
+            "cache_pool": {"total_bytes_limit": 0},
+            "cache_pool#nodes": {"total_bytes_limit": _CACHED},
+            "file_io_sync": False,
+            # Files of chunks have one writer each; processes that write one database take turns at its manifest.
+            "file_io_locking": {"mode": "none"},
+            "file_io_locking#manifest": {"mode": "os"},
+        }
+    )
 
 
 def locate_store(path: str, *, database: bool) -> dict[str, Any]:
     """tensorstore's name of the values below a path: those of a database, or files."""
     folder = {"driver": "file", "path": path.rstrip("/") + "/"}
+    if database:
+        folder["file_io_locking"] = "file_io_locking#manifest"
     return {"driver": "ocdbt", "base": folder, "cache_pool": "cache_pool#nodes"} if database else folder
+
+
+def create_zarr(path: str, tensors: Mapping[str, NewArray], version: int, *, database: bool = False) -> None:
+    """Makes arrays of zarr 2 or 3 below a path, without chunks, in folders or in a database."""
+    library = import_tensorstore()
+    context = make_context(library)
+    for name, new in tensors.items():
+        kept = locate_store(path, database=database)
+        kept["path"] = kept.get("path", "") + (f"{name}/" if name else "")
+        metadata = _spell_version_3(new) if version == 3 else _spell_version_2(new)
+        spec = {"driver": "zarr3" if version == 3 else "zarr", "kvstore": kept, "metadata": metadata}
+        try:
+            library.open(spec, create=True, open=False, context=context).result()
+        except Exception as error:
+            text = shortened(" ".join(str(error).split()), 600)
+            raise FileError(f"{quoted(path)}, tensor {quoted(name)}: it cannot be made ({text})") from None
+
+
+def _spell_version_3(new: NewArray) -> dict[str, Any]:
+    """`zarr.json` of a new array."""
+    chunks = new.chunks or tuple(max(1, size) for size in new.shape)
+    codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    # Single bytes have no order.
+    if dtypes.bits(new.dtype) == 8:
+        codecs = [{"name": "bytes"}]
+    settings: dict[str, dict[str, Any]] = {
+        "zstd": {"level": 1, "checksum": True},
+        "gzip": {"level": 1},
+        "blosc": {"cname": "zstd", "clevel": 1, "shuffle": "shuffle", "typesize": dtypes.bits(new.dtype) // 8},
+    }
+    if new.codec is not None:
+        if new.codec == "blosc":
+            settings["blosc"]["blocksize"] = 0
+        # The library judges a codec that is not known here.
+        codecs.append({"name": new.codec, "configuration": settings.get(new.codec, {})})
+    if new.shards is not None:
+        index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+        inside = {"chunk_shape": list(chunks), "codecs": codecs, "index_codecs": index, "index_location": "end"}
+        codecs = [{"name": "sharding_indexed", "configuration": inside}]
+    metadata: dict[str, Any] = {
+        "shape": list(new.shape),
+        "data_type": new.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(new.shards or chunks)}},
+        "codecs": codecs,
+    }
+    extra = {"fill_value": new.fill, "attributes": new.attributes, "dimension_names": new.dimension_names}
+    return metadata | {key: value for key, value in extra.items() if value is not None}
+
+
+def _spell_version_2(new: NewArray) -> dict[str, Any]:
+    """`.zarray` of a new array."""
+    if new.shards is not None:
+        raise FileError("zarr 2 has no shards; leave them out, or take zarr 3")
+    codecs = {None: None, "zstd": {"id": "zstd", "level": 1}, "gzip": {"id": "gzip", "level": 1}}
+    codecs["zlib"] = {"id": "zlib", "level": 1}
+    codecs["blosc"] = {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 0}
+    # Version 2 has numpy's codes; of what numpy lacks, tensorstore takes the name.
+    plain = re.fullmatch("(bool|int|uint|float|complex)(8|16|32|64|128)?", new.dtype)
+    size = dtypes.bits(new.dtype) // 8
+    code = new.dtype if plain is None else f"{'|' if size == 1 else '<'}{new.dtype[0]}{size}"
+    return {
+        "shape": list(new.shape),
+        "chunks": list(new.chunks or (max(1, size) for size in new.shape)),
+        "dtype": code,
+        "compressor": codecs.get(new.codec, {"id": new.codec}),
+        "fill_value": new.fill,
+        "filters": None,
+        "order": "C",
+        "dimension_separator": ".",
+    }
 
 
 class TensorStoreDriver:

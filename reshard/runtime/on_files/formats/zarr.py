@@ -17,6 +17,7 @@ which of them are there, and as ranges that overlap or lie outside the file are 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -30,6 +31,7 @@ import numpy as np
 
 from reshard.errors import ChecksumError, FileError, LayoutError, PlanError, quoted
 from reshard.runtime.on_files.formats.metadata_files import file_error, open_regular, read_metadata
+from reshard.runtime.on_files.formats.new_arrays import NewArray
 from reshard.types import dtypes
 from reshard.types.json_fields import Fields
 from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
@@ -413,3 +415,56 @@ def _check_lengths(header: ZarrHeader, name: str, file: StoredFile, held: Mappin
             tensor=name,
             offset=wrong[0],
         )
+
+
+def describe_zarr(folder: str, stored: Stored) -> NewArray:
+    """What an array is, as `create_zarr` would make it again; its codec without the codec's settings."""
+    version_3 = os.path.lexists(os.path.join(folder, "zarr.json"))
+    path = os.path.join(folder, "zarr.json" if version_3 else ".zarray")
+    text, _ = read_metadata(path)
+    header = parse_zarr_header(text, path)
+    if header is None:
+        raise FileError(f"{quoted(path)} holds no numbers now; open the store again")
+    fields = Fields.read(text, "the metadata of a zarr array", _CURE)
+    attributes: dict[str, Any] = dict(fields.get("attributes", dict, default={}))
+    names: Any = fields.data.get("dimension_names")
+    if version_3:
+        coded: Any = fields.data["codecs"]
+        if header.index:
+            coded = coded[0]["configuration"]["codecs"]
+        ids = [codec if isinstance(codec, str) else codec["name"] for codec in coded]
+        codec = next((each for each in ids if each in ("zstd", "gzip", "blosc")), None)
+    else:
+        if os.path.lexists(os.path.join(folder, ".zattrs")):
+            beside, _ = read_metadata(os.path.join(folder, ".zattrs"))
+            attributes = dict(Fields.read(beside, "the attributes of a zarr array", _CURE).data)
+        # Where xarray keeps the names of dims in version 2.
+        names = attributes.pop("_ARRAY_DIMENSIONS", None)
+        packed = fields.data["compressor"]
+        codec = None if packed is None else packed["id"]
+    # A new array has the codec's own settings, whatever those of the old one were.
+    shards = header.file_chunks if header.index else None
+    fill: Any = fields.data.get("fill_value")
+    named = tuple(cast("list[str | None]", names)) if isinstance(names, list) else ()
+    return NewArray(stored.dtype, stored.shape, header.chunks, shards, codec, fill, attributes or None, named or None)
+
+
+def write_zarr_group(folder: str, version: int, attributes: Mapping[str, Any] | None) -> None:
+    """Makes a folder a group."""
+    os.makedirs(folder, exist_ok=True)
+    said: dict[str, Any] = {"zarr_format": version}
+    if version == 3:
+        said |= {"node_type": "group", "attributes": dict(attributes or {})}
+    with open(os.path.join(folder, "zarr.json" if version == 3 else ".zgroup"), "w", encoding="utf-8") as file:
+        json.dump(said, file)
+    if version == 2 and attributes:
+        write_zarr_attributes(folder, NewArray("", (), attributes=attributes))
+
+
+def write_zarr_attributes(folder: str, new: NewArray) -> None:
+    """Writes what version 2 keeps beside the metadata of an array or a group."""
+    named = {} if new.dimension_names is None else {"_ARRAY_DIMENSIONS": list(new.dimension_names)}
+    said = {**(new.attributes or {}), **named}
+    if said:
+        with open(os.path.join(folder, ".zattrs"), "w", encoding="utf-8") as file:
+            json.dump(said, file)
