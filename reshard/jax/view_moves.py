@@ -105,28 +105,7 @@ def read_jax_view(
     filled = given.out if given.out is not None else sharding if isinstance(sharding, Layout) else None
     shape = given.shape if given.shape is not None or filled is None else filled.shape
     moves = given.view is not None or given.take or given.into
-    if isinstance(given.view, View):
-        view = given.view
-        if view.source_shape != x.shape or shape not in (None, view.target_shape):
-            raise PlanError(
-                f"the view {view} leads from shape {view.source_shape} to {view.target_shape}, the array has {x.shape}"
-                f"{'' if shape is None else f' and the target {shape}'}; give the view of these"
-            )
-    elif moves:
-        named = given.view is not None  # Without a pattern, the atoms are dims: `take={0: ...}` is of `d0`.
-        dims = " ".join(f"d{at}" for at in range(x.ndim))
-        text = given.view if given.view is not None else f"{dims} -> {dims}"
-        take, into = (
-            tuple([(name if named else f"d{name}", type(part), part) for name, part in (parts or {}).items()])
-            for parts in (given.take, given.into)
-        )
-        sizes = tuple([(name, type(size), size) for name, size in given.sizes.items()])
-        try:
-            view = _resolve_jax_view(text, x.shape, shape, sizes, take, into)
-        except TypeError:  # An unhashable argument cannot be a key of the cache: it is refused, or read anew.
-            view = _resolve_jax_view.__wrapped__(text, x.shape, shape, sizes, take, into)
-    else:
-        view = View.identity(x.shape)
+    view = resolve_given_view(given, x.shape, shape)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise PlanError(f"the dtype {dtype} is one that JAX has with jax.config.update('jax_enable_x64', True) alone")
@@ -147,6 +126,32 @@ def read_jax_view(
 
 
 _Given = tuple[tuple[str, type, Any], ...]
+
+
+def resolve_given_view(given: ViewOptions, shape: tuple[int, ...], target: tuple[int, ...] | None) -> View:
+    """The view that a caller gave for an array of this shape, to one of the `target` shape if that is known."""
+    if isinstance(given.view, View):
+        view = given.view
+        if view.source_shape != shape or target not in (None, view.target_shape):
+            raise PlanError(
+                f"the view {view} leads from shape {view.source_shape} to {view.target_shape}, the array has {shape}"
+                f"{'' if target is None else f' and the target {target}'}; give the view of these"
+            )
+        return view
+    if given.view is None and not given.take and not given.into:
+        return View.identity(shape)
+    named = given.view is not None  # Without a pattern, the atoms are dims: `take={0: ...}` is of `d0`.
+    dims = " ".join(f"d{at}" for at in range(len(shape)))
+    text = given.view if given.view is not None else f"{dims} -> {dims}"
+    take, into = (
+        tuple([(name if named else f"d{name}", type(part), part) for name, part in (parts or {}).items()])
+        for parts in (given.take, given.into)
+    )
+    sizes = tuple([(name, type(size), size) for name, size in given.sizes.items()])
+    try:
+        return _resolve_jax_view(text, shape, target, sizes, take, into)
+    except TypeError:  # An unhashable argument cannot be a key of the cache: it is refused, or read anew.
+        return _resolve_jax_view.__wrapped__(text, shape, target, sizes, take, into)
 
 
 @lru_cache(maxsize=4096)
@@ -203,22 +208,27 @@ def read_parts(
         shown = " and ".join(f"{list(shape)} on {end.spec} of {dict(end.mesh.shape)}" for end, shape in list(ends)[:2])
         raise PlanError(f"the target {name!r}: its parts lead to {shown}; give shape= and a NamedSharding")
     views = tuple(request.view or View.identity(x.shape) for x, request, _ in moves)
+    check_parts_cover(name, [part.source for part in target.parts], views, complete=out is None)
+    return moves
+
+
+def check_parts_cover(name: str, sources: Sequence[str], views: Sequence[View], *, complete: bool) -> None:
+    """Raises `PlanError` for parts of a target that overlap, or where all of it must be filled leave something out."""
     shape = list(views[0].target_shape)
-    overlap = find_overlap(views)
+    overlap = find_overlap(tuple(views))
     if overlap is not None:
-        one, other = (f"{at} ({target.parts[at].source!r})" for at in overlap[:2])
+        one, other = (f"{at} ({sources[at]!r})" for at in overlap[:2])
         raise PlanError(
             f"the target {name!r} of shape {shape}: its parts {one} and {other} both fill element {list(overlap[2])}; "
             f"give parts that do not overlap"
         )
-    missing = find_uncovered(views) if out is None else None
+    missing = find_uncovered(tuple(views)) if complete else None
     if missing is not None:
         count = sum(math.prod(atom.size for atom in view.atoms) for view in views)
         raise PlanError(
             f"the target {name!r} of shape {shape}: no part fills element {list(missing)}; its parts fill {count} of "
             f"{math.prod(shape)} elements, so give the part that is missing, or out= the array that has the rest"
         )
-    return moves
 
 
 def prepare_parts(moves: Sequence[PartMove], inside: bool) -> list[Pending]:

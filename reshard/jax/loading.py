@@ -1,0 +1,462 @@
+"""Loads into shardings: tiles are read and put together in the memory of a process, and put on its devices from there.
+
+    read        each stored byte once, by one process, into one tile for all of its devices that hold the same
+    exchange    what another process has read: one program a wave (`process_exchange`)
+    fill        by copies, with views, parts and casts on the way: one tile for all devices that hold the same
+    place       on the devices, a target as soon as it is complete
+
+Between the devices of a process nothing moves: what several of them hold has been read, received and put together once.
+While a wave is exchanged and filled, a thread reads the next one; programs are compiled while it reads the first.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding
+from numpy.typing import NDArray
+
+from reshard.errors import (
+    AgreementError,
+    FileError,
+    LayoutError,
+    MissingTensorError,
+    PlanError,
+    ReshardError,
+    did_you_mean,
+    quoted,
+)
+from reshard.geometry.holders import tile_of
+from reshard.jax import placement
+from reshard.jax.agreement import agree_between
+from reshard.jax.placement import Part, Target, ViewOptions
+from reshard.jax.process_exchange import Launch, ProcessExchange, plan_launches
+from reshard.jax.request import number_devices
+from reshard.jax.view_moves import check_parts_cover, resolve_given_view
+from reshard.plans.load_plan import LoadPlan, Reading, Wave
+from reshard.plans.plan import Plan
+from reshard.runtime.on_files.host_moves import TileCopy, copy_tile, list_tile_copies, pack_tile, unpack_tile
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.move import Move
+from reshard.types.stored import Box
+from reshard.types.view import View
+
+Array = NDArray[Any]
+Tiles = Mapping[int, Array]
+"""A tile for each device, by its number."""
+ReadWave = Callable[[Sequence[tuple[Reading, Tiles]]], None]
+"""Fills the tiles of some readings."""
+_ALIGNMENT = 64
+"""XLA's CPU devices take memory as it is from this alignment on."""
+
+
+# ---- targets ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedTargets:
+    """What a tree of shardings asks for: layouts over the numbered devices of all of them, as plans have them.
+
+    `targets` has a layout for what is loaded as it is stored, a move for each view, part and cast; `sources` and
+    `fills` say what these read and fill where that is not of their own name. `shardings` are by the targets' names, in
+    the order of the leaves of `structure`.
+    """
+
+    targets: dict[str, Layout | Move]
+    sources: dict[str, str]
+    fills: dict[str, str]
+    shardings: dict[str, NamedSharding]
+    devices: tuple[Any, ...]
+    structure: Any
+
+    @property
+    def process_of(self) -> dict[int, int]:
+        """The process of each device."""
+        return {number: device.process_index for number, device in enumerate(self.devices)}
+
+
+def read_shardings(
+    targets: Any, types: Mapping[str, tuple[tuple[int, ...], str]], as_stored: Mapping[str, Layout] | None = None
+) -> ShardedTargets:
+    """The targets of a load that a tree of `NamedSharding`s, specs and `Target`s asks for.
+
+    `types` has the shape and dtype of each array that can be loaded, by its name: the path in the tree, joined by
+    dots. `as_stored` has the layouts in which moves find tensors; None where a table of names makes the moves, and
+    targets say only where arrays go, and their dtype. Raises `MissingTensorError` for names that are not there,
+    `LayoutError` for shardings that do not fit.
+    """
+    placement.check_tree(targets, "the tree of targets")
+    leaves, structure = jax.tree.flatten(targets, is_leaf=placement.is_target)
+    names = placement.name_leaves(targets, placement.is_target)
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise PlanError(f"two targets have the name {quoted(twice[0])}, the path to them joined by dots; rename one")
+    goals = [_Goal(name, *_split_target(name, leaf, as_stored is None)) for name, leaf in zip(names, leaves, strict=True)]
+    missing = [read for goal in goals for read in goal.reads if read not in types]
+    if missing:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        raise MissingTensorError(
+            f"there is no tensor {', '.join(map(quoted, missing[:8]))}{more}{did_you_mean(missing[0], types)}; name "
+            f"stored tensors, by the paths in the tree or by source="
+        )
+    shardings: dict[str, NamedSharding] = {}
+    views: dict[str, list[View]] = {}
+    aims: dict[str, tuple[tuple[int, ...], str]] = {}
+    for goal in goals:
+        shapes = [types[read][0] for read in goal.reads]
+        views[goal.name] = [
+            resolve_given_view(part, shape, goal.shape) for part, shape in zip(goal.parts, shapes, strict=True)
+        ]
+        kinds = {types[read][1] for read in goal.reads}
+        if goal.dtype is None and len(kinds) > 1:
+            raise PlanError(f"the target {goal.name!r} is filled by tensors of {' and '.join(sorted(kinds))}; give dtype=")
+        dtype = dtypes.canonical(goal.dtype) if goal.dtype is not None else kinds.pop()
+        shape = views[goal.name][0].target_shape
+        aims[goal.name] = shape, dtype
+        check_parts_cover(goal.name, goal.reads, views[goal.name], complete=True)
+        shardings[goal.name] = _resolve_load_sharding(goal, shape, dtype)
+    numbers = number_devices(*dict.fromkeys(sharding.mesh for sharding in shardings.values()))
+    made = ShardedTargets({}, {}, {}, shardings, tuple(numbers), structure)
+    for goal in goals:
+        sharding = shardings[goal.name]
+        of_mesh = tuple(numbers[device] for device in placement.devices_of(sharding.mesh))
+        layout = placement.layout_of(sharding, *aims[goal.name], numbers=of_mesh)
+        if not layout.even:
+            raise LayoutError(
+                f"the target {goal.name!r}: {sharding.spec} on mesh {dict(sharding.mesh.shape)} does not divide the shape "
+                f"{layout.shape}, and JAX holds only arrays that it divides; give another sharding"
+            )
+        if as_stored is None or goal.plain:
+            made.targets[goal.name] = layout
+            continue
+        for number, (read, view) in enumerate(zip(goal.reads, views[goal.name], strict=True)):
+            name = goal.name if len(goal.reads) == 1 else f"{goal.name}, part {number}, of {read}"
+            source = as_stored[read]
+            made.targets[name] = Move(source, layout, view, cast=source.dtype != layout.dtype)
+            made.sources[name], made.fills[name] = read, goal.name
+    return made
+
+
+class _Goal(NamedTuple):
+    """An array to load: where it goes, and the tensors that it reads with the view of each."""
+
+    name: str
+    sharding: Any
+    reads: tuple[str, ...]
+    parts: tuple[ViewOptions, ...]
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the tensor of its own name as it is stored."""
+        return self.reads == (self.name,) and self.dtype is None and self.parts[0].plain
+
+
+def _split_target(
+    name: str, leaf: Any, by_table: bool
+) -> tuple[Any, tuple[str, ...], tuple[ViewOptions, ...], tuple[int, ...] | None, Any]:
+    """What a leaf of the tree of targets says, as the fields of a goal."""
+    if not isinstance(leaf, Target):
+        return leaf, (name,), (ViewOptions(),), None, None
+    options = leaf.options
+    parts: Sequence[Part | None] = leaf.parts or [None]
+    given = tuple(options if part is None else part.options for part in parts)
+    if options.out is not None or any(each.scale is not None for each in given):
+        raise PlanError(f"the target {name!r}: a load takes no out= and no scale=; use them with redistribute, after it")
+    reads = tuple(part.source for part in parts if part is not None) or (leaf.source or name,)
+    if by_table and (leaf.named or any(each.view is not None or each.take or each.into for each in given)):
+        raise PlanError(f"the target {name!r} has a view of its own beside a table of names; give one of the two")
+    views = tuple(ViewOptions(each.view, each.take, each.into, sizes=each.sizes) for each in given)
+    return leaf.sharding, reads, views, options.shape, options.dtype
+
+
+def _resolve_load_sharding(goal: _Goal, shape: tuple[int, ...], dtype: str) -> NamedSharding:
+    """The sharding of a target on a mesh of devices; the array is known by its shape and dtype alone."""
+    kind = jnp.dtype(dtype)
+    if jax.dtypes.canonicalize_dtype(kind) != kind:
+        raise LayoutError(
+            f"the target {goal.name!r} is {dtype}, which JAX has with jax.config.update('jax_enable_x64', True) alone; "
+            f"set that, or give reshard.jax.Target(sharding, dtype=...)"
+        )
+    try:
+        sharding = placement.resolve_sharding(goal.sharding, jax.ShapeDtypeStruct(shape, kind), "target")
+    except ReshardError as error:
+        raise type(error)(f"the target {goal.name!r}: {error}") from None
+    if not isinstance(sharding.mesh, JaxMesh) or sharding.spec.unreduced:
+        raise LayoutError(
+            f"the target {goal.name!r}: {sharding.spec} on mesh {dict(sharding.mesh.shape)} is abstract, or a sum; "
+            f"give a sharding of whole values on a mesh of devices"
+        )
+    return sharding
+
+
+# ---- what is copied, and what is sent --------------------------------------------------------------
+
+
+class TileStep(NamedTuple):
+    """A copy of a wave: of which array into which one, and the dtype in which it is sent."""
+
+    source: str
+    target: str
+    copy: TileCopy
+    wire: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its message, rounded so that the next one is aligned."""
+        return -(-self.copy.elements * self.wire.itemsize // 16) * 16
+
+
+@dataclass
+class WaveSteps:
+    """What a process does for a wave once it is read: messages by the process at the other end, and copies."""
+
+    sends: dict[int, list[TileStep]] = field(default_factory=lambda: defaultdict(list[TileStep]))
+    takes: dict[int, list[TileStep]] = field(default_factory=lambda: defaultdict(list[TileStep]))
+    copies: list[TileStep] = field(default_factory=list[TileStep])
+    splits: list[TileStep] = field(default_factory=list[TileStep])
+
+
+def list_wave_steps(
+    wave: Wave, processes: tuple[tuple[int, int], ...], numbers: Mapping[int, int], mine: int
+) -> tuple[WaveSteps, NDArray[np.int64]]:
+    """The steps of the process `mine`, and the bytes that each process sends to each; `numbers` are their places."""
+    process_of = dict(processes)
+    steps, amounts = WaveSteps(), np.zeros((len(numbers), len(numbers)), np.int64)
+    for tree in wave.trees:
+        for name, source, target in zip(tree.names, tree.sources, tree.targets, strict=True):
+            plan: Plan = tree.plans[name]
+            kinds = [jnp.dtype(end.dtype) for end in (plan.source, plan.target)]
+            wire = min(kinds, key=lambda kind: kind.itemsize)
+            for copy in list_tile_copies(plan.source, plan.target, plan.view, processes):
+                sender, receiver = process_of[copy.sender], process_of[copy.receiver]
+                step = TileStep(source, target, copy, wire)
+                if tree is wave.split_tree:
+                    steps.splits += [step] * (receiver == mine)
+                elif sender == receiver:
+                    steps.copies += [step] * (receiver == mine)
+                else:
+                    amounts[numbers[sender], numbers[receiver]] += step.nbytes
+                    if sender == mine:
+                        steps.sends[receiver].append(step)
+                    elif receiver == mine:
+                        steps.takes[sender].append(step)
+    return steps, amounts
+
+
+# ---- the load --------------------------------------------------------------------------------------
+
+
+class ShardedLoad:
+    """A load into shardings under way, in one process: its steps, and the tiles that are not placed yet."""
+
+    def __init__(self, plan: LoadPlan, goals: ShardedTargets) -> None:
+        self.plan, self.goals, self.mine = plan, goals, jax.process_index()
+        self._processes = tuple(sorted(goals.process_of.items()))
+        platform = goals.devices[0].platform if goals.devices else None
+        self.exchange = ProcessExchange(jax.devices(platform)) if jax.process_count() > 1 else None
+        every = self.exchange.processes if self.exchange else (self.mine,)
+        numbers = {process: at for at, process in enumerate(every)}
+        listed = [list_wave_steps(wave, self._processes, numbers, self.mine) for wave in plan.waves]
+        self._steps = [steps for steps, _ in listed]
+        self._launches = plan_launches([amounts for _, amounts in listed])
+        self._tiles: dict[str, Tiles] = {}
+        self._making = threading.Lock()  # Slabs of a target are read in one thread and filled in another.
+        # A target is placed after the last wave that fills some of it.
+        self._last: dict[str, int] = {}
+        for at, wave in enumerate(plan.waves):
+            filled = [each.target for each in wave.direct] + [name for tree in wave.trees for name in tree.targets]
+            self._last |= {name: at for name in filled if name in plan.targets}
+
+    def run(self, read: ReadWave) -> dict[str, jax.Array]:
+        """Reads wave by wave and makes the arrays; all processes raise together."""
+        arrays: dict[str, jax.Array] = {}
+        failed: BaseException | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="reshard-read") as pool:
+            reads = [partial(self._read_wave, wave, read) for wave in self.plan.waves]
+            ahead = pool.submit(reads[0]) if reads else None
+            if self.exchange is not None:
+                for launch in dict.fromkeys([*self._launches, _LAST]):
+                    self.exchange.compile_launch(launch)
+            for at in range(len(reads)):
+                staged: dict[str, Tiles] = {}
+                if ahead is not None:
+                    failed = ahead.exception()
+                    staged = {} if failed else ahead.result()
+                ahead = pool.submit(reads[at + 1]) if failed is None and at + 1 < len(reads) else None
+                # What goes wrong here stops this process, and the others hear of it at the next exchange.
+                failed = self._move_wave(at, staged, failed)
+                if failed is not None and self.exchange is None:
+                    raise failed
+                placed = [name for name, last in self._last.items() if last == at and failed is None]
+                arrays |= {name: self._place_target(name) for name in placed}
+        if self.exchange is not None:
+            self._check_well(self.exchange.run(_LAST, {}, failed is None)[1], failed)
+        return arrays | {name: self._place_target(name) for name in self.goals.shardings if name not in arrays}
+
+    def _read_wave(self, wave: Wave, read: ReadWave) -> dict[str, Tiles]:
+        """Reads a wave: into targets, and into new tiles for what then moves, which are returned."""
+        straight = {each.reading: each for each in wave.direct}
+        staged: dict[str, Tiles] = {}
+        wanted: list[tuple[Reading, Tiles]] = []
+        for reading in wave.readings:
+            direct = straight.get(reading.name)
+            if direct is None:
+                staged[reading.name] = self._make_tiles(reading.layout)
+                wanted.append((reading, staged[reading.name]))
+                continue
+            tiles, shape = self._target_tiles(direct.target), reading.layout.tile_shape
+            # A view of the part that is filled; numpy refuses a shape that would need a copy.
+            parts = {at: tile if direct.box is None else _view_box(tile, direct.box, shape) for at, tile in tiles.items()}
+            wanted.append((reading, parts))
+        read(wanted)
+        return staged
+
+    def _target_tiles(self, name: str) -> Tiles:
+        with self._making:
+            if name not in self._tiles:
+                self._tiles[name] = self._make_tiles(self.plan.targets[name])
+            return self._tiles[name]
+
+    def _make_tiles(self, layout: Layout) -> Tiles:
+        """New memory for each tile that devices of this process hold, under the number of the first of them."""
+        process_of = self.goals.process_of
+        first: dict[object, int] = {}
+        for device in layout.mesh.devices:
+            if process_of[device] == self.mine:
+                first.setdefault(tile_of(layout, device), device)
+        return {device: make_aligned(layout.tile_shape, jnp.dtype(layout.dtype)) for device in first.values()}
+
+    def _move_wave(self, at: int, staged: Mapping[str, Tiles], failed: BaseException | None) -> BaseException | None:
+        """Exchanges what processes have read for each other and fills targets; what went wrong in this process."""
+        steps, launch, exchange = self._steps[at], self._launches[at], self.exchange
+        arrived: dict[int, Array] = {}
+        if exchange is not None and launch.distances:
+            messages = {far: np.empty(launch.nbytes, np.uint8) for far in launch.distances}
+            try:
+                for receiver, its in steps.sends.items() if failed is None else ():
+                    for step, part in _cut_message(messages[exchange.distance(self.mine, receiver)], its):
+                        pack_tile(step.copy, staged[step.source][step.copy.sender], part)
+            except Exception as error:
+                failed = error
+            arrived, ill = exchange.run(launch, messages, failed is None)
+            self._check_well(ill, failed)
+        try:
+            if failed is None:
+                self._fill_targets(self.plan.waves[at], steps, staged, arrived)
+        except Exception as error:
+            failed = error
+        return failed
+
+    def _fill_targets(
+        self, wave: Wave, steps: WaveSteps, staged: Mapping[str, Tiles], arrived: Mapping[int, Array]
+    ) -> None:
+        """Writes what a wave has for targets: messages that arrived, copies, and the tensors of packs."""
+        packs = {reading.name: reading for reading in wave.readings if reading.packed}
+        made = {} if wave.tree is None else wave.tree.target_layouts
+        gathered = {name: self._make_tiles(made[name]) for name in packs if name in made}
+
+        def target_tile(step: TileStep) -> Array:
+            return (gathered.get(step.target) or self._target_tiles(step.target))[step.copy.receiver]
+
+        for sender, its in steps.takes.items():
+            assert self.exchange is not None
+            for step, part in _cut_message(arrived[self.exchange.distance(sender, self.mine)], its):
+                unpack_tile(step.copy, part, target_tile(step))
+        for step in steps.copies:
+            copy_tile(step.copy, staged[step.source][step.copy.sender], target_tile(step))
+        # All of a pack is in each process once it is gathered.
+        packed = {part.stored: (gathered.get(name) or staged[name], part.start) for name, pack in packs.items() for part in pack.packed}
+        for step in steps.splits:
+            pack, start = packed[step.source]
+            assert wave.split_tree is not None
+            shape = wave.split_tree.source_layouts[step.source].shape
+            source = next(iter(pack.values()))[start : start + math.prod(shape)].reshape(shape)
+            copy_tile(step.copy, source, target_tile(step))
+
+    def _place_target(self, name: str) -> jax.Array:
+        """The array of a target, whose tiles are given to its devices."""
+        sharding, layout = self.goals.shardings[name], self.plan.targets[name]
+        tiles = {tile_of(layout, device): tile for device, tile in self._tiles.pop(name, {}).items()}
+        numbers = {device: number for number, device in enumerate(self.goals.devices)}
+        by_index = {
+            _spell_index(index): tiles[tile_of(layout, numbers[device])]
+            for device, index in sharding.addressable_devices_indices_map(layout.shape).items()
+        }
+        return jax.make_array_from_callback(
+            layout.shape, sharding, lambda index: by_index[_spell_index(index)], dtype=jnp.dtype(layout.dtype)
+        )
+
+    def _check_well(self, ill: Sequence[int], failed: BaseException | None) -> None:
+        """Raises in all processes if one is ill: there what went wrong, elsewhere what that one says."""
+        if not ill or self.exchange is None:
+            return
+        said = _WELL if failed is None else f"process {self.mine}: {type(failed).__name__}: {failed}"
+        told = _WELL
+        try:
+            agree_between(set(self.exchange.processes), said, once=False, explain=explain_failures)
+        except AgreementError as error:
+            told = str(error)
+        raise failed or FileError(told)
+
+
+def explain_failures(asks: Mapping[int, str]) -> str:
+    """What processes say that could not read."""
+    return "; ".join(ask for ask in asks.values() if ask != _WELL)
+
+
+_WELL = "nothing went wrong"
+_LAST = Launch((), 0)
+"""That in which processes only say whether they are well."""
+
+
+def _cut_message(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[TileStep, Array]]:
+    """The part of a message that each step has, as elements of the dtype in which they are sent."""
+    at = 0
+    for step in steps:
+        end = at + step.copy.elements * step.wire.itemsize
+        yield step, message[at:end].view(step.wire)
+        at += step.nbytes
+
+
+def _view_box(tile: Array, box: Box, shape: tuple[int, ...]) -> Array:
+    """The part of a tile as an array of this shape, in its memory: the box may have dims of one index more."""
+    part = tile[tuple(slice(start, stop) for start, stop in box)]
+    return np.reshape(part, shape, copy=False)
+
+
+def make_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """New memory that XLA's CPU devices take as it is."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def load_shardings(plan: LoadPlan, goals: ShardedTargets, read: ReadWave, about: str = "") -> Any:
+    """Runs a load: arrays in the structure of the targets. `read` fills tiles; `about` is what processes must agree on
+    beside the plan, such as which files are read.
+    """
+    load = ShardedLoad(plan, goals)
+    if load.exchange is not None:
+        ask = hashlib.sha256(f"{plan.to_json()} {about}".encode()).hexdigest()
+        agree_between(set(load.exchange.processes), f"a load of {about}, plan {ask[:16]}", once=False)
+    arrays = load.run(read)
+    return jax.tree.unflatten(goals.structure, [arrays[name] for name in goals.shardings])

@@ -1,0 +1,120 @@
+"""Bytes from the memory of one process to that of others: one program over a device of each process.
+
+    process        0       1       2       3
+    1 further      0 -> 1  1 -> 2  2 -> 3  3 -> 0      a permute for each distance at which some process sends, all of
+    2 further      0 -> 2  1 -> 3  2 -> 0  3 -> 1      them in one program; messages are as long as the longest
+
+With the messages goes whether each process is well, so that all stop together when one of them could not read.
+Lengths are rounded so that a load needs few programs; `compile_launch` makes one before there is anything to send.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from reshard.jax import placement
+
+Array = NDArray[Any]
+_AXIS = "process"
+_LEAST = 64 << 10
+_STEPS = 8  # Lengths are whole eighths of the longest: at most so many programs for each set of distances.
+
+
+class Launch(NamedTuple):
+    """One run of the program: how many processes further messages go, and the bytes of each of them."""
+
+    distances: tuple[int, ...]
+    nbytes: int
+
+
+def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[Launch]:
+    """The launches of some exchanges, by the bytes that each process sends to each.
+
+    >>> plan_launches([np.array([[0, 0, 9], [9, 0, 0], [0, 9, 0]]), np.zeros((3, 3), np.int64)])
+    [Launch(distances=(2,), nbytes=65536), Launch(distances=(), nbytes=0)]
+    """
+    longest = max((int(each.max(initial=0)) for each in amounts), default=0)
+    unit = -(-max(_LEAST, longest // _STEPS) // _LEAST) * _LEAST
+    launches: list[Launch] = []
+    for each in amounts:
+        senders, receivers = np.nonzero(each)
+        distances = sorted({int(far) for far in (receivers - senders) % len(each)} - {0})
+        launches.append(Launch(tuple(distances), -(-int(each.max(initial=0)) // unit) * unit))
+    return launches
+
+
+class ProcessExchange:
+    """The exchange between all processes of `jax.distributed`; `devices` are those of the platform to be used."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        first = {device.process_index: device for device in reversed(devices)}
+        self.processes = tuple(sorted(first))
+        self.process = jax.process_index()
+        self._sharding = NamedSharding(
+            JaxMesh(np.array([first[each] for each in self.processes]), (_AXIS,)), PartitionSpec(_AXIS)
+        )
+        self._compiled: dict[Launch, Callable[..., Any]] = {}
+
+    def distance(self, sender: int, receiver: int) -> int:
+        """How many processes further a message goes."""
+        return (self.processes.index(receiver) - self.processes.index(sender)) % len(self.processes)
+
+    def compile_launch(self, launch: Launch) -> Callable[..., Any]:
+        """The program of a launch, compiled once."""
+        if launch not in self._compiled:
+            count = len(self.processes)
+
+            def exchange(state: jax.Array, *messages: jax.Array) -> tuple[jax.Array, ...]:
+                states = lax.all_gather(state, _AXIS, tiled=True)
+                pairs = [[(at, (at + far) % count) for at in range(count)] for far in launch.distances]
+                moved = [lax.ppermute(each, _AXIS, pair) for each, pair in zip(messages, pairs, strict=True)]
+                return states, *moved
+
+            spec = self._sharding.spec
+            each = (spec,) * len(launch.distances)
+            of_all = jax.shard_map(
+                exchange,
+                mesh=self._sharding.mesh,
+                in_specs=(spec, *each),
+                out_specs=(PartitionSpec(), *each),
+                check_vma=False,
+            )
+            given = [jax.ShapeDtypeStruct((count,), np.int32, sharding=self._sharding)]
+            given += [
+                jax.ShapeDtypeStruct((count * launch.nbytes // 4,), np.uint32, sharding=self._sharding) for _ in each
+            ]
+            with placement.without_mesh():
+                self._compiled[launch] = jax.jit(of_all).lower(*given).compile()
+        return self._compiled[launch]
+
+    def run(
+        self, launch: Launch, messages: Mapping[int, Array], well: bool = True
+    ) -> tuple[dict[int, Array], list[int]]:
+        """Sends the message for each distance; those that arrive, by the distance they came, and who is not well.
+
+        A message is an array of `launch.nbytes` bytes, which is read until this returns.
+        """
+        program = self.compile_launch(launch)
+        state = self._place(np.array([0 if well else 1], np.int32))
+        sent = [self._place(messages[far].view(np.uint32)) for far in launch.distances]
+        with placement.without_mesh(), placement.without_transfer_guard():
+            states, *arrived = program(state, *sent)
+            flags = np.asarray(states.addressable_data(0))
+            here = [np.asarray(each.addressable_data(0)).view(np.uint8) for each in arrived]
+        ill = [process for process, flag in zip(self.processes, flags, strict=True) if flag]
+        return dict(zip(launch.distances, here, strict=True)), ill
+
+    def _place(self, mine: Array) -> jax.Array:
+        shape = (len(mine) * len(self.processes),)
+        return jax.make_array_from_callback(shape, self._sharding, lambda _: mine)
