@@ -43,7 +43,7 @@ from reshard.errors import (
 )
 from reshard.geometry.holders import tile_of
 from reshard.jax import placement
-from reshard.jax.agreement import agree_between
+from reshard.jax.agreement import agree_between, explain_asks
 from reshard.jax.placement import Part, Target, ViewOptions
 from reshard.jax.process_exchange import Launch, ProcessExchange, plan_launches
 from reshard.jax.request import number_devices
@@ -54,7 +54,6 @@ from reshard.runtime.on_files.host_moves import TileCopy, copy_tile, list_tile_c
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.stored import Box
 from reshard.types.view import View
 
 Array = NDArray[Any]
@@ -107,7 +106,9 @@ def read_shardings(
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise PlanError(f"two targets have the name {quoted(twice[0])}, the path to them joined by dots; rename one")
-    goals = [_Goal(name, *_split_target(name, leaf, as_stored is None)) for name, leaf in zip(names, leaves, strict=True)]
+    goals = [
+        _Goal(name, *_split_target(name, leaf, as_stored is None)) for name, leaf in zip(names, leaves, strict=True)
+    ]
     missing = [read for goal in goals for read in goal.reads if read not in types]
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -125,7 +126,9 @@ def read_shardings(
         ]
         kinds = {types[read][1] for read in goal.reads}
         if goal.dtype is None and len(kinds) > 1:
-            raise PlanError(f"the target {goal.name!r} is filled by tensors of {' and '.join(sorted(kinds))}; give dtype=")
+            raise PlanError(
+                f"the target {goal.name!r} is filled by tensors of {' and '.join(sorted(kinds))}; give dtype="
+            )
         dtype = dtypes.canonical(goal.dtype) if goal.dtype is not None else kinds.pop()
         shape = views[goal.name][0].target_shape
         aims[goal.name] = shape, dtype
@@ -139,8 +142,8 @@ def read_shardings(
         layout = placement.layout_of(sharding, *aims[goal.name], numbers=of_mesh)
         if not layout.even:
             raise LayoutError(
-                f"the target {goal.name!r}: {sharding.spec} on mesh {dict(sharding.mesh.shape)} does not divide the shape "
-                f"{layout.shape}, and JAX holds only arrays that it divides; give another sharding"
+                f"the target {goal.name!r}: {sharding.spec} on mesh {dict(sharding.mesh.shape)} does not divide the "
+                f"shape {layout.shape}, and JAX holds only arrays that it divides; give another sharding"
             )
         if as_stored is None or goal.plain:
             made.targets[goal.name] = layout
@@ -179,7 +182,9 @@ def _split_target(
     parts: Sequence[Part | None] = leaf.parts or [None]
     given = tuple(options if part is None else part.options for part in parts)
     if options.out is not None or any(each.scale is not None for each in given):
-        raise PlanError(f"the target {name!r}: a load takes no out= and no scale=; use them with redistribute, after it")
+        raise PlanError(
+            f"the target {name!r}: a load takes no out= and no scale=; use them with redistribute, after it"
+        )
     reads = tuple(part.source for part in parts if part is not None) or (leaf.source or name,)
     if by_table and (leaf.named or any(each.view is not None or each.take or each.into for each in given)):
         raise PlanError(f"the target {name!r} has a view of its own beside a table of names; give one of the two")
@@ -322,10 +327,12 @@ class ShardedLoad:
                 staged[reading.name] = self._make_tiles(reading.layout)
                 wanted.append((reading, staged[reading.name]))
                 continue
-            tiles, shape = self._target_tiles(direct.target), reading.layout.tile_shape
-            # A view of the part that is filled; numpy refuses a shape that would need a copy.
-            parts = {at: tile if direct.box is None else _view_box(tile, direct.box, shape) for at, tile in tiles.items()}
-            wanted.append((reading, parts))
+            tiles, box = self._target_tiles(direct.target), direct.box
+            if box is not None:
+                # The part that is filled, in the tile's memory: numpy refuses a shape that would need a copy.
+                window, shape = tuple(slice(*ends) for ends in box), reading.layout.tile_shape
+                tiles = {at: np.reshape(tile[window], shape, copy=False) for at, tile in tiles.items()}
+            wanted.append((reading, tiles))
         read(wanted)
         return staged
 
@@ -383,13 +390,13 @@ class ShardedLoad:
         for step in steps.copies:
             copy_tile(step.copy, staged[step.source][step.copy.sender], target_tile(step))
         # All of a pack is in each process once it is gathered.
-        packed = {part.stored: (gathered.get(name) or staged[name], part.start) for name, pack in packs.items() for part in pack.packed}
+        starts = {part.stored: (name, part.start) for name, pack in packs.items() for part in pack.packed}
         for step in steps.splits:
-            pack, start = packed[step.source]
+            name, start = starts[step.source]
             assert wave.split_tree is not None
             shape = wave.split_tree.source_layouts[step.source].shape
-            source = next(iter(pack.values()))[start : start + math.prod(shape)].reshape(shape)
-            copy_tile(step.copy, source, target_tile(step))
+            pack = next(iter((gathered.get(name) or staged[name]).values()))
+            copy_tile(step.copy, pack[start : start + math.prod(shape)].reshape(shape), target_tile(step))
 
     def _place_target(self, name: str) -> jax.Array:
         """The array of a target, whose tiles are given to its devices."""
@@ -397,32 +404,41 @@ class ShardedLoad:
         tiles = {tile_of(layout, device): tile for device, tile in self._tiles.pop(name, {}).items()}
         numbers = {device: number for number, device in enumerate(self.goals.devices)}
         by_index = {
-            _spell_index(index): tiles[tile_of(layout, numbers[device])]
+            index: tiles[tile_of(layout, numbers[device])]
             for device, index in sharding.addressable_devices_indices_map(layout.shape).items()
         }
         return jax.make_array_from_callback(
-            layout.shape, sharding, lambda index: by_index[_spell_index(index)], dtype=jnp.dtype(layout.dtype)
+            layout.shape, sharding, lambda index: by_index[index], dtype=jnp.dtype(layout.dtype)
         )
 
     def _check_well(self, ill: Sequence[int], failed: BaseException | None) -> None:
         """Raises in all processes if one is ill: there what went wrong, elsewhere what that one says."""
-        if not ill or self.exchange is None:
-            return
-        said = _WELL if failed is None else f"process {self.mine}: {type(failed).__name__}: {failed}"
-        told = _WELL
-        try:
-            agree_between(set(self.exchange.processes), said, once=False, explain=explain_failures)
-        except AgreementError as error:
-            told = str(error)
-        raise failed or FileError(told)
+        if ill:
+            agree_on_outcome("all is well", failed)
 
 
-def explain_failures(asks: Mapping[int, str]) -> str:
-    """What processes say that could not read."""
-    return "; ".join(ask for ask in asks.values() if ask != _WELL)
+def agree_on_outcome(said: str, failed: BaseException | None) -> None:
+    """Returns if all processes of the job say the same and nothing failed; else all raise: those where something did
+    raise that, and others a `FileError` that has it, or `AgreementError` where only what is said differs.
+    """
+    ask = said if failed is None else f"process {jax.process_index()}: {type(failed).__name__}: {failed}"
+    try:
+        agree_between(set(range(jax.process_count())), ask, once=False, explain=_explain_failures)
+    except AgreementError as error:
+        what = str(error).partition("so nothing was moved: ")[2]
+        if failed is None and what.startswith("process "):
+            raise FileError(f"nothing was loaded: {what}") from None
+        if failed is None:
+            raise
+    if failed is not None:
+        raise failed
 
 
-_WELL = "nothing went wrong"
+def _explain_failures(asks: dict[int, str]) -> str:
+    """What went wrong in processes; where nothing did, what differs."""
+    return "; ".join(ask for ask in asks.values() if ask.startswith("process ")) or explain_asks(asks)
+
+
 _LAST = Launch((), 0)
 """That in which processes only say whether they are well."""
 
@@ -436,12 +452,6 @@ def _cut_message(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[Ti
         at += step.nbytes
 
 
-def _view_box(tile: Array, box: Box, shape: tuple[int, ...]) -> Array:
-    """The part of a tile as an array of this shape, in its memory: the box may have dims of one index more."""
-    part = tile[tuple(slice(start, stop) for start, stop in box)]
-    return np.reshape(part, shape, copy=False)
-
-
 def make_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """New memory that XLA's CPU devices take as it is."""
     nbytes = math.prod(shape) * dtype.itemsize
@@ -450,13 +460,28 @@ def make_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
-def load_shardings(plan: LoadPlan, goals: ShardedTargets, read: ReadWave, about: str = "") -> Any:
-    """Runs a load: arrays in the structure of the targets. `read` fills tiles; `about` is what processes must agree on
-    beside the plan, such as which files are read.
+Prepared = tuple[LoadPlan, ShardedTargets, ReadWave]
+"""A plan, what it is for, and what reads its waves."""
+
+
+def load_shardings(prepare: Callable[[], Prepared], about: str) -> Any:
+    """Runs a load: arrays in the structure of its targets.
+
+    All processes call it, and what one of them raises while it prepares or reads ends the load in all. `about` says
+    which load it is, such as the path, and the size and time of each file.
     """
-    load = ShardedLoad(plan, goals)
-    if load.exchange is not None:
-        ask = hashlib.sha256(f"{plan.to_json()} {about}".encode()).hexdigest()
-        agree_between(set(load.exchange.processes), f"a load of {about}, plan {ask[:16]}", once=False)
-    arrays = load.run(read)
+    several, failed = jax.process_count() > 1, None
+    prepared: Prepared | None = None
+    try:
+        prepared = prepare()
+    except ReshardError as error:
+        if not several:
+            raise
+        failed = error
+    if several:
+        plan = "" if prepared is None else hashlib.sha256(prepared[0].to_json().encode()).hexdigest()[:16]
+        agree_on_outcome(f"{about} by plan {plan}", failed)
+    assert prepared is not None
+    plan, goals, read = prepared
+    arrays = ShardedLoad(plan, goals).run(read)
     return jax.tree.unflatten(goals.structure, [arrays[name] for name in goals.shardings])
