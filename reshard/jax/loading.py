@@ -421,12 +421,12 @@ def agree_on_outcome(said: str, failed: BaseException | None) -> None:
     """Returns if all processes of the job say the same and nothing failed; else all raise: those where something did
     raise that, and others a `FileError` that has it, or `AgreementError` where only what is said differs.
     """
-    ask = said if failed is None else f"process {jax.process_index()}: {type(failed).__name__}: {failed}"
+    ask = said if failed is None else f"{_FAILED} {jax.process_index()}: {type(failed).__name__}: {failed}"
     try:
         agree_between(set(range(jax.process_count())), ask, once=False, explain=_explain_failures)
     except AgreementError as error:
         what = str(error).partition("so nothing was moved: ")[2]
-        if failed is None and what.startswith("process "):
+        if failed is None and what.startswith(_FAILED):
             raise FileError(f"nothing was loaded: {what}") from None
         if failed is None:
             raise
@@ -436,9 +436,10 @@ def agree_on_outcome(said: str, failed: BaseException | None) -> None:
 
 def _explain_failures(asks: dict[int, str]) -> str:
     """What went wrong in processes; where nothing did, what differs."""
-    return "; ".join(ask for ask in asks.values() if ask.startswith("process ")) or explain_asks(asks)
+    return "; ".join(ask for ask in asks.values() if ask.startswith(_FAILED)) or explain_asks(asks)
 
 
+_FAILED = "failed in process"
 _LAST = Launch((), 0)
 """That in which processes only say whether they are well."""
 

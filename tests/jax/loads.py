@@ -1,0 +1,176 @@
+"""Checkpoints for tests of loads into shardings, and what every shard must be by numpy.
+
+    python -m tests.jax.loads processes <folder> <number> <count> <port>
+
+Every element is a number of its own, or of its place, so that a wrong one would be seen.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from safetensors.numpy import load_file, save_file
+
+from reshard.errors import AgreementError, FileError, MissingTensorError
+from reshard.files import open as open_checkpoint
+from reshard.files.plan_load import plan_load, read_targets
+from reshard.jax import Part, Target
+from reshard.jax.loading import ReadWave, load_shardings
+from tests.jax.worker import SECONDS
+from tests.oracle import tiles_of
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Two files of tensors: large and small ones, of several dtypes, a scalar and an empty one."""
+    count = iter(range(1000))
+
+    def numbered(dtype: Any, *shape: int) -> np.ndarray:
+        return (np.arange(np.prod(shape)).reshape(shape) + 10_000 * next(count)).astype(dtype)
+
+    first = {f"layers.{at}.w": numbered("float32", 64, 32) for at in range(3)}
+    first |= {f"layers.{at}.norm": numbered("float32", 64) for at in range(3)} | {"scale": np.array(3.5, "float32")}
+    second = {"q": numbered("int32", 16, 8), "k": numbered("int32", 8, 8), "none": np.zeros((0, 4), "float32")}
+    second |= {"half": numbered(ml_dtypes.bfloat16, 24, 16), "flags": numbered("uint8", 40) % 2 == 0}
+    save_file(first, folder / "model-00001-of-00002.safetensors")
+    save_file(second, folder / "model-00002-of-00002.safetensors")
+    files = {name: f"model-0000{at}-of-00002.safetensors" for at, each in ((1, first), (2, second)) for name in each}
+    (folder / "model.safetensors.index.json").write_text(repr({"weight_map": files}).replace("'", '"'))
+
+
+def stored_arrays(folder: Path) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        arrays |= load_file(file)
+    return arrays
+
+
+def tree_of_targets(devices: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
+    """Targets on meshes whose axes are along processes, across them and both, and the arrays that they make."""
+    mesh = Mesh(np.array(devices).reshape(4, 2), ("x", "y"))
+    mixed = Mesh(np.array(devices)[[0, 4, 1, 5, 2, 6, 3, 7]].reshape(2, 4), ("rep", "tp"))
+
+    def on(*spec: Any) -> NamedSharding:
+        return NamedSharding(mesh, P(*spec))
+
+    targets: Any = {
+        "layers": [
+            {"w": on("x", "y"), "norm": on()},
+            {"w": on(), "norm": on("y")},
+            {"w": NamedSharding(mixed, P("tp")), "norm": NamedSharding(mixed, P("tp"))},
+        ],
+        "scale": on(),
+        "none": on(None, "x"),
+        "flags": on("y"),
+        "half": NamedSharding(mixed, P(None, "rep")),
+        "fused": Target(
+            on("y"), shape=(24, 8), parts=[Part("q", into={0: slice(0, 16)}), Part("k", into={0: slice(16, 24)})]
+        ),
+        "turned": Target(on("y", "x"), source="layers.0.w", view="(a b) c -> c b a", a=4),
+        "narrow": Target(NamedSharding(mixed, P("rep")), source="layers.1.w", dtype="bfloat16"),
+        "wide": Target(on("x"), source="half", dtype="float32"),
+        "part": Target(on(None, "y"), source="q", take={0: slice(4, 12)}),
+    }
+    wanted = {
+        "layers": [{name: arrays[f"layers.{at}.{name}"] for name in ("w", "norm")} for at in range(3)],
+        **{name: arrays[name] for name in ("scale", "none", "flags", "half")},
+        "fused": np.concatenate([arrays["q"], arrays["k"]]),
+        "turned": arrays["layers.0.w"].reshape(4, 16, 32).transpose(2, 1, 0),
+        "narrow": arrays["layers.1.w"].astype(ml_dtypes.bfloat16),
+        "wide": arrays["half"].astype("float32"),
+        "part": arrays["q"][4:12],
+    }
+    return targets, wanted
+
+
+def read_by_numpy(arrays: Mapping[str, np.ndarray]) -> ReadWave:
+    """Fills tiles of readings from arrays, by what their layouts mean."""
+
+    def read(wanted: Any) -> None:
+        for reading, tiles in wanted:
+            if reading.packed:
+                whole = np.zeros(reading.layout.shape, reading.layout.dtype)
+                for name, start in reading.packed:
+                    whole[start : start + arrays[name].size] = arrays[name].reshape(-1)
+            else:
+                whole = arrays[reading.stored]
+                whole = whole if reading.split == 1 else whole.reshape(reading.split, -1, *whole.shape[1:])
+                whole = whole if reading.box is None else whole[tuple(slice(*ends) for ends in reading.box)]
+            index = tiles_of(reading.layout)
+            for device, tile in tiles.items():
+                here = index[device] >= 0
+                tile[here] = whole.reshape(-1)[index[device][here]]
+
+    return read
+
+
+def load(folder: Path, targets: Any, read: ReadWave | None = None, **options: Any) -> Any:
+    ckpt = open_checkpoint(folder)
+
+    def prepare() -> Any:
+        named = {name: options[name] for name in ("names", "sizes", "rest") if name in options}
+        asked = read_targets(ckpt, targets, **named)
+        plan = plan_load(ckpt, targets, **options)
+        return plan, asked.shardings, read or read_by_numpy(stored_arrays(folder))
+
+    return load_shardings(prepare, str(folder))
+
+
+def assert_shards(loaded: Any, wanted: Any) -> None:
+    """Every element of every shard of this process, and the structure."""
+    assert jax.tree.structure(loaded) == jax.tree.structure(wanted)
+    for x, right in zip(jax.tree.leaves(loaded), jax.tree.leaves(wanted), strict=True):
+        assert (x.shape, x.dtype) == (right.shape, right.dtype)
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), right[shard.index])
+
+
+def processes(folder: Path, number: int, count: int, port: str) -> None:
+    """Loads whose arrays cross processes; what one cannot read, or asks otherwise, is an error in all."""
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
+    arrays = stored_arrays(folder)
+    targets, wanted = tree_of_targets(jax.devices(), arrays)
+    for options in ({}, {"read_size": 1}, {"read_size": 1, "wave": "4KiB"}):
+        assert_shards(load(folder, targets, **options), wanted)
+    of_last = {"layers": targets["layers"][2]} | {"last": NamedSharding(targets["scale"].mesh, P())}
+
+    def broken(reading: Any) -> None:
+        if number == 2:
+            raise FileError("a disk that fails")
+        read_by_numpy(arrays)(reading)
+
+    faults: list[tuple[type[Exception], str, Any]] = [
+        (FileError, "a disk that fails", (targets, broken)),
+        (FileError, "there is no tensor 'last'", (of_last if number == 1 else targets, None)),
+        (
+            AgreementError,
+            "by plan",
+            (targets | {"scale": targets["layers"][0]["norm"]}, None)
+            if number
+            else (targets | {"q": targets["scale"]}, None),
+        ),
+    ]
+    for kind, text, (asked, read) in faults:
+        began = time.monotonic()
+        try:
+            load(folder, asked, read, read_size=1, wave="4KiB")
+        except kind as error:
+            assert text in str(error), error
+            assert isinstance(error, MissingTensorError) == (text.startswith("there") and number == 1)
+        else:
+            raise AssertionError(text)
+        assert time.monotonic() - began < SECONDS / 10
+    assert_shards(load(folder, targets), wanted)
+
+
+if __name__ == "__main__":
+    _, folder, number, count, port = sys.argv[1:]
+    processes(Path(folder), int(number), int(count), port)
