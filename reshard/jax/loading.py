@@ -45,7 +45,7 @@ from reshard.geometry.holders import tile_of
 from reshard.jax import placement
 from reshard.jax.agreement import agree_between, explain_asks
 from reshard.jax.placement import Part, Target, ViewOptions
-from reshard.jax.process_exchange import Launch, ProcessExchange, plan_launches
+from reshard.jax.process_exchange import ByteLaunch, ProcessExchange, plan_launches
 from reshard.jax.request import number_devices
 from reshard.jax.view_moves import check_parts_cover, resolve_given_view
 from reshard.plans.load_plan import LoadPlan, Reading, Wave
@@ -440,7 +440,7 @@ def _explain_failures(asks: dict[int, str]) -> str:
 
 
 _FAILED = "failed in process"
-_LAST = Launch((), 0)
+_LAST = ByteLaunch((), 0)
 """That in which processes only say whether they are well."""
 
 

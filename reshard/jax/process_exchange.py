@@ -31,26 +31,26 @@ _LEAST = 64 << 10
 _STEPS = 8  # Lengths are whole eighths of the longest: at most so many programs for each set of distances.
 
 
-class Launch(NamedTuple):
+class ByteLaunch(NamedTuple):
     """One run of the program: how many processes further messages go, and the bytes of each of them."""
 
     distances: tuple[int, ...]
     nbytes: int
 
 
-def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[Launch]:
+def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[ByteLaunch]:
     """The launches of some exchanges, by the bytes that each process sends to each.
 
     >>> plan_launches([np.array([[0, 0, 9], [9, 0, 0], [0, 9, 0]]), np.zeros((3, 3), np.int64)])
-    [Launch(distances=(2,), nbytes=65536), Launch(distances=(), nbytes=0)]
+    [ByteLaunch(distances=(2,), nbytes=65536), ByteLaunch(distances=(), nbytes=0)]
     """
     longest = max((int(each.max(initial=0)) for each in amounts), default=0)
     unit = -(-max(_LEAST, longest // _STEPS) // _LEAST) * _LEAST
-    launches: list[Launch] = []
+    launches: list[ByteLaunch] = []
     for each in amounts:
         senders, receivers = np.nonzero(each)
         distances = sorted({int(far) for far in (receivers - senders) % len(each)} - {0})
-        launches.append(Launch(tuple(distances), -(-int(each.max(initial=0)) // unit) * unit))
+        launches.append(ByteLaunch(tuple(distances), -(-int(each.max(initial=0)) // unit) * unit))
     return launches
 
 
@@ -64,13 +64,13 @@ class ProcessExchange:
         self._sharding = NamedSharding(
             JaxMesh(np.array([first[each] for each in self.processes]), (_AXIS,)), PartitionSpec(_AXIS)
         )
-        self._compiled: dict[Launch, Callable[..., Any]] = {}
+        self._compiled: dict[ByteLaunch, Callable[..., Any]] = {}
 
     def distance(self, sender: int, receiver: int) -> int:
         """How many processes further a message goes."""
         return (self.processes.index(receiver) - self.processes.index(sender)) % len(self.processes)
 
-    def compile_launch(self, launch: Launch) -> Callable[..., Any]:
+    def compile_launch(self, launch: ByteLaunch) -> Callable[..., Any]:
         """The program of a launch, compiled once."""
         if launch not in self._compiled:
             count = len(self.processes)
@@ -99,7 +99,7 @@ class ProcessExchange:
         return self._compiled[launch]
 
     def run(
-        self, launch: Launch, messages: Mapping[int, Array], well: bool = True
+        self, launch: ByteLaunch, messages: Mapping[int, Array], well: bool = True
     ) -> tuple[dict[int, Array], list[int]]:
         """Sends the message for each distance; those that arrive, by the distance they came, and who is not well.
 
