@@ -81,6 +81,7 @@ def name_moves(
         check_kind(layout, Layout, f"the target {quoted(name)} of a load by a table of names", "a Layout or a sharding")
     named = _resolve_stored(ckpt, names, sizes, rest)
     filled = {each.target: each.view.target_shape for each in named}
+    # All names that do not fit are in one error: whoever mends a table mends it once.
     lacking = [name for name in targets if name not in filled]
     surplus = [] if rest == "skip" else [name for name in filled if name not in targets]
     if lacking or surplus:
@@ -91,6 +92,7 @@ def name_moves(
             * bool(surplus),
         ]
         raise MissingTensorError(f"{quoted(ckpt.path)} by names: " + "; ".join(filter(None, lines)))
+    # A table says shapes; a layout of another one would be refused by its move, one at a time.
     wrong = [
         f"{quoted(name)} has shape {layout.shape}, and the tensors fill {filled[name]}"
         for name, layout in targets.items()
@@ -112,6 +114,7 @@ def _resolve_stored(
     """What each tensor fills, by the table."""
     table = names if isinstance(names, Table) else reshard.names.read(names)
     check_kind(sizes or {}, Mapping, "sizes", 'a dict of the sizes that the table needs, such as {"tp": 4}')
+    # Found before the table is resolved, which stops at the first tensor without a rule.
     unnamed = table.list_unnamed(ckpt)
     if unnamed and rest != "skip":
         raise MissingTensorError(

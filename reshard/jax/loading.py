@@ -103,12 +103,14 @@ def read_shardings(
     placement.check_tree(targets, "the tree of targets")
     leaves, structure = jax.tree.flatten(targets, is_leaf=placement.is_target)
     names = placement.name_leaves(targets, placement.is_target)
+    # Paths of different nodes may be joined to one text, such as those of {"a.b": x, "a": {"b": y}}.
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise PlanError(f"two targets have the name {quoted(twice[0])}, the path to them joined by dots; rename one")
     goals = [
         _Goal(name, *_split_target(name, leaf, as_stored is None)) for name, leaf in zip(names, leaves, strict=True)
     ]
+    # Shapes are needed to make layouts, so that names which are not there end it here, all of them at once.
     missing = [read for goal in goals for read in goal.reads if read not in types]
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -124,6 +126,7 @@ def read_shardings(
         views[goal.name] = [
             resolve_given_view(part, shape, goal.shape) for part, shape in zip(goal.parts, shapes, strict=True)
         ]
+        # Which of several dtypes should win is not ours to say.
         kinds = {types[read][1] for read in goal.reads}
         if goal.dtype is None and len(kinds) > 1:
             raise PlanError(
@@ -132,8 +135,10 @@ def read_shardings(
         dtype = dtypes.canonical(goal.dtype) if goal.dtype is not None else kinds.pop()
         shape = views[goal.name][0].target_shape
         aims[goal.name] = shape, dtype
+        # A load starts from nothing, so that a part which is missing would be whatever was in memory.
         check_parts_cover(goal.name, goal.reads, views[goal.name], complete=True)
         shardings[goal.name] = _resolve_load_sharding(goal, shape, dtype)
+    # By numbers, since the ids of devices of two platforms may coincide; all processes count alike.
     numbers = number_devices(*dict.fromkeys(sharding.mesh for sharding in shardings.values()))
     made = ShardedTargets({}, {}, {}, shardings, tuple(numbers), structure)
     for goal in goals:
@@ -249,10 +254,12 @@ def list_wave_steps(
         for name, source, target in zip(tree.names, tree.sources, tree.targets, strict=True):
             plan: Plan = tree.plans[name]
             kinds = [jnp.dtype(end.dtype) for end in (plan.source, plan.target)]
+            # Casts that narrow are made before the wire, and those that widen after it.
             wire = min(kinds, key=lambda kind: kind.itemsize)
             for copy in list_tile_copies(plan.source, plan.target, plan.view, processes):
                 sender, receiver = process_of[copy.sender], process_of[copy.receiver]
                 step = TileStep(source, target, copy, wire)
+                # Both ends list all messages between them in this order, and so agree on where each one lies.
                 if tree is wave.split_tree:
                     steps.splits += [step] * (receiver == mine)
                 elif sender == receiver:
@@ -276,6 +283,7 @@ class ShardedLoad:
         self.plan, self.goals, self.mine = plan, goals, jax.process_index()
         self._processes = tuple(sorted(goals.process_of.items()))
         platform = goals.devices[0].platform if goals.devices else None
+        # Processes without devices of the targets take part as well: they must hear of what goes wrong elsewhere.
         self.exchange = ProcessExchange(jax.devices(platform)) if jax.process_count() > 1 else None
         every = self.exchange.processes if self.exchange else (self.mine,)
         numbers = {process: at for at, process in enumerate(every)}
@@ -297,6 +305,7 @@ class ShardedLoad:
         with ThreadPoolExecutor(1, thread_name_prefix="reshard-read") as pool:
             reads = [partial(self._read_wave, wave, read) for wave in self.plan.waves]
             ahead = pool.submit(reads[0]) if reads else None
+            # Compiled while the first wave is read: a load is always a first call.
             if self.exchange is not None:
                 for launch in dict.fromkeys([*self._launches, _LAST]):
                     self.exchange.compile_launch(launch)
@@ -305,6 +314,7 @@ class ShardedLoad:
                 if ahead is not None:
                     failed = ahead.exception()
                     staged = {} if failed else ahead.result()
+                # The next wave is read into memory of its own, so that it need not wait for this one to be moved.
                 ahead = pool.submit(reads[at + 1]) if failed is None and at + 1 < len(reads) else None
                 # What goes wrong here stops this process, and the others hear of it at the next exchange.
                 failed = self._move_wave(at, staged, failed)
@@ -312,6 +322,7 @@ class ShardedLoad:
                     raise failed
                 placed = [name for name, last in self._last.items() if last == at and failed is None]
                 arrays |= {name: self._place_target(name) for name in placed}
+        # Waves of which nothing crosses tell nobody anything, so that all meet once more at the end.
         if self.exchange is not None:
             self._check_well(self.exchange.run(_LAST, {}, failed is None)[1], failed)
         return arrays | {name: self._place_target(name) for name in self.goals.shardings if name not in arrays}
@@ -345,6 +356,7 @@ class ShardedLoad:
     def _make_tiles(self, layout: Layout) -> Tiles:
         """New memory for each tile that devices of this process hold, under the number of the first of them."""
         process_of = self.goals.process_of
+        # Replicas in one process are one tile here, and on CPU devices stay one: XLA copies it before it writes.
         first: dict[object, int] = {}
         for device in layout.mesh.devices:
             if process_of[device] == self.mine:
@@ -361,7 +373,7 @@ class ShardedLoad:
                 for receiver, its in steps.sends.items() if failed is None else ():
                     for step, part in _cut_message(messages[exchange.distance(self.mine, receiver)], its):
                         pack_tile(step.copy, staged[step.source][step.copy.sender], part)
-            except Exception as error:
+            except Exception as error:  # The others wait in the exchange: it is run whatever happened here.
                 failed = error
             arrived, ill = exchange.run(launch, messages, failed is None)
             self._check_well(ill, failed)
@@ -390,6 +402,7 @@ class ShardedLoad:
         for step in steps.copies:
             copy_tile(step.copy, staged[step.source][step.copy.sender], target_tile(step))
         # All of a pack is in each process once it is gathered.
+        # A pack is gathered whole in each process before tensors are taken out of it.
         starts = {part.stored: (name, part.start) for name, pack in packs.items() for part in pack.packed}
         for step in steps.splits:
             name, start = starts[step.source]
@@ -401,6 +414,7 @@ class ShardedLoad:
     def _place_target(self, name: str) -> jax.Array:
         """The array of a target, whose tiles are given to its devices."""
         sharding, layout = self.goals.shardings[name], self.plan.targets[name]
+        # JAX asks by indices; popped here, memory of the host is freed once accelerators have a copy.
         tiles = {tile_of(layout, device): tile for device, tile in self._tiles.pop(name, {}).items()}
         numbers = {device: number for number, device in enumerate(self.goals.devices)}
         by_index = {
@@ -446,6 +460,7 @@ _LAST = ByteLaunch((), 0)
 
 def _cut_message(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[TileStep, Array]]:
     """The part of a message that each step has, as elements of the dtype in which they are sent."""
+    # As `list_wave_steps` counts: each begins where the one before it ends, rounded to 16 bytes.
     at = 0
     for step in steps:
         end = at + step.copy.elements * step.wire.itemsize
@@ -473,6 +488,7 @@ def load_shardings(prepare: Callable[[], Prepared], about: str) -> Any:
     """
     several, failed = jax.process_count() > 1, None
     prepared: Prepared | None = None
+    # A process that cannot open its files says so to the others, which wait for it.
     try:
         prepared = prepare()
     except ReshardError as error:
@@ -480,6 +496,7 @@ def load_shardings(prepare: Callable[[], Prepared], about: str) -> Any:
             raise
         failed = error
     if several:
+        # Plans are equal where targets and files are, and unequal ones would exchange bytes for others.
         plan = "" if prepared is None else hashlib.sha256(prepared[0].to_json().encode()).hexdigest()[:16]
         agree_on_outcome(f"{about} by plan {plan}", failed)
     assert prepared is not None

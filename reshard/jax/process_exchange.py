@@ -45,6 +45,7 @@ def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[ByteLaunch]:
     [ByteLaunch(distances=(2,), nbytes=65536), ByteLaunch(distances=(), nbytes=0)]
     """
     longest = max((int(each.max(initial=0)) for each in amounts), default=0)
+    # Rounded up, so that waves of about the same length run one program.
     unit = -(-max(_LEAST, longest // _STEPS) // _LEAST) * _LEAST
     launches: list[ByteLaunch] = []
     for each in amounts:
@@ -58,6 +59,7 @@ class ProcessExchange:
     """The exchange between all processes of `jax.distributed`; `devices` are those of the platform to be used."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
+        # One device of each process is enough: a host has one memory, and its bytes leave it once.
         first = {device.process_index: device for device in reversed(devices)}
         self.processes = tuple(sorted(first))
         self.process = jax.process_index()
@@ -73,6 +75,7 @@ class ProcessExchange:
     def compile_launch(self, launch: ByteLaunch) -> Callable[..., Any]:
         """The program of a launch, compiled once."""
         if launch not in self._compiled:
+            # Words of 4 bytes: some platforms pad arrays of single bytes to four times their size.
             count = len(self.processes)
 
             def exchange(state: jax.Array, *messages: jax.Array) -> tuple[jax.Array, ...]:

@@ -56,9 +56,11 @@ def list_tile_copies(
     )
     copies: list[TileCopy] = []
     for message in exchange_messages(source, target, view):
+        # Other devices of the process have the same tile from this one.
         process = process_of[message.receiver]
         if far[process, tile_of(target, message.receiver)] != message.receiver:
             continue
+        # Requests are dealt among all who hold a tile; one that is in this memory need not come from elsewhere.
         tile = tile_of(source, message.sender)
         own = near.get((process, tile))
         sender = near[process_of[message.sender], tile] if own is None else own
