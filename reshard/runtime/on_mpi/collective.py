@@ -223,6 +223,14 @@ def _state_requests(team: Team, watch: Watch, request: str, error: Exception | N
     kind = "" if error is None else type(error).__name__
     mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
 
+    statements = [_Statement(*json.loads(text)) for text in gather_texts(team, watch, json.dumps(mine))]
+    team.calls = max(statement.calls for statement in statements)
+    return statements
+
+
+def gather_texts(team: Team, watch: Watch, text: str) -> list[str]:
+    """The text of each rank, on all of them."""
+
     def wait(request: MPI.Request) -> None:
         try:
             watch.until(request.Test)
@@ -230,15 +238,12 @@ def _state_requests(team: Team, watch: Watch, request: str, error: Exception | N
             _given_up.append(request)  # It is kept alive: MPI may still write to its buffers.
             raise
 
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    mine = np.frombuffer(text.encode(), np.uint8)
     sizes = np.empty(team.size, np.int64)
-    wait(team.comm.Iallgather(np.array([text.size], np.int64), sizes))
+    wait(team.comm.Iallgather(np.array([mine.size], np.int64), sizes))
     texts = np.empty(int(sizes.sum()), np.uint8)
-    wait(team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
-    parts = np.split(texts, np.cumsum(sizes)[:-1])
-    statements = [_Statement(*json.loads(part.tobytes())) for part in parts]
-    team.calls = max(statement.calls for statement in statements)
-    return statements
+    wait(team.comm.Iallgatherv(mine, [texts, sizes.tolist()]))
+    return [part.tobytes().decode() for part in np.split(texts, np.cumsum(sizes)[:-1])]
 
 
 _given_up: list[MPI.Request] = []
