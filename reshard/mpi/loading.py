@@ -11,6 +11,7 @@ argument, a file that is damaged, cut or gone, is an error on all, the same one,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -25,8 +26,10 @@ from reshard.plans.load_plan import LoadPlan, Wave
 from reshard.plans.plan import TreePlan
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_files.engine import CheckpointReader, ReadChecks, ReadCounts, WantedTiles
+from reshard.runtime.on_files.drivers import Missing
+from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
 from reshard.runtime.on_files.reader_thread import (
+    Progress,
     ReaderThread,
     gathered_name,
     list_staged,
@@ -35,11 +38,13 @@ from reshard.runtime.on_files.reader_thread import (
     view_direct_tile,
     view_staged_tile,
 )
+from reshard.runtime.on_files.sidecar import BlockChecks
 from reshard.runtime.on_mpi.collective import collective, digest_of, gather_texts, prepare_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.launches import Bundle, GivenTiles, Launch, clear_new, list_launches, run_launches
-from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile
+from reshard.show.load_progress import show_load_progress
 from reshard.types.layout import Layout
 from reshard.types.stored import Checkpoint
 
@@ -60,16 +65,16 @@ def load_on_ranks(
     request: str,
     open_checkpoint: Callable[[], Checkpoint],
     plan_load: Callable[[Checkpoint], LoadPlan],
-    find_checks: Callable[[Checkpoint], ReadChecks | None],
-    limit: float,
-    counts: ReadCounts,
-    progress: Callable[[int, int], object] | None = None,
+    find_checks: Callable[[Checkpoint], BlockChecks | None],
+    limit: float = TIME_LIMIT,
+    missing: Missing = "refuse",
+    counts: ReadCounts | None = None,
+    progress: bool = False,
 ) -> dict[str, Array | None]:
     """This rank's tile of each target, None where it has none.
 
     All ranks give the same `request`, what the call asks for as text. `open_checkpoint` is called on rank 0 alone, and
-    `limit` are the seconds that ranks wait for each other at each wave. `progress` is called on rank 0 with the bytes
-    that all have read, and the bytes of all.
+    `limit` are the seconds that ranks wait for each other at each wave. `progress` shows a bar on rank 0.
     """
     failed: ReshardError | None = None
     tiles: dict[str, Array | None] = {}
@@ -82,10 +87,18 @@ def load_on_ranks(
             ckpt = opened
             texts = gather_texts(team, watch, "" if opened is None else opened.to_json())
             ckpt = Checkpoint.from_json(texts[0]) if ckpt is None else ckpt
-            plan = raise_together(team, watch, partial(plan_load, ckpt), lambda plan: f"load {digest_of(plan.to_json())}")
+            plan = raise_together(
+                team, watch, partial(plan_load, ckpt), lambda plan: f"load {digest_of(plan.to_json())}"
+            )
             checks = raise_together(team, watch, partial(find_checks, ckpt), lambda checks: f"checks {checks is None}")
-            load = _RankLoad(team, watch, plan, CheckpointReader(ckpt, counts, checks))
-            tiles = load.run(progress)
+            load = _RankLoad(team, watch, plan, CheckpointReader(ckpt, counts, checks, missing))
+            with show_load_progress(progress and team.rank == 0, sum(plan.read_bytes.values())) as shown:
+                tiles = load.run(shown)
+            if checks is not None:
+                # Blocks of which several ranks have read a part: all add up what all have.
+                parts = [json.loads(text) for text in gather_texts(team, watch, json.dumps(checks.partials()))]
+                others = [part for rank, part in enumerate(parts) if rank != team.rank]
+                raise_together(team, watch, partial(checks.merge, others), lambda _: "sums")
             watch.renew()
         except _RaisedByAll as error:
             failed = error.error
@@ -95,7 +108,7 @@ def load_on_ranks(
 
 
 def raise_together(team: Team, watch: Watch, do: Callable[[], T], text: Callable[[T], str]) -> T:
-    """What `do` returns, once all ranks have done it and have the same text for it; an error on one is raised by all."""
+    """What `do` returns, once all ranks have done it and have the same text for it; all raise the error of any."""
     watch.renew()
     try:
         return prepare_together(team, watch, do, text)
@@ -117,10 +130,9 @@ class _RankLoad:
         shape, dtype = (2 * self._length,), np.dtype(np.uint8)
         self._buffer = team.arena.hold(self._place, shape, dtype) if self._place else np.empty(shape, dtype)
 
-    def run(self, progress: Callable[[int, int], object] | None) -> dict[str, Array | None]:
+    def run(self, progress: Progress) -> dict[str, Array | None]:
         """Reads and moves all waves; this rank's tiles."""
         team, watch, waves = self._team, self._watch, self._plan.waves
-        total, done = sum(self._plan.read_bytes.values()), 0
         with self._reader as reader, ReaderThread(reader) as thread:
             if waves:
                 thread.start(self._place_readings(0))
@@ -136,9 +148,7 @@ class _RankLoad:
 
                 raise_together(team, watch, read, lambda _: f"wave {number}")  # noqa: B023
                 self._move_wave(number, launches)
-                if progress is not None and team.rank == 0:
-                    done += sum(reading.layout.tile_bytes for reading in wave.readings)
-                    progress(min(done * team.size, total), total)
+                progress(reader.counts.bytes * team.size)  # Shares are even.
             raise_together(team, watch, reader.close, lambda _: "files")
         names = self._plan.targets
         return {name: None if self._seat(names[name]) is None else self._result(name).tile for name in names}
@@ -147,7 +157,7 @@ class _RankLoad:
         return seat_of(layout.mesh, self._team.rank, self._team.size)
 
     def _result(self, name: str) -> WindowTile:
-        """This rank's tile of a target, made when it is first asked for; what other ranks write into does not lie here."""
+        """This rank's tile of a target, made when it is first asked for, in private memory: no other rank needs it."""
         if name not in self._results:
             layout = self._plan.targets[name]
             if self._seat(layout) is None:
@@ -203,10 +213,7 @@ class _RankLoad:
         wave, staged = self._plan.waves[number], self._staged_tiles(number)
         packs = {reading.name for reading in wave.readings if reading.packed}
         for tree, each in zip(wave.trees, launches, strict=True):
-            if tree is wave.split_tree:
-                sources = self._split_packs(wave, staged)
-            else:
-                sources = staged
+            sources = self._split_packs(wave, staged) if tree is wave.split_tree else staged
             outs: dict[str, WindowTile] = {}
             for name, target in tree.target_of.items():
                 gathered = target in packs and tree is wave.tree
@@ -221,7 +228,7 @@ class _RankLoad:
 
     def _split_packs(self, wave: Wave, staged: Mapping[str, WindowTile]) -> dict[str, WindowTile]:
         """The tensors of gathered packs, whole on each rank, by their stored names."""
-        layouts = {} if wave.split_tree is None else wave.split_tree.source_layouts
+        layouts = dict[str, Layout]() if wave.split_tree is None else wave.split_tree.source_layouts
         tiles: dict[str, WindowTile] = {}
         for reading in wave.readings:
             for name, start in reading.packed:

@@ -140,7 +140,7 @@ def _list_packed_reads(
 
 def list_piece_strides(piece: StoredPiece) -> Sequence[int]:
     """How far apart neighbours along each dim are in a piece, in elements."""
-    return getattr(piece, "strides", None) or list_strides([stop - start for start, stop in piece.box])
+    return piece.strides or list_strides([stop - start for start, stop in piece.box])
 
 
 def _list_near_pieces(stored: Stored, bounds: Sequence[tuple[int, int]]) -> Iterator[StoredPiece]:
@@ -189,7 +189,7 @@ class SpanPart(NamedTuple):
     block: Block
 
 
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """Bytes `start` to `stop` of a file, all of which belong to some part; `straight` if these are long runs."""
 
     file: int
@@ -199,7 +199,7 @@ class Span(NamedTuple):
     straight: bool
 
 
-def list_spans(wanted: Iterable[tuple[int, int, Sequence[FileRead]]]) -> list[Span]:
+def list_spans(wanted: Iterable[tuple[int, int, Sequence[FileRead]]]) -> list[FileSpan]:
     """The spans of what some tiles want of raw pieces, given the number of each tile and the bytes of its elements.
 
     No two tiles want the same elements: of several that are alike, one reads.
@@ -223,24 +223,24 @@ def list_spans(wanted: Iterable[tuple[int, int, Sequence[FileRead]]]) -> list[Sp
                 by_piece.setdefault((piece.file, piece.offset), []).append(part)
     spans = [span for (file, _), parts in by_piece.items() for span in _span_parts(file, parts)]
     spans.sort(key=lambda span: (span.file, span.start))
-    joined: list[Span] = []
+    joined: list[FileSpan] = []
     for span in spans:
         last = joined[-1] if joined else None
         if last and (last.file, last.stop) == (span.file, span.start) and last.straight and span.straight:
-            joined[-1] = Span(last.file, last.start, span.stop, (*last.parts, *span.parts), True)
+            joined[-1] = FileSpan(last.file, last.start, span.stop, (*last.parts, *span.parts), True)
         else:
             joined.append(span)
     return joined
 
 
-def _span_parts(file: int, parts: Sequence[SpanPart]) -> list[Span]:
+def _span_parts(file: int, parts: Sequence[SpanPart]) -> list[FileSpan]:
     """The spans of some parts of one piece."""
     start = min(part.block.src for part in parts)
     stop = max(_end_of_part(part) for part in parts)
     nbytes = sum(part.block.elements * part.itemsize for part in parts)
     if nbytes == stop - start:
         runs = sum(map(count_part_runs, parts))
-        return [Span(file, start, stop, tuple(parts), runs <= len(parts) or nbytes >= SHORT * runs)]
+        return [FileSpan(file, start, stop, tuple(parts), runs <= len(parts) or nbytes >= SHORT * runs)]
     if not any(part.block.axes for part in parts):  # Elements that are wanted twice.
         return [span for part in parts for span in _span_parts(file, [part])]
     # Something is left out: row by row, as far as it takes.
@@ -252,7 +252,7 @@ def _span_parts(file: int, parts: Sequence[SpanPart]) -> list[Span]:
             for n in range(extent)
         )
     rows.sort(key=lambda row: row.block.src)
-    spans: list[Span] = []
+    spans: list[FileSpan] = []
     together: list[SpanPart] = []
     reach = 0
     for row in rows:
@@ -279,7 +279,7 @@ def count_part_runs(part: SpanPart) -> int:
     return runs
 
 
-def count_calls(spans: Iterable[Span]) -> int:
+def count_calls(spans: Iterable[FileSpan]) -> int:
     """How many calls of `preadv` read some spans."""
     calls = 0
     for span in spans:

@@ -16,7 +16,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -30,13 +29,14 @@ from reshard.lower.to_files.file_reads import (
     MOST_BYTES,
     SCRATCH,
     FileRead,
-    Span,
+    FileSpan,
     cut_part,
     list_reading_reads,
     list_spans,
 )
 from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.plans.load_plan import Reading
+from reshard.runtime.on_files.drivers import Driver, Missing, open_driver
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
 from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
 
@@ -62,6 +62,9 @@ class ReadChecks(Protocol):
     def add(self, file: int, offset: int, buffer: Any) -> None:
         """Bytes of a file from an offset on."""
 
+    def add_chunks(self, stored: Stored, box: Box, data: Array) -> None:
+        """The elements of whole chunks."""
+
 
 class _Tile(NamedTuple):
     """One tile of a call, as words of the size of its elements, with what it takes of each piece of which tensor."""
@@ -76,12 +79,19 @@ class CheckpointReader:
     `close` raises `FileError` if a file has changed since the checkpoint was opened. One thread at a time uses it.
     """
 
-    def __init__(self, ckpt: Checkpoint, counts: ReadCounts | None = None, checks: ReadChecks | None = None) -> None:
+    def __init__(
+        self,
+        ckpt: Checkpoint,
+        counts: ReadCounts | None = None,
+        checks: ReadChecks | None = None,
+        missing: Missing = "refuse",
+    ) -> None:
         self.ckpt = ckpt
         self.counts = ReadCounts() if counts is None else counts
         self._checks = checks
+        self._missing: Missing = missing
         self._files: dict[int, int] = {}
-        self._driver: Any = None
+        self._driver: Driver | None = None
         self._scratch: Array | None = None
 
     def read_tiles(self, wanted: Iterable[WantedTiles]) -> None:
@@ -107,7 +117,7 @@ class CheckpointReader:
         for tile, twin in copies:
             copy_view(tile, twin)
 
-    def _read_straight(self, span: Span, tiles: Sequence[_Tile]) -> None:
+    def _read_straight(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
         """Reads a span of long runs straight into its tiles."""
         buffers = [
             each for part in span.parts for each in _list_run_buffers(tiles[part.tile].words, part.block, part.itemsize)
@@ -127,7 +137,7 @@ class CheckpointReader:
             self._read_bytes(span.file, start, several)
             at = end
 
-    def _read_scattered(self, span: Span, tiles: Sequence[_Tile]) -> None:
+    def _read_scattered(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
         """Reads a span of short runs through a buffer."""
         scratch = self._buffer(min(SCRATCH, span.stop - span.start))
         for start in range(span.start, span.stop, SCRATCH):
@@ -178,8 +188,10 @@ class CheckpointReader:
 
     def _read_box(self, stored: Stored, box: Box, out: Array) -> None:
         if self._driver is None:
-            self._driver = import_module("reshard.runtime.on_files.drivers").open_driver(self.ckpt)
+            self._driver = open_driver(self.ckpt, self._missing)
         self._driver.read_box(stored, box, out)
+        if self._checks is not None:
+            self._checks.add_chunks(stored, box, out)
 
     def _buffer(self, nbytes: int) -> Array:
         """The reader's buffer, with room for some bytes."""
@@ -194,7 +206,7 @@ class CheckpointReader:
         if file is None:
             file = self._files[number] = open_stored_file(of)
             self.counts.files.add(number)
-        left: Sequence[Any] = buffers
+        left = buffers
         at, total = offset, sum(buffer.nbytes for buffer in buffers)
         while at < offset + total:
             try:
@@ -206,10 +218,10 @@ class CheckpointReader:
                 ) from None
             self.counts.calls += 1
             if count <= 0:
-                size = os.fstat(file).st_size
+                size, more = os.fstat(file).st_size, offset + total - at
                 raise FileError(
-                    f"{quoted(of.path)}{self._name_tensor(number, at)}: the file ends at byte {size}, and {offset + total - at} B "
-                    f"from byte {at} on are wanted: it had {of.size} B when it was opened, and was cut since; restore it"
+                    f"{quoted(of.path)}{self._name_tensor(number, at)}: the file ends at byte {size}, and {more} B "
+                    f"from byte {at} on are wanted: it had {of.size} B when it was opened, and was cut; restore it"
                 )
             at += count
             self.counts.bytes += count
@@ -342,10 +354,9 @@ def _list_run_buffers(words: Array, block: Block, size: int) -> Iterator[tuple[i
         yield block.src + sum(at * axis.src for at, axis in zip(index, axes, strict=True)), view[(*index, ...)]
 
 
-def _skip_bytes(buffers: Sequence[Any], count: int) -> Iterator[memoryview]:
+def _skip_bytes(buffers: Sequence[Array], count: int) -> Iterator[Array]:
     """What is left of some buffers behind their first bytes."""
     for buffer in buffers:
-        if (size := memoryview(buffer).nbytes) > count:
-            left = np.asarray(buffer).reshape(-1).view(np.uint8) if not isinstance(buffer, memoryview) else buffer
-            yield memoryview(left)[count:]
-        count = max(0, count - size)
+        if buffer.nbytes > count:
+            yield buffer.reshape(-1).view(np.uint8)[count:]
+        count = max(0, count - buffer.nbytes)

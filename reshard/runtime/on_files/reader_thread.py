@@ -58,7 +58,7 @@ def list_staged(wave: Wave) -> dict[str, Layout]:
     straight = {direct.reading for direct in wave.direct}
     packs = {reading.name for reading in wave.readings if reading.packed}
     staged = {reading.name: reading.layout for reading in wave.readings if reading.name not in straight}
-    ends = {} if wave.tree is None else wave.tree.target_layouts
+    ends = dict[str, Layout]() if wave.tree is None else wave.tree.target_layouts
     return staged | {gathered_name(name): ends[name] for name in ends if name in packs}
 
 
@@ -76,17 +76,8 @@ def place_staged(staged: Mapping[str, Layout], devices: int = 1) -> tuple[dict[s
     at = 0
     for name, layout in staged.items():
         places[name] = at
-        at += devices * round_to_aligned(layout.tile_bytes)
+        at += devices * (-(-layout.tile_bytes // ALIGNED) * ALIGNED)
     return places, at
-
-
-def round_to_aligned(nbytes: int) -> int:
-    """The bytes that a tile takes in a buffer.
-
-    >>> round_to_aligned(1), round_to_aligned(64)
-    (64, 64)
-    """
-    return -(-nbytes // ALIGNED) * ALIGNED
 
 
 def view_staged_tile(buffer: Array, place: int, layout: Layout) -> Array:
@@ -103,7 +94,9 @@ def view_direct_tile(target: Array, box: Box | None, shape: Sequence[int]) -> Ar
     part = target if box is None else target[tuple(slice(*ends) for ends in box)]
     view = part.reshape(shape)
     if view.size and not np.shares_memory(view, target):
-        raise PlanError(f"a reading with tiles of {shape} cannot be read into {quoted(box)} of a tile of {target.shape}")
+        raise PlanError(
+            f"a reading with tiles of {shape} cannot be read into {quoted(box)} of a tile of {target.shape}"
+        )
     return view
 
 
