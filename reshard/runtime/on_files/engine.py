@@ -167,7 +167,8 @@ class CheckpointReader:
                 or any(len(users[of.name, r.piece.box]) > 1 for of, r in coded)
             ):
                 continue
-            stored, around = coded[0][0], bound_boxes(boxes)
+            stored = coded[0][0]
+            around = tuple((min(d[0] for d in dim), max(d[1] for d in dim)) for dim in zip(*boxes, strict=True))
             extents = [stop - start for start, stop in around]
             elements = sum(block.elements for _, read in coded for block in read.blocks)
             # The tile is this box of its tensor, if it has its dims and as many elements as are taken.
@@ -225,8 +226,12 @@ class CheckpointReader:
                 )
             at += count
             self.counts.bytes += count
-            if at < offset + total:
-                left = list(_skip_bytes(left, count))
+            # The kernel may stop anywhere, at a signal or where it has no more at hand.
+            while left and left[0].nbytes <= count:
+                count -= left[0].nbytes
+                left = left[1:]
+            if left:
+                left = [left[0].reshape(-1).view(np.uint8)[count:], *left[1:]]
         if self._checks is not None:
             for buffer in buffers:
                 self._checks.add(number, offset, buffer)
@@ -310,15 +315,6 @@ def _check_unchanged(of: StoredFile, status: os.stat_result) -> None:
         )
 
 
-def bound_boxes(boxes: Iterable[Box]) -> Box:
-    """The least box around some boxes.
-
-    >>> bound_boxes([((0, 2), (4, 6)), ((2, 3), (4, 6))])
-    ((0, 3), (4, 6))
-    """
-    return tuple((min(d[0] for d in dim), max(d[1] for d in dim)) for dim in zip(*boxes, strict=True))
-
-
 def is_box_of_tile(reads: Sequence[tuple[Stored, FileRead]], box: Box, shape: Sequence[int]) -> bool:
     """Whether a tile of this shape begins with a box of the one tensor that it takes these pieces of."""
     if len(shape) != len(box) or any(stop - start > size for (start, stop), size in zip(box, shape, strict=True)):
@@ -352,11 +348,3 @@ def _list_run_buffers(words: Array, block: Block, size: int) -> Iterator[tuple[i
     axes = block.axes[:outer]
     for index in np.ndindex(*(axis.extent for axis in axes)):
         yield block.src + sum(at * axis.src for at, axis in zip(index, axes, strict=True)), view[(*index, ...)]
-
-
-def _skip_bytes(buffers: Sequence[Array], count: int) -> Iterator[Array]:
-    """What is left of some buffers behind their first bytes."""
-    for buffer in buffers:
-        if buffer.nbytes > count:
-            yield buffer.reshape(-1).view(np.uint8)[count:]
-        count = max(0, count - buffer.nbytes)

@@ -200,8 +200,13 @@ def raise_disagreement(team: Team, watch: Watch, request: str, error: Exception 
     """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
     of them, perhaps this rank's own `error`.
     """
+    # What each rank requested, or why it failed.
+    mine = _Statement(
+        type(error).__name__ if error else "", str(error), getattr(error, "smallest", 0), request, team.calls
+    )
     with report_failure(team):
-        statements = _state_requests(team, watch, request, error)
+        statements = [_Statement(*json.loads(text)) for text in gather_texts(team, watch, json.dumps(mine))]
+    team.calls = max(statement.calls for statement in statements)
     _raise_statements(statements, error)
 
 
@@ -216,16 +221,6 @@ class _Statement(NamedTuple):
     smallest: int
     request: str
     calls: int
-
-
-def _state_requests(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
-    """What each rank requested, or why it failed, once the digests differ."""
-    kind = "" if error is None else type(error).__name__
-    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
-
-    statements = [_Statement(*json.loads(text)) for text in gather_texts(team, watch, json.dumps(mine))]
-    team.calls = max(statement.calls for statement in statements)
-    return statements
 
 
 def gather_texts(team: Team, watch: Watch, text: str) -> list[str]:

@@ -74,11 +74,6 @@ def post_tile(held: WindowTile, out: WindowTile | None = None) -> Posted:
     return Posted(held.place, address, out.place, ABSENT if out.place == ABSENT else 1)
 
 
-def posted_by_rank(team: Team) -> dict[int, Posted]:
-    """What each rank of this node posted at the last agreement, this rank included."""
-    return {rank: Posted(*words[: len(NOWHERE)]) for rank, words in zip(team.members, team.posted(), strict=True)}
-
-
 def new_place(team: Team, watch: Watch, layout: Layout, nbytes: int) -> int:
     """The place of `nbytes` bytes on every rank of the node that has a tile of this layout; 0 if it has no room.
 
