@@ -84,6 +84,7 @@ def load_on_ranks(
 
     with collective(comm, limit, prepare, lambda _: request) as (team, watch, opened):
         try:
+            # Thousands of headers, each opened by a thousand ranks, would take a file system longer than the load.
             ckpt = opened
             texts = gather_texts(team, watch, "" if opened is None else opened.to_json())
             ckpt = Checkpoint.from_json(texts[0]) if ckpt is None else ckpt
@@ -125,6 +126,7 @@ class _RankLoad:
         self._team, self._watch, self._plan, self._reader = team, watch, plan, reader
         self._results: dict[str, WindowTile] = {}
         self._length = longest_buffers(plan)
+        # Two waves' worth of it: while ranks read in one, the next wave is read to the other.
         # Buffers in the node's memory, so that its ranks read in each other's; in private memory where it has no room.
         self._place = team.arena.take(2 * self._length, partial(team.gather, watch)) if self._length else 0
         shape, dtype = (2 * self._length,), np.dtype(np.uint8)
@@ -195,6 +197,7 @@ class _RankLoad:
                 tile = view_direct_tile(self._result(direct.target).tile, direct.box, reading.layout.tile_shape)
             else:
                 tile = staged[reading.name].tile
+            # One device a rank, by the number that its layout has for it.
             wanted.append((reading, {device: tile}))
         return wanted
 
@@ -202,6 +205,7 @@ class _RankLoad:
         """The launches of a tree into results that are there, compiled."""
         team = self._team
         launches = list_launches(tree, team.facts, apart=True)
+        # Most of a first call's time: it passes while files are read.
         for launch in launches:
             if isinstance(launch, Bundle):
                 for number in range(len(launch.routes[0])):
@@ -219,11 +223,14 @@ class _RankLoad:
                 gathered = target in packs and tree is wave.tree
                 outs[name] = staged[gathered_name(target)]._replace(place=0) if gathered else self._result(target)
             given = GivenTiles({name: sources[of] for name, of in tree.source_of.items()}, outs)
+            # What the plan promises beside results and waves is what buffers may take.
             self._team.pool.limit(self._plan.scratch_bytes)
             run_launches(self._team, self._watch, each, given, Account("uint8"))
+            # Launches leave out what stays on its rank.
             for name, plan in tree.plans.items():
                 if not plan.steps and outs[name].tile.size:
                     copy_view(view_as_words(outs[name].tile), view_as_words(given.tiles[name].tile))
+        # Nobody reads in this rank's buffer any more.
         self._team.settle(self._watch)
 
     def _split_packs(self, wave: Wave, staged: Mapping[str, WindowTile]) -> dict[str, WindowTile]:

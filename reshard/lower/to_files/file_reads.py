@@ -100,6 +100,7 @@ def _list_reads(stored: Stored, dims: Sequence[_DimRuns]) -> list[FileRead]:
         return []
     reads: list[FileRead] = []
     bounds = [(min(run[0] for run in dim.runs), max(run[0] + run[2] for run in dim.runs)) for dim in dims]
+    # Each dim gives its own blocks, of few runs, and the piece has their products.
     for piece in _list_near_pieces(stored, bounds):
         own = list_piece_strides(piece)
         factors: list[Factor] = []
@@ -151,6 +152,7 @@ def _list_near_pieces(stored: Stored, bounds: Sequence[tuple[int, int]]) -> Iter
             if all(a < high and low < b for (a, b), (low, high) in zip(piece.box, bounds, strict=True)):
                 yield piece
         return
+    # A grid of a million chunks is not walked: those that meet the box are a box of chunks.
     ranges = [range(low // chunk, -(-high // chunk)) for (low, high), chunk in zip(bounds, pieces.chunks, strict=True)]
     for indices in itertools.product(*ranges):
         number = 0
@@ -222,6 +224,7 @@ def list_spans(wanted: Iterable[tuple[int, int, Sequence[FileRead]]]) -> list[Fi
                 part = SpanPart(tile, size, Block(piece.offset + block.src * size, block.dst, tuple(axes)))
                 by_piece.setdefault((piece.file, piece.offset), []).append(part)
     spans = [span for (file, _), parts in by_piece.items() for span in _span_parts(file, parts)]
+    # Neighbours of a file may be of several tensors: their names do not matter to the file.
     spans.sort(key=lambda span: (span.file, span.start))
     joined: list[FileSpan] = []
     for span in spans:
@@ -238,6 +241,7 @@ def _span_parts(file: int, parts: Sequence[SpanPart]) -> list[FileSpan]:
     start = min(part.block.src for part in parts)
     stop = max(_end_of_part(part) for part in parts)
     nbytes = sum(part.block.elements * part.itemsize for part in parts)
+    # Parts do not overlap, so nothing is left out if they have as many bytes as there are.
     if nbytes == stop - start:
         runs = sum(map(count_part_runs, parts))
         return [FileSpan(file, start, stop, tuple(parts), runs <= len(parts) or nbytes >= SHORT * runs)]

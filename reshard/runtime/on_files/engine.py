@@ -99,6 +99,7 @@ class CheckpointReader:
         tiles: list[_Tile] = []
         copies: list[tuple[Array, Array]] = []
         for reading, of in wanted:
+            # Devices that replicate a tile have one copy each, and none of them reads what another has read.
             first: dict[object, Array] = {}
             for device, tile in of.items():
                 words = view_as_words(tile)
@@ -114,6 +115,7 @@ class CheckpointReader:
             else:
                 self._read_scattered(span, tiles)
         self._read_coded(tiles)
+        # When all is there: a tile may be read in several calls.
         for tile, twin in copies:
             copy_view(tile, twin)
 
@@ -123,6 +125,7 @@ class CheckpointReader:
             each for part in span.parts for each in _list_run_buffers(tiles[part.tile].words, part.block, part.itemsize)
         ]
         buffers.sort(key=lambda each: each[0])
+        # As many neighbours as a call takes, in calls one behind another.
         at = 0
         while at < len(buffers):
             start, end, several = buffers[at][0], at, list[Array]()
@@ -143,6 +146,7 @@ class CheckpointReader:
         for start in range(span.start, span.stop, SCRATCH):
             stop = min(span.stop, start + SCRATCH)
             self._read_bytes(span.file, start, [scratch[: stop - start]])
+            # Each part has its elements in the order of the file, so that those of the buffer are a range of them.
             for part in span.parts:
                 words = tiles[part.tile].words
                 for block in cut_part(part, start, stop):
@@ -157,6 +161,7 @@ class CheckpointReader:
             for stored, read in tile.reads:
                 if not read.piece.raw:
                     users.setdefault((stored.name, read.piece.box), []).append((tile, stored, read))
+        # Libraries decode chunks of one request beside each other: a tile of many chunks is one request.
         whole: set[tuple[str, Box]] = set()
         for tile in tiles:
             coded = [(stored, read) for stored, read in tile.reads if not read.piece.raw]
@@ -178,6 +183,7 @@ class CheckpointReader:
         for at, several in users.items():
             if at in whole:
                 continue
+            # A chunk that several tiles share, or that a tile has a part of.
             (tile, stored, read), box = several[0], at[1]
             shape, words = tuple(stop - start for start, stop in box), tile.words
             nbytes = math.prod(shape) * words.itemsize
@@ -207,7 +213,7 @@ class CheckpointReader:
         if file is None:
             file = self._files[number] = open_stored_file(of)
             self.counts.files.add(number)
-        left = buffers
+        left: list[Array] = list(buffers)
         at, total = offset, sum(buffer.nbytes for buffer in buffers)
         while at < offset + total:
             try:
@@ -228,10 +234,10 @@ class CheckpointReader:
             self.counts.bytes += count
             # The kernel may stop anywhere, at a signal or where it has no more at hand.
             while left and left[0].nbytes <= count:
-                count -= left[0].nbytes
-                left = left[1:]
+                count -= left.pop(0).nbytes
             if left:
-                left = [left[0].reshape(-1).view(np.uint8)[count:], *left[1:]]
+                left[0] = left[0].reshape(-1).view(np.uint8)[count:]
+        # In this thread: the bytes are in its caches, and nobody waits for it but the next read.
         if self._checks is not None:
             for buffer in buffers:
                 self._checks.add(number, offset, buffer)
@@ -257,6 +263,7 @@ class CheckpointReader:
                 self.counts.calls += counted[1]
             for file in files.values():
                 closing.callback(os.close, file)
+            # A file that somebody wrote to meanwhile may have given some of both.
             for number, file in files.items():
                 _check_unchanged(self.ckpt.files[number], os.fstat(file))
 
@@ -293,6 +300,7 @@ def read_tiles(
 
 def open_stored_file(of: StoredFile) -> int:
     """The descriptor of a file, opened to be read; raises `FileError` if it is not the one that it was."""
+    # What has become a pipe must not make this wait for its writer.
     try:
         file = os.open(of.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -332,6 +340,7 @@ def is_box_of_tile(reads: Sequence[tuple[Stored, FileRead]], box: Box, shape: Se
 
 def _list_run_buffers(words: Array, block: Block, size: int) -> Iterator[tuple[int, Array]]:
     """The runs of a block as bytes of the file where they begin, and where they go in the tile's memory."""
+    # Axes may be joined where the tile is C-ordered; else each stays within one dim, whose stride it has.
     if words.flags.c_contiguous:
         block = fuse_axes(Block(block.src, block.dst * size, tuple(a._replace(dst=a.dst * size) for a in block.axes)))
         block = block._replace(dst=block.dst // size, axes=tuple(a._replace(dst=a.dst // size) for a in block.axes))

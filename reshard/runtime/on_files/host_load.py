@@ -73,6 +73,7 @@ def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress
     length = longest_buffers(plan, devices)
     buffers = [np.empty(length, np.uint8) for _ in range(min(2, len(plan.waves)))]
 
+    # Tiles of all devices lie in a buffer, one device behind another, as those of one do in a rank's.
     def place_wave(number: int) -> tuple[dict[str, Tiles], list[WantedTiles]]:
         """Where the tiles of a wave lie, by name, and where its readings are read to."""
         wave = plan.waves[number]

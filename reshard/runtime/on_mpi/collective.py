@@ -115,13 +115,12 @@ def collective(
             thread = f", in thread {threading.current_thread().name}" if turns.mixed else ""
             return f"{request(value)}{thread}"
 
-        def posted_alone(value: T) -> Posted:
-            return Posted(int(turns.is_here and alone is not None and alone(team, value)), 0, 0, ABSENT)
-
         if ahead is not None:
             with report_failure(team):
                 ahead(team, watch)
-        value = prepare_together(team, watch, checked, described, posting if alone is None else posted_alone)
+        if alone is not None:
+            posting = lambda value: Posted(int(turns.is_here and alone(team, value)), 0, 0, ABSENT)  # noqa: E731
+        value = prepare_together(team, watch, checked, described, posting)
         ended = alone is not None and team.shared  # All ranks have posted that they need not meet again.
         with report_failure(team):
             yield Agreed(team, watch, value)

@@ -83,12 +83,6 @@ def new_place(team: Team, watch: Watch, layout: Layout, nbytes: int) -> int:
     return team.arena.take(nbytes, partial(team.gather, watch), members) if members else ABSENT
 
 
-def has_place(team: Team, layout: Layout, nbytes: int) -> bool:
-    """Whether `new_place` has a place at hand, so that no rank of the node needs new memory, shared or private."""
-    members = members_with_tile(team, layout)
-    return not members or team.arena.has_room(nbytes, members)
-
-
 def members_with_tile(team: Team, layout: Layout) -> tuple[int, ...]:
     """The ranks of this node that have a tile of a layout, by their numbers in the node."""
     if layout.mesh.size == team.size:
