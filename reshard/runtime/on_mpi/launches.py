@@ -117,8 +117,8 @@ def list_hops(plan: Plan, several: bool) -> Hops | None:
     for step in plan.steps:
         ends, through = (step.operand, step.result), step.mode.view
         fills = step.mode.fills
-        if step.mode == StepMode(relay=True, view=through):
-            hops += (Hop(*ends, MoveForm(half, through), fills) for half in (FIRST, SECOND))
+        if step.mode._replace(gathers=False) == StepMode(relay=True, view=through):
+            hops += (Hop(*ends, MoveForm(half, through, step.mode.gathers), fills) for half in (FIRST, SECOND))
         elif step.mode == PLAIN and step.kind in _STRAIGHT:
             hops.append(Hop(*ends))
         elif step.mode == StepMode(view=through) and step.kind == "exchange":
