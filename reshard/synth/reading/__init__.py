@@ -1,7 +1,9 @@
 """Who reads what of stored tensors: `plan_reading`, which makes a `LoadPlan`.
 
 as_read     the layout in which one tensor is read: near where it is wanted, in few runs, coded chunks whole
-waves       all of a load: small tensors packed, readings in waves, the tree of moves of each
+packs       small tensors as one array
+slabs       a large tensor in parts that a wave has room for
+waves       all of a load: who reads what, in which wave, and the tree of moves of each
 """
 
 from reshard.synth.reading.as_read import ReadOptions as ReadOptions

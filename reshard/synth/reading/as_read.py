@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from reshard.geometry.view_layouts import split_over_atoms
+from reshard.geometry.view_layouts import invert_view, split_over_atoms
 from reshard.plans.rules.bounds import lower_bound
 from reshard.types import dtypes
 from reshard.types.dims import Digit, Dim, fit_digits
@@ -39,11 +40,15 @@ READ_SIZE = 1 << 20
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a caller asks of a load: see `reshard.files.plan_load`. `wave` is None where the budget decides."""
+    """What a caller asks of a load: see `reshard.files.plan_load`. `wave` is None where the budget decides.
+
+    With `writing`, what a move has as target is where an array is, and it is written in the layout that is chosen.
+    """
 
     read_size: int = READ_SIZE
     wave: int | None = None
     budget: int | None = None
+    writing: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,22 @@ class Readers:
             )
         return self._inside[key]
 
+    def list_crossing(self, mesh: Mesh) -> list[SubAxis]:
+        """The prime sub-axes of a mesh along which processes differ, in the order of its axes."""
+        return [axis for axis in list_idle_axes(mesh, ()) if not self.is_inside(mesh, axis)]
+
+    def count_devices(self, mesh: Mesh) -> int:
+        """The most devices of a mesh in one process."""
+        if self.process_of is None:
+            return 1
+        return max(Counter(self.list_processes(mesh)).values())
+
+    def list_processes(self, mesh: Mesh) -> Sequence[int]:
+        """The process of the device at each position of a mesh."""
+        if self.process_of is None:
+            return mesh.devices
+        return [self.process_of[device] for device in mesh.devices]
+
 
 def choose_as_read(
     stored: Stored, move: Move, process_of: Mapping[int, int] | None, options: ReadOptions, most: int | None = None
@@ -79,7 +100,18 @@ def choose_as_read(
     >>> print(choose_as_read(stored, move, None, ReadOptions()))
     bf16[{tp}{rep}1024, 4096]
     """
-    return place_readers(stored, move, Readers(process_of), options, most)
+    placed = place_readers(stored, move, Readers(process_of), options, most)
+    return leave_out(placed.layout, placed.dropped)
+
+
+class PlacedReaders(NamedTuple):
+    """Who reads a tensor: a layout on the target's mesh, of which devices at one coordinate along each of the `dropped`
+    axes read; how many processes do, and in how many runs each."""
+
+    layout: Layout
+    dropped: tuple[SubAxis, ...]
+    processes: int
+    runs: int
 
 
 class CuttableArray(NamedTuple):
@@ -99,29 +131,36 @@ class CuttableArray(NamedTuple):
 
 def place_readers(
     stored: Stored, move: Move, readers: Readers, options: ReadOptions, most: int | None = None
-) -> Layout:
-    """`choose_as_read`, for readers that are known; devices that read nothing are left out of its mesh."""
+) -> PlacedReaders:
+    """What `choose_as_read` chooses, for readers that are known."""
     mesh, own = move.target.mesh, list_own_axes(move)
-    what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, _list_idle(mesh, own))
-    best: tuple[float, Layout] | None = None
+    what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, list_idle_axes(mesh, own))
+    best: tuple[float, PlacedReaders] | None = None
+    every = math.prod(axis.size for axis in (*itertools.chain(*own), *what.idle) if not readers.is_inside(mesh, axis))
     seen = set[Layout]()
     for by_dim, dropped in _list_placings(what, readers, most):
         dims = [
             fit_digits([*(Digit(axis.size, axis) for axis in axes), Digit(_piece_size(size, unit, axes), None)], size)
             for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True)
         ]
-        layout = _leave_out(Layout(mesh, tuple(dims), what.dtype), dropped)
+        layout = Layout(mesh, tuple(dims), what.dtype)
         if layout in seen:
             continue
         seen.add(layout)
-        runs, nbytes, share = _measure_reads(stored, what, by_dim, readers)
-        if best is None and layout == move.target and runs * options.read_size <= max(nbytes, options.read_size):
-            return layout  # Whoever needs it reads it, in few runs: nothing is better.
+        runs, nbytes, pieces = _measure_reads(stored, what, by_dim, readers)
+        placed = PlacedReaders(layout, tuple(dropped), min(every, pieces), runs)
+        few = runs * options.read_size <= max(nbytes, options.read_size)
+        if best is None and layout == move.target and not dropped and few:
+            return placed  # Whoever needs it reads it, in few runs: nothing is better.
         # A read costs as much as the bytes that take as long, and readers that have none leave time to the others.
-        received = lower_bound(layout, move.target, None if move.view.plain else move.view)
-        cost = nbytes + runs * share * options.read_size + received
+        view, there = (None if move.view.plain else move.view), leave_out(layout, dropped)
+        if options.writing:
+            received = lower_bound(move.target, there, None if view is None else invert_view(view))
+        else:
+            received = lower_bound(there, move.target, view)
+        cost = nbytes + runs * placed.processes / every * options.read_size + received
         if best is None or cost < best[0]:
-            best = cost, layout
+            best = cost, placed
     assert best is not None
     return best[1]
 
@@ -151,7 +190,7 @@ def list_own_axes(move: Move) -> tuple[tuple[SubAxis, ...], ...]:
             ]
             for dim in view.source
         ]
-    return tuple(tuple(part for axis in axes for part in _split_axis(axis)) for axes in held)
+    return tuple(tuple(part for axis in axes for part in split_axis(axis)) for axes in held)
 
 
 def list_units(stored: Stored) -> tuple[int, ...]:
@@ -171,7 +210,7 @@ def list_units(stored: Stored) -> tuple[int, ...]:
     return tuple(max(1, unit) for unit in units)
 
 
-def _split_axis(axis: SubAxis) -> list[SubAxis]:
+def split_axis(axis: SubAxis) -> list[SubAxis]:
     """A sub-axis as prime ones, major first."""
     parts: list[SubAxis] = []
     pre = axis.pre
@@ -181,16 +220,16 @@ def _split_axis(axis: SubAxis) -> list[SubAxis]:
     return parts
 
 
-def _list_idle(mesh: Mesh, own: Sequence[Sequence[SubAxis]]) -> tuple[SubAxis, ...]:
+def list_idle_axes(mesh: Mesh, own: Sequence[Sequence[SubAxis]]) -> tuple[SubAxis, ...]:
     """The prime sub-axes of a mesh that are not used, in the order of its axes."""
     # What lies before, between and after the sub-axes that are used, each with the prefix where it starts.
     idle: list[SubAxis] = []
     for name, size in mesh.axes.items():
         pre = 1
         for used in sorted((axis for axes in own for axis in axes if axis.axis == name), key=lambda axis: axis.pre):
-            idle += _split_axis(SubAxis(name, pre, used.pre // pre))
+            idle += split_axis(SubAxis(name, pre, used.pre // pre))
             pre = used.pre * used.size
-        idle += _split_axis(SubAxis(name, pre, size // pre))
+        idle += split_axis(SubAxis(name, pre, size // pre))
     return tuple(idle)
 
 
@@ -250,39 +289,39 @@ MOST_RUNS = 64
 
 def _measure_reads(
     stored: Stored, what: CuttableArray, by_dim: Sequence[Sequence[SubAxis]], readers: Readers
-) -> tuple[int, int, float]:
-    """The runs and bytes of a process that reads most, and the share of processes that read at all."""
-    # What a process reads is what its devices have together: axes inside it cut nothing.
-    extents: list[int] = []
+) -> tuple[int, int, int]:
+    """The runs and bytes of a process that reads most, and for how many processes there are pieces."""
+    # What a process reads is what its devices have together: an axis inside it cuts nothing, but parts its rows where
+    # an axis below it is of other processes.
+    extents, runs = list[int](), 1
     for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True):
-        crossing = [axis for axis in axes if not readers.is_inside(what.mesh, axis)]
-        extents.append(_piece_size(size, unit, crossing))
+        inside = [readers.is_inside(what.mesh, axis) for axis in axes]
+        extents.append(_piece_size(size, unit, [axis for axis, one in zip(axes, inside, strict=True) if not one]))
+        last = max((at for at, one in enumerate(inside) if not one), default=0)
+        runs *= math.prod(axis.size for axis, one in zip(axes[:last], inside[:last], strict=True) if one)
     pieces = math.prod(-(-size // extent) for size, extent in zip(what.shape, extents, strict=True) if extent)
-    processes = math.prod(
-        axis.size for axis in (*itertools.chain(*what.own), *what.idle) if not readers.is_inside(what.mesh, axis)
-    )
     nbytes = dtypes.nbytes(math.prod(extents), what.dtype)
     # Where pieces form no grid, the first stands for all.
     chunks = stored.chunks
     if chunks is None and len(stored.pieces):
         chunks = tuple(stop - start for start, stop in stored.pieces[0].box)
     chunks = chunks or what.shape
-    runs = math.prod(-(-extent // chunk) for extent, chunk in zip(extents, chunks, strict=True) if chunk)
+    runs *= math.prod(-(-extent // chunk) for extent, chunk in zip(extents, chunks, strict=True) if chunk)
     if all(unit == 1 for unit in what.units):
         # Of each piece, rows before the last dim that is cut.
         part = [min(extent, chunk) for extent, chunk in zip(extents, chunks, strict=True)]
         last = max((at for at, chunk in enumerate(chunks) if part[at] < chunk), default=0)
         runs *= math.prod(part[:last])
-    return runs, nbytes, min(1.0, pieces / processes)
+    return runs, nbytes, pieces
 
 
-def _leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Layout:
+def leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Layout:
     """The layout on those devices alone that are at one coordinate along each of the dropped sub-axes.
 
     `turn` numbers these coordinates.
 
     >>> mesh = Mesh(x=4, y=2)
-    >>> left = _leave_out(Layout.parse("f32[{x:(1)2}4, 3]", mesh), [mesh.sub_axis("x:(2)2"), mesh.sub_axis("y")], 3)
+    >>> left = leave_out(Layout.parse("f32[{x:(1)2}4, 3]", mesh), [mesh.sub_axis("x:(2)2"), mesh.sub_axis("y")], 3)
     >>> str(left), left.mesh.devices
     ('f32[{x.1}4, 3]', (3, 7))
     """

@@ -1,36 +1,93 @@
 """`plan_reading`: stored tensors in the layouts in which they are read, in waves, each with its tree of moves.
 
-tensors        each in the layout that `as_read` chooses
-packs          small ones as one array, gathered once and split on each device
-waves          in the order of files, as many bytes as a wave may stage
-trees          what a wave moves is an ordinary `plan_tree`
+    tensors        each in the layout that `as_read` chooses
+    readers        fewer of those that would read least, where there would be more reads than bytes / read_size
+    packs          small ones as one array, gathered once and split on each device (`packs`)
+    slabs          large ones in parts that a wave has room for (`slabs`)
+    waves          in the order of files, as many bytes as a wave may stage
+    trees          what a wave moves is an ordinary `plan_tree`
+
+A read of less than `read_size` bytes is made where more readers have each a part of what they need, as long as all
+reads together are as few as if none were: bytes / read_size, and one for each reader of each file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from reshard.errors import BudgetError
+from reshard.geometry.holders import piece_columns
+from reshard.geometry.overlap import piece_extents
 from reshard.plans.load_plan import DirectRead, LoadPlan, ReaderFigures, Reading, Wave, sum_by_process
+from reshard.plans.plan import TreePlan
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
 from reshard.synth.planner import find_tree_plan
-from reshard.synth.reading.as_read import Readers, ReadOptions, place_readers
+from reshard.synth.reading.as_read import (
+    PlacedReaders,
+    Readers,
+    ReadOptions,
+    leave_out,
+    list_units,
+    place_readers,
+    split_axis,
+)
+from reshard.synth.reading.packs import is_flat, pack_tensors
+from reshard.synth.reading.slabs import cut_slabs
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.move import Move
-from reshard.types.stored import Stored
+from reshard.types.stored import NO_FILE, ChunkGrid, Stored
+from reshard.types.units import counted
 
 WAVE = 64 << 20
 """The bytes of readings in a process that a wave stages, where nobody says."""
 
+LEAST_WAVE = 1 << 18
+"""The least that a wave is tried with for a budget."""
+
+SMALL = 16
+"""A tensor is packed if its devices receive at most a part in this many of `read_size` that they do not need."""
+
+PACKED_SHARE = 50
+"""What devices receive of packs that they do not need is at most one part in this many of the results."""
+
+
+@dataclass(frozen=True)
+class ReadTensor:
+    """A stored tensor, the moves that read it, by name, who reads it, and where in the order of files it comes."""
+
+    stored: Stored
+    moves: Mapping[str, Move]
+    placed: PlacedReaders
+    at: tuple[int, int]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh on which it is read, as that of its targets."""
+        return self.placed.layout.mesh
+
 
 @dataclass(frozen=True)
 class ReadItem:
-    """A reading and the moves from it, by name, with the target that each fills."""
+    """A reading, how it is read straight into a target, or else its moves, by name, and what these fill."""
 
     reading: Reading
+    at: tuple[int, int]
     moves: Mapping[str, Move]
     fills: Mapping[str, str]
-    at: tuple[int, int]
+    direct: DirectRead | None = None
+    tensors: tuple[ReadTensor, ...] = ()
+
+    @property
+    def staged(self) -> list[Layout]:
+        """The layouts of what it stages beside targets: of a pack, what is gathered too."""
+        return [] if self.direct else [self.reading.layout, *(m.target for m in self.moves.values() if self.tensors)]
 
 
 def plan_reading(
@@ -45,66 +102,351 @@ def plan_reading(
     """The plan of a load: `moves` by name, each from the stored tensor `sources[name]` to the target `fills[name]`.
 
     Where `sources` or `fills` do not have a move, these are of its own name. Equal arguments give equal plans in every
-    process.
+    process. Raises `BudgetError`, with the smallest budget that works.
     """
-    # Moves by the tensor that they read: it is read once, whatever their number.
     readers = Readers(process_of)
-    of_tensor: dict[str, list[str]] = {}
-    for name in moves:
-        of_tensor.setdefault(sources.get(name, name), []).append(name)
-    items: list[ReadItem] = []
-    for tensor, names in of_tensor.items():
+    filled = {name: fills.get(name, name) for name in moves}
+    # Moves by the tensor that they read: it is read once, whatever their number.
+    of_tensor: dict[str, dict[str, Move]] = {}
+    for name, move in moves.items():
+        of_tensor.setdefault(sources.get(name, name), {})[name] = move
+    placed = place_tensors([(stored[name], named) for name, named in of_tensor.items()], readers, options)
+    tensors, packed = pick_packed(placed, filled, readers, options)
+    tensors = reduce_readers(tensors, packed, readers, options)
+    turned = turn_readers(tensors, readers)
+    least: LoadPlan | None = None
+    size = options.wave or WAVE
+    while True:
+        items = [*pack_items(packed, readers, size), *list_items(turned, filled, readers, size)]
+        # In the order of files, so that what is read next is what comes next in them.
+        items.sort(key=lambda item: item.at)
+        waves = [make_wave(part, filled, readers, network) for part in cut_waves(items, readers, size)]
+        targets = {filled[name]: move.target for name, move in moves.items()}
+        figures = count_reads(items, {each.stored.name: each for each in (*tensors, *packed)}, readers)
+        asked = sum(count_asked(each, readers) for each in (*tensors, *packed))
+        listed = [stored[name].pieces for name in of_tensor if not isinstance(stored[name].pieces, ChunkGrid)]
+        files = {piece.file for pieces in listed for piece in pieces if piece.file != NO_FILE}
+        total = sum(stored[name].stored_bytes for name in of_tensor)
+        plan = LoadPlan(targets, tuple(waves), process_of, figures, total, asked, len(files))
+        if options.budget is None or plan.peak_bytes <= options.budget:
+            return plan
+        # Half the wave, half the staging and half the buffers of its moves, until slabs can be no thinner.
+        least = plan if least is None or plan.peak_bytes < least.peak_bytes else least
+        if options.wave is not None or size <= LEAST_WAVE:
+            raise BudgetError(
+                f"budget {options.budget} B is too small to load {counted(len(of_tensor), 'tensor')}: results take "
+                f"{least.result_bytes} B in a process, two waves {least.staging_bytes} B, buffers "
+                f"{least.scratch_bytes} B; the smallest that works is {least.peak_bytes} B",
+                least.peak_bytes,
+            )
+        size //= 2
+
+
+def place_tensors(
+    tensors: Sequence[tuple[Stored, Mapping[str, Move]]], readers: Readers, options: ReadOptions
+) -> list[ReadTensor]:
+    """Each tensor near where most of it goes; those that are alike are placed once."""
+    known: dict[object, PlacedReaders] = {}
+    made: list[ReadTensor] = []
+    for stored, named in tensors:
         # Several moves may read one tensor: it is read near where most of it goes.
-        largest = max(names, key=lambda name: moves[name].target.tile_bytes)
-        layout = place_readers(stored[tensor], moves[largest], readers, options)
-        read = {name: Move(layout, moves[name].target, moves[name].view, cast=moves[name].cast) for name in names}
-        first = stored[tensor].pieces[0] if len(stored[tensor].pieces) else None
-        at = (0, 0) if first is None else (first.file, first.offset)
-        items.append(ReadItem(Reading(tensor, tensor, None, layout), read, {n: fills.get(n, n) for n in names}, at))
-    # In the order of files, so that what is read next is what comes next in them.
-    items.sort(key=lambda item: item.at)
-    waves: list[Wave] = []
-    staged: list[ReadItem] = []
-    for item in items:
-        staged.append(item)
-        if count_staging(staged, process_of) > (options.wave or WAVE) and len(staged) > 1:
-            waves.append(make_wave(staged[:-1], process_of, network))
-            staged = [item]
-    if staged:
-        waves.append(make_wave(staged, process_of, network))
-    targets = {fills.get(name, name): move.target for name, move in moves.items()}
-    read = {name: stored[name] for name in of_tensor}
-    totals = sum_by_process((item.reading.layout for item in items), process_of)
-    figures = {process: ReaderFigures(size, len(items), 1) for process, size in totals.items()}
-    files = {piece.file for each in read.values() for piece in each.pieces[:1]}
-    stored_bytes = sum(each.stored_bytes for each in read.values())
-    return LoadPlan(targets, tuple(waves), process_of, figures, stored_bytes, stored_bytes, len(files))
+        largest = max(named.values(), key=lambda move: move.target.tile_bytes)
+        first = stored.pieces[0] if len(stored.pieces) else None
+        kind = len(stored.pieces) if stored.chunks is None else stored.chunks
+        key = stored.shape, stored.dtype, kind, list_units(stored), largest.target, largest.view
+        if key not in known or (stored.chunks is None and len(stored.pieces) > 1):
+            known[key] = place_readers(stored, largest, readers, options)
+        made.append(ReadTensor(stored, named, known[key], (0, 0) if first is None else (first.file, first.offset)))
+    return made
 
 
-def count_staging(items: Sequence[ReadItem], process_of: Mapping[int, int] | None) -> int:
-    """The bytes of readings that are not read straight into targets, in the process that has most of them."""
-    layouts = [item.reading.layout for item in items if not find_direct(item)]
-    return max(sum_by_process(layouts, process_of).values(), default=0)
+def pick_packed(
+    tensors: Sequence[ReadTensor], filled: Mapping[str, str], readers: Readers, options: ReadOptions
+) -> tuple[list[ReadTensor], list[ReadTensor]]:
+    """The tensors that are read on their own, and those that are packed.
+
+    A pack is gathered whole, so that devices receive what they do not need of it: nothing of what the target
+    replicates, and else little, of each tensor and of all together.
+    """
+    results = Counter[Mesh]()
+    for target in {filled[name]: move.target for each in tensors for name, move in each.moves.items()}.values():
+        results[target.mesh] += target.tile_bytes
+    excess: list[tuple[int, int]] = []
+    for at, each in enumerate(tensors):
+        meshes = {move.target.mesh for move in each.moves.values()}
+        readers_of = math.prod(axis.size for axis in readers.list_crossing(each.mesh))
+        whole, size = each.stored.nbytes, math.prod(each.stored.shape)
+        small = whole < readers_of * options.read_size and whole <= WAVE // 8
+        plain = len(meshes) == 1 and size and not any(move.target.partial for move in each.moves.values())
+        if readers_of == 1 or not small or not plain:
+            continue
+        needed = sum(math.prod(move.target.tile_shape) for move in each.moves.values())
+        beyond = max(0, whole - dtypes.nbytes(needed, each.stored.dtype))
+        if beyond <= options.read_size // SMALL:
+            excess.append((beyond, at))
+    packed, used = set[int](), Counter[Mesh]()
+    for beyond, at in sorted(excess):
+        mesh = tensors[at].mesh
+        used[mesh] += beyond
+        if used[mesh] * PACKED_SHARE <= results[mesh] or not beyond:
+            packed.add(at)
+    alone = [each for at, each in enumerate(tensors) if at not in packed]
+    return alone, [each for at, each in enumerate(tensors) if at in packed]
 
 
-def find_direct(item: ReadItem) -> DirectRead | None:
-    """How a reading is read straight into its target, None if it has to move."""
-    if len(item.moves) != 1:
+def reduce_readers(
+    tensors: Sequence[ReadTensor], packed: Sequence[ReadTensor], readers: Readers, options: ReadOptions
+) -> list[ReadTensor]:
+    """Fewer readers of the tensors whose parts are smallest, until there are few enough reads in all."""
+    every = {process for mesh in {each.mesh for each in tensors} for process in readers.list_processes(mesh)}
+    files = {piece.file for each in (*tensors, *packed) for piece in each.stored.pieces[:1]}
+    allowed = len(every) * len(files)
+    for each in (*tensors, *packed):
+        raw = all(unit == 1 for unit in list_units(each.stored))
+        allowed += each.stored.nbytes // options.read_size if raw else len(each.stored.pieces)
+    made = list(tensors)
+    reads = sum(each.placed.processes * each.placed.runs for each in tensors) + len(packed) + len(every)
+    smallest = sorted(range(len(made)), key=lambda at: made[at].stored.nbytes / max(1, made[at].placed.processes))
+    known: dict[object, PlacedReaders] = {}
+    for at in smallest:
+        if reads <= allowed:
+            break
+        each = made[at]
+        most = max(1, each.stored.nbytes // options.read_size)
+        if most >= each.placed.processes:
+            continue
+        largest = max(each.moves.values(), key=lambda move: move.target.tile_bytes)
+        key = each.stored.shape, each.stored.dtype, each.stored.chunks, largest.target, largest.view, most
+        if key not in known:
+            known[key] = place_readers(each.stored, largest, readers, options, most)
+        made[at] = replace(each, placed=known[key])
+        reads += known[key].processes * known[key].runs - each.placed.processes * each.placed.runs
+    return made
+
+
+def turn_readers(tensors: Sequence[ReadTensor], readers: Readers) -> list[tuple[ReadTensor, Layout]]:
+    """Each tensor with the layout in which it is read: where only some devices do, those that have least to read."""
+    loads: defaultdict[int, int] = defaultdict(int)
+    layouts: list[Layout] = [each.placed.layout for each in tensors]
+    # The largest first, as each goes to whoever has least so far.
+    some = [at for at, each in enumerate(tensors) if each.placed.dropped]
+    for at in sorted(some, key=lambda at: -tensors[at].stored.nbytes):
+        placed = tensors[at].placed
+        turns = math.prod(axis.size for axis in placed.dropped)
+        every = [leave_out(placed.layout, placed.dropped, turn) for turn in range(turns)]
+        members = [readers.list_processes(layout.mesh) for layout in every]
+        turn = min(range(turns), key=lambda turn: max(loads[process] for process in members[turn]))
+        layouts[at] = every[turn]
+        for process in members[turn]:
+            loads[process] += every[turn].tile_bytes
+    return list(zip(tensors, layouts, strict=True))
+
+
+def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int) -> Iterator[ReadItem]:
+    """The packs: of tensors of one mesh and one dtype, all flat or none, as large as half a wave."""
+    groups: defaultdict[tuple[Mesh, str, bool], list[ReadTensor]] = defaultdict(list)
+    for each in packed:
+        groups[each.mesh, each.stored.dtype, is_flat(each.stored)].append(each)
+    number = 0
+    for (mesh, dtype, _), members in groups.items():
+        devices = max(Counter(readers.list_processes(mesh)).values())
+        most = max(1, size * 4 // devices // dtypes.bits(dtype))
+        members.sort(key=lambda each: each.at)
+        totals = itertools.accumulate(math.prod(each.stored.shape) for each in members)
+        parts = itertools.groupby(zip(members, totals, strict=True), key=lambda pair: (pair[1] - 1) // most)
+        for _, part in parts:
+            tensors = tuple(each for each, _ in part)
+            pack = pack_tensors([each.stored for each in tensors], mesh, readers.list_crossing(mesh))
+            number += 1
+            name = f"pack {number} of {dtypes.short(dtype)}"
+            move = Move(pack.layout, pack.gathered)
+            reading = Reading(name, "", None, pack.layout, 1, pack.parts)
+            yield ReadItem(reading, tensors[0].at, {name: move}, {name: name}, None, tensors)
+
+
+def list_items(
+    tensors: Sequence[tuple[ReadTensor, Layout]],
+    filled: Mapping[str, str],
+    readers: Readers,
+    size: int,
+) -> Iterator[ReadItem]:
+    """The readings of tensors that are read on their own, in slabs where one would be more than a wave."""
+    for each, layout in tensors:
+        name = each.stored.name
+        moves = {at: Move(layout, move.target, move.view, cast=move.cast) for at, move in each.moves.items()}
+        direct = None
+        if len(moves) == 1:
+            ((move_name, move),) = moves.items()
+            direct = read_straight(name, filled[move_name], move)
+        fills = {at: filled[at] for at in moves}
+        whole = ReadItem(Reading(name, name, None, layout), each.at, moves, fills, direct)
+        staged = 0 if direct else layout.tile_bytes * readers.count_devices(layout.mesh)
+        slabs = None
+        if staged > size:
+            slabs = cut_slabs(layout, list_units(each.stored)[0], [*moves.values()], -(-staged // size))
+        if slabs is None:
+            yield whole
+            continue
+        for at, slab in enumerate(slabs):
+            named = {f"{old} slab {at}": move for old, move in zip(moves, slab.moves, strict=True)}
+            reading = Reading(f"{name} slab {at}", name, slab.box, slab.layout, slab.split)
+            yield ReadItem(reading, each.at, named, {f"{old} slab {at}": to for old, to in fills.items()})
+
+
+def read_straight(name: str, target: str, move: Move) -> DirectRead | None:
+    """How a reading is read straight into its target, None if it has to move.
+
+    It is where the target's devices have what they read in the same order, in all of their tiles or in a box of them.
+
+    >>> mesh = Mesh(x=2)
+    >>> layer, stack = Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("f32[3, {x}4, 8]", mesh)
+    >>> move = Move(layer, stack, view="h m -> l h m", into={"l": 2}, l=3)
+    >>> read_straight("w", "stack", move).box
+    ((2, 3), (0, 4), (0, 8))
+    """
+    source, goal, view = move.source, move.target, move.view
+    if move.casts or source.mesh != goal.mesh or source.partial or goal.partial:
         return None
-    (name, move), layout = next(iter(item.moves.items())), item.reading.layout
-    return DirectRead(item.reading.name, item.fills[name]) if move.plain and move.target == layout else None
+    if move.view.plain:
+        return DirectRead(name, target) if source == goal else None
+    box: list[tuple[int, int]] = []
+    read: list[int] = []
+    for at, group in enumerate(view.target):
+        tile, atoms = goal.tile_shape[at], [view.atoms[number] for number in group]
+        parts = [number for number in group if view.atoms[number].into is not None]
+        if not parts:
+            # A dim as it is: the same atoms make it on both sides, and the same devices cut it.
+            dims = [where for where, other in enumerate(view.source) if other == group]
+            if any(atom.taken for atom in atoms) or (group and (not dims or source.dims[dims[0]] != goal.dims[at])):
+                return None
+            read += dims if group else []
+            box.append((0, tile))
+            continue
+        window = atoms[0].into
+        dims = [where for where, other in enumerate(view.source) if parts[0] in other]
+        local = tile == goal.shape[at] and all(view.source[where] == group for where in dims)
+        if len(group) > 1 or window is None or atoms[0].taken or not local:
+            return None
+        if any(source.tile_shape[where] != source.shape[where] for where in dims):
+            return None
+        read += dims
+        box.append((window.start, window.start + atoms[0].size))
+    return DirectRead(name, target, tuple(box)) if read == list(range(len(view.source))) else None
 
 
-def make_wave(items: Sequence[ReadItem], process_of: Mapping[int, int] | None, network: Network | None) -> Wave:
-    """The wave of some readings: what is read straight into targets, and the tree of the other moves."""
+def cut_waves(items: Sequence[ReadItem], readers: Readers, size: int) -> Iterator[list[ReadItem]]:
+    """The items of each wave: as many as stage at most so many bytes in a process, or one alone."""
+    wave: list[ReadItem] = []
+    staged: list[Layout] = []
+    bound = 0
+    for item in items:
+        more = sum(layout.tile_bytes * readers.count_devices(layout.mesh) for layout in item.staged)
+        # On one mesh the sum is exact. On several, such as those of some readers, tiles are in different processes.
+        if wave and bound + more > size:
+            exact = sum_by_process([*staged, *item.staged], readers.process_of)
+            if len({layout.mesh for layout in (*staged, *item.staged)}) == 1 or max(exact.values(), default=0) > size:
+                yield wave
+                wave, staged, bound = [], [], 0
+        wave.append(item)
+        staged += item.staged
+        bound += more
+    if wave:
+        yield wave
+
+
+def make_wave(items: Sequence[ReadItem], filled: Mapping[str, str], readers: Readers, network: Network | None) -> Wave:
+    """The wave of some readings: what is read straight into targets, and the trees of the other moves."""
     # A tree never sees what stays where it was read: its bytes are read into the result, and staged nowhere.
-    direct = [each for each in map(find_direct, items) if each is not None]
-    there = {each.reading for each in direct}
-    moving = [item for item in items if item.reading.name not in there]
-    moves = {name: move for item in moving for name, move in item.moves.items()}
-    tree = None
-    if moves:
+    direct = tuple(item.direct for item in items if item.direct is not None)
+    moving = [item for item in items if item.direct is None]
+    options = PlanOptions(network=network)
+    tree = split = None
+    if moving:
+        moves = {name: move for item in moving for name, move in item.moves.items()}
         sources = {name: item.reading.name for item in moving for name in item.moves}
         targets = {name: target for item in moving for name, target in item.fills.items()}
-        tree = find_tree_plan(moves, PlanOptions(network=network), sources, targets)
-    return Wave(tuple(item.reading for item in items), tuple(direct), tree, None, count_staging(items, process_of))
+        tree = find_tree_plan(moves, options, sources, targets)
+    tensors = [each for item in moving for each in item.tensors]
+    if tensors:
+        split = split_packs(tensors, filled, options)
+    staged = [layout for item in moving for layout in item.staged]
+    staging = max(sum_by_process(staged, readers.process_of).values(), default=0)
+    return Wave(tuple(item.reading for item in items), direct, tree, split, staging)
+
+
+def split_packs(tensors: Sequence[ReadTensor], filled: Mapping[str, str], options: PlanOptions) -> TreePlan:
+    """The moves from packed tensors, which every device has whole once their pack is gathered."""
+    moves: dict[str, Move] = {}
+    sources: dict[str, str] = {}
+    for each in tensors:
+        whole = Layout.tiled(each.mesh, each.stored.shape, each.stored.dtype, [()] * len(each.stored.shape))
+        for name, move in each.moves.items():
+            moves[name] = Move(whole, move.target, move.view, cast=move.cast)
+            sources[name] = each.stored.name
+    return find_tree_plan(moves, options, sources, {name: filled[name] for name in moves})
+
+
+def count_asked(each: ReadTensor, readers: Readers) -> int:
+    """The bytes that a loader reads of a tensor which reads in each process what its devices need."""
+    asked = 0
+    for move in each.moves.values():
+        mesh, held = move.target.mesh, {part for axis in move.target.held for part in split_axis(axis)}
+        copies = math.prod(axis.size for axis in readers.list_crossing(mesh) if axis not in held)
+        asked += copies * dtypes.nbytes(math.prod(atom.size for atom in move.view.atoms), each.stored.dtype)
+    return asked
+
+
+def count_reads(
+    items: Sequence[ReadItem], tensors: Mapping[str, ReadTensor], readers: Readers
+) -> dict[int, ReaderFigures]:
+    """The bytes, runs and files of each process.
+
+    Where tiles are even, all processes of a mesh read as much, and none is listed for each tensor.
+    """
+    even: defaultdict[Mesh, list[int]] = defaultdict(lambda: [0, 0])
+    files: defaultdict[Mesh, set[int]] = defaultdict(set)
+    sizes, runs = Counter[int](), Counter[int]()
+    alike: dict[Mesh, int] = {}
+    for item in items:
+        layout = item.reading.layout
+        mesh = layout.mesh
+        if mesh not in alike:  # The processes of a mesh, 0 where some have other parts of it than others.
+            count = math.prod(axis.size for axis in readers.list_crossing(mesh))
+            alike[mesh] = count if count == len({*readers.list_processes(mesh)}) else 0
+        members = [tensors[name] for name in item.reading.tensors]
+        for each in members:
+            if not isinstance(each.stored.pieces, ChunkGrid):
+                files[mesh].update(piece.file for piece in each.stored.pieces)
+        # Coded bytes are read in proportion to the elements that they are.
+        stored = sum(each.stored.stored_bytes for each in members)
+        ratio = stored / max(1, sum(each.stored.nbytes for each in members))
+        count = len(members) if item.tensors else members[0].placed.runs
+        if layout.even and not item.tensors and alike[mesh]:
+            even[mesh][0] += round(layout.nbytes(math.prod(layout.shape)) * ratio / alike[mesh])
+            even[mesh][1] += count
+            continue
+        # Each distinct tile of a process once.
+        owners = readers.list_processes(mesh)
+        columns = piece_columns(layout)
+        tiles: dict[tuple[int, ...], None] = dict.fromkeys(zip(owners, *columns, strict=True))
+        extents = [piece_extents(dim) for dim in layout.dims]
+        slots = Counter[int]()
+        if item.tensors and not is_flat(members[0].stored):
+            # What lies between the tensors of a slot, or behind them, is read by nobody.
+            for each, part in zip(members, item.reading.packed, strict=True):
+                slots[part.start // layout.tile_shape[0]] += math.prod(each.stored.shape)
+            extents = [[slots[number] for number in range(-(-layout.shape[0] // layout.tile_shape[0]))]]
+        for process, *numbers in tiles:
+            size = math.prod(of[number] for of, number in zip(extents, numbers, strict=True))
+            if size:
+                sizes[process] += round(layout.nbytes(size) * ratio)
+                runs[process] += -(-count // len(tiles)) + 1 if item.tensors else count
+    for mesh, (size, count) in even.items():
+        for process in dict.fromkeys(readers.list_processes(mesh)):
+            sizes[process] += size
+            runs[process] += count
+    held: defaultdict[int, set[int]] = defaultdict(set)
+    for mesh, numbers in files.items():
+        for process in dict.fromkeys(readers.list_processes(mesh)):
+            held[process] |= numbers - {NO_FILE}
+    return {process: ReaderFigures(sizes[process], runs[process], len(held[process])) for process in sorted(sizes)}
