@@ -48,6 +48,24 @@ def random_moves(choose: random.Random) -> dict[str, rs.Move | Pair]:
     return {f"a{number}": choose.choice(kinds)() for number in range(choose.randint(1, 4))}
 
 
+def random_readers(choose: random.Random, devices: int, count: int) -> dict[str, Pair]:
+    """Arrays each of whose chunks are on devices of their own, some outside of the target's, which replicates most."""
+    meshes = [rs.Mesh(rep=devices // 2, tp=2), rs.Mesh({"rep": devices // 2, "tp": 2}, device_ids=range(devices)[::-1])]
+    moves: dict[str, Pair] = {}
+    while len(moves) < count:
+        shape = [choose.randint(1, 9) for _ in range(choose.randint(1, 3))]
+        grid = {f"c{dim}": choose.choice((1, 2, 3)) for dim in range(len(shape))}
+        if prod(grid.values()) > devices:
+            continue
+        readers = choose.sample(range(devices * choose.choice((1, 1, 2))), prod(grid.values()))
+        dtype, split = choose.choice(("int32", "int16")), choose.randint(0, len(shape))
+        kept = choose.choice((["tp"], ["tp"], ["tp"], ["rep", "tp"]))
+        source = rs.Layout.from_spec(rs.Mesh(grid, device_ids=readers), shape, dtype, [[axis] for axis in grid])
+        spec = [kept if dim == split else [] for dim in range(len(shape))]
+        moves[f"a{len(moves)}"] = source, rs.Layout.from_spec(choose.choice(meshes), shape, dtype, spec)
+    return moves
+
+
 def live_peak(tree: rs.TreePlan) -> int:
     """The most bytes live on a device while batches run one by one, each as the numpy runtime measures it; no plan
     takes more than it says."""

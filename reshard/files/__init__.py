@@ -10,6 +10,7 @@ Reading is a choice of a source layout: each process reads an even share of the 
 moves what others need from there.
 """
 
+from reshard.files.load import load as load
 from reshard.files.open import open as open
 from reshard.files.plan_load import plan_load as plan_load
 from reshard.plans.load_plan import LoadPlan as LoadPlan

@@ -44,7 +44,7 @@ from reshard.geometry.holders import (
 from reshard.geometry.messages import Message, Shape, exchange_messages, spans_apart, tally_messages, typical_messages
 from reshard.geometry.overlap import list_owners, piece_extents, shares
 from reshard.geometry.refine import Refinement, refine
-from reshard.geometry.relay import relay_figures, relay_messages
+from reshard.geometry.relay import gathering_figures, relay_figures, relay_messages
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_layouts import count_shared, pick_numbers, settle_windows, view_dims
 from reshard.types.index_set import Holding
@@ -100,9 +100,10 @@ def exchange_figures(
     *,
     relayed: bool = False,
     holding: Holding | None = None,
+    gathers: bool = False,
 ) -> ExchangeFigures:
-    """The figures of the exchange; `relayed`, of one in which receivers pass elements on; beside a `holding`, without
-    what receivers hold.
+    """The figures of the exchange; `relayed`, of one in which receivers pass elements on, or gather them; beside a
+    `holding`, without what receivers hold.
 
     >>> mesh = Mesh(x=4)
     >>> exchange_figures(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))[:3]
@@ -111,6 +112,9 @@ def exchange_figures(
     if relayed:
         # Both turns follow each other, and what is passed on lies in pieces of a tile.
         move = operand, result, view, holding
+        if gathers:  # It is not cut into chunks.
+            gathering = gathering_figures(operand, result, view)
+            return ExchangeFigures(gathering.rounds + (gathering.gathered > 0), gathering.message, 1, lambda: ())
         figures, turns = relay_figures(*move), relay_messages(*move)
         rounds = sum(turn.rounds for turn in figures.turns)
         return ExchangeFigures(rounds, figures.message, 1, lambda: [*map(loads_of, turns)])
@@ -253,10 +257,11 @@ def most_sent(
     *,
     relayed: bool = False,
     holding: Holding | None = None,
+    gathers: bool = False,
 ) -> int:
     """Elements that the busiest device sends."""
     if relayed:
-        return relay_figures(operand, result, view, holding).sent
+        return relay_figures(operand, result, view, holding, gathers=gathers).sent
     if view is not None or holding is not None:
         return sent_by_device(operand, result, view, holding).most
     if not one_set(operand.mesh, result.mesh):

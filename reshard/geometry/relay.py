@@ -12,7 +12,19 @@ by its holders to all. The shares are such that the busiest device sends little 
 passes on little. Every device receives exactly what it lacks, once.
 
 An all-gather after the crossing does the same in fewer messages. But it sends to devices that hold elements already
-where the two sets overlap, and needs pieces that the target's axes divide.
+where the two sets overlap, and needs pieces that the target's axes divide. Where each source tile has one holder, the
+second turn may be a gather for any pieces: what a device sends to a group of devices that need the same goes to the
+one that has the sender's own place in the group, whatever its share, and the group gathers what its devices were sent.
+
+    f32[{x}4] on <x=3>, devices 1, 2 and 6 -> f32[{tp}6] on <rep=4, tp=2>, devices 0 to 7
+
+    device    0    1    2    3    4    5    6    7
+    holds          0-3  4-7                 8-11
+    turn 1    0-3       4-5  6-7            -    8-11     in rows of tp: 1 to 0, 2 to 3, 6 to 7
+    turn 2    0, 2, 4 and 6 gather 0-5; 1, 3, 5 and 7 gather 6-11
+
+So arrays whose holders differ send along the same pairs of devices, of which each has few, and gather in the same
+groups: their messages travel together (`plans.rules.lane`).
 """
 
 from __future__ import annotations
@@ -27,8 +39,9 @@ from typing import NamedTuple
 
 from reshard.geometry.blocks import Axis, Block, Product, count_product
 from reshard.geometry.dealing import assign_by_quota, assign_whole
-from reshard.geometry.holders import Tile, fewest_through, holders_of, tile_of, tiles
+from reshard.geometry.holders import Tile, fewest_through, holders_of, piece_columns, tile_of, tiles
 from reshard.geometry.messages import Message, cut_products, fewest_beside, list_needed, tally_messages
+from reshard.geometry.overlap import shared_elements
 from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
 from reshard.types.view import View
@@ -103,8 +116,16 @@ class _Given(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def relay_messages(operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None) -> Relay:
-    """The messages of both turns; beside a `holding`, without what devices hold already.
+def relay_messages(
+    operand: Layout,
+    result: Layout,
+    view: View | None = None,
+    holding: Holding | None = None,
+    *,
+    gathers: bool = False,
+) -> Relay:
+    """The messages of both turns; beside a `holding`, without what devices hold already. If it `gathers`, groups of
+    devices pass all that they are sent on to each other.
 
     >>> from reshard.types import Mesh
     >>> turns = relay_messages(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5)))
@@ -112,6 +133,8 @@ def relay_messages(operand: Layout, result: Layout, view: View | None = None, ho
     [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
     """
     holders = holders_of(operand)
+    if gathers:
+        return _list_gathered(operand, result, view)
     bound = fewest_through(operand, result, view)
     if holding is not None:
         bound = fewest_beside(operand, result, view, holding)
@@ -225,11 +248,18 @@ def read_from_result(product: Product) -> Product:
     )
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def relay_figures(
-    operand: Layout, result: Layout, view: View | None = None, holding: Holding | None = None
+    operand: Layout,
+    result: Layout,
+    view: View | None = None,
+    holding: Holding | None = None,
+    *,
+    gathers: bool = False,
 ) -> RelayFigures:
     """The figures of both turns."""
+    if gathers:
+        return _count_gathered(operand, result, view)
     turns = relay_messages(operand, result, view, holding)
     tallies = [tally_messages(turn) for turn in turns]
     sent = sum((tally.sent for tally in tallies), Counter[int]())
@@ -237,6 +267,226 @@ def relay_figures(
         RelayTurn(max(t.received.values(), default=0), max(t.sent.values(), default=0), t.rounds) for t in tallies
     )
     return RelayFigures((first, second), max(sent.values(), default=0), max(tally.largest for tally in tallies))
+
+
+# Relays whose second turn is a gather.
+#
+#     f32[{x}4] on <x=3>, devices 1, 2 and 6 -> f32[{tp}6] on <rep=4, tp=2>
+#
+#     group      0: devices 0 2 4 6     1: devices 1 3 5 7     places 0 to 3 in both
+#     device 1   gives 4 to group 0                            it is at place 0 of group 1, so device 0 gets them
+#     device 2   gives 2 to group 0, 2 to group 1              it is at place 1 of group 0, and device 3 at that of 1
+#
+# A thousand arrays have a thousand sets of senders, so senders that give alike are counted together, and the groups to
+# which a device gives are the bits of one number: for the figures no message is listed.
+
+
+class ReplicaGroups:
+    """The devices that need the same tile of a layout, group by group, in the order of their first devices.
+
+    A device of the layout has the same place in all groups as in its own, any other one that of its number.
+
+    >>> from reshard.types import Mesh
+    >>> groups = ReplicaGroups(Layout.parse("f32[{tp}6]", Mesh(rep=4, tp=2)))
+    >>> groups.members, groups.find_landing(2, 1), groups.find_landing(9, 0)
+    ([[0, 2, 4, 6], [1, 3, 5, 7]], 3, 2)
+    """
+
+    def __init__(self, result: Layout) -> None:
+        held = holders_of(result)
+        self.members = [*held.values()]
+        self.numbers = {tile: number for number, tile in enumerate(held)}
+        self.homes = {device: number for number, group in enumerate(self.members) for device in group}
+        self._places = {device: at for group in self.members for at, device in enumerate(group)}
+        self.copies = max(map(len, self.members))
+
+    def find_place(self, device: int) -> int:
+        """The place of a device in all groups."""
+        return self._places.get(device, device % self.copies)
+
+    def find_landing(self, sender: int, group: int) -> int:
+        """The device of a group to which a device sends: itself, if it is one of them."""
+        return self.members[group][self.find_place(sender)]
+
+
+find_replica_groups = lru_cache(maxsize=256)(ReplicaGroups)
+
+
+class Given(NamedTuple):
+    """Devices that give as many elements to each of some groups: the numbers of the groups, and the elements."""
+
+    senders: Sequence[int]
+    parts: tuple[tuple[int, int], ...]
+
+
+@lru_cache(maxsize=2048)
+def list_given(operand: Layout, result: Layout, view: View | None = None) -> tuple[Given, ...]:
+    """What devices give to the groups of a layout of what each of them alone holds.
+
+    >>> from reshard.types import Mesh
+    >>> source = Layout.parse("f32[{x}4]", Mesh({"x": 3}, device_ids=[1, 2, 6]))
+    >>> for senders, parts in list_given(source, Layout.parse("f32[{tp}6]", Mesh(rep=4, tp=2))):
+    ...     print(senders, parts)
+    [1] ((0, 4),)
+    [2] ((0, 2), (1, 2))
+    [6] ((1, 4),)
+    """
+    numbers = find_replica_groups(result).numbers
+    if view is not None:
+        whole, every = tiles(result), list[Given]()
+        for tile, wanted in list_needed(operand, result, view, None).items():
+            by_group = {numbers[whole[device]]: products for device, products in wanted}
+            parts = ((group, sum(map(count_product, products))) for group, products in by_group.items())
+            every.append(Given(holders_of(operand)[tile], tuple(parts)))
+        return tuple(every)
+    # Pieces of a dim that share as much with the same pieces of the result are alike.
+    patterns: list[list[tuple[tuple[int, int], ...]]] = []
+    columns: list[list[int]] = []
+    for source, target, column in zip(operand.dims, result.dims, piece_columns(operand), strict=True):
+        by_piece: dict[int, list[tuple[int, int]]] = {}
+        for q, shared in enumerate(shared_elements(source, target)):
+            for p, count in shared.items():
+                if count:
+                    by_piece.setdefault(p, []).append((q, count))
+        kinds: dict[tuple[tuple[int, int], ...], int] = {}
+        kind_of = {p: kinds.setdefault(tuple(pattern), len(kinds)) for p, pattern in by_piece.items()}
+        empty = kinds.setdefault((), len(kinds))  # Padded dims may have pieces without elements.
+        patterns.append([*kinds])
+        columns.append([kind_of.get(p, empty) for p in column])
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for device, kind in zip(operand.mesh.devices, zip(*columns, strict=True) if columns else ((),), strict=True):
+        alike.setdefault(kind, []).append(device)
+    given: list[Given] = []
+    for kind, senders in alike.items():
+        each = itertools.product(*(patterns[dim][at] for dim, at in enumerate(kind)))
+        parts = tuple([(numbers[tuple([q for q, _ in e])], math.prod([count for _, count in e])) for e in each])
+        given += [Given(senders, parts)] if parts else []
+    return tuple(given)
+
+
+def count_gathered_rounds(moves: Iterable[tuple[Layout, Layout, View | None]]) -> int:
+    """The rounds in which devices give to groups, in moves to the same groups, all of them together."""
+    gives, groups = dict[int, int](), None
+    for operand, result, view in moves:
+        check_deadline()
+        groups = groups or find_replica_groups(result)
+        for senders, parts in list_given(operand, result, view):
+            bits = 0
+            for group, _ in parts:
+                bits |= 1 << group
+            for sender in senders:
+                gives[sender] = gives.get(sender, 0) | bits
+    if groups is None:
+        return 0
+    most = 0
+    # How many devices give to the one at a place of each group, in binary: the bits of one value are one number.
+    taken: list[list[int]] = [[] for _ in range(groups.copies)]
+    for sender, bits in gives.items():
+        home = groups.homes.get(sender)
+        carry = bits if home is None else bits & ~(1 << home)  # What it gives to its own group it has already.
+        most = max(most, carry.bit_count())
+        counts = taken[groups.find_place(sender)]
+        for at, count in enumerate(counts):
+            counts[at], carry = count ^ carry, count & carry
+        if carry:
+            counts.append(carry)
+    for counts in taken:
+        among, highest = -1, 0
+        for at in range(len(counts) - 1, -1, -1):
+            if counts[at] & among:
+                among, highest = counts[at] & among, highest | 1 << at
+        most = max(most, highest)
+    return most
+
+
+class GatheringFigures(NamedTuple):
+    """The figures of a relay that gathers, in elements: what the busiest device receives in both turns, the rounds of
+    the first, its largest message, and what the fullest group gathers, 0 if none does.
+    """
+
+    received: int
+    rounds: int
+    message: int
+    gathered: int
+
+
+@lru_cache(maxsize=4096)
+def gathering_figures(operand: Layout, result: Layout, view: View | None = None) -> GatheringFigures:
+    """The figures of a relay that gathers.
+
+    >>> from reshard.types import Mesh
+    >>> source = Layout.parse("f32[{x}4]", Mesh({"x": 3}, device_ids=[1, 2, 6]))
+    >>> gathering_figures(source, Layout.parse("f32[{tp}6]", Mesh(rep=4, tp=2)))
+    GatheringFigures(received=6, rounds=1, message=4, gathered=6)
+    """
+    groups, given = find_replica_groups(result), list_given(operand, result, view)
+    totals, kept = [0] * len(groups.members), dict[int, int]()
+    message = 0
+    for senders, parts in given:
+        sizes = dict(parts)
+        for group, elements in parts:
+            totals[group] += elements * len(senders)
+        away = max(sizes.values())
+        for sender in senders:
+            own = sizes.get(groups.homes.get(sender, -1), 0)
+            if own:
+                kept[sender] = own
+            if message < away and (away > own or len(sizes) > 1):
+                others = [count for group, count in parts if group != groups.homes.get(sender, -1)]
+                message = max(message, *others)
+    received = max(
+        total - min([kept.get(device, 0) for device in members] if len(kept) >= len(members) else [0])
+        for total, members in zip(totals, groups.members, strict=True)
+    )
+    return GatheringFigures(
+        received,
+        count_gathered_rounds([(operand, result, view)]),
+        message,
+        max(totals) if groups.copies > 1 else 0,
+    )
+
+
+def _list_gathered(operand: Layout, result: Layout, view: View | None) -> Relay:
+    groups, whole = find_replica_groups(result), tiles(result)
+    first: list[Message] = []
+    passed: dict[int, list[Product]] = {}
+    for tile, wanted in list_needed(operand, result, view, None).items():
+        (sender,) = holders_of(operand)[tile]
+        for group, products in {groups.numbers[whole[device]]: products for device, products in wanted}.items():
+            lands = groups.find_landing(sender, group)
+            first.append(Message(sender, lands, products))
+            passed.setdefault(lands, []).extend(map(read_from_result, products))
+    second: list[Message] = []
+    for members in groups.members:
+        # In each round, devices pass their parts on to the next one of their group, then to the one after it.
+        for turn in range(1, len(members)):
+            for at, device in enumerate(members):
+                if device in passed:
+                    second.append(Message(device, members[(at + turn) % len(members)], tuple(passed[device])))
+    return Relay(tuple(first), tuple(second))
+
+
+def _count_gathered(operand: Layout, result: Layout, view: View | None) -> RelayFigures:
+    """The figures of both turns, of which the second is one round: what a device sends in it counts as what it receives
+    does, or as what it passes on, if that is more."""
+    groups = find_replica_groups(result)
+    sent, received, has = Counter[int](), Counter[int](), Counter[int]()
+    totals = [0] * len(groups.members)
+    for senders, parts in list_given(operand, result, view):
+        for sender in senders:
+            for group, elements in parts:
+                lands = groups.find_landing(sender, group)
+                has[lands] += elements
+                totals[group] += elements
+                if lands != sender:
+                    sent[sender] += elements
+                    received[lands] += elements
+    single = groups.copies == 1
+    passes = {d: 0 if single else max(totals[group] - has[d], has[d]) for d, group in groups.homes.items()}
+    most, figures = max(passes.values(), default=0), gathering_figures(operand, result, view)
+    first = RelayTurn(max(received.values(), default=0), max(sent.values(), default=0), figures.rounds)
+    busiest = max([most, *(count + passes.get(device, 0) for device, count in sent.items())])
+    return RelayFigures((first, RelayTurn(most, most, int(figures.gathered > 0))), busiest, figures.message)
 
 
 # Who passes on how much in a relay, so that the busiest device sends as little as it can.

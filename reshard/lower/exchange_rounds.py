@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, overload
 from reshard.errors import PlanError
 from reshard.geometry.blocks import Axis, Block, cut_block, measure_pieces, split_box
 from reshard.geometry.figures import exchange_figures
+from reshard.geometry.holders import holders_of
 from reshard.geometry.messages import Message, exchange_messages
 from reshard.geometry.refine import RefinedDigit, Refinement, refine
 from reshard.geometry.relay import relay_messages
@@ -84,8 +85,9 @@ class Exchange:
     `send` and `receive` are the tiles, reshaped to the digits that the axes of blocks follow. `receivers` are the
     devices that have a tile of the result; in a crossing these are not the ones that have the operand's. If it `fills`
     part of the result, the tile is there already, and its other parts stay; `viewed` says that a view ties the two ends
-    together. With a `dtype`, elements are cast to it: before they are sent if it is narrower, else after they have
-    arrived.
+    together. The last `gathers` rounds are one launch, in which groups of devices pass on to each other what the rounds
+    before left: in each, a device sends the same to the next one of its group. With a `dtype`, elements are cast to it:
+    before they are sent if it is narrower, else after they have arrived.
     """
 
     send: TileView
@@ -97,6 +99,12 @@ class Exchange:
     fills: bool = False
     viewed: bool = False
     dtype: str | None = None
+    gathers: int = 0
+
+    @property
+    def launches(self) -> int:
+        """One for each round, and one for all those in which groups of devices gather."""
+        return len(self.rounds) - self.gathers + bool(self.gathers)
 
     @cached_property
     def relays(self) -> bool:
@@ -206,6 +214,7 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
     operand, result, mode = step.operand, step.result, step.mode
     chunk, relayed, view, holding = mode.chunk, mode.relay, mode.view, mode.holding
     r = refine(operand, result) if view is None and holding is None else None
+    gathering: list[list[Transfer]] = []
     if r is not None and r.exact:
         send = _merged_view(operand, tile_view.before(operand, r), [d for d in r.digits if d.src is None])
         receive = _merged_view(result, tile_view.after(result, r), [d for d in r.digits if d.dst is None])
@@ -215,9 +224,15 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
             TileView(end.tile_shape, end.tile_shape, end.tile_shape, tuple(range(len(end.shape))), ())
             for end in (operand, result)
         )
-        largest = exchange_figures(operand, result, view, relayed=relayed, holding=holding).message
+        figures = exchange_figures(operand, result, view, relayed=relayed, holding=holding, gathers=mode.gathers)
+        largest = figures.message
         cap = None if chunk is None or chunk >= largest else chunk
-        if relayed:
+        if mode.gathers:
+            first, second = relay_messages(operand, result, view, gathers=True)
+            turns = _coloured_turns(first, None, device)
+            gathering = _list_gathering_turns(second, result, device)
+            turns += gathering
+        elif relayed:
             first, second = (
                 _coloured_turns(turn, cap, device) for turn in relay_messages(operand, result, view, holding)
             )
@@ -225,7 +240,8 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         else:
             turns = _coloured_turns(exchange_messages(operand, result, view, holding), cap, device)
     # A turn in which every device keeps its own is no round.
-    crossing = [any(t.sender != t.receiver for t in turn) for turn in turns]
+    kept = len(turns) - len(gathering)
+    crossing = [at >= kept or any(t.sender != t.receiver for t in turn) for at, turn in enumerate(turns)]
     return Exchange(
         send,
         receive,
@@ -236,7 +252,27 @@ def lower_exchange(step: Step, device: int | None = None) -> Exchange:
         fills=step.mode.fills,
         viewed=view is not None or holding is not None,
         dtype=None if operand.dtype == result.dtype else result.dtype,
+        gathers=len(gathering),
     )
+
+
+def _list_gathering_turns(passed: Sequence[Message], result: Layout, device: int | None) -> list[list[Transfer]]:
+    """In each turn, devices send to the next one of their group, in the next turn to that after it."""
+    if not passed:
+        return []
+    groups = holders_of(result).values()
+    place = {each: at for group in groups for at, each in enumerate(group)}
+    copies = max(map(len, groups))
+    turns: list[list[Transfer]] = [[] for _ in range(1, copies)]
+    blocks: dict[int, tuple[Block, ...]] = {}  # A device sends the same to all others.
+    for message in passed:
+        sender, receiver, _ = message
+        if device is None or device in (sender, receiver):
+            if sender not in blocks:
+                blocks[sender] = tuple(message.blocks)
+            turn = (place[receiver] - place[sender]) % copies - 1
+            turns[turn].append(Transfer(sender, receiver, blocks[sender], True))
+    return turns
 
 
 def _merged_view(layout: Layout, view: TileView, local: Sequence[RefinedDigit]) -> TileView:

@@ -19,17 +19,18 @@ particular no layout.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.geometry.holders import Tile, tiles
 from reshard.geometry.refine import Refinement, refine
-from reshard.lower.colouring import EvenRounds
+from reshard.lower.colouring import EvenRounds, colour_edges
 from reshard.lower.exchange_rounds import Exchange as Exchange
-from reshard.lower.exchange_rounds import ExchangeInPlace, lower_exchange, lower_in_place
+from reshard.lower.exchange_rounds import ExchangeInPlace, Transfer, lower_exchange, lower_in_place
 from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
 from reshard.plans.plan import Batch, Plan, Step
 from reshard.plans.rules import tile_view
@@ -376,7 +377,8 @@ class PackedCollective:
 
 
 Joint = PackedCollective | tuple[Exchange, ...]
-"""What several arrays do in one launch; their exchanges have the same senders and receivers in each round."""
+"""What several arrays do in one launch; their exchanges have the same senders and receivers in each round, some of them
+without blocks."""
 
 
 def lower_batch(batch: Batch) -> tuple[Program, ...]:
@@ -421,10 +423,10 @@ def join_instructions(each: Sequence[Instruction]) -> Joint:
     first = each[0]
     if isinstance(first, Exchange):
         exchanges = tuple(step for step in each if isinstance(step, Exchange))
+        if len(exchanges) != len(each):
+            raise PlanError("an exchange shares its launches with other exchanges alone")
         ends = [[[(t.sender, t.receiver) for t in turn] for turn in step.rounds] for step in exchanges]
-        if len(exchanges) != len(each) or any(one != ends[0] for one in ends):
-            raise PlanError("the exchanges of a batch do not have the same senders and receivers in each round")
-        return exchanges
+        return exchanges if all(one == ends[0] for one in ends) else _align_rounds(exchanges)
 
     def devices(step: Instruction) -> list[object]:
         """Who sends to whom, and how summands are combined: what instructions that share a launch have in common."""
@@ -449,6 +451,39 @@ def join_instructions(each: Sequence[Instruction]) -> Joint:
         case other:
             raise PlanError(f"{type(other).__name__} shares its launches with no other")
     return PackedCollective(packed, send, receive)
+
+
+def _align_rounds(exchanges: Sequence[Exchange]) -> tuple[Exchange, ...]:
+    """The exchanges with the same senders and receivers in each round: those of all, without blocks where one of them
+    sends nothing.
+
+    The rounds of all pairs are coloured anew; rounds in which groups gather stay what they are, since each has one
+    receiver for any sender.
+    """
+    gathers = max(step.gathers for step in exchanges)
+    if any(step.gathers not in (0, gathers) for step in exchanges) or any(
+        t.sender == t.receiver for step in exchanges for turn in step.rounds for t in turn
+    ):
+        raise PlanError("the exchanges of a batch have rounds in which devices keep what is theirs, or other groups")
+    firsts: list[dict[tuple[int, int], Transfer]] = []
+    lasts: list[list[dict[tuple[int, int], Transfer]]] = []
+    for step in exchanges:
+        split = len(step.rounds) - step.gathers
+        firsts.append({(t.sender, t.receiver): t for turn in step.rounds[:split] for t in turn})
+        gathered = [{(t.sender, t.receiver): t for t in turn} for turn in step.rounds[split:]]
+        lasts.append(gathered or [{} for _ in range(gathers)])
+        if len(firsts[-1]) < sum(map(len, step.rounds[:split])):
+            raise PlanError("an exchange of a batch sends several messages between two devices")
+    pairs = sorted(set(itertools.chain(*firsts)))
+    turns = [[pairs[at] for at in turn] for turn in colour_edges(pairs)]
+    gathering = [sorted({pair for last in lasts for pair in last[number]}) for number in range(gathers)]
+    aligned: list[Exchange] = []
+    for step, first, last in zip(exchanges, firsts, lasts, strict=True):
+        rounds = [tuple(first.get(pair) or Transfer(*pair, ()) for pair in turn) for turn in turns]
+        for turn, here in zip(gathering, last, strict=True):
+            rounds.append(tuple(here.get(pair) or Transfer(*pair, (), relayed=True) for pair in turn))
+        aligned.append(replace(step, rounds=tuple(rounds), gathers=gathers))
+    return tuple(aligned)
 
 
 def _packed_view(views: Sequence[TileView], count: int) -> TileView:

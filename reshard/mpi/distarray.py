@@ -59,8 +59,8 @@ from reshard.runtime.on_mpi.window_tiles import (
     ABSENT,
     WindowTile,
     absent_tile,
-    has_place,
     locate_tile,
+    members_with_tile,
     new_tile,
     post_tile,
 )
@@ -474,7 +474,9 @@ def new_held(
         return f"{what()} {layout} on {layout.mesh!r}"
 
     def has_memory(team: Team, dtype: np.dtype[Any]) -> bool:
-        return has_place(team, layout, math.prod(layout.tile_shape) * dtype.itemsize)
+        # A place at hand, so that no rank of the node needs new memory, shared or private.
+        members, nbytes = members_with_tile(team, layout), math.prod(layout.tile_shape) * dtype.itemsize
+        return not members or team.arena.has_room(nbytes, members)
 
     ends_alone = has_memory if alone else None
     with collective(comm, limit, prepare, request, alone=ends_alone) as (team, watch, dtype):

@@ -221,7 +221,7 @@ def _map_block(block: Block, first: Block | None, last: Block | None) -> Block:
 def _list_step_turns(step: Step, device: int | None) -> Iterator[Iterable[Message]]:
     operand, result, view, holding = step.operand, step.result, step.mode.view, step.mode.holding
     if step.mode.relay:
-        first, second = relay_messages(operand, result, view, holding)
+        first, second = relay_messages(operand, result, view, holding, gathers=step.mode.gathers)
         yield first
         # The second turn reads what the first left in tiles of the result, which stays where it is.
         kept = (Message(to, to, tuple(map(read_from_result, products))) for _, to, products in first)

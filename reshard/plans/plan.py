@@ -61,7 +61,7 @@ from reshard.plans.rules.bounds import (
     lower_bound,
 )
 from reshard.plans.rules.collectives import step_loads
-from reshard.plans.rules.lane import step_lane
+from reshard.plans.rules.lane import count_joint_rounds, step_lane
 from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.rules.view_steps import keeps_memory
 from reshard.plans.step import Bytes, DeviceKinds, Footprint, checked_seconds, find_peaks
@@ -629,10 +629,10 @@ class Batch:
         """The steps of the batch, one after another: for each, the steps of its plans."""
         return tuple(zip(*(plan.steps for plan in self.plans), strict=True))
 
-    @property
+    @cached_property
     def launches(self) -> int:
-        """Collective calls: those of one plan."""
-        return self.plans[0].launches
+        """Collective calls: those of one plan; where senders and receivers differ, as many as all of them take."""
+        return sum(count_joint_rounds(step.judgement for step in steps) for steps in self.steps)
 
     @property
     def received_bytes(self) -> int:
@@ -850,8 +850,15 @@ def peaks_of(batches: Sequence[Batch]) -> Bytes:
 
 def list_lanes(plan: Plan) -> tuple[object, ...] | None:
     """What two plans must have in common to be of one batch; None for a plan that shares its launches with no other."""
-    lanes = [step_lane(*step.judgement) for step in plan.steps]
-    return None if None in lanes else (plan.donate, *(lane.key for lane in lanes if lane is not None))
+    keys: list[object] = [plan.donate]
+    for step in plan.steps:
+        lane = step_lane(*step.judgement)
+        if lane is None:
+            return None
+        # Between sets of devices, where a step is that sends nothing does not matter.
+        local = plan.crosses and not step.launches
+        keys.append((step.kind, step.operand.dtype, step.result.dtype) if local else lane.key)
+    return tuple(keys)
 
 
 def buffer_bytes(plan: Plan) -> int:

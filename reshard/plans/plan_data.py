@@ -72,6 +72,7 @@ def step_data(step: Step) -> dict[str, Any]:
         "in_place": step.mode.in_place,
         "parts": step.mode.parts,
         **({"relay": True} if step.mode.relay else {}),
+        **({"gathers": True} if step.mode.gathers else {}),
         **({"overlap": True} if step.mode.overlap else {}),
         "received_bytes": step.received_bytes,
         "live_bytes": step.live_bytes,
@@ -98,6 +99,7 @@ def read_step(step: Fields, holding: Holding | None = None) -> tuple[StepSpec, f
         step.get("overlap", bool, default=False),
         holding if step.get("beside_held", bool, default=False) else None,
         step.get("fresh", bool, default=False),
+        step.get("gathers", bool, default=False),
     )
     kind, result = step.get("kind", str), read_layout_field(step, "result", "mesh")
     return StepSpec("exchange" if kind == _THROUGH_VIEW else kind, result, mode), read_seconds(step)

@@ -73,7 +73,8 @@ class Step:
         if self.kind != "exchange":
             return self.received_bytes
         mode = self.mode
-        sent = most_sent(self.operand, self.result, mode.view, relayed=mode.relay, holding=mode.holding)
+        ends = self.operand, self.result, mode.view
+        sent = most_sent(*ends, relayed=mode.relay, holding=mode.holding, gathers=mode.gathers)
         return self.wire.nbytes(sent)
 
     @property
@@ -86,7 +87,8 @@ class Step:
         """What the busiest device sends or receives, whichever is more; of a relay, the sum of both turns."""
         if not self.mode.relay:
             return max(self.received_bytes, self.sent_bytes)
-        turns = relay_figures(self.operand, self.result, self.mode.view, self.mode.holding).turns
+        ends = self.operand, self.result, self.mode.view, self.mode.holding
+        turns = relay_figures(*ends, gathers=self.mode.gathers).turns
         return sum(self.operand.nbytes(max(turn.received, turn.sent)) for turn in turns)
 
     @property
@@ -153,8 +155,9 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
     if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
         raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
-    in_place, relay, overlap, fresh = (
-        checked_flag(getattr(mode, name), name, StepError) for name in ("in_place", "relay", "overlap", "fresh")
+    in_place, relay, overlap, fresh, gathers = (
+        checked_flag(getattr(mode, name), name, StepError)
+        for name in ("in_place", "relay", "overlap", "fresh", "gathers")
     )
     if mode.view is not None and not isinstance(mode.view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: view is a View, or None")
@@ -162,7 +165,7 @@ def _checked_mode(mode: object) -> StepMode:
     if held is not None and not (isinstance(held.layout, Layout) and isinstance(held.stale, IndexSet)):  # pyright: ignore
         raise StepError(f"{quoted(mode)}: holding is a Holding of a Layout and an IndexSet, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
-    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap, held, fresh)
+    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap, held, fresh, gathers)
 
 
 # What is live on each device while the batches of a plan run one after another.

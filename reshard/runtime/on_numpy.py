@@ -601,7 +601,7 @@ def _run_exchanges(
         """The tiles in row-major order; those that are so already are not copied, and share their memory."""
         return {device: np.ascontiguousarray(tile).reshape(-1) for device, tile in tiles.items()}
 
-    sides: list[tuple[Tiles, Tiles, Tiles, Tiles]] = []
+    sides: list[_Sides] = []
     for tiles, result, more in zip(before, results, extras, strict=True):
         # A scale belongs to the tiles of the wider dtype: those that are sent, or those that are filled.
         factors: Tiles = {}
@@ -614,26 +614,43 @@ def _run_exchanges(
     for step, side in zip(steps, sides, strict=True):
         for transfer in step.local:
             _copy_transfer(transfer, *side)
-    staged = len(steps) > 1 or steps[0].staged
     memory.cast(wire)
-    for turn in zip(*(step.rounds for step in steps), strict=True):
+    _run_exchange_rounds(steps, sides, memory, len(steps) > 1 or steps[0].staged)
+    memory.cast(cast or was)
+    return results
+
+
+_Sides = tuple[Tiles, Tiles, Tiles, Tiles]
+"""Of one array: its flat tiles before and after, what divides the first, and what multiplies the second."""
+
+
+def _run_exchange_rounds(steps: Sequence[Exchange], sides: Sequence[_Sides], memory: Account, staged: bool) -> None:
+    """The messages of exchanges with the same rounds, launch by launch."""
+    turns = list(zip(*(step.rounds for step in steps), strict=True))
+    launches, gathers = steps[0].launches, steps[0].gathers
+    for number in range(launches):
         memory.launches += 1
-        messages = list(zip(*turn, strict=True))
-        # Both ends of all messages of a round are live at once; what stays on its device crosses no wire.
+        # The last launch has all rounds in which groups gather: a device sends the same in each.
+        gathered = gathers and number == launches - 1
+        launch = turns[number:] if gathered else turns[number : number + 1]
+        messages = [message for turn in launch for message in zip(*turn, strict=True)]
+        # Both ends of all messages of a launch are live at once; what stays on its device crosses no wire.
         ends: list[tuple[int, int]] = []
+        packed: dict[int, int] = {}
         for sender, receiver, size in ((m[0].sender, m[0].receiver, sum(t.elements for t in m)) for m in messages):
             if sender != receiver:
                 memory.receive(receiver, size)
-                ends += [(sender, size), (receiver, size)] if staged else []
+                ends += [(receiver, size)] if staged else []
+                packed[sender] = size
+        ends += packed.items() if staged else ()
         for end in ends:
             memory.take(*end)
         for message in messages:
             for transfer, side in zip(message, sides, strict=True):
-                _copy_transfer(transfer, *side)
+                if transfer.blocks:  # Of the arrays of a message, some may have none, and no tile there.
+                    _copy_transfer(transfer, *side)
         for end in ends:
             memory.free(*end)
-    memory.cast(cast or was)
-    return results
 
 
 def _copy_transfer(

@@ -42,8 +42,9 @@ Between = Callable[[Layout, Layout, PlanOptions], Plan]
 Specs = list[StepSpec]
 
 
-def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[Plan]:
-    """All candidates, within the budget if there is one.
+def plan_candidates(move: Move, between: Between, options: PlanOptions, *, gathers: bool = False) -> list[Plan]:
+    """All candidates, within the budget if there is one. If it `gathers`, an exchange is a relay that does, and nothing
+    else is tried to load its senders less.
 
     Raises `PlanError` for a move that no steps make, and `BudgetError` with the least peak among the candidates.
     """
@@ -68,7 +69,9 @@ def plan_candidates(move: Move, between: Between, options: PlanOptions) -> list[
     def load(plan: Plan) -> int:
         return max(plan.sent_bytes, plan.received_bytes)
 
-    add_plans(_list_routes(inner, between, options))
+    add_plans(_list_routes(inner, between, options, gathers))
+    if gathers and made:
+        return made
     cast = [chain(move.source, move.target, [s], options.donate, None, move.view) for s in _cast_on_way(move, budget)]
     enough = 1 + (options.slack if options.network is None else SLACK)
     # What passes elements on takes more bytes in all, and a relay more launches: only where the busiest device gains by
@@ -151,7 +154,7 @@ def _place_cast(move: Move, specs: Specs, first: bool, budget: int | None) -> It
         yield [*before, StepSpec("cast", replace(end, dtype=move.target.dtype)), *after]
 
 
-def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator[Specs]:
+def _list_routes(move: Move, between: Between, options: PlanOptions, gathers: bool) -> Iterator[Specs]:
     """The routes of a move that keeps its dtype."""
     budget = options.budget
     parts = None if move.plain else view_stages(move.source, move.target, move.view)
@@ -171,7 +174,7 @@ def _list_routes(move: Move, between: Between, options: PlanOptions) -> Iterator
         for inner in _list_middles(parts.middle.source, parts.middle.target, between, options):
             yield from _routes_around(move, parts, inner)
     if parts is None or budget is not None:
-        yield [StepSpec("exchange", move.target, StepMode(view=move.view))]
+        yield [StepSpec("exchange", move.target, StepMode(relay=gathers, view=move.view, gathers=gathers))]
     if budget is not None and move.source.partial_as(move.target):
         for spec in _cut_exchanges(move, move.view, budget):
             yield [spec]

@@ -31,6 +31,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from reshard.errors import BudgetError, PlanError, ReshardError, StepError, quoted
+from reshard.geometry.holders import count_copies
 from reshard.geometry.remesh import common_mesh, disjoint, mesh_of_used, one_set, remesh
 from reshard.plans.pipeline import Pipeline, plan_part
 from reshard.plans.plan import (
@@ -44,6 +45,7 @@ from reshard.plans.plan import (
     flatten_tree,
     list_lanes,
 )
+from reshard.plans.rules.step_mode import StepMode
 from reshard.synth import cost, moves
 from reshard.synth.budget import fit_plans
 from reshard.synth.network import Network
@@ -51,6 +53,7 @@ from reshard.synth.options import SLACK, PlanOptions
 from reshard.synth.routes import Pair, Route, crossing, idle, list_routes
 from reshard.synth.tree_batches import fit_batches, group_plans, sort_batches
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.move import Move
 from reshard.types.reductions import identity
 from reshard.types.whole import check_deadline
@@ -112,6 +115,54 @@ def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions
     if isinstance(source, Move) and viewed:
         return _plan_view_move(source, used)
     return _plan_layouts(before, after, used)
+
+
+FEW_SENDERS = 4
+"""Sets of senders: the arrays of fewer take few launches on their own."""
+
+
+def _find_gathering(flat: Mapping[str, Any]) -> frozenset[str]:
+    """The moves of a tree that relays serve which gather: many arrays, with senders of their own, to what replicates.
+
+    Each by itself takes as many launches as its senders have receivers, at best, and others than the next one. Such
+    relays send along the same few pairs whatever the senders, and receive no more.
+    """
+    found: dict[str, Mesh] = {}
+    for name, leaf in flat.items():
+        ends = list(cast("Sequence[object]", leaf)) if isinstance(leaf, tuple | list) else [cast("object", leaf)]
+        move = ends[0] if ends else None
+        if isinstance(move, Move):
+            source, target, held = move.source, move.target, move.holding is not None
+        else:
+            source, target, held = move, ends[-1] if ends else None, False
+        if isinstance(source, Layout) and isinstance(target, Layout) and not held and _is_gathered(source, target):
+            found[name] = source.mesh
+    return frozenset(found) if len({*found.values()}) >= FEW_SENDERS else frozenset()
+
+
+def _is_gathered(source: Layout, target: Layout) -> bool:
+    """Whether a relay may gather: each tile of the source has one holder, and several other devices need one tile."""
+    partial = source.partial or target.partial
+    return not (partial or count_copies(source) > 1 or count_copies(target) == 1) and not one_set(
+        source.mesh, target.mesh
+    )
+
+
+def _plan_gathering(source: Layout, target: Layout, options: PlanOptions) -> Plan:
+    """The plan between two layouts that is a relay which gathers, where one may; else the best one."""
+    if not _is_gathered(source, target) or options.budget is not None:
+        return _plan_layouts(source, target, options)
+    spec = StepSpec("exchange", target, StepMode(relay=True, gathers=True))
+    return cost.time_on_network(chain(source, target, [spec], options.donate), options.network)
+
+
+@lru_cache(maxsize=4096)
+def _plan_gathering_move(move: Move, options: PlanOptions) -> Plan:
+    """The plan of a move through a view whose exchange is a relay that gathers."""
+    if move.plain:
+        return _plan_gathering(move.source, move.target, options)
+    made = moves.plan_candidates(move, _plan_gathering, options, gathers=True)
+    return _choose_plan([cost.time_on_network(plan, options.network) for plan in made], options.slack)
 
 
 @lru_cache(maxsize=4096)
@@ -330,12 +381,13 @@ def find_tree_plan(
     reads, fills = _name_arrays(flat, sources, "sources"), _name_arrays(flat, targets, "targets")
     readers = Counter(reads)
     shared = {name for name, source in zip(flat, reads, strict=True) if readers[source] > 1} if sources else set[str]()
+    gathering = _find_gathering(flat)
 
     def plan_move(name: str, leaf: Any, options: PlanOptions) -> Plan:
         if not options.donate or name not in shared:
-            return _plan_leaf(name, leaf, options)
+            return _plan_leaf(name, leaf, options, name in gathering and options.budget is None)
         # No move may write over what another one reads; the tree frees it, after the last of them.
-        kept = _plan_leaf(name, leaf, options._replace(donate=False))
+        kept = _plan_leaf(name, leaf, options._replace(donate=False), name in gathering and options.budget is None)
         specs, times = [step.spec for step in kept.steps], [step.seconds for step in kept.steps]
         return chain(kept.source, kept.target, specs, True, times, kept.view)
 
@@ -372,15 +424,19 @@ def _name_arrays(moves: Mapping[str, Any], given: object, what: str) -> tuple[st
     return tuple(named.get(name, name) for name in moves)
 
 
-def _plan_leaf(name: str, leaf: Any, options: PlanOptions) -> Plan:
-    """The plan of one array; its errors name it."""
+def _plan_leaf(name: str, leaf: Any, options: PlanOptions, gathers: bool) -> Plan:
+    """The plan of one array, which may be a relay that `gathers`; its errors name it."""
     ends = cast("list[Any]", leaf) if isinstance(leaf, tuple | list) else [leaf]
     if isinstance(leaf, Layout):
         raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
     if not 1 <= len(ends) <= 2:
         raise PlanError(f"{name}: {quoted(ends)} is not a move; give a (source, target) pair of layouts")
     try:
-        return find_plan(ends[0], ends[1] if len(ends) == 2 else None, options)
+        source, target = ends[0], ends[1] if len(ends) == 2 else None
+        if not gathers:
+            return find_plan(source, target, options)
+        before, after = _check_ends(source, target)
+        return _plan_gathering_move(source if isinstance(source, Move) else Move(before, after), options)
     except BudgetError:
         raise
     except ReshardError as error:

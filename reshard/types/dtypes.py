@@ -39,6 +39,9 @@ _TABLE: tuple[tuple[str, str, int], ...] = (
     ("complex128", "c128", 128),
 )
 _SHORT = {name: short for name, short, _ in _TABLE}
+NAMES = tuple(_SHORT)
+"""All canonical names."""
+
 _BITS = {name: bits for name, _, bits in _TABLE}
 _ALIASES = {
     **{name: name for name in _SHORT},

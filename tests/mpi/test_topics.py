@@ -30,7 +30,15 @@ FAST = {
         ),
         *("again.begun", "schedules.sampled"),
     ],
-    4: ["calls.plans", "cases.moves_sampled", "cases.streamed", "by_node.joined", "again.moves", "strides.sampled"],
+    4: [
+        "calls.plans",
+        "cases.moves_sampled",
+        "cases.streamed",
+        "by_node.joined",
+        "again.moves",
+        "strides.sampled",
+        "trees.own_readers",
+    ],
 }
 
 
@@ -102,7 +110,7 @@ def test_topics_that_need_ranks_of_their_own(module: str, topic: str, ranks: int
     running.check(f"{module}.{topic}", ranks, tmp_path)
 
 
-TREES = ["trees.across", "trees.moves_through_views", "trees.shared_ends", "trees.groups"]
+TREES = ["trees.across", "trees.own_readers", "trees.moves_through_views", "trees.shared_ends", "trees.groups"]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from tests.mpi.crossing import check_result, random_ends, tile_on
 from tests.mpi.moving import caught_by, check_refused, counting, forced, slabs
 from tests.mpi.worker import Case
 from tests.oracle import PADDING
-from tests.trees import Pair
+from tests.trees import Pair, random_readers
 from tests.view_oracle import KEPT, cut, random_case
 
 LIMIT = 60.0
@@ -58,6 +58,16 @@ def across_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
     """A few of these, for the fast tier."""
     for seed in range(3):
         yield f"seed {seed}", partial(_across, comm, seed)
+
+
+def own_readers(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Trees of arrays with readers of their own, which gather."""
+    for seed in range(6):
+        choose = random.Random(seed)
+        ends = random_readers(choose, comm.size, choose.randint(10, 40))
+        inside = {name: end for name, end in ends.items() if max(end[0].mesh.devices) < comm.size}
+        assert any(step.mode.gathers for plan in rs.plan_tree(inside).plans.values() for step in plan.steps)
+        yield f"seed {seed}", partial(check_ends, comm, inside)
 
 
 def _across(comm: MPI.Intracomm, seed: int, everywhere: bool = False) -> None:

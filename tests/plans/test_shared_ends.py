@@ -45,11 +45,13 @@ def test_a_fused_target_is_written_and_counted_once() -> None:
 
 @pytest.mark.parametrize("donate", [False, True])
 def test_shared_arrays_count_once_while_batches_run(donate: bool) -> None:
-    moves = fuse("f32[{y}32, {x}4]")  # To other columns of rows: exchanges, and v shares those of k.
+    moves = fuse("f32[{y}32, {x}4]")  # To other columns of rows: exchanges, whose messages travel together.
     tree, account = rs.plan_tree(moves, targets=dict.fromkeys(moves, "qkv"), donate=donate), Account("uint8")
     tiles = {name: cut(move.source, np.zeros(move.source.shape, "f")) for name, move in moves.items()}
     rs.simulate(tree, tiles, account)
-    assert len(tree.batches) > 1 and account.peak_bytes == tree.peak_bytes
+    assert account.launches == tree.launches < sum(plan.launches for plan in tree.plans.values())
+    # Not every device sends or receives the longest message of each array in one round.
+    assert 0.85 * tree.peak_bytes <= account.peak_bytes <= tree.peak_bytes
     # The sources, the target, and the buffers of a message each way: what a donated source leaves is used again.
     assert sum(move.source.tile_bytes for move in moves.values()) + moves["q"].target.tile_bytes <= tree.peak_bytes
     rows, *ends = (Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, 8]", "f32[16, {x}2]"))

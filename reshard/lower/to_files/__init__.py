@@ -1,1 +1,4 @@
-"""Reads and writes of files: which bytes of which file are which elements of a tile, neighbours in one call."""
+"""Reads and writes of files: which bytes of which file are which elements of a tile, neighbours in one call.
+
+file_reads    blocks between pieces and tiles, spans of a file that several tiles share, calls that read them
+"""

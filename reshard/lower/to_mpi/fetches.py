@@ -52,11 +52,12 @@ FIRST, SECOND = 1, 2
 class MoveForm(NamedTuple):
     """How elements go where that is listed for all devices: through a `view`, and in which `turn` of a relay, if it is
     one, to the devices that pass elements on (`FIRST`), or from these to the others (`SECOND`), between two tiles of
-    the target.
+    the target; and whether groups of devices gather in it.
     """
 
     turn: int = 0
     view: View | None = None
+    gathers: bool = False
 
 
 def fetches_by_rank(
@@ -191,7 +192,8 @@ def list_in_form(source: Layout, target: Layout, form: MoveForm, device: int, *,
     viewed = form.view is not None
     ends = source, target, form.view
     fetches: dict[int, Blocks] = {}
-    for message in relay_messages(*ends)[form.turn - FIRST] if form.turn else exchange_messages(*ends):
+    turns = relay_messages(*ends, gathers=form.gathers) if form.turn else (exchange_messages(*ends),)
+    for message in turns[max(0, form.turn - FIRST)]:
         check_deadline()
         sender, receiver, _ = message
         here, peer = (sender, receiver) if given else (receiver, sender)

@@ -474,11 +474,12 @@ def own_boxes(step: Step, device: int, scratch: int) -> StepMessages:
     before, after, chunk = step.operand, step.result, step.mode.chunk
     if step.mode.relay:
         # The plan has listed the messages of all devices.
-        first, second = ([each for each in turn if device in each[:2]] for turn in relay_messages(before, after))
+        both = relay_messages(before, after, gathers=step.mode.gathers)
+        first, second = ([each for each in turn if device in each[:2]] for turn in both)
     else:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
-    largest = exchange_figures(before, after, relayed=step.mode.relay).message
+    largest = exchange_figures(before, after, relayed=step.mode.relay, gathers=step.mode.gathers).message
     cap = None if chunk is None or chunk >= largest or not scratch else chunk
     place = number_both_ends(before, after)
     if not step.mode.relay and cap is None and holders(before).copies == 1:

@@ -22,7 +22,9 @@ from reshard.geometry.figures import (
     received_by_device,
     sent_by_device,
 )
+from reshard.geometry.holders import count_copies
 from reshard.geometry.refine import refine
+from reshard.geometry.relay import gathering_figures
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.bounds import lower_bound
@@ -301,6 +303,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     if mode.relay and (operand.partial or (view is None and holding is None and not across)):
         why = "only an exchange to other devices, through a view, or beside what is held, of no sum, is relayed"
         raise refuse_step("exchange", operand, result, why)
+    if mode.gathers:
+        return _check_gathering(operand, result, mode)
     figures = exchange_figures(operand, result, view, relayed=mode.relay, holding=holding)
     cap = figures.message if mode.chunk is None else min(mode.chunk, figures.message)
     rounds, chunk = figures.cut(cap)
@@ -311,6 +315,18 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     if view is None and holding is None:
         return Cost(lower_bound(operand, result), rounds, scratch)
     return Cost(wire.nbytes(received_by_device(operand, result, view, holding).most), rounds, scratch)
+
+
+def _check_gathering(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """A relay whose second turn is a gather: buffers have what a device sends and is sent in a round, or what it passes
+    on and gathers."""
+    ends = operand, result, mode.view
+    if not mode.relay or mode.chunk is not None or mode.holding is not None or count_copies(operand) > 1:
+        why = "only a relay of whole messages gathers, of tiles that have one holder each, to devices that hold nothing"
+        raise refuse_step("exchange", operand, result, why)
+    figures = gathering_figures(*ends)
+    scratch = max(2 * figures.message, figures.gathered)
+    return Cost(operand.nbytes(figures.received), figures.rounds + (figures.gathered > 0), operand.nbytes(scratch))
 
 
 def _check_holding(operand: Layout, result: Layout, mode: StepMode) -> None:
@@ -454,9 +470,10 @@ def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     >>> step_loads("permute", Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)).received.listed
     {0: 0, 1: 8, 2: 8, 3: 0}
     """
-    if kind == "exchange" and not mode.relay:
+    if kind == "exchange" and (not mode.relay or mode.gathers):
         move = operand, result, mode.view, mode.holding
-        ends = received_by_device(*move), sent_by_device(*move)
+        sent = ByDevice(most_sent(*move[:3], relayed=True, gathers=True)) if mode.gathers else sent_by_device(*move)
+        ends = received_by_device(*move), sent
         return Loads(*(each.scaled(wire_layout(operand, result)) for each in ends))
     received = ByDevice(check_step(kind, operand, result, mode).received)
     if kind == "exchange":  # Of a relay, only the busiest device is known.

@@ -5,33 +5,50 @@
                     together: one all_gather of 34 elements, w's block and b's one after the other
 
 Shapes and sizes do not matter to a lane, only the groups of devices, the order of their members, and the dtype. An
-exchange or a permute without a common refinement has a lane that it shares with equal steps alone; to other devices or
-through a view, one that it shares with those that have the same senders and receivers. A step that is cut, in parts, in
-place or relayed has none. What a step does with a tile where it is, such as to take or to put a part, it does beside
-the others, which then need not be alike in it.
+exchange among the same devices without a common refinement has a lane that it shares with equal steps alone, and so has
+a permute. A step that is cut, in parts, in place or relayed has none, unless its relay gathers. What a step does with a
+tile where it is, such as to take or to put a part, it does beside the others, which then need not be alike in it.
+
+Exchanges to other devices, or through a view, share launches whoever sends to whom. Between two devices the messages of
+all of them are one, and the rounds are those of all pairs together:
+
+    a    0 -> 4, 1 -> 5, 2 -> 6         1 round
+    b    1 -> 4, 2 -> 5, 3 -> 6         1 round
+    both                                2 rounds: device 4 receives from 0 and 1
+    c    0 -> 4, 2 -> 5                 2 rounds for all three
+
+Their rounds are never more than those of each alone, together, and few where senders have few receivers, as they do in
+relays that gather (`geometry.relay`): these share launches if they gather in the same groups.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.figures import exchange_figures
-from reshard.geometry.holders import Tile, tiles
+from reshard.geometry.holders import Tile, count_copies, tiles
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
+from reshard.geometry.relay import count_gathered_rounds, find_replica_groups, gathering_figures, list_given
 from reshard.geometry.remesh import one_set
 from reshard.geometry.view_layouts import settle_windows
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import CROSSING, check_step, count_buffers
 from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.types.layout import Layout
+from reshard.types.mesh import is_chain
 from reshard.types.view import View
 
 _MOST_LISTED = 1 << 10
-"""Pairs of devices: between more, only equal exchanges share a launch."""
+"""Pairs of devices: between more, messages are listed only where tiles have one holder each."""
+
+_MOST_MESSAGES = 1 << 14
+"""Messages of an exchange: of more, none is listed, and only equal exchanges share a launch."""
 
 
 class Lane(NamedTuple):
@@ -58,7 +75,7 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     (True, 32, 2, 8)
     """
     cost, view = check_step(kind, operand, result, mode), mode.view
-    if mode != PLAIN and mode != StepMode(view=view):
+    if mode != PLAIN and mode != StepMode(view=view, relay=mode.gathers, gathers=mode.gathers):
         return None
     where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype, result.dtype)
     if not cost.launches:
@@ -69,6 +86,15 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
         if view is not None:  # Of a fused array, a message has what its view takes: at most one each way in a round.
             message = exchange_figures(operand, result, view).message
             both = message, message * (count_buffers(operand, result, mode) - 1)
+        if mode.gathers:
+            figures = gathering_figures(operand, result, view)
+            both = figures.message, max(figures.message, figures.gathered)
+            # Devices are of one group where they do not differ in what holds digits, whatever the digits.
+            ends = sorted(end for span in map(result.mesh.span, result.held) for end in span)
+            groups = tuple(end for end in ends if ends.count(end) == 1) if is_chain(ends) else result
+            return Lane((kind, *where[3:], result.mesh.size, result.mesh.device_ids, groups), *both)
+        if kind == "exchange" and _shares_pairs(operand, result, view, cost.launches):
+            return Lane((kind, *where[3:]), *both)
         return Lane((where, *_who_sends_to_whom(kind, (operand, result, view), r)), *both)
     if r is None:
         return None
@@ -83,21 +109,68 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     return Lane((*where, factors, reduction), sent.elements, arrived.elements)
 
 
+def _shares_pairs(operand: Layout, result: Layout, view: View | None, rounds: int) -> bool:
+    """Whether an exchange shares launches with others whoever sends to whom: its messages can be listed."""
+    sizes = operand.mesh.size, result.mesh.size
+    if view is None and one_set(operand.mesh, result.mesh):
+        return False
+    listed = view is None and count_copies(operand) == 1 and rounds * max(sizes) <= _MOST_MESSAGES
+    return listed or math.prod(sizes) <= _MOST_LISTED
+
+
+def list_pairs(operand: Layout, result: Layout, mode: StepMode) -> Iterator[tuple[int, int]]:
+    """Who sends to whom in an exchange to other devices, or through a view.
+
+    >>> from reshard.types import Mesh
+    >>> source = Layout.parse("f32[{x}4]", Mesh(x=3))
+    >>> list(list_pairs(source, Layout.parse("f32[{tp}6]", Mesh(tp=2)), PLAIN))
+    [(1, 0), (2, 1)]
+    """
+    if mode.view is None and count_copies(operand) == 1:
+        members = find_replica_groups(result).members
+        for senders, parts in list_given(operand, result):
+            receivers = list(itertools.chain.from_iterable(members[group] for group, _ in parts))
+            for sender in senders:
+                yield from ((sender, receiver) for receiver in receivers if sender != receiver)
+    else:
+        alike = None if mode.view is None else settle_windows(operand, result, mode.view)
+        for message in exchange_messages(operand, result, alike):
+            if message.sender != message.receiver:
+                yield message.sender, message.receiver
+
+
+def count_joint_rounds(steps: Iterable[tuple[str, Layout, Layout, StepMode]]) -> int:
+    """The launches of some steps of one lane together, whose kinds, layouts and modes are given.
+
+    >>> from reshard.types import Mesh
+    >>> target = Layout.parse("f32[{tp}2]", Mesh({"tp": 3}, device_ids=[4, 5, 6]))
+    >>> sources = (Layout.parse("f32[{x}2]", Mesh({"x": 3}, device_ids=range(at, at + 3))) for at in (0, 1))
+    >>> count_joint_rounds(("exchange", source, target, PLAIN) for source in sources)
+    2
+    """
+    each = dict.fromkeys(steps)
+    kind, operand, result, mode = first = next(iter(each))
+    if len(each) == 1 or kind != "exchange" or (mode.view is None and one_set(operand.mesh, result.mesh)):
+        return check_step(*first).launches
+    if mode.gathers:
+        gathered = any(gathering_figures(one, other, mode.view).gathered for _, one, other, mode in each)
+        return count_gathered_rounds((one, other, mode.view) for _, one, other, mode in each) + gathered
+    pairs = set(itertools.chain.from_iterable(list_pairs(*step[1:]) for step in each))
+    degrees = Counter(sender for sender, _ in pairs), Counter(receiver for _, receiver in pairs)
+    return max([0, *degrees[0].values(), *degrees[1].values()])
+
+
 def _who_sends_to_whom(
     kind: str, ends: tuple[Layout, Layout, View | None], r: Refinement | None
 ) -> tuple[Hashable, ...]:
-    """What decides the senders and receivers of a permute or an exchange; its two ends where nothing less does."""
-    operand, result, view = ends
-    if view is not None or not one_set(operand.mesh, result.mesh):
-        if kind == "permute":
-            # Who sends to whom depends on which tiles are the same, and on nothing else.
-            numbers: dict[Tile, int] = {}
-            held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
-            return result.mesh.devices, tuple(held)
-        if operand.mesh.size * result.mesh.size <= _MOST_LISTED:
-            alike = None if view is None else settle_windows(operand, result, view)
-            messages = exchange_messages(operand, result, alike)
-            return result.mesh.devices, tuple((m.sender, m.receiver) for m in messages if m.sender != m.receiver)
+    """What decides the senders and receivers of a permute, or of an exchange that shares launches with none that sends
+    to others; its two ends where nothing less does."""
+    operand, result, _ = ends
+    if kind == "permute" and not one_set(operand.mesh, result.mesh):
+        # Who sends to whom depends on which tiles are the same, and on nothing else.
+        numbers: dict[Tile, int] = {}
+        held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
+        return result.mesh.devices, tuple(held)
     if r is None or not (r.exact if kind == "exchange" else operand.partial_as(result)):
         return ends
     # The refined digits that change holders; an exchange goes over them in their order, round by round.

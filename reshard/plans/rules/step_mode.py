@@ -26,7 +26,8 @@ class StepMode(NamedTuple):
     result while the next one is on its way, which takes the memory of two.
 
     For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
-    operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
+    operand, and `relay` sends elements to other devices in two turns, the second between devices of the result; if it
+    `gathers`, the second is one launch, in which the devices that need the same gather it.
     `view` is that of the steps that change indices (`rules.view_steps`); a part that it fills is of the tile that is
     there, or, if `fresh`, of a new one of which nothing else is read. Beside a `holding`, an exchange writes into tiles
     of the result that are there, and leaves what they hold and is not stale.
@@ -40,6 +41,7 @@ class StepMode(NamedTuple):
     overlap: bool = False
     holding: Holding | None = None
     fresh: bool = False
+    gathers: bool = False
 
     @property
     def fills(self) -> bool:
@@ -53,6 +55,7 @@ class StepMode(NamedTuple):
         more += ", overlap=True" if self.overlap else ""
         more += "" if self.holding is None else f", holding={self.holding!r}"
         more += ", fresh=True" if self.fresh else ""
+        more += ", gathers=True" if self.gathers else ""
         return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{more})"
 
 

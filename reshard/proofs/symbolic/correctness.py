@@ -16,8 +16,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from reshard.lower.exchange_rounds import ExchangeInPlace, Transfer
 from reshard.lower.program import (
@@ -45,6 +45,7 @@ from reshard.proofs.symbolic.transfers import (
     check_exchange,
     check_exchange_in_place,
     check_permute,
+    check_turns,
 )
 from reshard.types.reductions import all_reduce_elements
 
@@ -196,12 +197,21 @@ def check_joint_launch(about: str, each: Sequence[Instruction], joint: Joint | N
     require(all(type(other) is type(first) for other in each), f"{about}: other instructions in one launch")
     if isinstance(joint, tuple):
         exchanges = [step for step in each if isinstance(step, Exchange)]
-        require(list(joint) == exchanges == list(each), f"{about}: other exchanges than those of the arrays")
-        require(len({step.dtype for step in exchanges}) == 1, f"{about}: one message in several dtypes")
-        ends = [[[t[:2] for t in turn] for turn in step.rounds] for step in exchanges]
+        require(len(joint) == len(exchanges) == len(each), f"{about}: other exchanges than those of the arrays")
+        for own, step in zip(exchanges, joint, strict=True):
+            # Beside the messages of others, and in other rounds, it has its own.
+            same = replace(own, rounds=(), gathers=0) == replace(step, rounds=(), gathers=0)
+            alike = sorted(_list_full_messages(own)) == sorted(_list_full_messages(step))
+            require(same and alike, f"{about}: other exchanges than those of the arrays")
+            check_turns(step, about)
+        require(len({(step.dtype, step.gathers) for step in joint}) == 1, f"{about}: one message in several dtypes")
+        ends = [[[t[:2] for t in turn] for turn in step.rounds] for step in joint]
         require(all(other == ends[0] for other in ends), f"{about}: exchanges between other devices in one launch")
-        messages = (itertools.chain(*turns) for turns in zip(*(step.rounds for step in exchanges), strict=True))
-        return JointCost(len(ends[0]), max(map(_count_staged, messages), default=0))
+        for turn in ends[0]:
+            once = all(len({t[end] for t in turn}) == len(turn) for end in (0, 1))
+            require(once, f"{about}: a device sends or receives two messages in a round")
+        launches = _list_exchange_launches(joint)
+        return JointCost(len(launches), max(launches, default=0))
     for name in ("groups", "pairs", "reduction"):
         same = len({getattr(step, name, None) for step in (*each, joint.packed)}) == 1
         require(same and type(joint.packed) is type(first), f"{about}: a packed launch of other {name}")
@@ -275,7 +285,33 @@ def _moments_of_step(instruction: Instruction | ByFormula, before: int, after: i
 
 def _staged(step: Exchange) -> int:
     """The messages that one device sends and receives in a round, for the round and the device that have the most."""
-    return max(map(_count_staged, step.rounds), default=0)
+    return max(_list_exchange_launches([step]), default=0)
+
+
+def _list_exchange_launches(joint: Sequence[Exchange]) -> list[int]:
+    """For each launch of exchanges with the same rounds, what the messages of the busiest device have together: of
+    rounds in which groups gather, what it sends counts once."""
+    first = joint[0]
+    rounds: list[list[Transfer]] = []
+    for turns in zip(*(step.rounds for step in joint), strict=True):
+        rounds.append([transfer for turn in turns for transfer in turn])
+    split = len(rounds) - first.gathers
+    staged = [_count_staged(turn) for turn in rounds[:split]]
+    if first.gathers:
+        loads, sent = Counter[int](), Counter[int]()
+        for turn in rounds[split:]:
+            packed = Counter[int]()
+            for transfer in turn:
+                loads[transfer.receiver] += transfer.elements
+                packed[transfer.sender] += transfer.elements
+            sent |= packed
+        staged.append(max((loads + sent).values(), default=0))
+    return staged
+
+
+def _list_full_messages(step: Exchange) -> list[tuple[bool, int, int, tuple[Any, ...]]]:
+    """The messages of an exchange that have blocks."""
+    return [(t.relayed, t.sender, t.receiver, t.blocks) for turn in step.rounds for t in turn if t.blocks]
 
 
 def _count_staged(turn: Iterable[Transfer]) -> int:
@@ -305,7 +341,7 @@ def count_received(instruction: Instruction | ByFormula, before: int) -> Wire:
         case Permute(pairs=pairs):
             rounds, flows = 1, [(sender, receiver, before) for sender, receiver in pairs]
         case Exchange():
-            rounds = len(instruction.rounds)
+            rounds = len(_list_exchange_launches([instruction]))
             flows = [(t.sender, t.receiver, t.elements) for turn in instruction.rounds for t in turn]
         case ExchangeInPlace():
             rounds = len(instruction.rounds)

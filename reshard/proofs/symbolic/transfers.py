@@ -225,7 +225,7 @@ def check_view_exchange(step: object, about: str, tiles: tuple[tuple[int, ...], 
         for view, tile in zip((step.send, step.receive), tiles, strict=True):
             plain = view.tile == view.padded == view.digits == tile and view.dims == tuple(range(len(tile)))
             require(plain and not view.blocks, f"{about}: a view of another tile")
-        _check_turns(step, about)
+        check_turns(step, about)
 
 
 def check_permute(step: Permute, contract: StepContract) -> None:
@@ -281,7 +281,7 @@ def _check_relay(step: Exchange, contract: StepContract) -> None:
     What a device passes on has arrived before, and goes to the same place of the same tile of another device.
     """
     about, mesh = contract.about, contract.result.mesh
-    _check_turns(step, about)
+    check_turns(step, about)
     single = all(t.elements <= 1 for t in itertools.chain.from_iterable(step.rounds))
     require(step.staged or single, f"{about}: a relay without buffers")
     first, passed = boxes_of(step), boxes_of(step, relayed=True)
@@ -306,11 +306,19 @@ def _check_relay(step: Exchange, contract: StepContract) -> None:
     _check_filled(receivers, filled, contract)
 
 
-def _check_turns(step: Exchange, about: str) -> None:
-    """Checks that devices pass on nothing before everything has arrived."""
+def check_turns(step: Exchange, about: str) -> None:
+    """Checks that devices pass on nothing before everything has arrived, and the same in all rounds of a gather."""
     turns = [any(t.relayed for t in turn) for turn in step.rounds]
     mixed = any(t.relayed != later for turn, later in zip(step.rounds, turns, strict=True) for t in turn)
     require(turns == sorted(turns) and not mixed, f"{about}: elements are passed on before all have arrived")
+    require(step.gathers in (0, sum(turns)), f"{about}: a gather of some of the rounds in which elements are passed on")
+    gathered = [t for turn in step.rounds[len(step.rounds) - step.gathers :] for t in turn]
+    given = {t.sender: t.blocks for t in gathered if t.blocks}
+    others = {(t.sender, t.receiver) for t in gathered}
+    require(
+        all(t.blocks == given.get(t.sender, ()) for t in gathered) and len(others) == len(gathered),
+        f"{about}: a device passes on unlike parts to the others of its group",
+    )
 
 
 # ---- boxes of digits -----------------------------------------------------------------------------

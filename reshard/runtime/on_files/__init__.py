@@ -1,6 +1,9 @@
 """Runs reads and writes: bytes by `preadv`, coded chunks by the libraries of their formats; counts and checks them.
 
     drivers       pieces that only the library of their format reads and writes
+    engine        tiles of readings: spans of neighbours in one call, chunks once, and counts of both
+    reader_thread where the tiles of a wave lie, and the thread that reads a wave while another moves
+    host_load     all waves of a load whose devices are all in this process
     sidecar       checksums of what a save wrote, and which files are of one save
 
 Every stored byte is read once.

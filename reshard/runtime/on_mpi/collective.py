@@ -115,13 +115,12 @@ def collective(
             thread = f", in thread {threading.current_thread().name}" if turns.mixed else ""
             return f"{request(value)}{thread}"
 
-        def posted_alone(value: T) -> Posted:
-            return Posted(int(turns.is_here and alone is not None and alone(team, value)), 0, 0, ABSENT)
-
         if ahead is not None:
             with report_failure(team):
                 ahead(team, watch)
-        value = prepare_together(team, watch, checked, described, posting if alone is None else posted_alone)
+        if alone is not None:
+            posting = lambda value: Posted(int(turns.is_here and alone(team, value)), 0, 0, ABSENT)  # noqa: E731
+        value = prepare_together(team, watch, checked, described, posting)
         ended = alone is not None and team.shared  # All ranks have posted that they need not meet again.
         with report_failure(team):
             yield Agreed(team, watch, value)
@@ -200,8 +199,13 @@ def raise_disagreement(team: Team, watch: Watch, request: str, error: Exception 
     """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
     of them, perhaps this rank's own `error`.
     """
+    # What each rank requested, or why it failed.
+    mine = _Statement(
+        type(error).__name__ if error else "", str(error), getattr(error, "smallest", 0), request, team.calls
+    )
     with report_failure(team):
-        statements = _state_requests(team, watch, request, error)
+        statements = [_Statement(*json.loads(text)) for text in gather_texts(team, watch, json.dumps(mine))]
+    team.calls = max(statement.calls for statement in statements)
     _raise_statements(statements, error)
 
 
@@ -218,10 +222,8 @@ class _Statement(NamedTuple):
     calls: int
 
 
-def _state_requests(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
-    """What each rank requested, or why it failed, once the digests differ."""
-    kind = "" if error is None else type(error).__name__
-    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
+def gather_texts(team: Team, watch: Watch, text: str) -> list[str]:
+    """The text of each rank, on all of them."""
 
     def wait(request: MPI.Request) -> None:
         try:
@@ -230,15 +232,12 @@ def _state_requests(team: Team, watch: Watch, request: str, error: Exception | N
             _given_up.append(request)  # It is kept alive: MPI may still write to its buffers.
             raise
 
-    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    mine = np.frombuffer(text.encode(), np.uint8)
     sizes = np.empty(team.size, np.int64)
-    wait(team.comm.Iallgather(np.array([text.size], np.int64), sizes))
+    wait(team.comm.Iallgather(np.array([mine.size], np.int64), sizes))
     texts = np.empty(int(sizes.sum()), np.uint8)
-    wait(team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
-    parts = np.split(texts, np.cumsum(sizes)[:-1])
-    statements = [_Statement(*json.loads(part.tobytes())) for part in parts]
-    team.calls = max(statement.calls for statement in statements)
-    return statements
+    wait(team.comm.Iallgatherv(mine, [texts, sizes.tolist()]))
+    return [part.tobytes().decode() for part in np.split(texts, np.cumsum(sizes)[:-1])]
 
 
 _given_up: list[MPI.Request] = []

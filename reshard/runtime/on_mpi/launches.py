@@ -53,6 +53,7 @@ from reshard.runtime.on_mpi.direct_moves import (
     list_pushes,
     passes_on,
     plan_direct,
+    pull_from,
     push_into,
 )
 from reshard.runtime.on_mpi.global_array import clear_padding
@@ -116,8 +117,8 @@ def list_hops(plan: Plan, several: bool) -> Hops | None:
     for step in plan.steps:
         ends, through = (step.operand, step.result), step.mode.view
         fills = step.mode.fills
-        if step.mode == StepMode(relay=True, view=through):
-            hops += (Hop(*ends, MoveForm(half, through), fills) for half in (FIRST, SECOND))
+        if step.mode._replace(gathers=False) == StepMode(relay=True, view=through):
+            hops += (Hop(*ends, MoveForm(half, through, step.mode.gathers), fills) for half in (FIRST, SECOND))
         elif step.mode == PLAIN and step.kind in _STRAIGHT:
             hops.append(Hop(*ends))
         elif step.mode == StepMode(view=through) and step.kind == "exchange":
@@ -471,19 +472,19 @@ def run_launches(
         for at, (stack, tile) in enumerate(zip(stacks, held, strict=True)):
             if (target := given.parts.get(stack.names[0])) is not None:
                 if target not in made:
-                    made[target] = _make_target(call, stack.plan, tile, outs[at])
+                    made[target] = _make_target(call, stack.plan, tile.tile, outs[at])
                 outs[at] = made[target]
         if isinstance(launch, Bundle):
             results = _run_bundle(call, launch, held, outs)
         else:
-            results = [_run_steps(call, launch.plan, held[0], outs[0], given.scales.get(launch.names[0]))]
+            results = [_run_steps(call, launch.plan, held[0].tile, outs[0], given.scales.get(launch.names[0]))]
         for stack, tile, result in zip(stacks, held, results, strict=True):
             if len(stack.names) == 1:
                 moved[stack.names[0]] = result
                 continue
-            if tile.size:
-                call.memory.free(call.device, tile.size)
-                call.pool.give(tile)
+            if tile.tile.size:
+                call.memory.free(call.device, tile.tile.size)
+                call.pool.give(tile.tile)
             for number, name in enumerate(stack.names):
                 moved[name] = result
                 if result.tile.size:  # Elements without a name in layouts moved as plain words of their size.
@@ -492,19 +493,19 @@ def run_launches(
     return moved
 
 
-def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
+def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> WindowTile:
     """The tile of a stack: that of its one array, or a copy of those of all."""
     tiles = [given.tiles[name].tile for name in stack.names]
     if len(tiles) == 1:
-        return tiles[0]
+        return given.tiles[stack.names[0]]
     dtype = numpy_dtype(stack.plan.source.dtype)
     if seat_of(stack.plan.source.mesh, call.team.rank, call.team.size) is None:
-        return absent_tile(stack.plan.source, dtype).tile
+        return WindowTile(absent_tile(stack.plan.source, dtype).tile)
     size = sum(tile.size for tile in tiles)
     call.memory.take(call.device, size)
     made = call.pool.take(size * dtype.itemsize).view(dtype).reshape(len(tiles), *tiles[0].shape)
     np.stack([view_as_words(tile) for tile in tiles], out=view_as_words(made))
-    return made
+    return WindowTile(made)
 
 
 def _make_target(call: Call, plan: Plan, held: Array, out: WindowTile | None) -> WindowTile:
@@ -541,16 +542,17 @@ def _run_steps(call: Call, plan: Plan, held: Array, out: WindowTile | None, scal
 
 
 def _run_bundle(
-    call: Call, bundle: Bundle, tiles: Sequence[Array], outs: Sequence[WindowTile | None]
+    call: Call, bundle: Bundle, tiles: Sequence[WindowTile], outs: Sequence[WindowTile | None]
 ) -> list[WindowTile]:
     """Moves the tiles of a bundle, hop by hop; returns the results: those of `outs` that are given, else new ones.
 
-    Tiles are C-ordered, empty on ranks that have none.
+    Tiles are C-ordered, empty on ranks that have none. Ranks of a node write into results that lie in windows, and read
+    from tiles that do if results are private; that is the same on all of them.
     """
     team = call.team
     if any(out is not None for out in outs):
         team.settle(call.watch)  # What callers gave stays as it is if a rank has failed by now.
-    held = [WindowTile(tile) for tile in tiles]
+    held = list(tiles)
     count = len(bundle.routes[0])
     for number in range(count):
         hops = [route[number] for route in bundle.routes]
@@ -569,7 +571,9 @@ def _run_bundle(
                 if not hop.fills:
                     clear_new(team, hop.target, result.tile)
             results.append(result)
-        part = bundle.part(number, tuple(result.place == 0 for result in results), team.rank, team.facts)
+        read = [result.place == 0 != tile.place for tile, result in zip(held, results, strict=True)]
+        apart = tuple(result.place == 0 and not reads for result, reads in zip(results, read, strict=True))
+        part = bundle.part(number, apart, team.rank, team.facts)
         before, after = ([view_as_words(each.tile) for each in side] for side in (held, results))
         exchange = MessageExchange(call, part.messages, before, after)
         exchange.start()
@@ -581,14 +585,15 @@ def _run_bundle(
                 ]
             else:
                 call.memory.receive(call.device, move.pulled)
-                # The results of the other ranks of this node that have one: in windows, all at one place.
-                target, dtype = hops[at].target, results[at].tile.dtype
-                targets = {
-                    team.members[n]: team.arena.tile(n, results[at].place, target.tile_shape, dtype)
-                    for n in members_with_tile(team, target)
+                # The tiles, or the results, of the node's other ranks that have one: in windows, all at one place.
+                of, layout = (held[at], hops[at].source) if read[at] else (results[at], hops[at].target)
+                others = {
+                    team.members[n]: team.arena.tile(n, of.place, layout.tile_shape, of.tile.dtype)
+                    for n in members_with_tile(team, layout)
                     if team.members[n] != team.rank
                 }
-                copies = push_into(pushed, targets)(call, move, before[at], after[at])
+                fill = pull_from(others) if read[at] else push_into(pushed, others)
+                copies = fill(call, move, before[at], after[at])
             for step in copies:
                 step()
                 exchange.progress()

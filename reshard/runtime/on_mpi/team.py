@@ -278,6 +278,10 @@ class Watch:
         """Seconds before the deadline at which a rank stops planning, so that the others hear of it in time."""
         return min(1.0, self._limit / 4)
 
+    def renew(self) -> None:
+        """Lets the call go on for another time limit from now: all ranks have come as far as this."""
+        self.deadline = time.monotonic() + self._limit
+
     def until(self, done: Callable[[], bool]) -> None:
         """Waits until `done()` is true: with a core for each rank, it polls for a while before it yields its own."""
         for _ in range(SPINS if self._team.size <= CORES else 0):

@@ -55,12 +55,12 @@ from reshard.runtime.on_mpi.run_plan import overwrite_tile, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import (
     ABSENT,
+    NOWHERE,
     Posted,
     WindowTile,
     members_with_tile,
     new_place,
     new_tile,
-    posted_by_rank,
 )
 from reshard.runtime.on_mpi.wire.by_node import Allotment, JoinedPart, allot_stripes, exchange_aggregated
 from reshard.runtime.on_mpi.wire.message_exchange import Call
@@ -268,7 +268,9 @@ def move_tile(
         call.memory.take(call.device, result.tile.size)
         copy_view(view_as_words(result.tile), view_as_words(held.tile))
         return result
-    transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
+    # What each rank of this node posted at the last agreement, this rank included.
+    posted = {at: Posted(*words[: len(NOWHERE)]) for at, words in zip(team.members, team.posted(), strict=True)}
+    transfer = TileTransfer(call, ready, request, held, out, posted)
     transport = choose_transport(transfer)
     result = run_transport(transfer, transport)
     if out is None and transport != "overwrite" and not request.target.even:

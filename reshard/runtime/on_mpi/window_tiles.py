@@ -74,11 +74,6 @@ def post_tile(held: WindowTile, out: WindowTile | None = None) -> Posted:
     return Posted(held.place, address, out.place, ABSENT if out.place == ABSENT else 1)
 
 
-def posted_by_rank(team: Team) -> dict[int, Posted]:
-    """What each rank of this node posted at the last agreement, this rank included."""
-    return {rank: Posted(*words[: len(NOWHERE)]) for rank, words in zip(team.members, team.posted(), strict=True)}
-
-
 def new_place(team: Team, watch: Watch, layout: Layout, nbytes: int) -> int:
     """The place of `nbytes` bytes on every rank of the node that has a tile of this layout; 0 if it has no room.
 
@@ -86,12 +81,6 @@ def new_place(team: Team, watch: Watch, layout: Layout, nbytes: int) -> int:
     """
     members = members_with_tile(team, layout)
     return team.arena.take(nbytes, partial(team.gather, watch), members) if members else ABSENT
-
-
-def has_place(team: Team, layout: Layout, nbytes: int) -> bool:
-    """Whether `new_place` has a place at hand, so that no rank of the node needs new memory, shared or private."""
-    members = members_with_tile(team, layout)
-    return not members or team.arena.has_room(nbytes, members)
 
 
 def members_with_tile(team: Team, layout: Layout) -> tuple[int, ...]:

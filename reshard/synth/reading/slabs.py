@@ -57,10 +57,12 @@ def cut_slabs(layout: Layout, unit: int, moves: Sequence[Move], least: int) -> l
         spans = [(at * run // count, (at + 1) * run // count) for at in range(count)]
     if not 1 < len(spans) <= MOST_SLABS:
         return None
+    # Each slab has a layout of its own, and a move of each of the tensor's, which fills a part of that one's target.
     slabs: list[Slab] = []
     for low, high in spans:
         box: Box = ((low, high), *((0, size) for size in layout.shape[1:]))
         size = high - low
+        # Without runs of their own, readers share each slab anew.
         if parts == 1:
             piece = min(-(-size // (unit * max(1, math.prod(d.radix for d in readers)))) * unit, size)
             head = [fit_digits([*readers, Digit(piece, None)], size)]
@@ -118,6 +120,7 @@ def _move_slab(move: Move, layout: Layout, parts: int, run: int, low: int, high:
             finer[at].append(number)
         place = inner
     head = [tuple(above), tuple(below)] if parts > 1 else [tuple(below)]
+    # A slab of all rows has no digit above it.
     if parts == 1 and above:
         return None
     target = tuple(tuple(itertools.chain(*(finer.get(at, [at]) for at in dim))) for dim in view.target)

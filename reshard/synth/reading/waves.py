@@ -114,6 +114,7 @@ def plan_reading(
     tensors, packed = pick_packed(placed, filled, readers, options)
     tensors = reduce_readers(tensors, packed, readers, options)
     turned = turn_readers(tensors, readers)
+    # What a wave stages is found by trying: buffers of moves are known once they are planned.
     least: LoadPlan | None = None
     size = options.wave or WAVE
     while True:
@@ -153,6 +154,7 @@ def place_tensors(
         largest = max(named.values(), key=lambda move: move.target.tile_bytes)
         first = stored.pieces[0] if len(stored.pieces) else None
         kind = len(stored.pieces) if stored.chunks is None else stored.chunks
+        # A model has hundreds of tensors, and a dozen that differ in this.
         key = stored.shape, stored.dtype, kind, list_units(stored), largest.target, largest.view
         if key not in known or (stored.chunks is None and len(stored.pieces) > 1):
             known[key] = place_readers(stored, largest, readers, options)
@@ -168,6 +170,7 @@ def pick_packed(
     A pack is gathered whole, so that devices receive what they do not need of it: nothing of what the target
     replicates, and else little, of each tensor and of all together.
     """
+    # Targets that several tensors fill count once.
     results = Counter[Mesh]()
     for target in {filled[name]: move.target for each in tensors for name, move in each.moves.items()}.values():
         results[target.mesh] += target.tile_bytes
@@ -184,6 +187,7 @@ def pick_packed(
         beyond = max(0, whole - dtypes.nbytes(needed, each.stored.dtype))
         if beyond <= options.read_size // SMALL:
             excess.append((beyond, at))
+    # Those that cost least first, as long as all of them together cost little.
     packed, used = set[int](), Counter[Mesh]()
     for beyond, at in sorted(excess):
         mesh = tensors[at].mesh
@@ -200,6 +204,7 @@ def reduce_readers(
     """Fewer readers of the tensors whose parts are smallest, until there are few enough reads in all."""
     every = {process for mesh in {each.mesh for each in tensors} for process in readers.list_processes(mesh)}
     files = {piece.file for each in (*tensors, *packed) for piece in each.stored.pieces[:1]}
+    # What the reads of a loader would be that has no choice: none below `read_size` but the last of a file.
     allowed = len(every) * len(files)
     for each in (*tensors, *packed):
         raw = all(unit == 1 for unit in list_units(each.stored))
@@ -232,6 +237,7 @@ def turn_readers(tensors: Sequence[ReadTensor], readers: Readers) -> list[tuple[
     some = [at for at, each in enumerate(tensors) if each.placed.dropped]
     for at in sorted(some, key=lambda at: -tensors[at].stored.nbytes):
         placed = tensors[at].placed
+        # Each turn is other devices, at one coordinate along each axis that is left over.
         turns = math.prod(axis.size for axis in placed.dropped)
         every = [leave_out(placed.layout, placed.dropped, turn) for turn in range(turns)]
         members = [readers.list_processes(layout.mesh) for layout in every]
@@ -247,6 +253,7 @@ def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int) -> Ite
     groups: defaultdict[tuple[Mesh, str, bool], list[ReadTensor]] = defaultdict(list)
     for each in packed:
         groups[each.mesh, each.stored.dtype, is_flat(each.stored)].append(each)
+    # A launch gathers one dtype. Whole tensors go in, up to what leaves a wave room for the other half.
     number = 0
     for (mesh, dtype, _), members in groups.items():
         devices = max(Counter(readers.list_processes(mesh)).values())
@@ -281,6 +288,7 @@ def list_items(
         fills = {at: filled[at] for at in moves}
         whole = ReadItem(Reading(name, name, None, layout), each.at, moves, fills, direct)
         staged = 0 if direct else layout.tile_bytes * readers.count_devices(layout.mesh)
+        # Where its rows do not let it be cut, it is a wave of its own, larger than asked for, and counted so.
         slabs = None
         if staged > size:
             slabs = cut_slabs(layout, list_units(each.stored)[0], [*moves.values()], -(-staged // size))
@@ -327,6 +335,7 @@ def read_straight(name: str, target: str, move: Move) -> DirectRead | None:
         local = tile == goal.shape[at] and all(view.source[where] == group for where in dims)
         if len(group) > 1 or window is None or atoms[0].taken or not local:
             return None
+        # What fills a part of a dim has all of its own, on every device.
         if any(source.tile_shape[where] != source.shape[where] for where in dims):
             return None
         read += dims
@@ -369,6 +378,7 @@ def make_wave(items: Sequence[ReadItem], filled: Mapping[str, str], readers: Rea
     tensors = [each for item in moving for each in item.tensors]
     if tensors:
         split = split_packs(tensors, filled, options)
+    # Packs count twice: as they are read, and as they are gathered.
     staged = [layout for item in moving for layout in item.staged]
     staging = max(sum_by_process(staged, readers.process_of).values(), default=0)
     return Wave(tuple(item.reading for item in items), direct, tree, split, staging)
@@ -445,6 +455,7 @@ def count_reads(
         for process in dict.fromkeys(readers.list_processes(mesh)):
             sizes[process] += size
             runs[process] += count
+    # Each process is taken to read of each file that its mesh reads: a few of them may have no part of a small one.
     held: defaultdict[int, set[int]] = defaultdict(set)
     for mesh, numbers in files.items():
         for process in dict.fromkeys(readers.list_processes(mesh)):

@@ -38,7 +38,7 @@ from reshard.runtime.on_mpi.node.arena import (
 )
 from reshard.runtime.on_mpi.node.node_sync import WORDS, NodeSync, sync_bytes
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, locate_tile, new_tile, post_tile, posted_by_rank
+from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, locate_tile, new_tile, post_tile
 from reshard.types import Layout, Mesh
 from tests.mpi import running
 
@@ -631,14 +631,14 @@ def test_a_tile_is_known_by_its_address(team: Team, watch: Watch):
     posted = post_tile(one, other)
     assert posted == (one.place, one.tile.ctypes.data, other.place, 1)
     prepare_together(team, watch, lambda: one, lambda _: "posted", lambda held: post_tile(held, other))
-    assert posted_by_rank(team) == {0: Posted(*posted)}
+    assert [Posted(*words[: len(NOWHERE)]) for words in team.posted()] == [Posted(*posted)]
     assert team.plain
     assert team.shared
 
 
 def test_a_rank_without_a_tile_posts_nowhere(team: Team, watch: Watch):
     prepare_together(team, watch, lambda: None, lambda _: "nothing")
-    assert posted_by_rank(team) == {0: NOWHERE}
+    assert [Posted(*words[: len(NOWHERE)]) for words in team.posted()] == [NOWHERE]
     assert not team.plain
     assert not team.shared
 

@@ -3,6 +3,7 @@
 metadata_files  how files of metadata are opened, and names in them resolved: no pipe, no way out of the folder
 safetensors     headers and the index
 npy             .npy files, and the tiles of `DistArray.save`
+dcp             torch.distributed.checkpoint: its pickles by inert_pickle, its archives by stored_zip
 zarr            versions 2 and 3, chunks and shards
 orbax           trees of zarr arrays, in a key-value store or in folders
 hdf5            datasets of one file
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from os import PathLike
 
 from reshard.errors import FileError, quoted, shortened
+from reshard.runtime.on_files.formats.dcp import read_dcp
 from reshard.runtime.on_files.formats.hdf5 import ENDINGS, read_hdf5
 from reshard.runtime.on_files.formats.npy import read_npy
 from reshard.runtime.on_files.formats.orbax import read_orbax
@@ -30,6 +32,7 @@ _FORMATS: tuple[tuple[str, tuple[str, ...], Callable[[str], Checkpoint]], ...] =
     ("safetensors", (f"*{INDEX}", "*.safetensors"), read_safetensors),
     ("orbax", ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "commit_success.txt"), read_orbax),
     ("zarr", ("zarr.json", ".zarray", ".zgroup"), read_zarr),
+    ("dcp", (".metadata", "*.distcp"), read_dcp),
     ("hdf5", tuple(f"*{ending}" for ending in ENDINGS), read_hdf5),
     ("npy", ("layout.json", "*.npy"), read_npy),
 )

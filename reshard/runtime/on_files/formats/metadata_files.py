@@ -190,6 +190,22 @@ def _check_disjoint(path: str, name: str, boxes: Sequence[Sequence[tuple[int, in
         open_boxes.append(box)
 
 
+def measure_span(extents: Sequence[int], strides: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
+    """How many elements lie from the first to the last of a box, ends included, and its strides, None in C order.
+
+    >>> [measure_span(*given) for given in (((2, 3), (3, 1)), ((2, 3), (4, 1)), ((1, 3), (9, 1)))]
+    [(6, None), (7, (4, 1)), (3, None)]
+    """
+    if 0 in extents:
+        return 0, None
+    below, in_order = 1, True
+    for extent, stride in zip(reversed(extents), reversed(strides), strict=True):
+        in_order &= extent == 1 or stride == below  # Along a dim of one element no step is ever made.
+        below *= extent
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
+    return span, None if in_order else tuple(strides)
+
+
 def find_chunks(shape: Sequence[int], pieces: Sequence[StoredPiece]) -> tuple[int, ...] | None:
     """The shape of the chunks if pieces, in this order, are those of a regular grid in C order; else None.
 

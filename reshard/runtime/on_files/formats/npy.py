@@ -30,6 +30,7 @@ from reshard.runtime.on_files.formats.metadata_files import (
     check_cover,
     file_error,
     find_chunks,
+    measure_span,
     open_regular,
     read_metadata,
     resolve_inside,
@@ -155,12 +156,9 @@ def _list_pieces(header: NpyHeader, file: int, boxes: Sequence[tuple[Box, tuple[
     for box, starts in boxes:
         extents, strides, item = [stop - start for start, stop in box], header.strides, header.dtype.itemsize
         first = sum(start * stride for start, stride in zip(starts, strides, strict=True))
-        last = sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
         # From the first element to the end of the last: padding between them is inside, padding behind is not.
-        span = (last + 1) * item if 0 not in extents else 0
-        packed = NpyHeader(tuple(extents), header.dtype, False, 0).strides
-        plain = all(n == 1 or own == at for n, own, at in zip(extents, strides, packed, strict=True)) or not span
-        pieces.append(StoredPiece(box, file, header.start + first * item, span, strides=None if plain else strides))
+        span, spaced = measure_span(extents, strides)
+        pieces.append(StoredPiece(box, file, header.start + first * item, span * item, strides=spaced))
     return tuple(pieces)
 
 

@@ -35,7 +35,7 @@ SAVE_ID = "reshard.save"
 """The field of `__metadata__` that is equal in all files of one save."""
 
 _MOST_HEADER = 100_000_000  # As the library has it.
-_DTYPES: Mapping[object, str] = {
+_DTYPES: Mapping[str, str] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E5M2FNUZ": "float8_e5m2fnuz",
@@ -176,9 +176,9 @@ def _read_tensor(path: str, name: str, said: Any) -> tuple[int, int, str, tuple[
     fields = cast("dict[str, Any]", said)
     dtype, shape, span = fields.get("dtype"), read_sizes(fields.get("shape")), read_sizes(fields.get("data_offsets"), 2)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        if dtype in _SUB_BYTE:
+        if isinstance(dtype, str) and dtype in _SUB_BYTE:
             raise refuse(f"its dtype {dtype} has elements of less than a byte, which layouts do not know")
-        raise refuse(f"its dtype is {quoted(dtype)}, not one of {', '.join(map(str, _DTYPES))}")
+        raise refuse(f"its dtype is {quoted(dtype)}, not one of {', '.join(_DTYPES)}")
     if shape is None:
         raise refuse(f"its shape is {quoted(fields.get('shape'))}, not a list of whole numbers from 0 to 2^63")
     if span is None:

@@ -1,0 +1,359 @@
+"""Reads what tiles want of a checkpoint: every stored byte once, neighbours of a file in one call.
+
+    tiles wanted       what each takes of each piece of its tensor               lower.to_files
+    raw pieces         `preadv`: long runs straight into tiles, short ones through a buffer
+    coded pieces       whole, by the driver of the format, into tiles or through a buffer
+    alike tiles        one is read, the others are copies of it
+
+Nothing is mapped: a mapped file that is cut meanwhile ends the process, and its pages count as the process's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.errors import FileError, quoted, shortened
+from reshard.geometry.blocks import Block, fuse_axes
+from reshard.geometry.holders import tile_of
+from reshard.lower.to_files.file_reads import (
+    MOST_BUFFERS,
+    MOST_BYTES,
+    SCRATCH,
+    FileRead,
+    FileSpan,
+    cut_part,
+    list_reading_reads,
+    list_spans,
+)
+from reshard.lower.to_mpi.tile_blocks import list_strides
+from reshard.plans.load_plan import Reading
+from reshard.runtime.on_files.drivers import Driver, Missing, open_driver
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
+from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
+
+Array = NDArray[Any]
+
+
+@dataclass
+class ReadCounts:
+    """What was really read: bytes, calls, and the files that were opened, as numbers of `Checkpoint.files`."""
+
+    bytes: int = 0
+    calls: int = 0
+    files: set[int] = field(default_factory=set[int])
+
+
+WantedTiles = tuple[Reading, Mapping[int, Array]]
+"""Tiles of a reading to fill, by device; each may be any view in memory."""
+
+
+class ReadChecks(Protocol):
+    """What is told of all bytes that are read, in the thread that reads them."""
+
+    def add(self, file: int, offset: int, buffer: Any) -> None:
+        """Bytes of a file from an offset on."""
+
+    def add_chunks(self, stored: Stored, box: Box, data: Array) -> None:
+        """The elements of whole chunks."""
+
+
+class _Tile(NamedTuple):
+    """One tile of a call, as words of the size of its elements, with what it takes of each piece of which tensor."""
+
+    words: Array
+    reads: Sequence[tuple[Stored, FileRead]]
+
+
+class CheckpointReader:
+    """Reads tiles of one checkpoint, and counts what it read; its files are opened when they are first needed.
+
+    `close` raises `FileError` if a file has changed since the checkpoint was opened. One thread at a time uses it.
+    """
+
+    def __init__(
+        self,
+        ckpt: Checkpoint,
+        counts: ReadCounts | None = None,
+        checks: ReadChecks | None = None,
+        missing: Missing = "refuse",
+    ) -> None:
+        self.ckpt = ckpt
+        self.counts = ReadCounts() if counts is None else counts
+        self._checks = checks
+        self._missing: Missing = missing
+        self._files: dict[int, int] = {}
+        self._driver: Driver | None = None
+        self._scratch: Array | None = None
+
+    def read_tiles(self, wanted: Iterable[WantedTiles]) -> None:
+        """Fills the tiles, padding left as it is. No two tiles want the same elements unless they want the same."""
+        tiles: list[_Tile] = []
+        copies: list[tuple[Array, Array]] = []
+        for reading, of in wanted:
+            # Devices that replicate a tile have one copy each, and none of them reads what another has read.
+            first: dict[object, Array] = {}
+            for device, tile in of.items():
+                words = view_as_words(tile)
+                twin = first.setdefault(tile_of(reading.layout, device), words)
+                if twin is not words:
+                    copies.append((words, twin))
+                elif tile.size:
+                    tiles.append(_Tile(words, list_reading_reads(self.ckpt, reading, device)))
+        spans = list_spans((at, tile.words.itemsize, [read for _, read in tile.reads]) for at, tile in enumerate(tiles))
+        for span in spans:
+            if span.straight:
+                self._read_straight(span, tiles)
+            else:
+                self._read_scattered(span, tiles)
+        self._read_coded(tiles)
+        # When all is there: a tile may be read in several calls.
+        for tile, twin in copies:
+            copy_view(tile, twin)
+
+    def _read_straight(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
+        """Reads a span of long runs straight into its tiles."""
+        buffers = [
+            each for part in span.parts for each in _list_run_buffers(tiles[part.tile].words, part.block, part.itemsize)
+        ]
+        buffers.sort(key=lambda each: each[0])
+        # As many neighbours as a call takes, in calls one behind another.
+        at = 0
+        while at < len(buffers):
+            start, end, several = buffers[at][0], at, list[Array]()
+            nbytes = 0
+            while end < len(buffers) and len(several) < MOST_BUFFERS:
+                run = buffers[end][1]
+                if several and nbytes + run.nbytes > MOST_BYTES:
+                    break
+                several.append(run)
+                nbytes += run.nbytes
+                end += 1
+            self._read_bytes(span.file, start, several)
+            at = end
+
+    def _read_scattered(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
+        """Reads a span of short runs through a buffer."""
+        scratch = self._buffer(min(SCRATCH, span.stop - span.start))
+        for start in range(span.start, span.stop, SCRATCH):
+            stop = min(span.stop, start + SCRATCH)
+            self._read_bytes(span.file, start, [scratch[: stop - start]])
+            # Each part has its elements in the order of the file, so that those of the buffer are a range of them.
+            for part in span.parts:
+                words = tiles[part.tile].words
+                for block in cut_part(part, start, stop):
+                    steps = [axis.src for axis in block.axes]
+                    source = np.ndarray(block.extents, words.dtype, scratch, block.src - start, steps)
+                    copy_view(view_block(words, block, "dst"), source)
+
+    def _read_coded(self, tiles: Sequence[_Tile]) -> None:
+        """Reads chunks whole, each of them once: into the one tile that is made of chunks, else through a buffer."""
+        users: dict[tuple[str, Box], list[tuple[_Tile, Stored, FileRead]]] = {}
+        for tile in tiles:
+            for stored, read in tile.reads:
+                if not read.piece.raw:
+                    users.setdefault((stored.name, read.piece.box), []).append((tile, stored, read))
+        # Libraries decode chunks of one request beside each other: a tile of many chunks is one request.
+        whole: set[tuple[str, Box]] = set()
+        for tile in tiles:
+            coded = [(stored, read) for stored, read in tile.reads if not read.piece.raw]
+            boxes = [read.piece.box for _, read in coded]
+            if (
+                not boxes
+                or len(coded) < len(tile.reads)
+                or any(len(users[of.name, r.piece.box]) > 1 for of, r in coded)
+            ):
+                continue
+            stored = coded[0][0]
+            around = tuple((min(d[0] for d in dim), max(d[1] for d in dim)) for dim in zip(*boxes, strict=True))
+            extents = [stop - start for start, stop in around]
+            elements = sum(block.elements for _, read in coded for block in read.blocks)
+            # The tile is this box of its tensor, if it has its dims and as many elements as are taken.
+            if elements == math.prod(extents) and is_box_of_tile(coded, around, tile.words.shape):
+                self._read_box(stored, around, tile.words[tuple(map(slice, extents))])
+                whole.update((stored.name, box) for box in boxes)
+        for at, several in users.items():
+            if at in whole:
+                continue
+            # A chunk that several tiles share, or that a tile has a part of.
+            (tile, stored, read), box = several[0], at[1]
+            shape, words = tuple(stop - start for start, stop in box), tile.words
+            nbytes = math.prod(shape) * words.itemsize
+            chunk = self._buffer(nbytes)[:nbytes].view(words.dtype).reshape(shape)
+            self._read_box(stored, box, chunk)
+            for tile, _, read in several:
+                for block in read.blocks:
+                    copy_view(view_block(tile.words, block, "dst"), view_block(chunk, block, "src"))
+
+    def _read_box(self, stored: Stored, box: Box, out: Array) -> None:
+        if self._driver is None:
+            self._driver = open_driver(self.ckpt, self._missing)
+        self._driver.read_box(stored, box, out)
+        if self._checks is not None:
+            self._checks.add_chunks(stored, box, out)
+
+    def _buffer(self, nbytes: int) -> Array:
+        """The reader's buffer, with room for some bytes."""
+        if self._scratch is None or self._scratch.size < nbytes:
+            self._scratch = np.empty(nbytes, np.uint8)
+        return self._scratch
+
+    def _read_bytes(self, number: int, offset: int, buffers: Sequence[Array]) -> None:
+        """Fills buffers with the bytes of a file from an offset on; what the kernel left out is asked for again."""
+        of = self.ckpt.files[number]
+        file = self._files.get(number)
+        if file is None:
+            file = self._files[number] = open_stored_file(of)
+            self.counts.files.add(number)
+        left: list[Array] = list(buffers)
+        at, total = offset, sum(buffer.nbytes for buffer in buffers)
+        while at < offset + total:
+            try:
+                count = os.preadv(file, left, at)
+            except OSError as error:
+                raise FileError(
+                    f"{quoted(of.path)}{self._name_tensor(number, at)}: cannot read {offset + total - at} B from byte "
+                    f"{at} on: {shortened(str(error))}; try again, or restore the file"
+                ) from None
+            self.counts.calls += 1
+            if count <= 0:
+                size, more = os.fstat(file).st_size, offset + total - at
+                raise FileError(
+                    f"{quoted(of.path)}{self._name_tensor(number, at)}: the file ends at byte {size}, and {more} B "
+                    f"from byte {at} on are wanted: it had {of.size} B when it was opened, and was cut; restore it"
+                )
+            at += count
+            self.counts.bytes += count
+            # The kernel may stop anywhere, at a signal or where it has no more at hand.
+            while left and left[0].nbytes <= count:
+                count -= left.pop(0).nbytes
+            if left:
+                left[0] = left[0].reshape(-1).view(np.uint8)[count:]
+        # In this thread: the bytes are in its caches, and nobody waits for it but the next read.
+        if self._checks is not None:
+            for buffer in buffers:
+                self._checks.add(number, offset, buffer)
+                offset += buffer.nbytes
+
+    def _name_tensor(self, number: int, offset: int) -> str:
+        """The tensor that has a byte of a file, as an error names it."""
+        for stored in self.ckpt.values():
+            if any(of.file == number and of.offset <= offset < of.offset + of.nbytes for of in stored.pieces):
+                return f", tensor {quoted(stored.name)}"
+        return ""
+
+    def close(self) -> None:
+        """Closes what is open; raises `FileError` if a file is not as it was when the checkpoint was opened."""
+        files, self._files = self._files, {}
+        driver, self._driver = self._driver, None
+        self._scratch = None
+        with contextlib.ExitStack() as closing:
+            if driver is not None:
+                closing.callback(driver.close)
+                counted = driver.read_counts()
+                self.counts.bytes += counted[0]
+                self.counts.calls += counted[1]
+            for file in files.values():
+                closing.callback(os.close, file)
+            # A file that somebody wrote to meanwhile may have given some of both.
+            for number, file in files.items():
+                _check_unchanged(self.ckpt.files[number], os.fstat(file))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with contextlib.suppress(*(() if kind is None else (FileError,))):  # The first error is the one to tell.
+            self.close()
+
+
+def read_tiles(
+    ckpt: Checkpoint, wanted: Iterable[WantedTiles], counts: ReadCounts | None = None, checks: ReadChecks | None = None
+) -> None:
+    """Fills tiles with what they want of a checkpoint, in one go.
+
+    >>> import tempfile
+    >>> from reshard.types import Layout, Mesh
+    >>> from reshard.types.stored import StoredPiece
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(np.arange(8, dtype="<f4").tobytes()), file.flush()
+    ...     status = os.stat(file.name)
+    ...     stored = Stored("w", "float32", (4, 2), (StoredPiece(((0, 4), (0, 2)), 0, 0, 32),))
+    ...     files = (StoredFile(file.name, status.st_size, status.st_mtime_ns),)
+    ...     tile = np.empty((4, 1), "f4")
+    ...     columns = Reading("w", "w", None, Layout.parse("f32[4, {x}1]", Mesh(x=2)))
+    ...     read_tiles(Checkpoint(file.name, "npy", files, {"w": stored}), [(columns, {1: tile})])
+    >>> tile[:, 0].tolist()
+    [1.0, 3.0, 5.0, 7.0]
+    """
+    with CheckpointReader(ckpt, counts, checks) as reader:
+        reader.read_tiles(wanted)
+
+
+def open_stored_file(of: StoredFile) -> int:
+    """The descriptor of a file, opened to be read; raises `FileError` if it is not the one that it was."""
+    # What has become a pipe must not make this wait for its writer.
+    try:
+        file = os.open(of.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise FileError(f"cannot open {quoted(of.path)}: {shortened(str(error))}") from None
+    try:
+        _check_unchanged(of, os.fstat(file))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _check_unchanged(of: StoredFile, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise FileError(f"{quoted(of.path)} is not a regular file any more; restore it")
+    if (status.st_size, status.st_mtime_ns) != (of.size, of.changed_ns):
+        raise FileError(
+            f"{quoted(of.path)} has changed since it was opened: it had {of.size} B, changed at {of.changed_ns} ns, "
+            f"and has {status.st_size} B, changed at {status.st_mtime_ns} ns; open it again when nobody writes to it"
+        )
+
+
+def is_box_of_tile(reads: Sequence[tuple[Stored, FileRead]], box: Box, shape: Sequence[int]) -> bool:
+    """Whether a tile of this shape begins with a box of the one tensor that it takes these pieces of."""
+    if len(shape) != len(box) or any(stop - start > size for (start, stop), size in zip(box, shape, strict=True)):
+        return False
+    below = list_strides(shape)
+    for stored, read in reads:
+        at = sum((piece[0] - of[0]) * step for piece, of, step in zip(read.piece.box, box, below, strict=True))
+        # Each piece is one block, whole, at its own place in the box.
+        if stored is not reads[0][0] or len(read.blocks) != 1 or read.blocks[0].dst != at or read.blocks[0].src:
+            return False
+        if any(axis.dst != step for axis, step in zip(read.blocks[0].axes, below, strict=False)):
+            return False
+    return True
+
+
+def _list_run_buffers(words: Array, block: Block, size: int) -> Iterator[tuple[int, Array]]:
+    """The runs of a block as bytes of the file where they begin, and where they go in the tile's memory."""
+    # Axes may be joined where the tile is C-ordered; else each stays within one dim, whose stride it has.
+    if words.flags.c_contiguous:
+        block = fuse_axes(Block(block.src, block.dst * size, tuple(a._replace(dst=a.dst * size) for a in block.axes)))
+        block = block._replace(dst=block.dst // size, axes=tuple(a._replace(dst=a.dst // size) for a in block.axes))
+    view = view_block(words, block, "dst")
+    below, outer = size, len(block.axes)
+    while outer:
+        extent, src, _ = block.axes[outer - 1]
+        if extent != 1 and (src, view.strides[outer - 1]) != (below, below):
+            break
+        below, outer = below * extent, outer - 1
+    if not outer:
+        yield block.src, view
+        return
+    axes = block.axes[:outer]
+    for index in np.ndindex(*(axis.extent for axis in axes)):
+        yield block.src + sum(at * axis.src for at, axis in zip(index, axes, strict=True)), view[(*index, ...)]

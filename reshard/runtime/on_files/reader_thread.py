@@ -1,0 +1,109 @@
+"""Waves of readings: where they lie in memory, and the thread that reads one while another moves.
+
+    thread    reads wave 0 | reads wave 1           | reads wave 2          |
+    caller    prepares     | moves wave 0, prepares | moves wave 1, prepares| moves wave 2
+
+Two buffers are reused in turn, so that what is read never goes to fresh pages but once; what is where its target wants
+it is read straight into that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.errors import PlanError, quoted
+from reshard.plans.load_plan import LoadPlan, Wave
+from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_files.engine import CheckpointReader, WantedTiles
+from reshard.types.layout import Layout
+from reshard.types.stored import Box
+
+Array = NDArray[Any]
+
+ALIGNED = 64
+"""Tiles of a wave begin at multiples of this: lines of the caches, and elements of every dtype."""
+
+
+class ReaderThread:
+    """Reads in a thread of its own, one request at a time; the end of a `with` waits for what it reads."""
+
+    def __init__(self, reader: CheckpointReader) -> None:
+        self._reader = reader
+        self._pool = ThreadPoolExecutor(1, "reshard-reader")
+        self._reading: Future[None] | None = None
+
+    def start(self, wanted: Iterable[WantedTiles]) -> None:
+        """Begins to fill some tiles, which are not touched until `wait`."""
+        self._reading = self._pool.submit(self._reader.read_tiles, list(wanted))
+
+    def wait(self) -> None:
+        """Waits until the tiles are filled; raises what reading them raised."""
+        if self._reading is not None:
+            self._reading.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def list_staged(wave: Wave) -> dict[str, Layout]:
+    """What a wave has in memory beside targets: readings that are moved, and packs gathered from them, by name."""
+    straight = {direct.reading for direct in wave.direct}
+    packs = {reading.name for reading in wave.readings if reading.packed}
+    staged = {reading.name: reading.layout for reading in wave.readings if reading.name not in straight}
+    ends = dict[str, Layout]() if wave.tree is None else wave.tree.target_layouts
+    return staged | {gathered_name(name): ends[name] for name in ends if name in packs}
+
+
+def gathered_name(pack: str) -> str:
+    """How a pack that has been gathered is called beside the reading of its name."""
+    return f"{pack} gathered"
+
+
+def place_staged(staged: Mapping[str, Layout], devices: int = 1) -> tuple[dict[str, int], int]:
+    """Where the tiles of each begin in a buffer that has room for those of some devices, and the bytes of that.
+
+    It is the same in all processes: tiles that a process has not have room all the same.
+    """
+    places: dict[str, int] = {}
+    at = 0
+    for name, layout in staged.items():
+        places[name] = at
+        at += devices * (-(-layout.tile_bytes // ALIGNED) * ALIGNED)
+    return places, at
+
+
+def view_staged_tile(buffer: Array, place: int, layout: Layout) -> Array:
+    """A tile that begins at this byte of a buffer."""
+    return np.ndarray(layout.tile_shape, numpy_dtype(layout.dtype), buffer, place)
+
+
+def view_direct_tile(target: Array, box: Box | None, shape: Sequence[int]) -> Array:
+    """The part of a target's tile that a reading of this tile shape is read into.
+
+    >>> view_direct_tile(np.zeros((2, 4, 3)), ((1, 2), (0, 2), (0, 3)), (2, 3)).shape
+    (2, 3)
+    """
+    part = target if box is None else target[tuple(slice(*ends) for ends in box)]
+    view = part.reshape(shape)
+    if view.size and not np.shares_memory(view, target):
+        raise PlanError(
+            f"a reading with tiles of {shape} cannot be read into {quoted(box)} of a tile of {target.shape}"
+        )
+    return view
+
+
+def longest_buffers(plan: LoadPlan, devices: int = 1) -> int:
+    """The bytes of the buffer that has room for each wave of a plan."""
+    return max((place_staged(list_staged(wave), devices)[1] for wave in plan.waves), default=0)
+
+
+Progress = Callable[[int], object]
+"""Is told of bytes that have been read, by all processes together."""
