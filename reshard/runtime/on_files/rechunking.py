@@ -1,0 +1,329 @@
+"""Runs a plan of new chunks: source chunks go into a window, or into a spill file, and whole target chunks come out.
+
+    region of a plan                      rows along dim `along`, a few source chunks at a time
+
+    read     |====|====|====|             into the window, straight into place
+    window        [==carried==|==new==]   rows that no whole target chunk takes yet are carried
+    write    |======|======|              each target chunk once, as soon as it is whole
+
+With a spill, blocks that are read are cut: what the window takes goes there, every other fragment into the run of the
+target block that it is part of. A run is read in one piece later. Its fragments lie one behind the other, each in C
+order, so what is read is what is there, and offsets are products of extents.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.plans.rechunk_plan import ArrayRechunk, Spill
+from reshard.types.stored import Box
+
+STAGING = 1 << 20
+"""Bytes of the buffer through which elements go that lie otherwise in memory than in a file."""
+
+
+class BoxReader(Protocol):
+    """Reads boxes of one array."""
+
+    def read_box(self, box: Box, out: NDArray[Any]) -> None:
+        """Fills `out` with the elements of a box."""
+
+
+class BoxWriter(Protocol):
+    """Writes boxes of whole chunks of one array."""
+
+    def write_box(self, box: Box, data: NDArray[Any]) -> None:
+        """Writes the elements of a box."""
+
+
+class SpillFile:
+    """A file of runs, one for each block of a region's grid, that fragments are written into and blocks read from.
+
+    `box` is what the file holds of the array, `block` the shape of the blocks, whose grid begins where `box` does.
+    Fragments are what the blocks of another grid, of shape `cutters` from `origin` on, make of them.
+    """
+
+    def __init__(
+        self, descriptor: int, box: Box, block: Sequence[int], origin: Sequence[int], cutters: Sequence[int]
+    ) -> None:
+        self._descriptor, self._box, self._block = descriptor, box, tuple(block)
+        self._origin, self._cutters = tuple(origin), tuple(cutters)
+
+    def list_blocks(self) -> list[Box]:
+        """The blocks that have a run, in the order of their runs."""
+        return list(iterate_grid(self._box, [start for start, _ in self._box], self._block))
+
+    def write_parts(self, box: Box, data: NDArray[Any]) -> None:
+        """Writes a block of the cutting grid, fragment by fragment; `box` is where `data` lies in the array."""
+        staging = np.empty(max(1, STAGING // data.itemsize), data.dtype)
+        for block in iterate_grid(_intersect(box, self._box), [start for start, _ in self._box], self._block):
+            whole = tuple(
+                (low + (start - low) // size * size, min(high, low + (start - low) // size * size + size))
+                for (start, _), (low, high), size in zip(block, self._box, self._block, strict=True)
+            )
+            offset = self._locate_fragment(whole, block) * data.itemsize
+            part = data[_slices(block, box)]
+            for slab in iterate_slabs(part.shape, len(staging)):
+                rows = part[slab]
+                # A slab that lies in one piece in memory needs no copy.
+                if not rows.flags.c_contiguous:
+                    packed = staging[: rows.size].reshape(rows.shape)
+                    packed[...] = rows
+                    rows = packed
+                write_all(self._descriptor, rows, offset)
+                offset += rows.nbytes
+
+    def read_block(self, block: Box, out: NDArray[Any]) -> None:
+        """Fills `out` with a block, whose fragments are read many at a time."""
+        staging = np.empty(max(1, STAGING // out.itemsize), out.dtype)
+        offset = self._locate_fragment(block, block) * out.itemsize
+        waiting: list[NDArray[Any]] = []
+        size = 0
+
+        def read_waiting() -> None:
+            nonlocal offset, size
+            taken = staging[:size]
+            read_all(self._descriptor, taken, offset)
+            offset += taken.nbytes
+            at = 0
+            for part in waiting:
+                part[...] = taken[at : at + part.size].reshape(part.shape)
+                at += part.size
+            waiting.clear()
+            size = 0
+
+        for fragment in iterate_grid(block, self._origin, self._cutters):
+            target = out[_slices(fragment, block)]
+            for slab in iterate_slabs(target.shape, len(staging)):
+                part = target[slab]
+                if size + part.size > len(staging):
+                    read_waiting()
+                waiting.append(part)
+                size += part.size
+        read_waiting()
+
+    def _locate_fragment(self, block: Box, fragment: Box) -> int:
+        """Elements before a fragment: those of the blocks before its block, then those of fragments before it.
+
+        Boxes of a grid in C order: those before one along dim d have its own extents in the dims before d, begin at the
+        low end of d, and take all that there is in the dims behind.
+        """
+        return _count_before(self._box, block) + _count_before(block, fragment)
+
+
+def run_array(plan: ArrayRechunk, dtype: np.dtype[Any], reader: BoxReader, writer: BoxWriter, spill_path: str) -> None:
+    """Reads all of an array and writes all of it in its new chunks, in this process."""
+    task = plan.task
+    starts = [range(0, size, block) for size, block in zip(task.shape, plan.region, strict=True)]
+    for corner in product(*starts):
+        region = tuple(
+            (start, min(size, start + block)) for start, size, block in zip(corner, task.shape, plan.region, strict=True)
+        )
+        if plan.spill is None:
+            _stream_region(plan, region, region, dtype, reader, writer, None)
+        else:
+            _spill_region(plan, plan.spill, region, dtype, reader, writer, spill_path)
+
+
+def _stream_region(
+    plan: ArrayRechunk,
+    region: Box,
+    kept: Box,
+    dtype: np.dtype[Any],
+    reader: BoxReader,
+    writer: BoxWriter,
+    spilled: SpillFile | None,
+) -> None:
+    """Reads a region step by step; `kept`, a part of it, goes through the window, the rest into the spill file."""
+    along, task = plan.along, plan.task
+    first, end = region[along]
+    shape = [stop - start for start, stop in kept]
+    shape[along] = min(plan.window, shape[along])
+    window = np.empty(shape, dtype)
+    target = task.target_chunks[along]
+    grid_start = first // task.source_chunks[along] * task.source_chunks[along]
+    # A window of all rows takes them at once, wherever the region begins between source chunks.
+    step = end - grid_start if shape[along] == end - first and spilled is None else plan.step
+    written = low = first
+    while low < end:
+        high = min(end, grid_start + ((low - grid_start) // step + 1) * step)
+        rows, place = kept, window
+        if window.size:
+            rows = _replace_dim(kept, along, (low, high))
+            place = window[_slices(rows, _replace_dim(kept, along, (written, written + shape[along])))]
+        if spilled is None:
+            reader.read_box(rows, place)
+        else:
+            _read_blocks(plan, _replace_dim(region, along, (low, high)), rows, place, reader, spilled)
+        # Whole target chunks are ready up to here; the rows behind move to the front of the window.
+        ready = high if high == end else high // target * target
+        if ready > written and window.size:
+            writer.write_box(_replace_dim(kept, along, (written, ready)), _take_rows(window, along, 0, ready - written))
+            _carry_rows(window, along, ready - written, high - ready)
+        written = max(written, ready)
+        low = high
+
+
+def _read_blocks(
+    plan: ArrayRechunk, rows: Box, kept: Box, place: NDArray[Any], reader: BoxReader, spilled: SpillFile
+) -> None:
+    """Reads the blocks of a step, and puts each of their elements into the window or into the spill file."""
+    assert plan.spill is not None
+    origin = _floor_corner(rows, plan.task.source_chunks)
+    buffer = np.empty(math.prod(plan.spill.reads), place.dtype)
+    for block in iterate_grid(rows, origin, plan.spill.reads):
+        inside = _intersect(block, kept)
+        if inside == block:
+            reader.read_box(block, place[_slices(block, kept)])
+            continue
+        extents = [stop - start for start, stop in block]
+        data = buffer[: math.prod(extents)].reshape(extents)
+        reader.read_box(block, data)
+        if all(start < stop for start, stop in inside):
+            place[_slices(inside, kept)] = data[_slices(inside, block)]
+        spilled.write_parts(block, data)
+
+
+def _spill_region(
+    plan: ArrayRechunk,
+    spill: Spill,
+    region: Box,
+    dtype: np.dtype[Any],
+    reader: BoxReader,
+    writer: BoxWriter,
+    spill_path: str,
+) -> None:
+    """Reads a region into the window and a file; then each file into the next, and the last into target chunks."""
+    first, end = region[spill.dim]
+    middle = min(end, first + spill.start)
+    kept = _replace_dim(region, spill.dim, (first, middle))
+    rest = _replace_dim(region, spill.dim, (middle, end))
+    if middle == end:
+        _stream_region(plan, region, kept, dtype, reader, writer, None)
+        return
+    origin, cutters = _floor_corner(region, plan.task.source_chunks), spill.reads
+    previous: SpillFile | None = None
+    descriptors: list[int] = []
+    try:
+        for at, block in enumerate(spill.runs):
+            # Unlinked at once: nothing is left behind, however the process ends.
+            path = f"{spill_path}-{at % 2}"
+            descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+            os.unlink(path)
+            current = SpillFile(descriptors[-1], rest, block, origin, cutters)
+            if previous is None:
+                _stream_region(plan, region, kept, dtype, reader, writer, current)
+            else:
+                for box, data in _read_runs(previous, dtype, spill.runs[at - 1]):
+                    current.write_parts(box, data)
+                os.close(descriptors.pop(0))
+            previous, origin, cutters = current, [start for start, _ in rest], block
+        assert previous is not None
+        for box, data in _read_runs(previous, dtype, spill.runs[-1]):
+            writer.write_box(box, data)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _read_runs(spilled: SpillFile, dtype: np.dtype[Any], block: Sequence[int]) -> Iterator[tuple[Box, NDArray[Any]]]:
+    buffer = np.empty(math.prod(block), dtype)
+    for box in spilled.list_blocks():
+        extents = [stop - start for start, stop in box]
+        data = buffer[: math.prod(extents)].reshape(extents)
+        spilled.read_block(box, data)
+        yield box, data
+
+
+def iterate_grid(box: Box, origin: Sequence[int], block: Sequence[int]) -> Iterator[Box]:
+    """The parts of a box that a grid of blocks makes, in C order.
+
+    >>> list(iterate_grid(((2, 7), (0, 2)), (1, 0), (3, 2)))
+    [((2, 4), (0, 2)), ((4, 7), (0, 2))]
+    """
+    cuts: list[list[tuple[int, int]]] = []
+    for (start, stop), zero, size in zip(box, origin, block, strict=True):
+        bounds = [start, *range(start + size - (start - zero) % size, stop, size), stop]
+        cuts.append([pair for pair in zip(bounds, bounds[1:], strict=False) if pair[0] < pair[1]])
+    return product(*cuts)
+
+
+def iterate_slabs(shape: Sequence[int], most: int) -> Iterator[tuple[slice | int, ...]]:
+    """Indices that take an array apart, in C order, into parts of at most `most` elements.
+
+    >>> list(iterate_slabs((2, 3, 4), 8))
+    [(0, slice(0, 2, None)), (0, slice(2, 4, None)), (1, slice(0, 2, None)), (1, slice(2, 4, None))]
+    """
+    dim, behind = len(shape), 1
+    while dim and behind * shape[dim - 1] <= most:
+        behind *= shape[dim - 1]
+        dim -= 1
+    if dim == 0:
+        yield (...,)
+        return
+    rows = most // behind
+    for outer in product(*map(range, shape[: dim - 1])):
+        for start in range(0, shape[dim - 1], rows):
+            yield (*outer, slice(start, start + rows))
+
+
+def write_all(descriptor: int, data: NDArray[Any], offset: int) -> None:
+    """Writes a contiguous array at an offset, however often the system takes only a part."""
+    view = memoryview(data.reshape(-1).view(np.uint8))
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def read_all(descriptor: int, out: NDArray[Any], offset: int) -> None:
+    """Fills a contiguous array from an offset on, however often the system gives only a part."""
+    view = memoryview(out.reshape(-1).view(np.uint8))
+    while view:
+        count = os.preadv(descriptor, [view], offset)
+        if not count:
+            raise EOFError(f"{len(view)} bytes are missing at byte {offset}")
+        view, offset = view[count:], offset + count
+
+
+def _carry_rows(window: NDArray[Any], along: int, distance: int, rows: int) -> None:
+    """Moves rows to the front, never more at a time than lie apart: numpy would copy all of them beside otherwise."""
+    for start in range(0, rows, distance):
+        count = min(distance, rows - start)
+        _take_rows(window, along, start, count)[...] = _take_rows(window, along, start + distance, count)
+
+
+def _take_rows(array: NDArray[Any], along: int, start: int, rows: int) -> NDArray[Any]:
+    return array[(slice(None),) * along + (slice(start, start + rows),)]
+
+
+def _replace_dim(box: Box, dim: int, pair: tuple[int, int]) -> Box:
+    return (*box[:dim], pair, *box[dim + 1 :])
+
+
+def _intersect(one: Box, other: Box) -> Box:
+    return tuple((max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def _slices(part: Box, box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(part, box, strict=True))
+
+
+def _floor_corner(box: Box, chunks: Sequence[int]) -> list[int]:
+    return [start // chunk * chunk for (start, _), chunk in zip(box, chunks, strict=True)]
+
+
+def _count_before(box: Box, part: Box) -> int:
+    extents = [stop - start for start, stop in box]
+    count, own = 0, 1
+    for dim, ((start, stop), (low, _)) in enumerate(zip(part, box, strict=True)):
+        count += own * (start - low) * math.prod(extents[dim + 1 :])
+        own *= stop - start
+    return count

@@ -1,0 +1,83 @@
+"""How two grids of chunks along one dim meet, in closed form.
+
+    size 10, source chunks of 4, target chunks of 3
+
+    source   0 1 2 3|4 5 6 7|8 9
+    target   0 1 2|3 4 5|6 7 8|9     6 segments: 0-2 3 4-5 6-7 8 9
+    cut 6    0 1 2 3 4 5|6 7 8 9     the chunk 4-7 is read for both regions: 4 chunks are read, 16 elements
+    window   0-3, then 3-7, then 6-9: 5 rows hold what is read and not yet written, one source chunk at a time
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def count_read_rows(size: int, source: int, region: int) -> int:
+    """Rows that are read, in whole chunks, if regions of `region` rows are read one by one.
+
+    A boundary between two regions that is none between chunks adds a chunk.
+
+    >>> count_read_rows(10, 4, 6), count_read_rows(10, 4, 10), count_read_rows(12, 4, 8)
+    (16, 12, 12)
+    """
+    boundaries = -(-size // region) - 1
+    aligned = boundaries // (source // math.gcd(source, region))
+    return source * (-(-size // source) + boundaries - aligned)
+
+
+def count_segments(size: int, one: int, other: int) -> int:
+    """Into how many segments two grids cut a dim.
+
+    >>> count_segments(10, 4, 3), count_segments(12, 4, 3), count_segments(8, 8, 2)
+    (6, 6, 4)
+    """
+    shared = (size - 1) // math.lcm(one, other)
+    return 1 + (size - 1) // one + (size - 1) // other - shared
+
+
+def find_window(size: int, step: int, target: int, offset_unit: int | None = None) -> int:
+    """The most rows at once between the first that is not written and the last that is read, `step` rows at a time.
+
+    Steps begin at multiples of `step`, or of `offset_unit` where a region does not begin at one.
+
+    >>> find_window(10, 4, 3), find_window(12, 2, 6), find_window(12, 6, 3)
+    (5, 6, 6)
+    """
+    if offset_unit is None and size <= 64 * step:
+        starts = range(0, size, step)
+        return max(min(size, start + step) - start // target * target for start in starts)
+    return min(size, step + target - math.gcd(step if offset_unit is None else offset_unit, target))
+
+
+def list_cuts(size: int, source: int, target: int) -> list[tuple[int, int]]:
+    """Regions along a dim that are worth a try: (rows of a region, rows read), more rows with fewer reads.
+
+    Regions are whole target chunks. Reads depend on how many regions there are and on the divisor that a region shares
+    with a source chunk, so for each divisor and number of regions the smallest region is looked at.
+
+    >>> list_cuts(10, 4, 3), list_cuts(12, 4, 3), list_cuts(4, 4, 1)
+    ([(3, 24), (6, 16), (10, 12)], [(3, 24), (6, 16), (12, 12)], [(1, 16), (2, 8), (4, 4)])
+    """
+    chunks = -(-size // target)
+    period = source // math.gcd(source, target)
+    found: dict[int, int] = {}
+    for unit in _list_divisors(period):
+        units = -(-chunks // unit)
+        length = 1
+        while length <= units:
+            regions = -(-units // length)
+            length = -(-units // regions)  # the smallest that makes so few
+            region = min(size, length * unit * target)
+            found[region] = count_read_rows(size, source, region)
+            length = units + 1 if regions == 1 else -(-units // (regions - 1))
+    cuts: list[tuple[int, int]] = []
+    for region, rows in sorted(found.items()):
+        if not cuts or rows < cuts[-1][1]:
+            cuts.append((region, rows))
+    return cuts
+
+
+def _list_divisors(number: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
