@@ -13,6 +13,8 @@ moves what others need from there.
 from reshard.files.load import load as load
 from reshard.files.open import open as open
 from reshard.files.plan_load import plan_load as plan_load
+from reshard.files.rechunk import plan_rechunk as plan_rechunk
+from reshard.files.rechunk import rechunk as rechunk
 from reshard.plans.load_plan import LoadPlan as LoadPlan
 from reshard.types.stored import Checkpoint as Checkpoint
 from reshard.types.stored import Stored as Stored

@@ -5,6 +5,7 @@
     plan_data.py            plans as JSON, and back; the names of many arrays
     descriptors.py          plans as lists of transfers, for other transports
     rules/                  one typing rule a collective, and the bounds, parts and loads that fold over them
+    rechunk_plan.py         what other chunks of a stored array cost: regions, windows, spills
     manifest.py             what both sides of a move must agree on
     pipeline.py             a plan to other devices in parts that overlap
 

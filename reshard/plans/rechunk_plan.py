@@ -1,4 +1,4 @@
-"""What a stored array with other chunks costs, as plain data: who reads which blocks, what stays in memory, what spills.
+"""What other chunks of a stored array cost, as plain data: which blocks are read, what stays in memory, what spills.
 
     shape (8, 8), chunks (1, 8) -> (8, 1), 1 B an element
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -108,10 +109,9 @@ class ArrayRechunk:
         """Time that it takes at `BANDWIDTH` and `LATENCY`, if all processes read and write at once."""
         return (self.traffic_bytes / BANDWIDTH + self.requests * LATENCY) / self.task.processes
 
-    def to_json(self, indent: int | None = None) -> str:
-        """The plan as a JSON object, totals included."""
-        totals: dict[str, Any] = {"method": self.method, "passes": self.passes, "seconds": self.seconds}
-        return json.dumps({"format": 1, **asdict(self), **totals}, indent=indent)
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, totals included."""
+        return {**asdict(self), "method": self.method, "passes": self.passes, "seconds": self.seconds}
 
     def __str__(self) -> str:
         task = self.task
@@ -135,3 +135,57 @@ class ArrayRechunk:
             kept = 100 * self.spill.start / max(1, self.region[self.spill.dim])
             lines.append(f"  {kept:.0f}% assembled as it is read, the rest through a file in runs of {runs}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class RechunkPlan:
+    """How the arrays of a store get other chunks: each by its own plan, one after the other."""
+
+    arrays: Mapping[str, ArrayRechunk]
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read, spill files included."""
+        return sum(each.read_bytes for each in self.arrays.values())
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes written, spill files included."""
+        return sum(each.written_bytes for each in self.arrays.values())
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Bytes read and written."""
+        return self.read_bytes + self.written_bytes
+
+    @property
+    def passes(self) -> int:
+        """How often an element is read at most."""
+        return max((each.passes for each in self.arrays.values()), default=1)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that a process takes beside what it has: windows, blocks, and chunks that are coded."""
+        return max((each.peak_bytes for each in self.arrays.values()), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """Time that it takes at `BANDWIDTH` and `LATENCY`."""
+        return sum(each.seconds for each in self.arrays.values())
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The plan as a JSON object, with the plan of each array and totals."""
+        totals = ("read_bytes", "written_bytes", "passes", "peak_bytes", "seconds")
+        arrays = {name: each.to_dict() for name, each in self.arrays.items()}
+        return json.dumps(
+            {"format": 1, "arrays": arrays} | {name: getattr(self, name) for name in totals}, indent=indent
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{name}: {each}" if name else str(each) for name, each in self.arrays.items()]
+        if len(parts) != 1:
+            parts.append(
+                f"{len(parts)} arrays: read {bytes_text(self.read_bytes)}, written {bytes_text(self.written_bytes)}, "
+                f"peak {bytes_text(self.peak_bytes)}, about {seconds_text(self.seconds)}"
+            )
+        return "\n".join(parts)

@@ -4,6 +4,8 @@
     engine        tiles of readings: spans of neighbours in one call, chunks once, and counts of both
     reader_thread where the tiles of a wave lie, and the thread that reads a wave while another moves
     host_load     all waves of a load whose devices are all in this process
+    stored_boxes  boxes of one tensor, read and written within a number of bytes
+    rechunking    the plan of other chunks: windows that target chunks come out of, and spill files
     sidecar       checksums of what a save wrote, and which files are of one save
 
 Every stored byte is read once.

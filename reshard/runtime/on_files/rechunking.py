@@ -16,18 +16,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.plans.rechunk_plan import ArrayRechunk, Spill
+from reshard.runtime.on_files.stored_boxes import STAGING, iterate_slabs, read_all, select_part, write_all
 from reshard.types.stored import Box
-
-STAGING = 1 << 20
-"""Bytes of the buffer through which elements go that lie otherwise in memory than in a file."""
 
 
 class BoxReader(Protocol):
@@ -70,7 +67,7 @@ class SpillFile:
                 for (start, _), (low, high), size in zip(block, self._box, self._block, strict=True)
             )
             offset = self._locate_fragment(whole, block) * data.itemsize
-            part = data[_slices(block, box)]
+            part = data[select_part(block, box)]
             for slab in iterate_slabs(part.shape, len(staging)):
                 rows = part[slab]
                 # A slab that lies in one piece in memory needs no copy.
@@ -101,7 +98,7 @@ class SpillFile:
             size = 0
 
         for fragment in iterate_grid(block, self._origin, self._cutters):
-            target = out[_slices(fragment, block)]
+            target = out[select_part(fragment, block)]
             for slab in iterate_slabs(target.shape, len(staging)):
                 part = target[slab]
                 if size + part.size > len(staging):
@@ -125,7 +122,8 @@ def run_array(plan: ArrayRechunk, dtype: np.dtype[Any], reader: BoxReader, write
     starts = [range(0, size, block) for size, block in zip(task.shape, plan.region, strict=True)]
     for corner in product(*starts):
         region = tuple(
-            (start, min(size, start + block)) for start, size, block in zip(corner, task.shape, plan.region, strict=True)
+            (start, min(size, start + block))
+            for start, size, block in zip(corner, task.shape, plan.region, strict=True)
         )
         if plan.spill is None:
             _stream_region(plan, region, region, dtype, reader, writer, None)
@@ -158,7 +156,7 @@ def _stream_region(
         rows, place = kept, window
         if window.size:
             rows = _replace_dim(kept, along, (low, high))
-            place = window[_slices(rows, _replace_dim(kept, along, (written, written + shape[along])))]
+            place = window[select_part(rows, _replace_dim(kept, along, (written, written + shape[along])))]
         if spilled is None:
             reader.read_box(rows, place)
         else:
@@ -167,7 +165,12 @@ def _stream_region(
         ready = high if high == end else high // target * target
         if ready > written and window.size:
             writer.write_box(_replace_dim(kept, along, (written, ready)), _take_rows(window, along, 0, ready - written))
-            _carry_rows(window, along, ready - written, high - ready)
+            # Never more rows at a time than lie apart: numpy would copy overlapping ones into memory of its own.
+            distance, carried = ready - written, high - ready
+            for start in range(0, carried, distance):
+                count = min(distance, carried - start)
+                moved = _take_rows(window, along, start + distance, count)
+                _take_rows(window, along, start, count)[...] = moved
         written = max(written, ready)
         low = high
 
@@ -182,13 +185,13 @@ def _read_blocks(
     for block in iterate_grid(rows, origin, plan.spill.reads):
         inside = _intersect(block, kept)
         if inside == block:
-            reader.read_box(block, place[_slices(block, kept)])
+            reader.read_box(block, place[select_part(block, kept)])
             continue
         extents = [stop - start for start, stop in block]
         data = buffer[: math.prod(extents)].reshape(extents)
         reader.read_box(block, data)
         if all(start < stop for start, stop in inside):
-            place[_slices(inside, kept)] = data[_slices(inside, block)]
+            place[select_part(inside, kept)] = data[select_part(inside, block)]
         spilled.write_parts(block, data)
 
 
@@ -252,52 +255,8 @@ def iterate_grid(box: Box, origin: Sequence[int], block: Sequence[int]) -> Itera
     cuts: list[list[tuple[int, int]]] = []
     for (start, stop), zero, size in zip(box, origin, block, strict=True):
         bounds = [start, *range(start + size - (start - zero) % size, stop, size), stop]
-        cuts.append([pair for pair in zip(bounds, bounds[1:], strict=False) if pair[0] < pair[1]])
+        cuts.append([pair for pair in pairwise(bounds) if pair[0] < pair[1]])
     return product(*cuts)
-
-
-def iterate_slabs(shape: Sequence[int], most: int) -> Iterator[tuple[slice | int, ...]]:
-    """Indices that take an array apart, in C order, into parts of at most `most` elements.
-
-    >>> list(iterate_slabs((2, 3, 4), 8))
-    [(0, slice(0, 2, None)), (0, slice(2, 4, None)), (1, slice(0, 2, None)), (1, slice(2, 4, None))]
-    """
-    dim, behind = len(shape), 1
-    while dim and behind * shape[dim - 1] <= most:
-        behind *= shape[dim - 1]
-        dim -= 1
-    if dim == 0:
-        yield (...,)
-        return
-    rows = most // behind
-    for outer in product(*map(range, shape[: dim - 1])):
-        for start in range(0, shape[dim - 1], rows):
-            yield (*outer, slice(start, start + rows))
-
-
-def write_all(descriptor: int, data: NDArray[Any], offset: int) -> None:
-    """Writes a contiguous array at an offset, however often the system takes only a part."""
-    view = memoryview(data.reshape(-1).view(np.uint8))
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def read_all(descriptor: int, out: NDArray[Any], offset: int) -> None:
-    """Fills a contiguous array from an offset on, however often the system gives only a part."""
-    view = memoryview(out.reshape(-1).view(np.uint8))
-    while view:
-        count = os.preadv(descriptor, [view], offset)
-        if not count:
-            raise EOFError(f"{len(view)} bytes are missing at byte {offset}")
-        view, offset = view[count:], offset + count
-
-
-def _carry_rows(window: NDArray[Any], along: int, distance: int, rows: int) -> None:
-    """Moves rows to the front, never more at a time than lie apart: numpy would copy all of them beside otherwise."""
-    for start in range(0, rows, distance):
-        count = min(distance, rows - start)
-        _take_rows(window, along, start, count)[...] = _take_rows(window, along, start + distance, count)
 
 
 def _take_rows(array: NDArray[Any], along: int, start: int, rows: int) -> NDArray[Any]:
@@ -310,10 +269,6 @@ def _replace_dim(box: Box, dim: int, pair: tuple[int, int]) -> Box:
 
 def _intersect(one: Box, other: Box) -> Box:
     return tuple((max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _slices(part: Box, box: Box) -> tuple[slice, ...]:
-    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(part, box, strict=True))
 
 
 def _floor_corner(box: Box, chunks: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The cheapest way to other chunks: streamed through memory, or with files between, whichever moves the fewest bytes."""
+"""The cheapest way to other chunks: through memory alone, or with files between, whichever moves the fewest bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     Of equal ones it is the one in a single pass. Raises `BudgetError` if a chunk does not fit in memory.
 
     >>> rows_to_columns = RechunkTask((8, 8), (1, 8), (8, 1), 1, 64, least_run=1)
-    >>> [(p.method, p.traffic_bytes) for p in map(plan_rechunking, [rows_to_columns, replace(rows_to_columns, memory=48)])]
+    >>> plans = map(plan_rechunking, [rows_to_columns, replace(rows_to_columns, memory=48)])
+    >>> [(plan.method, plan.traffic_bytes) for plan in plans]
     [('direct', 128), ('spill', 176)]
     """
     if not math.prod(task.shape):

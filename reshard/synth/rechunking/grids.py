@@ -1,11 +1,11 @@
 """How two grids of chunks along one dim meet, in closed form.
 
-    size 10, source chunks of 4, target chunks of 3
+size 10, source chunks of 4, target chunks of 3
 
-    source   0 1 2 3|4 5 6 7|8 9
-    target   0 1 2|3 4 5|6 7 8|9     6 segments: 0-2 3 4-5 6-7 8 9
-    cut 6    0 1 2 3 4 5|6 7 8 9     the chunk 4-7 is read for both regions: 4 chunks are read, 16 elements
-    window   0-3, then 3-7, then 6-9: 5 rows hold what is read and not yet written, one source chunk at a time
+source   0 1 2 3|4 5 6 7|8 9
+target   0 1 2|3 4 5|6 7 8|9     6 segments: 0-2 3 4-5 6-7 8 9
+cut 6    0 1 2 3 4 5|6 7 8 9     the chunk 4-7 is read for both regions: 4 chunks are read, 16 elements
+window   0-3, then 3-7, then 6-9: 5 rows hold what is read and not yet written, one source chunk at a time
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def list_cuts(size: int, source: int, target: int) -> list[tuple[int, int]]:
     chunks = -(-size // target)
     period = source // math.gcd(source, target)
     found: dict[int, int] = {}
-    for unit in _list_divisors(period):
+    # A region of `unit` chunks, or a multiple, has its boundaries between source chunks once in period / unit.
+    small = [each for each in range(1, math.isqrt(period) + 1) if period % each == 0]
+    for unit in sorted({*small, *(period // each for each in small)}):
         units = -(-chunks // unit)
         length = 1
         while length <= units:
@@ -76,8 +78,3 @@ def list_cuts(size: int, source: int, target: int) -> list[tuple[int, int]]:
         if not cuts or rows < cuts[-1][1]:
             cuts.append((region, rows))
     return cuts
-
-
-def _list_divisors(number: int) -> list[int]:
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})

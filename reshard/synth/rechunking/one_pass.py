@@ -8,8 +8,8 @@
     (12, 100)     6 x 100         (12, all columns once, but needs 600)
     (12, 80)      6 x 80          24: a sweep: two regions, each along rows 0-11
 
-A sweep along a dim reads each chunk of a region once and carries the rows that straddle, so the region takes all of that
-dim; the window takes what is read and not yet written.
+A sweep along a dim reads each chunk of a region once and carries the rows that straddle, so the region takes all of
+that dim; the window takes what is read and not yet written.
 """
 
 from __future__ import annotations
@@ -56,10 +56,15 @@ def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
     cuts = [list_cuts(*each) for each in sizes]
     best: StreamedRegions | None = None
     for dealt in dims if task.processes > 1 else (-1,):
-        whole = [
-            [RegionCut(_share_rows(task, dim, region) if dim == dealt else region, region, read) for region, read in cut]
-            for dim, cut in zip(dims, cuts, strict=True)
-        ]
+        whole: list[list[RegionCut]] = []
+        for dim, cut in zip(dims, cuts, strict=True):
+            chunk = task.target_chunks[dim]
+            # The largest share that a process has of a region's target chunks.
+            shares = [math.ceil(math.ceil(region / chunk) / task.processes) * chunk for region, _ in cut]
+            held = shares if dim == dealt else [region for region, _ in cut]
+            whole.append(
+                [RegionCut(min(rows, region), region, read) for rows, (region, read) in zip(held, cut, strict=True)]
+            )
         for along in (-1, *dims):
             if along == dealt and along >= 0:
                 continue
@@ -76,11 +81,6 @@ def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
                 window = picked[axis].held if along >= 0 else picked[axis].region
                 best = StreamedRegions(read, held, region, axis, dealt, window)
     return best
-
-
-def _share_rows(task: RechunkTask, dim: int, region: int) -> int:
-    chunk = task.target_chunks[dim]
-    return min(region, -(-(-(-region // chunk)) // task.processes) * chunk)
 
 
 def _find_product(

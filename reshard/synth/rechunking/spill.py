@@ -99,9 +99,7 @@ def _find_region_window(task: RechunkTask, region: tuple[int, ...], along: int, 
     return find_window(region[along], step, task.target_chunks[along], unit)
 
 
-def _find_start(
-    task: RechunkTask, region: tuple[int, ...], along: int, dim: int, window: int, room: int
-) -> int:
+def _find_start(task: RechunkTask, region: tuple[int, ...], along: int, dim: int, window: int, room: int) -> int:
     """Rows along `dim` that `room` bytes assemble while a region is read: whole target chunks, and not all of them."""
     if task.processes > 1 or dim == along:
         return 0
@@ -151,8 +149,13 @@ def _price_region(
         ]
         short = sum(max(spilled * task.itemsize, count * task.least_run) for count in counts)
         price = whole + short + passes * spilled * task.itemsize
-        requests = base + sum(counts) + sum(
-            regions * math.prod(-(-size // block) for size, block in zip(rest, stage, strict=True)) for stage in stages
+        requests = (
+            base
+            + sum(counts)
+            + sum(
+                regions * math.prod(-(-size // block) for size, block in zip(rest, stage, strict=True))
+                for stage in stages
+            )
         )
         held = math.prod(window if at == along else size for at, size in enumerate(region) if at != dim) * start
         peak = max(
@@ -202,9 +205,7 @@ def pick_blocks(
         shapes[best[1]][best[2]] = best[3]
 
 
-def _list_stages(
-    reads: Sequence[int], runs: Sequence[int], passes: int, room: int
-) -> tuple[tuple[int, ...], ...]:
+def _list_stages(reads: Sequence[int], runs: Sequence[int], passes: int, room: int) -> tuple[tuple[int, ...], ...]:
     """Shapes of the blocks of each file: between the blocks that are read and the last ones, in equal ratios."""
     stages: list[tuple[int, ...]] = []
     for at in range(1, passes):

@@ -1,0 +1,274 @@
+"""`reshard.files.rechunk`: the arrays of a store in other chunks, within memory, by a plan that is printed before."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any, Literal, cast
+
+from reshard.errors import FileError, did_you_mean, quoted
+from reshard.files.open import open as open_checkpoint
+from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
+from reshard.synth.options import read_budget
+from reshard.synth.rechunking import plan_rechunking
+from reshard.types import dtypes
+from reshard.types.stored import Checkpoint
+from reshard.types.units import shape_text
+
+Chunks = Sequence[int] | Mapping[str, Any]
+"""Sizes for each dim; or by names of dims; or either of them by names of arrays. -1 is all of a dim."""
+
+StoreFormat = Literal["zarr", "zarr2", "hdf5", "npy"]
+
+_CODED = 2
+"""What a coded chunk takes beside its place in the window, in chunks: its bytes as stored, and as decoded."""
+
+
+_BATCH = 8 << 20
+"""Bytes of chunks that a thread asks a library for at once: more saves no time."""
+
+
+@dataclass(frozen=True)
+class _NewStore:
+    """What is to be made: the plan of each array, how it is cut and coded, and what is written whole of it."""
+
+    plan: RechunkPlan
+    arrays: Mapping[str, Any]
+    units: Mapping[str, tuple[int, ...]]
+
+
+def plan_rechunk(
+    source: str | PathLike[str] | Checkpoint,
+    *,
+    chunks: Chunks,
+    memory: int | str,
+    processes: int = 1,
+    format: StoreFormat | None = None,
+    shards: Chunks | None = None,
+    codec: str | None = "same",
+) -> RechunkPlan:
+    """What `rechunk` would do, from metadata alone: bytes read and written, passes, memory at the peak, seconds.
+
+    The arguments are those of `rechunk`. Raises `BudgetError` if a chunk does not fit in `memory`.
+    """
+    ckpt = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    return _plan_store(ckpt, chunks, memory, processes, format or _find_format(ckpt), shards, codec).plan
+
+
+def rechunk(
+    source: str | PathLike[str] | Checkpoint,
+    target: str | PathLike[str],
+    *,
+    chunks: Chunks,
+    memory: int | str,
+    comm: Any = None,
+    format: StoreFormat | None = None,
+    shards: Chunks | None = None,
+    codec: str | None = "same",
+) -> RechunkPlan:
+    """Writes the arrays of a store to `target` in other chunks, and returns the plan by which it did.
+
+    `chunks` are the new ones: a size for each dim, or sizes by names of dims, for every array that has these; or
+    either of them by names of arrays, whose others keep theirs. -1 is all of a dim. `memory` (bytes, or text such as
+    "2GiB") is what windows, blocks and coded chunks take at most, in each process; beside it there is what Python and
+    its libraries take. `format` is "zarr" (version 3), "zarr2", "hdf5" or "npy", by default that of the source.
+    `shards` are files of several chunks, for zarr 3: each is written whole, by one process. `codec` is None, "zstd",
+    "gzip" or "blosc". Fill values, attributes and names of dims are kept where formats have them.
+
+    The target appears under its name when all of it is written; until then it is built beside. Raises `FileError` if
+    there is something at `target` already, and `BudgetError` if a chunk does not fit in `memory`.
+    """
+    ckpt = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    kind = format or _find_format(ckpt)
+    store = _plan_store(ckpt, chunks, memory, 1, kind, shards, codec)
+    path: str = os.path.abspath(os.path.join(target))
+    if os.path.lexists(path):
+        raise FileError(f"{quoted(path)} is there already; remove it, or give another target")
+    folder, name = os.path.split(path)
+    built = os.path.join(folder, f".{name}-{os.urandom(4).hex()}.part")
+    try:
+        _write_store(ckpt, built, kind, store)
+        os.rename(built, path)
+    except OSError as error:
+        raise FileError(f"{quoted(path)} cannot be written ({error.strerror or error})") from None
+    finally:
+        # What is there still is of a run that failed.
+        if os.path.isdir(built):
+            shutil.rmtree(built, ignore_errors=True)
+        elif os.path.lexists(built):
+            os.unlink(built)
+    return store.plan
+
+
+def _write_store(ckpt: Checkpoint, path: str, kind: StoreFormat, store: _NewStore) -> None:
+    """Makes the arrays at a path, and fills them one after the other."""
+    from reshard.runtime.numpy_tiles import numpy_dtype
+    from reshard.runtime.on_files.drivers import check_missing, create_stored, open_driver
+    from reshard.runtime.on_files.rechunking import run_array
+    from reshard.runtime.on_files.stored_boxes import StoredReader, StoredWriter, create_npy, needs_driver
+
+    names = list(store.arrays)
+    check_missing(ckpt, names)
+    made = (
+        create_npy(path, store.arrays)
+        if kind == "npy"
+        else create_stored(path, kind, store.arrays, _read_group_attributes(ckpt))
+    )
+    reading = open_driver(ckpt) if any(needs_driver(ckpt[name]) for name in names) else None
+    writing = None if kind == "npy" else open_driver(made)
+    threads = max(2, min(8, os.cpu_count() or 1))
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            for name, plan in store.plan.arrays.items():
+                stored, new = ckpt[name], store.arrays[name]
+                driver = reading if needs_driver(stored) else None
+                batches = _count_batches(plan, threads)
+                reader = StoredReader(ckpt, stored, driver, batches[0], pool)
+                writer = StoredWriter(
+                    made, made[name if name in made else next(iter(made))], writing, store.units[name], batches[1], pool
+                )
+                run_array(plan, numpy_dtype(new.dtype), reader, writer, f"{path}.spill")
+    finally:
+        for each in (reading, writing):
+            if each is not None:
+                each.close()
+
+
+def _plan_store(
+    ckpt: Checkpoint,
+    chunks: Chunks,
+    memory: int | str,
+    processes: int,
+    kind: StoreFormat,
+    shards: Chunks | None,
+    codec: str | None,
+) -> _NewStore:
+    """The plan of each array, and what is made of it."""
+    from reshard.runtime.on_files.drivers import describe_array
+    from reshard.runtime.on_files.stored_boxes import find_read_unit, needs_driver
+
+    if kind not in ("zarr", "zarr2", "hdf5", "npy"):
+        raise FileError(f"format {quoted(kind)}: give 'zarr', 'zarr2', 'hdf5' or 'npy'")
+    limit = read_budget(memory, "memory")
+    if limit is None:
+        raise FileError("memory None: give bytes, or text such as '2GiB'")
+    old = {name: describe_array(ckpt, name) for name in ckpt}
+    dims = {name: each.dimension_names for name, each in old.items()}
+    new_chunks = _read_chunks(ckpt, dims, chunks, "chunks")
+    new_shards = {} if shards is None else _read_chunks(ckpt, dims, shards, "shards")
+    arrays: dict[str, Any] = {}
+    plans: dict[str, ArrayRechunk] = {}
+    units: dict[str, tuple[int, ...]] = {}
+    for name, each in old.items():
+        stored, itemsize = ckpt[name], dtypes.nbytes(1, each.dtype)
+        cut = new_chunks.get(name) or each.chunks or tuple(max(1, size) for size in each.shape)
+        shard = new_shards.get(name)
+        if shard is not None and any(outer % inner for outer, inner in zip(shard, cut, strict=True)):
+            raise FileError(f"shards {quoted(shard)} of {quoted(name)} are not whole chunks of {cut}; give multiples")
+        new_codec = each.codec if codec == "same" else codec
+        if kind == "hdf5" and new_codec is not None:
+            new_codec = "gzip"  # The one that every HDF5 has.
+        arrays[name] = replace(each, chunks=cut, shards=shard, codec=new_codec)
+        least = min(1 << 16, limit // 8)  # Of elements without chunks so many bytes at least are read at once.
+        read_unit = find_read_unit(stored, itemsize, least)
+        unit = (
+            find_read_unit(replace(stored, pieces=(), chunks=None), itemsize, least) if kind == "npy" else shard or cut
+        )
+        coded = needs_driver(stored)
+        task = RechunkTask(
+            stored.shape,
+            read_unit,
+            unit,
+            itemsize,
+            limit,
+            processes,
+            _CODED * math.prod(read_unit) * itemsize if coded else 0,
+            0 if kind == "npy" else _CODED * math.prod(unit) * itemsize,
+        )
+        plans[name], units[name] = plan_rechunking(task), unit
+    return _NewStore(RechunkPlan(plans), arrays, units)
+
+
+def _read_chunks(
+    ckpt: Checkpoint, dims: Mapping[str, Sequence[str | None] | None], given: object, what: str
+) -> dict[str, tuple[int, ...]]:
+    """The sizes that are asked for each array: those of arrays that nothing is said of are left out."""
+    table = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else None
+    if table is None:
+        count = len(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else -1
+        asked: dict[str, object] = {name: given for name in ckpt if len(ckpt[name].shape) == count}
+        if not asked:
+            shapes = ", ".join(shape_text(ckpt[name].shape) for name in list(ckpt)[:3])
+            raise FileError(f"{what} {quoted(cast("object", given))}: no array has so many dims (there are {shapes})")
+    # By names of dims, which xarray's arrays of coordinates share: only the values tell one from the other.
+    elif all(isinstance(size, int) for size in table.values()):
+        named = {dim for names in dims.values() for dim in names or () if dim is not None}
+        unknown = [dim for dim in table if dim not in named]
+        if unknown:
+            cure = did_you_mean(unknown[0], named)
+            raise FileError(f"{what} name the dim {quoted(unknown[0])}, which no array has{cure}")
+        asked = {name: given for name, names in dims.items() if set(names or ()) & set(table)}
+    # By names of arrays: their values are sizes themselves.
+    else:
+        unknown = [name for name in table if name not in ckpt]
+        if unknown:
+            raise FileError(f"{what} name {quoted(unknown[0])}, which is no array{did_you_mean(unknown[0], ckpt)}")
+        asked = dict(table)
+    return {name: _read_sizes(ckpt, name, dims[name], sizes, what) for name, sizes in asked.items()}
+
+
+def _read_sizes(
+    ckpt: Checkpoint, name: str, dims: Sequence[str | None] | None, given: object, what: str
+) -> tuple[int, ...]:
+    stored = ckpt[name]
+    sizes: list[Any] = list(stored.chunks or stored.shape)
+    if isinstance(given, Mapping):
+        for dim, size in cast("Mapping[Any, Any]", given).items():
+            if dims is not None and dim in dims:
+                sizes[dims.index(dim)] = size
+    else:
+        sizes = list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else []
+    if len(sizes) != len(stored.shape) or any(type(size) is not int or (size < 1 and size != -1) for size in sizes):
+        raise FileError(
+            f"{what} {quoted(cast("object", given))} of {quoted(name)}: give a size of at least 1, or -1 for all, for each of the dims "
+            f"of {shape_text(stored.shape)}"
+        )
+    return tuple(
+        max(1, whole if size == -1 else min(size, whole)) for size, whole in zip(sizes, stored.shape, strict=True)
+    )
+
+
+def _find_format(ckpt: Checkpoint) -> StoreFormat:
+    """The format that a store of new chunks has unless another is asked for."""
+    if ckpt.format == "hdf5":
+        return "hdf5"
+    version_2 = any(os.path.basename(file.path) == ".zarray" for file in ckpt.files)
+    return "zarr2" if ckpt.format == "zarr" and version_2 else "zarr"
+
+
+def _read_group_attributes(ckpt: Checkpoint) -> dict[str, Any] | None:
+    """The attributes of a zarr store that is a group, as xarray's datasets have them."""
+    for name in ("zarr.json", ".zattrs"):
+        path = os.path.join(ckpt.path, name)
+        if ckpt.format == "zarr" and "" not in ckpt and os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                said: Any = json.load(file)
+            return said.get("attributes") if name == "zarr.json" else said
+    return None
+
+
+def _count_batches(plan: ArrayRechunk, threads: int) -> tuple[int, int]:
+    """Chunks that a thread has decoded, or encoded, at once: as many as the plan leaves memory for."""
+    task = plan.task
+    free = task.memory - plan.peak_bytes + max(task.read_buffer, task.write_buffer)
+    counts = [
+        max(1, min(64, _BATCH // each, free // (threads * each))) if each else 1
+        for each in (task.read_buffer, task.write_buffer)
+    ]
+    return counts[0], counts[1]

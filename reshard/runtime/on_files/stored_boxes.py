@@ -1,0 +1,300 @@
+"""Boxes of one stored tensor, read and written within a number of bytes: raw pieces by offset, coded ones by a driver.
+
+    reader.read_box(box, out)       any box, into memory of any strides; its bytes are counted as they are read
+    writer.write_box(box, data)     whole chunks (whole shards), so that each file is written once
+
+A driver decodes all chunks of a request at once, so requests are cut into batches of so many chunks as there is room
+for beside their elements.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_files.drivers import Driver
+from reshard.runtime.on_files.formats.metadata_files import file_error
+from reshard.runtime.on_files.formats.new_arrays import NewArray
+from reshard.runtime.on_files.formats.npy import read_npy
+from reshard.types.stored import Box, Checkpoint, ChunkGrid, Stored, StoredPiece
+
+STAGING = 1 << 20
+"""Bytes of the buffer through which elements go that lie otherwise in memory than in a file."""
+
+_LONG_RUN = 4096
+"""A run of so many bytes is read alone where most of what lies between it and the next one is not asked for."""
+
+
+class StoredReader:
+    """Reads boxes of a stored tensor; `batch` chunks at most are decoded at once, `pool` has threads that read."""
+
+    def __init__(
+        self, ckpt: Checkpoint, stored: Stored, driver: Driver | None, batch: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self._files, self._stored, self._driver, self._batch, self._pool = ckpt.files, stored, driver, batch, pool
+        self._threads = pool._max_workers  # pyright: ignore[reportPrivateUsage]
+        self.bytes = 0
+
+    def read_box(self, box: Box, out: NDArray[Any]) -> None:
+        """Fills `out` with the elements of a box."""
+        if not out.size:
+            return
+        if self._driver is not None:
+            chunks = self._stored.chunks or self._stored.shape
+            # Each thread asks for one batch at a time, so as many batches as threads are decoded at once.
+            do = partial(_run_batch, self._driver.read_box, self._stored, box, out)
+            list(self._pool.map(do, cut_batches(box, chunks, self._batch)))
+            return
+        pieces = list(self._find_pieces(box))
+        # Each thread reads its share of the pieces, through a buffer of its own.
+        shares = [pieces[at :: self._threads] for at in range(min(self._threads, len(pieces)))]
+        self.bytes += sum(self._pool.map(partial(self._read_pieces, box, out), shares))
+
+    def _find_pieces(self, box: Box) -> Iterator[StoredPiece]:
+        pieces, chunks = self._stored.pieces, self._stored.chunks
+        if chunks is None or len(pieces) == 1:
+            yield from (
+                each for each in pieces if all(a < d and c < b for (a, b), (c, d) in zip(box, each.box, strict=True))
+            )
+            return
+        counts = [-(-size // chunk) for size, chunk in zip(self._stored.shape, chunks, strict=True)]
+        for index in product(*(range(a // chunk, -(-b // chunk)) for (a, b), chunk in zip(box, chunks, strict=True))):
+            number = 0
+            for at, count in zip(index, counts, strict=True):
+                number = number * count + at
+            yield pieces[number]
+
+    def _read_pieces(self, box: Box, out: NDArray[Any], pieces: Sequence[StoredPiece]) -> int:
+        staging = np.empty(max(1, STAGING // out.itemsize), out.dtype)
+        count = 0
+        for piece in pieces:
+            part = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True))
+            extents = [stop - start for start, stop in piece.box]
+            strides = piece.strides or tuple(math.prod(extents[dim + 1 :]) for dim in range(len(extents)))
+            first = sum((a - c) * stride for (a, _), (c, _), stride in zip(part, piece.box, strides, strict=True))
+            # Rows in the order of the file, whatever the order of the dims.
+            order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+            path = self._files[piece.file].path
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise file_error(path, f"cannot be opened ({error.strerror}); restore the file") from None
+            try:
+                count += _read_strided(
+                    descriptor,
+                    piece.offset + first * out.itemsize,
+                    out[select_part(part, box)].transpose(order),
+                    [strides[dim] for dim in order],
+                    staging,
+                )
+            except (OSError, EOFError) as error:
+                raise file_error(
+                    path, f"cannot be read ({error}); restore the file", tensor=self._stored.name, offset=piece.offset
+                ) from None
+            finally:
+                os.close(descriptor)
+        return count
+
+
+class StoredWriter:
+    """Writes boxes of whole chunks of a stored tensor: by a driver, or into its only piece if that is raw."""
+
+    def __init__(
+        self,
+        ckpt: Checkpoint,
+        stored: Stored,
+        driver: Driver | None,
+        unit: Sequence[int],
+        batch: int,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._ckpt, self._stored, self._driver = ckpt, stored, driver
+        self._unit, self._batch, self._pool = tuple(unit), batch, pool
+
+    def write_box(self, box: Box, data: NDArray[Any]) -> None:
+        """Writes the elements of a box of whole units: chunks, or shards of them."""
+        if not data.size:
+            return
+        if self._driver is not None:
+            do = partial(_run_batch, self._driver.write_box, self._stored, box, data)
+            list(self._pool.map(do, cut_batches(box, self._unit, self._batch)))
+            return
+        (piece,) = self._stored.pieces
+        path = self._ckpt.files[piece.file].path
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            _write_strided(descriptor, piece.offset, self._stored.shape, box, data)
+        except OSError as error:
+            raise file_error(path, f"cannot be written ({error.strerror})", tensor=self._stored.name) from None
+        finally:
+            os.close(descriptor)
+
+
+def _run_batch(
+    do: Callable[[Stored, Box, NDArray[Any]], None], stored: Stored, box: Box, data: NDArray[Any], part: Box
+) -> None:
+    do(stored, part, data[select_part(part, box)])
+
+
+def needs_driver(stored: Stored) -> bool:
+    """Whether its pieces are coded, or only a driver finds them."""
+    return isinstance(stored.pieces, ChunkGrid) or not all(piece.raw for piece in stored.pieces)
+
+
+def find_read_unit(stored: Stored, itemsize: int, least: int) -> tuple[int, ...]:
+    """What is read whole: a chunk, or of raw elements in one piece as many as lie together in `least` bytes.
+
+    >>> from reshard.types.stored import StoredPiece
+    >>> piece = StoredPiece(((0, 64), (0, 128), (0, 256)), 0, 0, 8388608)
+    >>> find_read_unit(Stored("w", "float32", (64, 128, 256), (piece,)), 4, 65536)
+    (1, 64, 256)
+    """
+    if stored.chunks is not None and (needs_driver(stored) or len(stored.pieces) > 1):
+        return stored.chunks
+    unit = [1] * len(stored.shape)
+    strides = stored.pieces[0].strides if len(stored.pieces) == 1 else None
+    order = sorted(range(len(unit)), key=lambda dim: strides[dim] if strides else -dim)
+    room = max(1, least // itemsize)
+    for dim in order:
+        unit[dim] = max(1, min(stored.shape[dim], room))
+        room //= unit[dim]
+        if unit[dim] < stored.shape[dim]:
+            break
+    return tuple(unit)
+
+
+def cut_batches(box: Box, chunks: Sequence[int], most: int) -> Iterator[Box]:
+    """Parts of a box with `most` chunks at most, in C order.
+
+    >>> list(cut_batches(((0, 4), (2, 10)), (2, 4), 2))
+    [((0, 2), (2, 8)), ((0, 2), (8, 10)), ((2, 4), (2, 8)), ((2, 4), (8, 10))]
+    """
+    spans = [(start // chunk, -(-stop // chunk)) for (start, stop), chunk in zip(box, chunks, strict=True)]
+    steps = [1] * len(spans)
+    for dim in reversed(range(len(spans))):
+        steps[dim] = min(max(1, most), spans[dim][1] - spans[dim][0])
+        most //= steps[dim]
+        if steps[dim] < spans[dim][1] - spans[dim][0]:
+            break
+    firsts = [range(low, high, step) for (low, high), step in zip(spans, steps, strict=True)]
+    for corner in product(*firsts):
+        yield tuple(
+            (max(start, at * chunk), min(stop, (at + step) * chunk))
+            for at, step, chunk, (start, stop) in zip(corner, steps, chunks, box, strict=True)
+        )
+
+
+def select_part(part: Box, box: Box) -> tuple[slice, ...]:
+    """The index of a part in an array that holds a box."""
+    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(part, box, strict=True))
+
+
+def write_all(descriptor: int, data: NDArray[Any], offset: int) -> None:
+    """Writes a contiguous array at an offset, however often the system takes only a part."""
+    view = memoryview(data.reshape(-1).view(np.uint8))
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def read_all(descriptor: int, out: NDArray[Any], offset: int) -> None:
+    """Fills a contiguous array from an offset on, however often the system gives only a part."""
+    view = memoryview(out.reshape(-1).view(np.uint8))
+    while view:
+        count = os.preadv(descriptor, [view], offset)
+        if not count:
+            raise EOFError(f"{len(view)} bytes are missing at byte {offset}")
+        view, offset = view[count:], offset + count
+
+
+def iterate_slabs(shape: Sequence[int], most: int) -> Iterator[tuple[Any, ...]]:
+    """Indices that take an array apart, in C order, into parts of at most `most` elements.
+
+    >>> list(iterate_slabs((2, 3, 4), 8))
+    [(0, slice(0, 2, None)), (0, slice(2, 4, None)), (1, slice(0, 2, None)), (1, slice(2, 4, None))]
+    """
+    dim, behind = len(shape), 1
+    while dim and behind * shape[dim - 1] <= most:
+        behind *= shape[dim - 1]
+        dim -= 1
+    if dim == 0:
+        yield (...,)
+        return
+    rows = most // behind
+    for outer in product(*map(range, shape[: dim - 1])):
+        for start in range(0, shape[dim - 1], rows):
+            yield (*outer, slice(start, start + rows))
+
+
+def _read_strided(
+    descriptor: int, offset: int, out: NDArray[Any], strides: Sequence[int], staging: NDArray[Any]
+) -> int:
+    """Fills `out` from elements that lie `strides` apart in a file, largest first; returns the bytes that it read."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, strides, strict=True))
+    dense = span == out.size
+    if dense and out.flags.c_contiguous and out.nbytes >= _LONG_RUN:
+        read_all(descriptor, out, offset)
+        return out.nbytes
+    # Gaps are read with the rest if they are less than half of it, or if runs are too short to be read alone.
+    run = next((out.shape[dim] for dim in reversed(range(out.ndim)) if out.shape[dim] > 1), 1) * out.itemsize
+    if span <= staging.size and (2 * out.size >= span or run < _LONG_RUN):
+        read_all(descriptor, staging[:span], offset)
+        shifts = [stride * out.itemsize for stride in strides]
+        out[...] = np.ndarray(out.shape, out.dtype, staging, 0, shifts)
+        return span * out.itemsize
+    inner = 1 + sum((size - 1) * stride for size, stride in zip(out.shape[1:], strides[1:], strict=True))
+    rows = 1
+    if inner <= staging.size and (2 * inner >= strides[0] or run < _LONG_RUN):
+        rows = max(1, (staging.size - inner) // strides[0] + 1)
+    count = 0
+    for start in range(0, out.shape[0], rows):
+        part = out[start] if rows == 1 and out.ndim > 1 else out[start : start + rows]
+        inward = strides[1:] if rows == 1 and out.ndim > 1 else strides
+        count += _read_strided(descriptor, offset + start * strides[0] * out.itemsize, part, inward, staging)
+    return count
+
+
+def _write_strided(descriptor: int, offset: int, shape: Sequence[int], box: Box, data: NDArray[Any]) -> None:
+    """Writes a box of an array that lies in C order in a file, in runs as long as it has."""
+    extents = [stop - start for start, stop in box]
+    outer = len(shape) - 1
+    # The dims behind that the box has whole lie together.
+    while outer > 0 and extents[outer] == shape[outer]:
+        outer -= 1
+    behind = math.prod(shape[outer + 1 :])
+    for index in product(*map(range, extents[:outer])):
+        at = 0
+        for dim, number in enumerate((*index, 0)[: outer + 1]):
+            at = at * shape[dim] + box[dim][0] + number
+        rows = data[index]
+        start = offset + at * behind * data.itemsize
+        for slab in iterate_slabs(rows.shape, max(1, STAGING // data.itemsize)):
+            part = np.ascontiguousarray(rows[slab])
+            write_all(descriptor, part, start)
+            start += part.nbytes
+
+
+def create_npy(path: str, tensors: Mapping[str, NewArray]) -> Checkpoint:
+    """Makes .npy files of the right length without their elements: one at `path`, or of several arrays a folder."""
+    single = len(tensors) == 1
+    if not single:
+        os.makedirs(path)
+    for name, new in tensors.items():
+        dtype = numpy_dtype(new.dtype)
+        if dtype.isbuiltin != 1:
+            raise file_error(path, f"cannot hold {new.dtype}, which numpy does not have; take zarr", tensor=name)
+        at = path if single else os.path.join(path, f"{name.replace('/', '.')}.npy")
+        with open(at, "xb") as file:
+            header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": new.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + math.prod(new.shape) * dtype.itemsize)
+    return read_npy(path)
