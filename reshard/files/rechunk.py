@@ -205,7 +205,7 @@ def _read_chunks(
         asked: dict[str, object] = {name: given for name in ckpt if len(ckpt[name].shape) == count}
         if not asked:
             shapes = ", ".join(shape_text(ckpt[name].shape) for name in list(ckpt)[:3])
-            raise FileError(f"{what} {quoted(cast("object", given))}: no array has so many dims (there are {shapes})")
+            raise FileError(f"{what} {quoted(cast('object', given))}: no array has so many dims (there are {shapes})")
     # By names of dims, which xarray's arrays of coordinates share: only the values tell one from the other.
     elif all(isinstance(size, int) for size in table.values()):
         named = {dim for names in dims.values() for dim in names or () if dim is not None}
@@ -236,8 +236,8 @@ def _read_sizes(
         sizes = list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else []
     if len(sizes) != len(stored.shape) or any(type(size) is not int or (size < 1 and size != -1) for size in sizes):
         raise FileError(
-            f"{what} {quoted(cast("object", given))} of {quoted(name)}: give a size of at least 1, or -1 for all, for each of the dims "
-            f"of {shape_text(stored.shape)}"
+            f"{what} {quoted(cast('object', given))} of {quoted(name)}: give a size of at least 1, or -1 for all, for "
+            f"each of the dims of {shape_text(stored.shape)}"
         )
     return tuple(
         max(1, whole if size == -1 else min(size, whole)) for size, whole in zip(sizes, stored.shape, strict=True)

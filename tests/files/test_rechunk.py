@@ -29,8 +29,7 @@ def write_source(path: Path, version: int, chunks: tuple[int, ...], **options: A
 
 def read_target(path: Path, name: str) -> np.ndarray[Any, Any]:
     if path.suffix == ".h5":
-        import h5py
-
+        h5py: Any = pytest.importorskip("h5py")
         with h5py.File(path) as file:
             return file[name][()]
     if path.suffix == ".npy":
