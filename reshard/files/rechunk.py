@@ -84,6 +84,7 @@ def rechunk(
     The target appears under its name when all of it is written; until then it is built beside. Raises `FileError` if
     there is something at `target` already, and `BudgetError` if a chunk does not fit in `memory`.
     """
+    # Everything that can be refused is, before anything is made.
     ckpt = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     kind = format or _find_format(ckpt)
     store = _plan_store(ckpt, chunks, memory, 1, kind, shards, codec)
@@ -113,6 +114,7 @@ def _write_store(ckpt: Checkpoint, path: str, kind: StoreFormat, store: _NewStor
     from reshard.runtime.on_files.rechunking import run_array
     from reshard.runtime.on_files.stored_boxes import StoredReader, StoredWriter, create_npy, needs_driver
 
+    # Chunks that nobody wrote are fill values to some and lost files to others: the caller says which.
     names = list(store.arrays)
     check_missing(ckpt, names)
     made = (
@@ -167,6 +169,7 @@ def _plan_store(
     units: dict[str, tuple[int, ...]] = {}
     for name, each in old.items():
         stored, itemsize = ckpt[name], dtypes.nbytes(1, each.dtype)
+        # An array that nothing is said of keeps its chunks; one without chunks becomes one.
         cut = new_chunks.get(name) or each.chunks or tuple(max(1, size) for size in each.shape)
         shard = new_shards.get(name)
         if shard is not None and any(outer % inner for outer, inner in zip(shard, cut, strict=True)):
@@ -180,6 +183,7 @@ def _plan_store(
         unit = (
             find_read_unit(replace(stored, pieces=(), chunks=None), itemsize, least) if kind == "npy" else shard or cut
         )
+        # Raw pieces are read straight into place, and so are those of .npy written.
         coded = needs_driver(stored)
         task = RechunkTask(
             stored.shape,
@@ -248,6 +252,7 @@ def _find_format(ckpt: Checkpoint) -> StoreFormat:
     """The format that a store of new chunks has unless another is asked for."""
     if ckpt.format == "hdf5":
         return "hdf5"
+    # Stores of zarr stay of their version, since readers of version 2 alone are still about.
     version_2 = any(os.path.basename(file.path) == ".zarray" for file in ckpt.files)
     return "zarr2" if ckpt.format == "zarr" and version_2 else "zarr"
 
@@ -265,6 +270,7 @@ def _read_group_attributes(ckpt: Checkpoint) -> dict[str, Any] | None:
 
 def _count_batches(plan: ArrayRechunk, threads: int) -> tuple[int, int]:
     """Chunks that a thread has decoded, or encoded, at once: as many as the plan leaves memory for."""
+    # The plan counts one chunk at a time; what it leaves of the memory lets several be on their way.
     task = plan.task
     free = task.memory - plan.peak_bytes + max(task.read_buffer, task.write_buffer)
     counts = [

@@ -116,6 +116,7 @@ class ArrayRechunk:
     def __str__(self) -> str:
         task = self.task
         sizes = [" x ".join(map(str, each)) or "()" for each in (task.shape, task.source_chunks, task.target_chunks)]
+        # In arrays, as those who compare tools count.
         units = self.traffic_bytes / max(1, task.nbytes)
         lines = [
             f"{sizes[0]} ({bytes_text(task.nbytes)}), chunks {sizes[1]} -> {sizes[2]}: {self.method}, "
@@ -127,6 +128,7 @@ class ArrayRechunk:
             + ("" if task.processes == 1 else f" in each of {task.processes} processes"),
             f"  time     about {seconds_text(self.seconds)} at 1 GB/s",
         ]
+        # How memory is used, for those who look closer.
         regions = math.prod(-(-size // block) for size, block in zip(task.shape, self.region, strict=True))
         block = " x ".join(map(str, self.region)) or "()"
         lines.append(f"  {regions} region{'s' if regions != 1 else ''} of {block}, along dim {self.along}")

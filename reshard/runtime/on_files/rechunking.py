@@ -61,6 +61,7 @@ class SpillFile:
     def write_parts(self, box: Box, data: NDArray[Any]) -> None:
         """Writes a block of the cutting grid, fragment by fragment; `box` is where `data` lies in the array."""
         staging = np.empty(max(1, STAGING // data.itemsize), data.dtype)
+        # What the window keeps of this block is not in the file.
         for block in iterate_grid(_intersect(box, self._box), [start for start, _ in self._box], self._block):
             whole = tuple(
                 (low + (start - low) // size * size, min(high, low + (start - low) // size * size + size))
@@ -97,6 +98,7 @@ class SpillFile:
             waiting.clear()
             size = 0
 
+        # Fragments follow each other in the file: as many as the buffer holds are read by one call.
         for fragment in iterate_grid(block, self._origin, self._cutters):
             target = out[select_part(fragment, block)]
             for slab in iterate_slabs(target.shape, len(staging)):
@@ -119,6 +121,7 @@ class SpillFile:
 def run_array(plan: ArrayRechunk, dtype: np.dtype[Any], reader: BoxReader, writer: BoxWriter, spill_path: str) -> None:
     """Reads all of an array and writes all of it in its new chunks, in this process."""
     task = plan.task
+    # Regions begin where target chunks do: nobody writes a part of one.
     starts = [range(0, size, block) for size, block in zip(task.shape, plan.region, strict=True)]
     for corner in product(*starts):
         region = tuple(
@@ -181,9 +184,11 @@ def _read_blocks(
     """Reads the blocks of a step, and puts each of their elements into the window or into the spill file."""
     assert plan.spill is not None
     origin = _floor_corner(rows, plan.task.source_chunks)
+    # One buffer for all blocks: memory that is given back would be cleared by the system and faulted in again.
     buffer = np.empty(math.prod(plan.spill.reads), place.dtype)
     for block in iterate_grid(rows, origin, plan.spill.reads):
         inside = _intersect(block, kept)
+        # All of it stays in memory, so it is read where it belongs.
         if inside == block:
             reader.read_box(block, place[select_part(block, kept)])
             continue
@@ -209,6 +214,7 @@ def _spill_region(
     middle = min(end, first + spill.start)
     kept = _replace_dim(region, spill.dim, (first, middle))
     rest = _replace_dim(region, spill.dim, (middle, end))
+    # The last region along the dim may be so short that all of it fits.
     if middle == end:
         _stream_region(plan, region, kept, dtype, reader, writer, None)
         return

@@ -66,6 +66,7 @@ class StoredReader:
                 each for each in pieces if all(a < d and c < b for (a, b), (c, d) in zip(box, each.box, strict=True))
             )
             return
+        # Pieces of a grid are in C order, so that their numbers are digits.
         counts = [-(-size // chunk) for size, chunk in zip(self._stored.shape, chunks, strict=True)]
         for index in product(*(range(a // chunk, -(-b // chunk)) for (a, b), chunk in zip(box, chunks, strict=True))):
             number = 0
@@ -128,6 +129,7 @@ class StoredWriter:
             do = partial(_run_batch, self._driver.write_box, self._stored, box, data)
             list(self._pool.map(do, cut_batches(box, self._unit, self._batch)))
             return
+        # A new .npy file: one piece, in C order.
         (piece,) = self._stored.pieces
         path = self._ckpt.files[piece.file].path
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -160,6 +162,7 @@ def find_read_unit(stored: Stored, itemsize: int, least: int) -> tuple[int, ...]
     """
     if stored.chunks is not None and (needs_driver(stored) or len(stored.pieces) > 1):
         return stored.chunks
+    # From the densest dim on, rows lie together until one is cut.
     unit = [1] * len(stored.shape)
     strides = stored.pieces[0].strides if len(stored.pieces) == 1 else None
     order = sorted(range(len(unit)), key=lambda dim: strides[dim] if strides else -dim)
@@ -178,6 +181,7 @@ def cut_batches(box: Box, chunks: Sequence[int], most: int) -> Iterator[Box]:
     >>> list(cut_batches(((0, 4), (2, 10)), (2, 4), 2))
     [((0, 2), (2, 8)), ((0, 2), (8, 10)), ((2, 4), (2, 8)), ((2, 4), (8, 10))]
     """
+    # In chunks: from the last dim on whole rows of the box are taken while there is room.
     spans = [(start // chunk, -(-stop // chunk)) for (start, stop), chunk in zip(box, chunks, strict=True)]
     steps = [1] * len(spans)
     for dim in reversed(range(len(spans))):
@@ -222,6 +226,7 @@ def iterate_slabs(shape: Sequence[int], most: int) -> Iterator[tuple[Any, ...]]:
     >>> list(iterate_slabs((2, 3, 4), 8))
     [(0, slice(0, 2, None)), (0, slice(2, 4, None)), (1, slice(0, 2, None)), (1, slice(2, 4, None))]
     """
+    # The dims behind `dim` are taken whole.
     dim, behind = len(shape), 1
     while dim and behind * shape[dim - 1] <= most:
         behind *= shape[dim - 1]
@@ -251,6 +256,7 @@ def _read_strided(
         shifts = [stride * out.itemsize for stride in strides]
         out[...] = np.ndarray(out.shape, out.dtype, staging, 0, shifts)
         return span * out.itemsize
+    # Rows of the largest stride one by one, or as many together as the buffer takes.
     inner = 1 + sum((size - 1) * stride for size, stride in zip(out.shape[1:], strides[1:], strict=True))
     rows = 1
     if inner <= staging.size and (2 * inner >= strides[0] or run < _LONG_RUN):
@@ -272,6 +278,7 @@ def _write_strided(descriptor: int, offset: int, shape: Sequence[int], box: Box,
         outer -= 1
     behind = math.prod(shape[outer + 1 :])
     for index in product(*map(range, extents[:outer])):
+        # The place of the run's first element, as a number whose digits are its indices.
         at = 0
         for dim, number in enumerate((*index, 0)[: outer + 1]):
             at = at * shape[dim] + box[dim][0] + number

@@ -26,6 +26,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     >>> [(plan.method, plan.traffic_bytes) for plan in plans]
     [('direct', 128), ('spill', 176)]
     """
+    # Nothing is read of an array without elements, and an array without dims is one of a single row.
     if not math.prod(task.shape):
         return ArrayRechunk(task, task.target_chunks, 0, 1, 1, None, 0, 0, 0, 0)
     if not task.shape:
@@ -34,6 +35,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     chunks_written = written // math.prod(task.target_chunks)
     streamed = find_streamed_regions(task)
     below = None if streamed is None else (streamed.read + written) * task.itemsize
+    # Only a cheaper one is worth the files.
     spilled = find_spilled_regions(task, below)
     if spilled is not None:
         return ArrayRechunk(
@@ -78,6 +80,7 @@ def _widen_step(task: RechunkTask, streamed: StreamedRegions) -> tuple[int, int,
     buffers = max(task.read_buffer, task.write_buffer)
     cross = streamed.held // max(1, min(streamed.window, region[along])) * task.itemsize
     step, window = task.source_chunks[along], streamed.window
+    # A direct region is read at once; the parts of a window that processes share are as they are.
     if window >= region[along] or task.processes > 1:
         return (region[along] if window >= region[along] else step), window, streamed.held * task.itemsize + buffers
     while step < region[along] and step * cross < STEP_BYTES:

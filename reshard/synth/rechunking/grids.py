@@ -21,6 +21,7 @@ def count_read_rows(size: int, source: int, region: int) -> int:
     >>> count_read_rows(10, 4, 6), count_read_rows(10, 4, 10), count_read_rows(12, 4, 8)
     (16, 12, 12)
     """
+    # Chunks and boundaries that cut one: every cut makes one more read, of a whole chunk.
     boundaries = -(-size // region) - 1
     aligned = boundaries // (source // math.gcd(source, region))
     return source * (-(-size // source) + boundaries - aligned)
@@ -32,6 +33,7 @@ def count_segments(size: int, one: int, other: int) -> int:
     >>> count_segments(10, 4, 3), count_segments(12, 4, 3), count_segments(8, 8, 2)
     (6, 6, 4)
     """
+    # A boundary of both grids counts once.
     shared = (size - 1) // math.lcm(one, other)
     return 1 + (size - 1) // one + (size - 1) // other - shared
 
@@ -44,6 +46,7 @@ def find_window(size: int, step: int, target: int, offset_unit: int | None = Non
     >>> find_window(10, 4, 3), find_window(12, 2, 6), find_window(12, 6, 3)
     (5, 6, 6)
     """
+    # Where all steps are few they are looked at: the bound below is not reached if the dim ends before.
     if offset_unit is None and size <= 64 * step:
         starts = range(0, size, step)
         return max(min(size, start + step) - start // target * target for start in starts)
@@ -59,6 +62,7 @@ def list_cuts(size: int, source: int, target: int) -> list[tuple[int, int]]:
     >>> list_cuts(10, 4, 3), list_cuts(12, 4, 3), list_cuts(4, 4, 1)
     ([(3, 24), (6, 16), (10, 12)], [(3, 24), (6, 16), (12, 12)], [(1, 16), (2, 8), (4, 4)])
     """
+    # `period` regions of one target chunk pass until a boundary is one of source chunks again.
     chunks = -(-size // target)
     period = source // math.gcd(source, target)
     found: dict[int, int] = {}
@@ -73,6 +77,7 @@ def list_cuts(size: int, source: int, target: int) -> list[tuple[int, int]]:
             region = min(size, length * unit * target)
             found[region] = count_read_rows(size, source, region)
             length = units + 1 if regions == 1 else -(-units // (regions - 1))
+    # What holds more rows and reads no fewer is of no use to anybody.
     cuts: list[tuple[int, int]] = []
     for region, rows in sorted(found.items()):
         if not cuts or rows < cuts[-1][1]:

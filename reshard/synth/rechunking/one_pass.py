@@ -51,6 +51,7 @@ def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
     chunk = math.prod(task.source_chunks) * task.itemsize
     beside = max(task.read_buffer + (2 * chunk if task.processes > 1 else 0), task.write_buffer)
     room = (task.memory - beside) // task.itemsize
+    # Room is counted in elements from here on, so that extents multiply to what they hold.
     dims = range(len(task.shape))
     sizes = list(zip(task.shape, task.source_chunks, task.target_chunks, strict=True))
     cuts = [list_cuts(*each) for each in sizes]
@@ -65,7 +66,9 @@ def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
             whole.append(
                 [RegionCut(min(rows, region), region, read) for rows, (region, read) in zip(held, cut, strict=True)]
             )
+        # Without a sweep (-1), then with one along each dim, which reads every chunk once there.
         for along in (-1, *dims):
+            # Rows of a window that moves cannot be shares of processes, too.
             if along == dealt and along >= 0:
                 continue
             options = list(whole)
@@ -91,6 +94,7 @@ def _find_product(
     Along a dim options hold more and read less in turn, so the last dim takes the largest that fits, and a dim is left
     as soon as the fewest reads of the dims behind it cannot beat the best found.
     """
+    # Of the dims from each on: what no choice of them can beat.
     fewest_read, least_held = [1], [1]
     for option in reversed(options):
         fewest_read.append(fewest_read[-1] * min(cut.read for cut in option))
@@ -106,6 +110,7 @@ def _find_product(
                 best, found = (read, held), (read, held, picked)
             return
         fitting = bisect_right(options[dim], room // (held * least_held[dim + 1]), key=lambda cut: cut.held)
+        # The largest first: it reads the fewest, so the first that is too dear ends the dim.
         for cut in reversed(options[dim][:fitting]):
             if best is not None and read * cut.read * fewest_read[dim + 1] > best[0]:
                 break

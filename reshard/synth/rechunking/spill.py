@@ -53,12 +53,14 @@ def find_spilled_regions(task: RechunkTask, below: int | None) -> SpilledRegions
     last_room = task.memory - task.write_buffer
     if source > task.memory - task.read_buffer or math.prod(task.target_chunks) * task.itemsize > last_room:
         return None
+    # What regions move is known at once, what fragments cost only with blocks: the best few are looked at closely.
     outlines = sorted(_list_outlines(task, room - source), key=lambda each: each[0])[:PRICED_REGIONS]
     best: SpilledRegions | None = None
     for least, region, along, dim in outlines:
         limit = below if best is None else best.price
         if limit is not None and least >= limit:
             break
+        # Memory of the first pass is divided: more for blocks makes longer fragments, more for the window fewer bytes.
         for share in (0, 8, 4, 2, 1):
             spilled = _price_region(task, region, along, dim, source if share == 0 else max(source, room // share))
             if spilled is not None and (limit is None or spilled.price < limit):
@@ -78,6 +80,7 @@ def _list_outlines(task: RechunkTask, room: int) -> list[tuple[int, tuple[int, .
     for picked in product(*cuts):
         region = tuple(cut[0] for cut in picked)
         read = math.prod(cut[1] for cut in picked)
+        # Everything through a file, unless a window has room for some of it.
         best = (2 * task.nbytes, 0, len(dims) - 1)
         for along in dims:
             window = _find_region_window(task, region, along, task.source_chunks[along])
@@ -110,6 +113,7 @@ def _find_start(task: RechunkTask, region: tuple[int, ...], along: int, dim: int
 
 def _count_spilled(task: RechunkTask, region: tuple[int, ...], dim: int, start: int) -> int:
     size = task.shape[dim]
+    # Each region keeps its first rows, and the last one may have fewer than that.
     regions, last = divmod(size, region[dim])
     kept = regions * start + min(start, last)
     return math.prod(task.shape) // max(1, size) * (size - kept)
@@ -143,10 +147,12 @@ def _price_region(
     best: SpilledRegions | None = None
     for passes in range(1, MOST_PASSES + 1):
         stages = _list_stages(reads, runs, passes, task.memory // task.itemsize)
+        # Fragments of each file: those of the blocks before that meet its own.
         counts = [
             regions * math.prod(map(count_segments, rest, one, other))
             for one, other in zip((reads, *stages[:-1]), stages, strict=True)
         ]
+        # A read of a run is long; writes of fragments may be short.
         short = sum(max(spilled * task.itemsize, count * task.least_run) for count in counts)
         price = whole + short + passes * spilled * task.itemsize
         requests = (
@@ -157,6 +163,7 @@ def _price_region(
                 for stage in stages
             )
         )
+        # The first pass has a block and the window, a later one a block of the file before, the last one target chunks.
         held = math.prod(window if at == along else size for at, size in enumerate(region) if at != dim) * start
         peak = max(
             used + held * task.itemsize + max(task.read_buffer, task.write_buffer),
@@ -191,12 +198,14 @@ def pick_blocks(
             for dim, size in enumerate(region):
                 if shape[dim] >= size:
                     continue
+                # Twice as long, one chunk longer, or as long as there is room for.
                 most = room // (volume // shape[dim]) // chunks[dim] * chunks[dim]
                 for longer in {min(size, 2 * shape[dim]), min(size, shape[dim] + chunks[dim]), min(size, most)}:
                     if longer <= shape[dim] or volume // shape[dim] * longer > room:
                         continue
                     other = shapes[1 - which][dim]
                     fewer = count_segments(size, shape[dim], other) / count_segments(size, longer, other)
+                    # By how much fragments become longer, for each doubling of memory.
                     gain = math.log(fewer) / math.log(longer / shape[dim])
                     if gain > 0 and (best is None or gain > best[0]):
                         best = (gain, which, dim, longer)
@@ -211,6 +220,7 @@ def _list_stages(reads: Sequence[int], runs: Sequence[int], passes: int, room: i
     for at in range(1, passes):
         share = at / passes
         shape = [max(1, round(a ** (1 - share) * b**share)) for a, b in zip(reads, runs, strict=True)]
+        # Rounded up, a shape may be too large by a little.
         while math.prod(shape) > room:
             longest = max(range(len(shape)), key=lambda dim: shape[dim])
             shape[longest] = max(1, min(shape[longest] - 1, shape[longest] * room // math.prod(shape)))
