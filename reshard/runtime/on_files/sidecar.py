@@ -21,6 +21,7 @@ saves are mixed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -99,6 +100,10 @@ class SavedSums:
     save: str
     files: Mapping[str, FileSums]
     tensors: Mapping[str, ChunkSums] = field(default_factory=lambda: MappingProxyType({}))
+    index: str = ""
+    """The file that was renamed last, and when it was changed: where it is the only file, two saves of equal sizes are
+    told apart by this."""
+    changed_ns: int = 0
 
 
 def list_blocks(size: int, parts: Iterable[int]) -> NDArray[np.int64]:
@@ -124,6 +129,7 @@ class BlockSums:
 
     def __init__(self, starts: Mapping[int, NDArray[np.int64]]) -> None:
         self._starts = starts
+        self.found: dict[tuple[int, int], int] = {}
         self._parts: dict[tuple[int, int], tuple[int, int]] = {}  # (file, block): bytes that were added, sum so far
         self._lock = threading.Lock()
 
@@ -157,7 +163,8 @@ class BlockSums:
             self._add_part(file, block, count, raw)
 
     def on_block(self, file: int, block: int, found: int) -> None:
-        """Is called with the sum of each block of which all bytes have been added."""
+        """Is called with the sum of each block of which all bytes have been added, and keeps it in `found`."""
+        self.found[file, block] = found
 
     def _add_part(self, file: int, block: int, count: int, raw: int) -> None:
         length = int(self._starts[file][block + 1] - self._starts[file][block])
@@ -186,6 +193,7 @@ class BlockChecks(BlockSums):
     def __init__(self, ckpt: Checkpoint, sums: SavedSums) -> None:
         self._ckpt, self._sums = ckpt, sums
         self._names = _names_of_files(ckpt)
+        # The same numbers as in the checkpoint.
         self._of_file = {at: sums.files[name] for at, name in enumerate(self._names) if name in sums.files}
         super().__init__({at: np.append(of.starts, of.size) for at, of in self._of_file.items()})
 
@@ -269,11 +277,18 @@ def find_sums(ckpt: Checkpoint) -> SavedSums | None:
         return None
     names, folder = _names_of_files(ckpt), sidecar_of(ckpt.path).parent
     faults: list[str] = []
+    fitting: list[SavedSums] = []
     for saved in saves:
         fault = _fault_of_files(folder, ckpt, names, saved)
         if fault is None:
-            return saved
+            fitting.append(saved)
         faults.append(f"save {saved.save}: {fault}")
+    if len(fitting) > 1:
+        changed = {saved.save: saved.changed_ns for saved in fitting}
+        with contextlib.suppress(OSError):
+            fitting.sort(key=lambda saved: (folder / saved.index).stat().st_mtime_ns != changed[saved.save])
+    if fitting:
+        return fitting[0]
     raise ChecksumError(f"{quoted(ckpt.path)} is not what was saved there: {'; '.join(faults)}; {_ADVICE}")
 
 
@@ -326,7 +341,8 @@ def write_sums(saves: Sequence[SavedSums]) -> bytes:
             name: {"chunks": list(of.chunks), "sums": of.sums.astype(">u4").tobytes().hex()}
             for name, of in saved.tensors.items()
         }
-        listed.append({"save": saved.save, "algorithm": "crc32", "block": BLOCK, "files": files, "tensors": tensors})
+        head = {"save": saved.save, "algorithm": "crc32", "block": BLOCK, "index": saved.index}
+        listed.append({**head, "changed_ns": saved.changed_ns, "files": files, "tensors": tensors})
     return json.dumps({"format": _FORMAT, "saves": listed}).encode()
 
 
@@ -364,4 +380,4 @@ def _read_sums(saved: Fields) -> SavedSums:
         each = Fields.of(data, saved.what, f"tensor {quoted(name)}", saved.cure)
         sums = np.frombuffer(bytes.fromhex(each.get("sums", str)), ">u4").astype(np.uint32)
         tensors[name] = ChunkSums(tuple(each.listed("chunks", int)), sums)
-    return SavedSums(saved.get("save", str), files, tensors)
+    return SavedSums(saved.get("save", str), files, tensors, saved.get("index", str), saved.get("changed_ns", int))

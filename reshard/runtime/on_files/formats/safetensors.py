@@ -35,7 +35,7 @@ SAVE_ID = "reshard.save"
 """The field of `__metadata__` that is equal in all files of one save."""
 
 _MOST_HEADER = 100_000_000  # As the library has it.
-_DTYPES: Mapping[str, str] = {
+DTYPES: Mapping[str, str] = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E5M2FNUZ": "float8_e5m2fnuz",
@@ -175,10 +175,10 @@ def _read_tensor(path: str, name: str, said: Any) -> tuple[int, int, str, tuple[
         raise refuse(f"the header says {quoted(said)} of it, not an object")
     fields = cast("dict[str, Any]", said)
     dtype, shape, span = fields.get("dtype"), read_sizes(fields.get("shape")), read_sizes(fields.get("data_offsets"), 2)
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         if isinstance(dtype, str) and dtype in _SUB_BYTE:
             raise refuse(f"its dtype {dtype} has elements of less than a byte, which layouts do not know")
-        raise refuse(f"its dtype is {quoted(dtype)}, not one of {', '.join(_DTYPES)}")
+        raise refuse(f"its dtype is {quoted(dtype)}, not one of {', '.join(DTYPES)}")
     if shape is None:
         raise refuse(f"its shape is {quoted(fields.get('shape'))}, not a list of whole numbers from 0 to 2^63")
     if span is None:
@@ -186,12 +186,12 @@ def _read_tensor(path: str, name: str, said: Any) -> tuple[int, int, str, tuple[
     # A shape like (2^40, 2^40, 0) has no elements, and no library can index it.
     if math.prod(size for size in shape if size) > MOST:
         raise refuse(f"its shape {quoted(shape)} has more elements than any array")
-    (begin, stop), needed = span, dtypes.nbytes(math.prod(shape), _DTYPES[dtype])
+    (begin, stop), needed = span, dtypes.nbytes(math.prod(shape), DTYPES[dtype])
     if stop - begin != needed:
         raise refuse(
             f"its data_offsets {quoted(span)} hold {stop - begin} B; {dtype} of shape {quoted(shape)} takes {needed}"
         )
-    return begin, stop, _DTYPES[dtype], shape
+    return begin, stop, DTYPES[dtype], shape
 
 
 def _parse_object(path: str, content: bytes, offset: int) -> dict[str, Any]:

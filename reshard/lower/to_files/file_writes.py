@@ -1,0 +1,142 @@
+"""Which process writes which elements of a tile: each element once, and as many bytes in all processes as can be.
+
+    f32[{x}4, 8] on <x=2, y=2>, each device a process of its own
+
+    devices 0 and 1 hold rows 0-3        process 0 writes rows 0-1, process 1 rows 2-3
+    devices 2 and 3 hold rows 4-7        process 2 writes rows 4-5, process 3 rows 6-7
+
+Who holds the same tile shares it in runs of the file, one each. A tile of less than `LEAST` bytes a holder has fewer
+writers, of its holders those that have least to write so far. A coded chunk has one writer, which holds all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from reshard.errors import LayoutError
+from reshard.geometry.blocks import Block, cut_range
+from reshard.geometry.holders import Tile, tile_of
+from reshard.lower.to_files.file_reads import FileRead, list_file_reads
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.stored import Stored, StoredPiece
+
+LEAST = 1 << 20
+"""Bytes of a tile that a writer has at least, where several hold it."""
+
+ProcessOf = Mapping[int, int] | None
+"""The process of each device; None: one process has all."""
+
+
+class FileWrite(NamedTuple):
+    """What a process writes of a piece: blocks of its devices' tiles; `src` of a block counts elements of the piece."""
+
+    name: str
+    piece: StoredPiece
+    blocks: tuple[tuple[int, Block], ...]
+
+
+def list_file_writes(
+    tensors: Mapping[str, Stored], layouts: Mapping[str, Layout], process_of: ProcessOf, process: int
+) -> list[FileWrite]:
+    """What a process writes, in the order of files; the same assignment in every process.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> stored = Stored("w", "int8", (4 << 20,), (StoredPiece(((0, 4 << 20),), 0, 80, 4 << 20),))
+    >>> layout = Layout.parse("s8[{x}2097152]", Mesh(x=2, y=2))
+    >>> [write.blocks for write in list_file_writes({"w": stored}, {"w": layout}, {d: d for d in range(4)}, 3)]
+    [((3, Block(src=3145728, dst=1048576, axes=(Axis(extent=1048576, src=1, dst=1),))),)]
+    """
+    loads: defaultdict[int, int] = defaultdict(int)
+    holders_of: dict[Layout, dict[Tile, dict[int, int]]] = {}
+    writes: list[FileWrite] = []
+    for name, stored in tensors.items():
+        layout = layouts[name]
+        if layout not in holders_of:
+            holders_of[layout] = list_holding_processes(layout, process_of)
+        holders = holders_of[layout]
+        if all(piece.raw for piece in stored.pieces[:1]):
+            for devices in holders.values():
+                writers = _choose_writers(stored, layout, devices, loads)
+                if process in writers:
+                    reads = list_file_reads(stored, layout, devices[process])
+                    share = writers.index(process), len(writers)
+                    writes += _share_blocks(name, reads, devices[process], *share)
+        else:
+            writes += _list_chunk_writes(stored, layout, holders, loads, process)
+    writes.sort(
+        key=lambda write: (write.piece.file, write.piece.offset, write.name, min(b.src for _, b in write.blocks))
+    )
+    return writes
+
+
+def list_holding_processes(layout: Layout, process_of: ProcessOf) -> dict[Tile, dict[int, int]]:
+    """For each tile, the processes that hold it, and the first device of each that does."""
+    holders: dict[Tile, dict[int, int]] = {}
+    for device in layout.mesh.devices:
+        owner = 0 if process_of is None else process_of[device]
+        holders.setdefault(tile_of(layout, device), {}).setdefault(owner, device)
+    return holders
+
+
+def _choose_writers(
+    stored: Stored, layout: Layout, devices: Mapping[int, int], loads: defaultdict[int, int]
+) -> Sequence[int]:
+    """The processes that write a tile, of those that hold it; adds to their loads."""
+    elements = math.prod(layout.tile_shape_of(next(iter(devices.values()))))
+    nbytes = dtypes.nbytes(elements, stored.dtype)
+    number = min(len(devices), max(1, nbytes // LEAST))
+    writers = (
+        sorted(devices) if number == len(devices) else sorted(devices, key=lambda each: (loads[each], each))[:number]
+    )
+    for writer in writers:
+        loads[writer] += nbytes // number
+    return writers
+
+
+def _share_blocks(name: str, reads: Sequence[FileRead], device: int, number: int, of: int) -> list[FileWrite]:
+    """The share of one of several writers of a tile: of all its elements, in the order of the file."""
+    total = sum(block.elements for read in reads for block in read.blocks)
+    low, high, at = total * number // of, total * (number + 1) // of, 0
+    writes: list[FileWrite] = []
+    for piece, blocks in reads:
+        mine: list[tuple[int, Block]] = []
+        for block in sorted(blocks):
+            begin, end = max(low - at, 0), min(high - at, block.elements)
+            mine += ((device, part) for part in (cut_range(block, begin, end) if begin < end else ()))
+            at += block.elements
+        if mine:
+            writes.append(FileWrite(name, piece, tuple(mine)))
+    return writes
+
+
+def _list_chunk_writes(
+    stored: Stored,
+    layout: Layout,
+    holders: Mapping[Tile, Mapping[int, int]],
+    loads: defaultdict[int, int],
+    process: int,
+) -> list[FileWrite]:
+    """The chunks that a process writes whole; raises `LayoutError` where no process holds one."""
+    has: defaultdict[int, dict[tuple[tuple[int, int], ...], list[tuple[int, Block]]]] = defaultdict(dict)
+    pieces: dict[tuple[tuple[int, int], ...], StoredPiece] = {}
+    for devices in holders.values():
+        reads = list_file_reads(stored, layout, next(iter(devices.values())))
+        for owner, device in devices.items():
+            for piece, blocks in reads:
+                pieces.setdefault(piece.box, piece)
+                has[owner].setdefault(piece.box, []).extend((device, block) for block in blocks)
+    writes: list[FileWrite] = []
+    for box, piece in sorted(pieces.items()):
+        elements = math.prod(stop - start for start, stop in box)
+        whole = [each for each, of in has.items() if sum(block.elements for _, block in of.get(box, ())) == elements]
+        if not whole:
+            raise LayoutError(f"no process holds all of chunk {box} of {stored.name} in {layout}")
+        writer = min(whole, key=lambda each: (loads[each], each))
+        loads[writer] += dtypes.nbytes(elements, stored.dtype)
+        if writer == process:
+            writes.append(FileWrite(stored.name, piece, tuple(has[writer][box])))
+    return writes
