@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -27,27 +28,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, FileError, LayoutError, quoted, shortened
-from reshard.lower.to_files.file_writes import list_file_writes
+from reshard.lower.to_files.file_writes import LEAST, count_run_bytes, has_whole_chunks, list_file_writes
 from reshard.runtime.numpy_tiles import as_array, in_native_order, with_padding
-from reshard.runtime.on_files.commit import (
-    OneProcess,
-    PartFiles,
-    Processes,
-    commit_files,
-    new_save_id,
-    raise_together,
-    remove_remains,
-)
+from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together, remove_remains
+from reshard.runtime.on_files.formats.new_arrays import NewArray
+from reshard.runtime.on_files.save_targets import STORES, RawTarget, SaveTarget, StoreTarget
 from reshard.runtime.on_files.sidecar import SIDECAR
 from reshard.runtime.on_files.writing import (
-    hold_tile_blocks,
+    PieceWrite,
+    give_back_memory,
+    hold_piece_writes,
     lay_out_safetensors,
-    list_tile_blocks,
-    write_tile_blocks,
+    list_piece_writes,
 )
+from reshard.synth.reading import ReadOptions, choose_as_read
 from reshard.types.dtypes import canonical
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.move import Move
+from reshard.types.stored import Stored
 from reshard.types.units import parse_bytes
 
 Array = NDArray[Any]
@@ -55,6 +54,9 @@ Tree = Mapping[str, Any]
 
 PATIENCE = 600.0
 """Seconds that a process waits for the others: some have more to write, or slower disks."""
+
+SHORT_RUN = 64 << 10
+"""Bytes of a run below which ranks exchange what they hold before they write."""
 
 
 class HeldArrays(NamedTuple):
@@ -74,6 +76,8 @@ def save(
     comm: Any = None,
     format: str = "safetensors",
     shards: int | str = "4GiB",
+    chunks: Mapping[str, Sequence[int]] | None = None,
+    codec: str | None = None,
     as_layouts: Mapping[str, Layout] | None = None,
     limit: float = PATIENCE,
 ) -> None:
@@ -84,8 +88,10 @@ def save(
 
     - `layouts` are those of tiles, by the names of `tree`, or one for all. Arrays that one process holds need none.
     - `format` is "safetensors": a folder with files of at most `shards` bytes and an index, or one file, if the path
-      ends in `.safetensors`.
-    - `as_layouts` are the layouts to save in, by name: their dtype is that of the file.
+      ends in `.safetensors`; "zarr" (version 3), "zarr2", "orbax", "orbax3" (folders), or "hdf5" (a file).
+    - `chunks` are the shapes of chunks, by name, of formats that have any: by default the tiles of the layout. `codec`
+      is None, "zstd" or "gzip", as the format has it.
+    - `as_layouts` are the layouts to save in, by name: their dtype is that of the file, their tiles are its chunks.
     - `limit` is how many seconds a process waits for the others.
 
     >>> import tempfile, reshard as rs
@@ -94,7 +100,8 @@ def save(
     ...     print(rs.files.open(folder)["w"].shape)
     (2, 3)
     """
-    _begin_save(path, tree, layouts, comm, format, shards, as_layouts, limit, hold=False).wait()
+    options = _Options(format, shards, chunks or {}, codec, as_layouts or {})
+    _begin_save(path, tree, layouts, comm, options, limit, hold=False).wait()
 
 
 def start(
@@ -105,6 +112,8 @@ def start(
     comm: Any = None,
     format: str = "safetensors",
     shards: int | str = "4GiB",
+    chunks: Mapping[str, Sequence[int]] | None = None,
+    codec: str | None = None,
     as_layouts: Mapping[str, Layout] | None = None,
     limit: float = PATIENCE,
 ) -> PendingSave:
@@ -113,29 +122,26 @@ def start(
     A thread writes meanwhile. `wait()`, which all processes call, ends the save: before that the checkpoint that was
     there stays. The memory of the copies is kept for the next save.
     """
-    return _begin_save(path, tree, layouts, comm, format, shards, as_layouts, limit, hold=True)
+    options = _Options(format, shards, chunks or {}, codec, as_layouts or {})
+    return _begin_save(path, tree, layouts, comm, options, limit, hold=True)
 
 
-@dataclass
 class PendingSave:
     """A save that has begun; `wait` ends it."""
 
-    _write: Callable[[], None]
-    _commit: Callable[[Exception | None], None]
-    _thread: threading.Thread | None = None
-    _error: Exception | None = None
-    _ended: bool = field(default=False)
-
-    def run_behind(self) -> PendingSave:
-        """Writes in a thread."""
+    def __init__(self, target: SaveTarget, pieces: Sequence[PieceWrite], memory: Array | None) -> None:
+        self._target, self._pieces, self._memory = target, pieces, memory
+        self._error: Exception | None = None
+        self._ended = False
         self._thread = threading.Thread(target=self._write_all, name="reshard save", daemon=True)
-        self._thread.start()
-        return self
+        # A save that nobody else works beside needs no thread.
+        if memory is not None:
+            self._thread.start()
 
     @property
     def done(self) -> bool:
         """Whether this process has written all that it writes, so that `wait` waits for others alone."""
-        return self._ended or (self._thread is not None and not self._thread.is_alive())
+        return self._ended or (self._memory is not None and not self._thread.is_alive())
 
     def wait(self) -> None:
         """Makes the save the checkpoint that is there, or raises `FileError` on all processes and leaves the old one.
@@ -145,112 +151,152 @@ class PendingSave:
         if self._ended:
             return
         self._ended = True
-        if self._thread is None:
+        if self._memory is None:
             self._write_all()
         else:
             self._thread.join()
-        self._commit(self._error)
+            give_back_memory(self._memory)
+        self._pieces = ()
+        self._target.commit(self._error)
 
     def _write_all(self) -> None:
         try:
-            self._write()
+            self._target.write(self._pieces)
         except Exception as error:  # All processes hear of it when they wait.
             self._error = error
+
+
+class _Options(NamedTuple):
+    """What a caller asks for beside path, arrays and processes."""
+
+    format: str
+    shards: int | str
+    chunks: Mapping[str, Sequence[int]]
+    codec: str | None
+    as_layouts: Mapping[str, Layout]
 
 
 class _Request(NamedTuple):
     """What a save is to do, as one process reads its arguments; `text` must be the same on all."""
 
     held: HeldArrays
-    kinds: dict[str, tuple[str, tuple[int, ...]]]
-    """The dtype in the file, and the shape."""
-    folder: Path
-    alone: str | None
-    """The name of the only file, where the path is that of a file."""
-    sidecar: Path
+    target: Path
+    is_file: bool
+    arrays: dict[str, NewArray]
+    """What is made of each array: dtype, shape and chunks."""
     most: int
     text: str
 
 
-def _read_request(
-    path: str | PathLike[str],
-    held: HeldArrays,
-    format: str,
-    shards: int | str,
-    as_layouts: Mapping[str, Layout] | None,
-) -> _Request:
+def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options) -> _Request:
     """The arguments of a save, checked."""
+    format, shards, chunks, codec, as_layouts = options
     target = Path(os.path.abspath(path))
-    kinds = {name: (layout.dtype, layout.shape) for name, layout in held.layouts.items()}
-    for name, layout in (as_layouts or {}).items():
-        if name not in kinds or kinds[name][1] != layout.shape:
-            found = kinds[name][1] if name in kinds else "not in the tree"
-            raise LayoutError(f"as_layouts has {layout} for {quoted(name)}, which is {found}; give one of its shape")
-        kinds[name] = layout.dtype, layout.shape
-    if format != "safetensors":
-        raise FileError(f"format {quoted(format)} cannot be written; give 'safetensors'")
+    unknown = [name for name in (*as_layouts, *chunks) if name not in held.layouts]
+    if unknown:
+        raise FileError(f"as_layouts or chunks name {quoted(unknown)}, which the tree has not")
+    if format != "safetensors" and format not in STORES:
+        raise FileError(f"format {quoted(format)} cannot be written; give safetensors or one of {', '.join(STORES)}")
+    if format == "safetensors" and (chunks or codec):
+        raise FileError("safetensors has neither chunks nor codecs; leave them out, or save to zarr")
+    arrays: dict[str, NewArray] = {}
+    for name, layout in held.layouts.items():
+        made = as_layouts.get(name, layout)
+        if made.shape != layout.shape or made.partial:
+            raise LayoutError(f"as_layouts has {made} for {quoted(name)}, which is {layout}; give one of its shape")
+        cut = tuple(chunks[name]) if name in chunks else made.tile_shape
+        if len(cut) != len(layout.shape) or not all(type(size) is int and size > 0 for size in cut if name in chunks):
+            raise FileError(f"chunks of {quoted(name)} are {quoted(cut)}; give {len(layout.shape)} sizes of at least 1")
+        # HDF5 without chunks is one run of elements, which several processes can write.
+        plain = format == "hdf5" and codec is None and name not in chunks
+        arrays[name] = NewArray(made.dtype, made.shape, None if plain or not all(cut) else cut, codec=codec)
+    is_file = format == "hdf5" or (format == "safetensors" and target.name.endswith(".safetensors"))
     most = shards if isinstance(shards, int) else parse_bytes(shards)
-    alone = target.name if target.name.endswith(".safetensors") else None
-    folder = target.parent if alone else target
-    sidecar = folder / (f"{alone}.{SIDECAR}" if alone else SIDECAR)
-    described = [(name, str(layout), repr(layout.mesh), kinds[name][0]) for name, layout in held.layouts.items()]
-    return _Request(held, kinds, folder, alone, sidecar, most, json.dumps([str(target), format, most, described]))
+    described = [(name, str(layout), repr(layout.mesh), str(arrays[name])) for name, layout in held.layouts.items()]
+    return _Request(held, target, is_file, arrays, most, json.dumps([str(target), format, most, described]))
 
 
 def _begin_save(
-    path: str | PathLike[str],
-    tree: Tree,
-    layouts: Any,
-    comm: Any,
-    format: str,
-    shards: int | str,
-    as_layouts: Mapping[str, Layout] | None,
-    limit: float,
-    hold: bool,
+    path: str | PathLike[str], tree: Tree, layouts: Any, comm: Any, options: _Options, limit: float, hold: bool
 ) -> PendingSave:
     """What `save` and `start` have in common: all processes agree, and this one knows what it writes."""
     processes = find_processes(tree, comm, limit)
     request: _Request | None = None
     error: Exception | None = None
     try:
-        request = _read_request(path, hold_arrays(tree, layouts, comm, processes), format, shards, as_layouts)
+        request = _read_request(path, hold_arrays(tree, layouts, comm, processes), options)
+        in_store = options.format in STORES
+        folder = request.target.parent if request.is_file or in_store else request.target
+        beside = f"{request.target.name}.{SIDECAR}" if request.is_file or in_store else SIDECAR
         if processes.rank == 0:
-            request.folder.mkdir(parents=True, exist_ok=True)
-            remove_remains(request.folder, request.sidecar, None, ())
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_remains(folder, folder / beside, None, ())
     except OSError as caught:
         error = FileError(f"cannot save to {quoted(path)}: {caught.strerror or caught}; give another path")
     except Exception as caught:  # The others wait: whatever it is, all raise it.
         error = caught
     raise_together(processes, error)
     assert request is not None
-    held = request.held
+    held, target = request.held, request.target
     # Who asks for the same thing gives the same digest; the id of the save is the first process's.
     digest = hashlib.sha256(request.text.encode()).hexdigest()
-    gathered = [json.loads(each) for each in processes.gather(json.dumps([digest, new_save_id()]))]
+    gathered = [json.loads(each) for each in processes.gather(json.dumps([digest, secrets.token_hex(8)]))]
     other = next((rank for rank, (theirs, _) in enumerate(gathered) if theirs != gathered[0][0]), None)
     if other is not None:
         raise AgreementError(
             f"processes 0 and {other} save different things, so nothing is saved: names, layouts, dtypes, path and "
             f"format must be alike; process {processes.rank} asks for {shortened(request.text)}"
         )
-    new = lay_out_safetensors(request.kinds, request.most, gathered[0][1], request.alone)
-    writes = list_file_writes(new.tensors, held.layouts, held.process_of, processes.rank)
-    blocks = list_tile_blocks(writes, new.tensors, held.tiles)
-    parts = PartFiles(request.folder, gathered[0][1], new.files, new.last)
-    blocks, give_back = hold_tile_blocks(blocks) if hold else (blocks, lambda: None)
+    save_id: str = gathered[0][1]
+    to: SaveTarget
+    if options.format in STORES:
+        to = StoreTarget(target, options.format, request.arrays, save_id, processes)
+    else:
+        kinds = {name: (new.dtype, new.shape) for name, new in request.arrays.items()}
+        alone = target.name if request.is_file else None
+        new = lay_out_safetensors(kinds, request.most, save_id, alone)
+        folder = target.parent if alone else target
+        sidecar = folder / (f"{alone}.{SIDECAR}" if alone else SIDECAR)
+        to = RawTarget(folder, save_id, new, sidecar, processes)
+    held = _move_to_written(held, to.tensors, comm, hold)
+    writes = list_file_writes(to.tensors, held.layouts, held.process_of, processes.rank)
+    pieces = list_piece_writes(writes, to.tensors, held.tiles)
+    if not hold:
+        return PendingSave(to, pieces, None)
+    return PendingSave(to, *hold_piece_writes(pieces))
 
-    def write() -> None:
-        if processes.rank == 0:
-            for file, offset, head in new.heads:
-                parts.write(file, offset, [memoryview(head)])
-        write_tile_blocks(blocks, parts.write)
 
-    def commit(error: Exception | None) -> None:
-        give_back()
-        commit_files(parts, request.sidecar, processes, error)
+def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], comm: Any, hold: bool) -> HeldArrays:
+    """Arrays in layouts that can be written: where no process has whole chunks, or runs in a file are short.
 
-    pending = PendingSave(write, commit)
-    return pending.run_behind() if hold else pending
+    What is written behind the caller's work moves only where it must.
+    """
+    if held.process_of is None:
+        return held
+    moved: dict[str, Layout] = {}
+    for name, layout in held.layouts.items():
+        stored = replace(tensors[name], dtype=layout.dtype)
+        if stored.pieces and not stored.pieces[0].raw:
+            must = not has_whole_chunks(stored, layout, held.process_of)
+        else:
+            must = not hold and stored.nbytes > LEAST and count_run_bytes(layout) < SHORT_RUN
+        if must:
+            move = Move(stored.as_stored, layout)
+            moved[name] = choose_as_read(stored, move, held.process_of, ReadOptions())
+    moved = {name: to for name, to in moved.items() if to != held.layouts[name]}
+    if not moved:
+        return held
+    if comm is None:
+        raise FileError(
+            f"no process holds whole chunks of {quoted(sorted(moved))}; give chunks= that tiles are made of, or put "
+            f"the arrays on a sharding whose tiles are"
+        )
+    # In one tree, so that small arrays share their launches.
+    tiles = {name: held.tiles[name].get(held.processes.rank) for name in moved}
+    sources = {name: held.layouts[name] for name in moved}
+    arrived = import_module("reshard.mpi").redistribute(tiles, sources, moved, comm)
+    here = {name: {} if tile is None else {held.processes.rank: tile} for name, tile in arrived.items()}
+    return held._replace(layouts=held.layouts | moved, tiles=held.tiles | here)
 
 
 def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:
@@ -261,7 +307,7 @@ def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:
     if comm is not None:
         return import_module("reshard.mpi.saving").RankProcesses(comm, limit)
     if hasattr(leaf, "addressable_shards"):
-        return import_module("reshard.jax.saving").find_jax_processes(limit)
+        return import_module("reshard.jax.saving").JaxProcesses(limit)
     return OneProcess()
 
 
@@ -275,9 +321,10 @@ def flatten_tree(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping):
         raise FileError(f"the tree is {quoted(tree)}; give a dict of arrays by name")
     for name, value in cast("Mapping[Any, Any]", tree).items():
-        if not isinstance(name, str):
+        # Keys that are devices are met one level further down.
+        if type(name) is not str:
             raise FileError(f"the tree has the name {quoted(name)}; names are text")
-        if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in cast("Tree", value)):
+        if isinstance(value, Mapping) and value and all(type(key) is str for key in cast("Mapping[Any, Any]", value)):
             leaves |= flatten_tree(value, f"{prefix}{name}.")
         else:
             leaves[f"{prefix}{name}"] = value
@@ -293,6 +340,7 @@ def hold_arrays(tree: Tree, layouts: Any, comm: Any, processes: Processes) -> He
         raise FileError(f"layouts name {quoted(unknown)}, which the tree has not")
     held = HeldArrays({}, {}, processes, None if processes.size == 1 else {})
     for name, leaf in leaves.items():
+        # What an array says itself comes before what is given beside it.
         layout = given.get(name)
         if hasattr(leaf, "addressable_shards"):
             layout, tiles, process_of = import_module("reshard.jax.saving").tiles_of_array(leaf)

@@ -16,13 +16,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
 from reshard.geometry.blocks import Block, cut_range
 from reshard.geometry.holders import Tile, tile_of
 from reshard.lower.to_files.file_reads import FileRead, list_file_reads
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.stored import Stored, StoredPiece
+from reshard.types.stored import Box, Stored, StoredPiece
 
 LEAST = 1 << 20
 """Bytes of a tile that a writer has at least, where several hold it."""
@@ -56,30 +56,26 @@ def list_file_writes(
     for name, stored in tensors.items():
         layout = layouts[name]
         if layout not in holders_of:
-            holders_of[layout] = list_holding_processes(layout, process_of)
-        holders = holders_of[layout]
-        if all(piece.raw for piece in stored.pieces[:1]):
-            for devices in holders.values():
-                writers = _choose_writers(stored, layout, devices, loads)
-                if process in writers:
-                    reads = list_file_reads(stored, layout, devices[process])
-                    share = writers.index(process), len(writers)
-                    writes += _share_blocks(name, reads, devices[process], *share)
-        else:
-            writes += _list_chunk_writes(stored, layout, holders, loads, process)
-    writes.sort(
-        key=lambda write: (write.piece.file, write.piece.offset, write.name, min(b.src for _, b in write.blocks))
-    )
+            # For each tile the processes that hold it, and the first device of each that does.
+            holders: dict[Tile, dict[int, int]] = {}
+            for device in layout.mesh.devices:
+                owner = 0 if process_of is None else process_of[device]
+                holders.setdefault(tile_of(layout, device), {}).setdefault(owner, device)
+            holders_of[layout] = holders
+        if stored.pieces and not stored.pieces[0].raw:
+            listed: list[tuple[int, int, Sequence[FileRead]]] = []
+            for devices in holders_of[layout].values():
+                reads = list_file_reads(stored, layout, next(iter(devices.values())))
+                listed += ((owner, device, reads) for owner, device in devices.items())
+            writes += _list_chunk_writes(stored, listed, loads, process)
+            continue
+        for devices in holders_of[layout].values():
+            writers = _choose_writers(stored, layout, devices, loads)
+            if process in writers:
+                reads = list_file_reads(stored, layout, devices[process])
+                writes += _share_blocks(name, reads, devices[process], writers.index(process), len(writers))
+    writes.sort(key=lambda each: (each.piece.file, each.piece.offset, each.name, min(b.src for _, b in each.blocks)))
     return writes
-
-
-def list_holding_processes(layout: Layout, process_of: ProcessOf) -> dict[Tile, dict[int, int]]:
-    """For each tile, the processes that hold it, and the first device of each that does."""
-    holders: dict[Tile, dict[int, int]] = {}
-    for device in layout.mesh.devices:
-        owner = 0 if process_of is None else process_of[device]
-        holders.setdefault(tile_of(layout, device), {}).setdefault(owner, device)
-    return holders
 
 
 def _choose_writers(
@@ -92,6 +88,7 @@ def _choose_writers(
     writers = (
         sorted(devices) if number == len(devices) else sorted(devices, key=lambda each: (loads[each], each))[:number]
     )
+    # All processes count alike, and so choose alike.
     for writer in writers:
         loads[writer] += nbytes // number
     return writers
@@ -104,6 +101,7 @@ def _share_blocks(name: str, reads: Sequence[FileRead], device: int, number: int
     writes: list[FileWrite] = []
     for piece, blocks in reads:
         mine: list[tuple[int, Block]] = []
+        # In the order of the file, so that each share is as few runs as can be.
         for block in sorted(blocks):
             begin, end = max(low - at, 0), min(high - at, block.elements)
             mine += ((device, part) for part in (cut_range(block, begin, end) if begin < end else ()))
@@ -114,29 +112,50 @@ def _share_blocks(name: str, reads: Sequence[FileRead], device: int, number: int
 
 
 def _list_chunk_writes(
-    stored: Stored,
-    layout: Layout,
-    holders: Mapping[Tile, Mapping[int, int]],
-    loads: defaultdict[int, int],
-    process: int,
+    stored: Stored, holders: Sequence[tuple[int, int, Sequence[FileRead]]], loads: defaultdict[int, int], process: int
 ) -> list[FileWrite]:
     """The chunks that a process writes whole; raises `LayoutError` where no process holds one."""
-    has: defaultdict[int, dict[tuple[tuple[int, int], ...], list[tuple[int, Block]]]] = defaultdict(dict)
-    pieces: dict[tuple[tuple[int, int], ...], StoredPiece] = {}
-    for devices in holders.values():
-        reads = list_file_reads(stored, layout, next(iter(devices.values())))
-        for owner, device in devices.items():
-            for piece, blocks in reads:
-                pieces.setdefault(piece.box, piece)
-                has[owner].setdefault(piece.box, []).extend((device, block) for block in blocks)
+    has: defaultdict[Box, defaultdict[int, list[tuple[int, Block]]]] = defaultdict(lambda: defaultdict(list))
+    pieces: dict[Box, StoredPiece] = {}
+    for owner, device, reads in holders:
+        for piece, blocks in reads:
+            pieces[piece.box] = piece
+            has[piece.box][owner] += ((device, block) for block in blocks)
     writes: list[FileWrite] = []
     for box, piece in sorted(pieces.items()):
         elements = math.prod(stop - start for start, stop in box)
-        whole = [each for each, of in has.items() if sum(block.elements for _, block in of.get(box, ())) == elements]
+        whole = [each for each, of in has[box].items() if sum(block.elements for _, block in of) == elements]
         if not whole:
-            raise LayoutError(f"no process holds all of chunk {box} of {stored.name} in {layout}")
+            raise LayoutError(f"no process holds all elements {box} of {quoted(stored.name)}; give chunks= of tiles")
+        # Whoever has least to write so far.
         writer = min(whole, key=lambda each: (loads[each], each))
         loads[writer] += dtypes.nbytes(elements, stored.dtype)
         if writer == process:
-            writes.append(FileWrite(stored.name, piece, tuple(has[writer][box])))
+            writes.append(FileWrite(stored.name, piece, tuple(has[box][writer])))
     return writes
+
+
+def has_whole_chunks(stored: Stored, layout: Layout, process_of: ProcessOf) -> bool:
+    """Whether of every chunk some process holds all."""
+    try:
+        list_file_writes({stored.name: stored}, {stored.name: layout}, process_of, -1)
+    except LayoutError:
+        return False
+    return True
+
+
+def count_run_bytes(layout: Layout) -> int:
+    """Bytes of the shortest run that a tile is made of in a file of the array in C order.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> [count_run_bytes(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}3, 8]", "f32[6, {x}4]", "f32[2{x}2, 8]")]
+    [96, 16, 64]
+    """
+    elements = 1
+    for dim in reversed(layout.dims):
+        if any(digit.axis is not None for digit in dim.digits):
+            # Its last local digit is what lies together.
+            last = dim.digits[-1]
+            return dtypes.nbytes(elements * (1 if last.axis is not None else last.radix), layout.dtype)
+        elements *= dim.size
+    return dtypes.nbytes(elements, layout.dtype)

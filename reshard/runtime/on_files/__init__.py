@@ -6,6 +6,9 @@
     host_load     all waves of a load whose devices are all in this process
     stored_boxes  boxes of one tensor, read and written within a number of bytes
     rechunking    the plan of other chunks: windows that target chunks come out of, and spill files
+    writing       tiles as spans of new files, from copies if the tiles go on changing
+    save_targets  what a save writes to: files laid out here, or stores that a library makes
+    commit        files of several processes become a checkpoint in one step, or not at all
     sidecar       checksums of what a save wrote, and which files are of one save
 
 Every stored byte is read once.

@@ -15,13 +15,13 @@ its files are in a folder `.NAME-5d.part`, which takes the place of the old fold
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import re
-import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -33,6 +33,7 @@ from reshard.errors import FileError, ReshardError, quoted, shortened
 from reshard.runtime.on_files.sidecar import (
     SIDECAR,
     BlockSums,
+    ChunkSums,
     FileSums,
     SavedSums,
     list_blocks,
@@ -94,11 +95,6 @@ class NewFile(NamedTuple):
     parts: tuple[int, ...] = (0,)
 
 
-def new_save_id() -> str:
-    """A name for a save that no other one has."""
-    return secrets.token_hex(8)
-
-
 @dataclass
 class PartFiles:
     """The files of a save of which this process writes spans, under the names of parts.
@@ -127,6 +123,7 @@ class PartFiles:
             if file not in self._opened:
                 self._opened[file] = os.open(self.part_path(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             at = offset
+            # While the bytes are in the caches, before the system copies them.
             for buffer in buffers:
                 self.sums.add(file, at, buffer)
                 at += buffer.nbytes
@@ -136,6 +133,7 @@ class PartFiles:
 
     def sync(self) -> None:
         """Brings what this process has written to disk; raises `FileError`."""
+        # Some file systems tell of a full disk here only.
         opened, self._opened = self._opened, {}
         failed: tuple[int, OSError] | None = None
         for file, descriptor in opened.items():
@@ -172,6 +170,7 @@ def write_fully(descriptor: int, offset: int, buffers: Sequence[memoryview]) -> 
     """Writes buffers one behind another; a call may write less than it is given."""
     left = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
     while left:
+        # Interrupted calls are made again by Python itself.
         written = os.pwritev(descriptor, left[:_MOST_BUFFERS], offset)
         offset += written
         while left and written >= left[0].nbytes:
@@ -209,7 +208,7 @@ def commit_files(parts: PartFiles, sidecar: Path, processes: Processes, error: E
                 # This process's own are in its `sums` already.
                 parts.sums.merge(each[1] for each in gathered[1:])
                 parts.sums.found.update({(file, block): value for each in gathered for file, block, value in each[0]})
-                _publish_files(parts, sidecar)
+                publish_files(parts, sidecar)
             except (FileError, OSError) as caught:
                 error = caught
         raise_together(processes, error)
@@ -218,8 +217,11 @@ def commit_files(parts: PartFiles, sidecar: Path, processes: Processes, error: E
         raise
 
 
-def _publish_files(parts: PartFiles, sidecar: Path) -> None:
-    """Makes parts that are on disk the checkpoint of their folder; nothing is raised once they are."""
+def publish_files(parts: PartFiles, sidecar: Path, tensors: Mapping[str, ChunkSums] | None = None) -> None:
+    """Makes parts that are on disk the checkpoint of their folder; nothing is raised once they are.
+
+    `tensors` has the sums of chunks that only a library finds in them.
+    """
     sums: dict[str, FileSums] = {}
     for at, file in enumerate(parts.files):
         starts = list_blocks(file.size, file.parts)
@@ -234,6 +236,7 @@ def _publish_files(parts: PartFiles, sidecar: Path) -> None:
     new = SavedSums(
         parts.save,
         sums,
+        tensors or {},
         index=at_commit.name,
         changed_ns=parts.part_path(parts.index).stat().st_mtime_ns,
     )
@@ -243,6 +246,7 @@ def _publish_files(parts: PartFiles, sidecar: Path) -> None:
         old = ()
     listed = sidecar.with_name(f".{sidecar.name}-{parts.save}.part")
     renamed: list[Path] = []
+    # Each step leaves what the next save can clear up, and what a reader finds is one save throughout.
     try:
         write_synced(listed, write_sums([new, *old]))
         for at, file in enumerate(parts.files):
@@ -250,6 +254,7 @@ def _publish_files(parts: PartFiles, sidecar: Path) -> None:
                 parts.part_path(at).replace(parts.folder / file.name)
                 renamed.append(parts.folder / file.name)
         sync_folder(parts.folder)
+        # A first save has none to replace: readers of whatever else is there must not find a sidecar that denies it.
         if old:
             listed.replace(sidecar)
         parts.part_path(parts.index).replace(at_commit)
@@ -271,6 +276,7 @@ def _publish_files(parts: PartFiles, sidecar: Path) -> None:
 def remove_remains(folder: Path, sidecar: Path, kept: SavedSums | None, old: Sequence[SavedSums]) -> None:
     """Removes the parts of killed saves; once a new save is `kept`, also the files of others that it does not have."""
     with contextlib.suppress(OSError):
+        # Sidecars of saves that were killed while they renamed say which files these had.
         lists = [path for path in folder.glob(f".{sidecar.name}-*.part") if _PART.fullmatch(path.name)]
         for path in lists if kept is not None else ():
             with contextlib.suppress(FileError):
@@ -281,9 +287,14 @@ def remove_remains(folder: Path, sidecar: Path, kept: SavedSums | None, old: Seq
             if owners and kept is not None and name not in kept.files and os.path.basename(name) == name:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()
-        prefix = "" if sidecar.name == SIDECAR else f".{sidecar.name.removesuffix('.' + SIDECAR)}"
+        alone = sidecar.name.removesuffix(f".{SIDECAR}")
+        prefixes = ("",) if sidecar.name == SIDECAR else (f".{alone}-", f".{sidecar.name}-")
         for path in folder.iterdir():
-            if _PART.fullmatch(path.name) and path.name.startswith(prefix) and (kept is not None or path not in lists):
+            if (
+                _PART.fullmatch(path.name)
+                and path.name.startswith(prefixes)
+                and (kept is not None or path not in lists)
+            ):
                 with contextlib.suppress(OSError):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
@@ -298,3 +309,36 @@ def write_synced(path: Path, content: bytes) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
+
+
+def replace_folder(part: Path, path: Path) -> None:
+    """Puts a folder in the place of another, or of nothing, in one step; the other one is removed.
+
+    Where the system cannot exchange two names (some network file systems), there is none at `path` for a moment.
+    """
+    if not path.exists() or not any(path.iterdir()):
+        part.replace(path)
+        sync_folder(path.parent)
+        return
+    old = part
+    if not _exchange_names(part, path):
+        old = part.with_name(part.name.replace(".part", "00.part")[-200:])
+        path.replace(old)
+        part.replace(path)
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange_names(one: Path, other: Path) -> bool:
+    """Exchanges what two paths name, in one step; False where that cannot be done."""
+    # Python has no name for this call; Linux has it since 3.15.
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE, as Linux has them.
+    if libc.renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))

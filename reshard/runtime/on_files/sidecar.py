@@ -71,6 +71,7 @@ def _power_of_bytes(count: int) -> int:
 def _multiply_polynomials(a: int, b: int) -> int:
     product = 0
     while a:
+        # Bit by bit: 32 steps at most, for ends of runs alone, which are few.
         if a & (1 << 31):
             product ^= b
         a = (a << 1) & _ONES
@@ -140,10 +141,12 @@ class BlockSums:
         if starts is None or not view.nbytes:
             return
         end = offset + view.nbytes
+        # Blocks are cut where tensors end, so a run may meet many of them.
         block = int(np.searchsorted(starts, offset, "right")) - 1
         while block < len(starts) - 1 and (low := int(starts[block])) < end:
             high = int(starts[block + 1])
             run = view[max(low, offset) - offset : min(high, end) - offset]
+            # What is read in large runs has whole blocks, of which nothing need be kept.
             if run.nbytes == high - low:
                 self.on_block(file, block, zlib.crc32(run))
             else:
@@ -170,6 +173,7 @@ class BlockSums:
         length = int(self._starts[file][block + 1] - self._starts[file][block])
         with self._lock:
             had, so_far = self._parts.pop((file, block), (0, 0))
+            # No order among runs: the exclusive or has none.
             count, raw = had + count, so_far ^ raw
             if count < length:
                 self._parts[file, block] = (count, raw)
@@ -283,6 +287,7 @@ def find_sums(ckpt: Checkpoint) -> SavedSums | None:
         if fault is None:
             fitting.append(saved)
         faults.append(f"save {saved.save}: {fault}")
+    # Of two saves that fit, the newer one may have been killed before its file was renamed.
     if len(fitting) > 1:
         changed = {saved.save: saved.changed_ns for saved in fitting}
         with contextlib.suppress(OSError):
@@ -296,6 +301,7 @@ def _fault_of_files(folder: Path, ckpt: Checkpoint, names: Sequence[str], saved:
     """Why a checkpoint is not what this save has written, None if it may be."""
     for name, file in zip(names, ckpt.files, strict=True):
         of = saved.files.get(name)
+        # Stores of chunks have files that only their library knows; their sums are by chunk.
         if of is None and not saved.tensors:
             return f"file {quoted(name)} is of another save"
         if of is not None and of.size != file.size:
@@ -367,6 +373,7 @@ def _read_sums(saved: Fields) -> SavedSums:
     for name, data in saved.object("files").items():
         each = Fields.of(data, saved.what, f"file {quoted(name)}", saved.cure)
         size, parts = each.get("size", int), each.listed("parts", int)
+        # Before anything is allocated: a sidecar may say what it likes.
         if not 0 <= size < 1 << 62 or not all(0 <= part <= size for part in parts):
             raise each.error(f"size is {quoted(size)} and its parts begin at {quoted(parts)}")
         sums = np.frombuffer(bytes.fromhex(each.get("sums", str)), ">u4").astype(np.uint32)

@@ -69,6 +69,7 @@ def lay_out_safetensors(
     files: list[NewFile] = []
     tensors: dict[str, Stored] = {}
     heads: list[tuple[int, int, bytes]] = []
+    # A header's length depends on the offsets that it tells, and these count from its end: so it is written first.
     for number, names in enumerate(shards):
         header: dict[str, Any] = {"__metadata__": {"format": "pt", SAVE_ID: save}}
         at = 0
@@ -79,6 +80,7 @@ def lay_out_safetensors(
             header[name] = {"dtype": SHORT_NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
             at = end
         text = json.dumps(header, separators=(",", ":")).encode()
+        # Elements begin at a multiple of 8, as the format's own library has it.
         text += b" " * (-len(text) % 8)
         start = 8 + len(text)
         for name in names:
@@ -91,6 +93,7 @@ def lay_out_safetensors(
         file = alone or f"model-{number + 1:05d}-of-{len(shards):05d}-{save}.safetensors"
         files.append(NewFile(file, start + at, parts))
     tensors = {name: tensors[name] for name in arrays}
+    # Where there is one file, its renaming is the commit.
     if alone is not None:
         return NewCheckpoint(tuple(files), tensors, tuple(heads), 0)
     total = sum(stored.nbytes for stored in tensors.values())
@@ -101,63 +104,82 @@ def lay_out_safetensors(
     return NewCheckpoint(tuple(files), tensors, tuple(heads), len(files) - 1)
 
 
-class TileBlock(NamedTuple):
-    """A block of a tile that this process writes: `data` has its extents, whatever its strides in memory are."""
+class PieceWrite(NamedTuple):
+    """What this process writes of a piece: blocks of tiles, each with the elements that it has of its tile, in its
+    extents and in any order in memory."""
 
+    name: str
     piece: StoredPiece
-    block: Block
-    data: Array
     dtype: str
+    parts: tuple[tuple[Block, Array], ...]
+
+    def assemble(self) -> Array:
+        """The whole piece as one array, where this process has all of it."""
+        box = np.empty([stop - start for start, stop in self.piece.box], numpy_dtype(self.dtype))
+        flat = box.reshape(-1)
+        for block, data in self.parts:
+            strides = tuple(axis.src * box.itemsize for axis in block.axes)
+            as_strided(flat[block.src :], block.extents, strides)[...] = data
+        return box
 
 
-def list_tile_blocks(
+def list_piece_writes(
     writes: Iterable[FileWrite], tensors: Mapping[str, Stored], tiles: Mapping[str, Mapping[int, Array]]
-) -> list[TileBlock]:
+) -> list[PieceWrite]:
     """What writes take of this process's tiles, which are padded; without copies, if tiles are C-ordered."""
     flat: dict[tuple[str, int], Array] = {}
-    blocks: list[TileBlock] = []
+    pieces: list[PieceWrite] = []
     for write in writes:
+        parts: list[tuple[Block, Array]] = []
         for device, block in write.blocks:
             at = (write.name, device)
+            # Tiles are flat for blocks, and most are so in memory.
             if at not in flat:
                 flat[at] = np.ascontiguousarray(tiles[write.name][device]).reshape(-1)
             tile = flat[at]
             strides = tuple(axis.dst * tile.itemsize for axis in block.axes)
-            data = as_strided(tile[block.dst :], block.extents, strides, writeable=False)
-            blocks.append(TileBlock(write.piece, block, data, tensors[write.name].dtype))
-    return blocks
+            parts.append((block, as_strided(tile[block.dst :], block.extents, strides, writeable=False)))
+        pieces.append(PieceWrite(write.name, write.piece, tensors[write.name].dtype, tuple(parts)))
+    return pieces
 
 
 _idle: list[Array] = []
 """The buffer of the last save, for the next one: fresh memory costs several times what a copy does."""
 
 
-def hold_tile_blocks(blocks: Sequence[TileBlock]) -> tuple[list[TileBlock], Callable[[], None]]:
-    """Copies of blocks, so that tiles may be changed while these are written; and what gives their memory back."""
-    needed = sum(-(-each.data.nbytes // 64) * 64 for each in blocks)
+def hold_piece_writes(pieces: Sequence[PieceWrite]) -> tuple[list[PieceWrite], Array]:
+    """Copies of what is to be written, so that tiles may be changed meanwhile; and their memory, to be given back."""
+    line = 64  # Copies begin at lines of the caches.
+    needed = sum(-(-data.nbytes // line) * line for each in pieces for _, data in each.parts)
     buffer = _idle.pop() if _idle else np.empty(0, np.uint8)
     if buffer.nbytes < needed:
         buffer = np.empty(needed, np.uint8)
-    held: list[TileBlock] = []
+    held: list[PieceWrite] = []
     at = 0
-    for each in blocks:
-        copy = buffer[at : at + each.data.nbytes].view(each.data.dtype).reshape(each.data.shape)
-        np.copyto(copy, each.data)
-        held.append(each._replace(data=copy))
-        at += -(-each.data.nbytes // 64) * 64
-
-    def give_back() -> None:
-        if not _idle:
-            _idle.append(buffer)
-
-    return held, give_back
+    for each in pieces:
+        parts: list[tuple[Block, Array]] = []
+        for block, data in each.parts:
+            copy = buffer[at : at + data.nbytes].view(data.dtype).reshape(data.shape)
+            np.copyto(copy, data)
+            parts.append((block, copy))
+            at += -(-data.nbytes // line) * line
+        held.append(each._replace(parts=tuple(parts)))
+    return held, buffer
 
 
-def write_tile_blocks(blocks: Iterable[TileBlock], write: Callable[[int, int, Sequence[memoryview]], None]) -> None:
-    """Writes blocks through `write(file, offset, buffers)`: what follows each other in a file goes in one call."""
+def give_back_memory(buffer: Array) -> None:
+    """Keeps the memory of copies for the next save, the larger one if there is some already."""
+    # One buffer: saves follow each other.
+    _idle.append(buffer)
+    _idle.sort(key=lambda each: each.nbytes)
+    del _idle[:-1]
+
+
+def write_piece_runs(pieces: Iterable[PieceWrite], write: Callable[[int, int, Sequence[memoryview]], None]) -> None:
+    """Writes pieces through `write(file, offset, buffers)`: what follows each other in a file goes in one call."""
     file, start, end = -1, 0, 0
     buffers: list[memoryview] = []
-    for to, offset, buffer in (run for each in blocks for run in _list_file_runs(each)):
+    for to, offset, buffer in (run for each in pieces for run in _list_file_runs(each)):
         if buffers and ((to, offset) != (file, end) or end - start + buffer.nbytes > _MOST_BYTES):
             write(file, start, buffers)
             buffers = []
@@ -169,20 +191,24 @@ def write_tile_blocks(blocks: Iterable[TileBlock], write: Callable[[int, int, Se
         write(file, start, buffers)
 
 
-def _list_file_runs(each: TileBlock) -> Iterator[tuple[int, int, memoryview]]:
-    """The runs of a block in its file, in order: (file, offset, bytes)."""
+def _list_file_runs(each: PieceWrite) -> Iterator[tuple[int, int, memoryview]]:
+    """The runs of a piece's blocks in its file, in their order: (file, offset, bytes)."""
     wanted = numpy_dtype(each.dtype).newbyteorder("<")
-    axes = each.block.axes
-    # The last axes that are C-ordered in the file are one run of it.
-    below, inner = 1, len(axes)
-    while inner and axes[inner - 1].extent in (1, axes[inner - 1].extent) and axes[inner - 1].src == below:
-        below *= axes[inner - 1].extent
-        inner -= 1
-    size = wanted.itemsize
-    for index in np.ndindex(*(axis.extent for axis in axes[:inner])):
-        at = each.block.src + sum(number * axis.src for number, axis in zip(index, axes[:inner], strict=True))
-        rows = each.data[index]
-        # A few MiB at a time: what is cast or not C-ordered is copied on the way.
-        plain = rows if rows.dtype == wanted and rows.flags.c_contiguous else rows.astype(wanted, order="C")
-        if plain.nbytes:
-            yield each.piece.file, each.piece.offset + at * size, memoryview(plain.reshape(-1).view(np.uint8))
+    for block, data in each.parts:
+        axes = block.axes
+        # The last axes that are C-ordered in the file are one run of it.
+        below, inner = 1, len(axes)
+        while inner and (axes[inner - 1].extent == 1 or axes[inner - 1].src == below):
+            below *= axes[inner - 1].extent
+            inner -= 1
+        for index in np.ndindex(*(axis.extent for axis in axes[:inner])):
+            at = block.src + sum(number * axis.src for number, axis in zip(index, axes[:inner], strict=True))
+            rows = data[index]
+            # What is cast, or lies otherwise in memory, is copied on the way, a run at a time.
+            plain = rows if rows.dtype == wanted and rows.flags.c_contiguous else rows.astype(wanted, order="C")
+            if plain.nbytes:
+                yield (
+                    each.piece.file,
+                    each.piece.offset + at * wanted.itemsize,
+                    memoryview(plain.reshape(-1).view(np.uint8)),
+                )
