@@ -228,6 +228,7 @@ def _begin_save(
         in_store = options.format in STORES
         folder = request.target.parent if request.is_file or in_store else request.target
         beside = f"{request.target.name}.{SIDECAR}" if request.is_file or in_store else SIDECAR
+        # Before the others open files there: they wait for this one below.
         if processes.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             remove_remains(folder, folder / beside, None, ())
@@ -247,6 +248,7 @@ def _begin_save(
             f"processes 0 and {other} save different things, so nothing is saved: names, layouts, dtypes, path and "
             f"format must be alike; process {processes.rank} asks for {shortened(request.text)}"
         )
+    # Names of files carry it, so that no save writes to what another one has.
     save_id: str = gathered[0][1]
     to: SaveTarget
     if options.format in STORES:
@@ -283,6 +285,7 @@ def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], comm: Any,
         if must:
             move = Move(stored.as_stored, layout)
             moved[name] = choose_as_read(stored, move, held.process_of, ReadOptions())
+    # A layout that cannot be bettered stays.
     moved = {name: to for name, to in moved.items() if to != held.layouts[name]}
     if not moved:
         return held

@@ -78,6 +78,7 @@ def tiles_of_array(array: jax.Array) -> tuple[Layout, dict[int, NDArray[Any]], d
     copied: dict[str, NDArray[Any]] = {}
     tiles: dict[int, NDArray[Any]] = {}
     for shard in array.addressable_shards:
+        # On a GPU each of these is a copy to the host.
         part = str(shard.index)
         if part not in copied:
             copied[part] = np.asarray(shard.data)

@@ -54,6 +54,7 @@ def tiles_of_rank(
             tiles[processes.rank] = check_given_tile(leaf, layout, seat)
     except TileError as error:
         raise TileError(f"tensor {quoted(name)}: {error}") from None
+    # Ids become ranks: the processes of a save are numbered by these, whatever meshes call them.
     ranks = rank_of_devices((layout.mesh,), processes.size)
     ids = [ranks[device] for device in layout.mesh.devices]
     return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids)), tiles, dict(zip(ids, ids, strict=True))

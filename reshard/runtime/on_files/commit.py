@@ -213,6 +213,7 @@ def commit_files(parts: PartFiles, sidecar: Path, processes: Processes, error: E
                 error = caught
         raise_together(processes, error)
     except BaseException:
+        # Those of other processes under these names go as well: all of them fail together.
         parts.discard()
         raise
 
@@ -230,6 +231,7 @@ def publish_files(parts: PartFiles, sidecar: Path, tensors: Mapping[str, ChunkSu
             raise FileError(
                 f"{quoted(file.name)}: block {missing[0]} of {len(starts)} has not been written by any process"
             )
+        # In the order of the file.
         found = [parts.sums.found[at, block] for block in range(len(starts))]
         sums[file.name] = FileSums(file.size, starts, np.array(found, np.uint32))
     at_commit = parts.folder / parts.files[parts.index].name
@@ -325,6 +327,7 @@ def replace_folder(part: Path, path: Path) -> None:
         old = part.with_name(part.name.replace(".part", "00.part")[-200:])
         path.replace(old)
         part.replace(path)
+    # The new one is there for good before the old one goes.
     sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
