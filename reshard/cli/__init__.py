@@ -5,14 +5,15 @@
     move_commands     plan, show, simulate, prove: each its options, what it runs, and both in `COMMANDS`
     program_commands  doctor, pass
     rank_commands     run, calibrate
+    file_commands     files
     requests          the layouts and the plan that arguments ask for, or the lines of a file
     trial             random data for `simulate`, the check of its result, and what it prints
     playground        what the page in docs/playground.py asks, in a browser
     programs          compiled programs in files, and files to write
 
-Exit codes: 0 done, 1 a simulation or a proof that failed (or a rebuilt array, with --fail-on-rebuild), 2 a request that
-cannot be met, with a message on stderr, 141 an answer whose reader closed the pipe early. Errors of the package are
-messages, never tracebacks; any other exception is a bug, and is shown.
+Exit codes: 0 done, 1 a simulation, a proof or a check of files that failed (or a rebuilt array, with
+--fail-on-rebuild), 2 a request that cannot be met, with a message on stderr, 141 an answer whose reader closed the pipe
+early. Errors of the package are messages, never tracebacks; any other exception is a bug, and is shown.
 """
 
 from __future__ import annotations

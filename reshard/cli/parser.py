@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from reshard import __version__
-from reshard.cli import move_commands, program_commands, rank_commands
+from reshard.cli import file_commands, move_commands, program_commands, rank_commands
 from reshard.cli.option_groups import NARROW, NOTATIONS, Command, argument
 from reshard.errors import ReshardError, did_you_mean, quoted, shortened
 
@@ -57,7 +57,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"reshard {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (*move_commands.COMMANDS, *program_commands.COMMANDS, *rank_commands.COMMANDS, COMPLETION):
+    for command in (
+        *move_commands.COMMANDS,
+        *program_commands.COMMANDS,
+        *rank_commands.COMMANDS,
+        *file_commands.COMMANDS,
+        COMPLETION,
+    ):
         summary = command.summary
         parser = commands.add_parser(
             command.name,

@@ -1,6 +1,7 @@
 """Arrays in files: every stored byte is read once, by plan, within a peak that is known before.
 
     open(path)                          what is stored there, from metadata alone: a `Checkpoint`
+    check(path)                         every checksum that is there, compared; `record=True` writes them for later
     plan_load(ckpt, targets, ...)       who reads what, and how it moves from there: a `LoadPlan`
     load(path, targets, ...)            tiles, jax.Arrays or numpy arrays in the layouts that are asked for
     save(path, tree, layouts, ...)      the same backwards: each element is written once
@@ -11,6 +12,8 @@ Reading is a choice of a source layout: each process reads an even share of the 
 moves what others need from there.
 """
 
+from reshard.files.check import CheckReport as CheckReport
+from reshard.files.check import check as check
 from reshard.files.load import load as load
 from reshard.files.open import open as open
 from reshard.files.plan_load import plan_load as plan_load

@@ -35,6 +35,7 @@ from reshard.runtime.on_files.formats.zarr import (
     parse_zarr_header,
     read_zarr,
 )
+from reshard.runtime.on_files.sidecar import SIDECAR
 from reshard.types.json_fields import Fields
 from reshard.types.stored import Checkpoint, ChunkGrid, Stored
 from reshard.types.units import listed
@@ -62,7 +63,7 @@ def read_orbax(path: str) -> Checkpoint:
     if not database:
         stored = read_zarr(path)
         return Checkpoint(path, "orbax", stored.files, _take_named(path, names, stored.tensors))
-    files = tuple(file for at, file in sorted(list_folder_files(path).items()) if not at.endswith(".json"))
+    files = tuple(file for at, file in sorted(list_folder_files(path).items()) if at != SIDECAR)
     arrays, keys = _read_database(path)
     tensors: dict[str, Stored] = {}
     for name, header in _take_named(path, names, arrays).items():

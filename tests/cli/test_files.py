@@ -1,0 +1,30 @@
+"""`reshard files`: what is stored, and whether it is intact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+
+def test_tensors_are_shown(call, tmp_path: Path):
+    np.save(tmp_path / "w.npy", np.arange(6, dtype="float32").reshape(2, 3))
+    ran = call("files", "show", str(tmp_path))
+    assert (ran.code, ran.err) == (0, "") and "f32[2, 3]" in ran.out
+
+
+def test_a_check_says_what_it_compared_and_ends_with_1_for_faults(call, tmp_path: Path):
+    np.save(tmp_path / "w.npy", np.arange(6, dtype="float32"))
+    assert "24 B  without a checksum" in call("files", "check", "--record", str(tmp_path)).out
+    ran = call("files", "check", str(tmp_path))
+    assert ran.code == 0 and "no fault" in ran.out and "without" not in ran.out
+    content = bytearray((tmp_path / "w.npy").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "w.npy").write_bytes(content)
+    ran = call("files", "check", str(tmp_path))
+    assert (ran.code, ran.err) == (1, "") and "1 fault" in ran.out and "w.npy" in ran.out
+
+
+def test_what_cannot_be_opened_is_an_error(call, tmp_path: Path):
+    ran = call("files", "check", str(tmp_path / "nothing"))
+    assert (ran.code, ran.out) == (2, "") and "nothing" in ran.err
