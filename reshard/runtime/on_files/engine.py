@@ -178,7 +178,8 @@ class CheckpointReader:
             elements = sum(block.elements for _, read in coded for block in read.blocks)
             # The tile is this box of its tensor, if it has its dims and as many elements as are taken.
             if elements == math.prod(extents) and is_box_of_tile(coded, around, tile.words.shape):
-                self._read_box(stored, around, tile.words[tuple(map(slice, extents))])
+                # The dots: without dims, numpy gives the element and not a view of it.
+                self._read_box(stored, around, tile.words[(..., *map(slice, extents))])
                 whole.update((stored.name, box) for box in boxes)
         for at, several in users.items():
             if at in whole:

@@ -135,8 +135,10 @@ class Hdf5Driver:
         with self._lock:
             try:
                 data = self._open_file(writes=False)[stored.name]
-                part = data[tuple(slice(start, stop) for start, stop in box)]
-                out[...] = np.asarray(part).view(out.dtype) if data.dtype.kind == "V" else part
+                part = np.asarray(data[tuple(slice(start, stop) for start, stop in box)])
+                # In this machine's order; then bits are copied, whatever elements `out` calls them.
+                native = part if part.dtype.kind == "V" else part.astype(part.dtype.newbyteorder("="), copy=False)
+                out[...] = native.view(out.dtype)
             except Exception as error:  # h5py raises OSError, KeyError, RuntimeError and others.
                 raise self._explain_failure(error, stored, box, "read") from None
             chunks = stored.chunks or tuple(max(1, size) for size in stored.shape)
@@ -154,9 +156,7 @@ class Hdf5Driver:
         with self._lock:
             try:
                 dataset = self._open_file(writes=True)[stored.name]
-                dataset[tuple(slice(start, stop) for start, stop in box)] = (
-                    data.view(dataset.dtype) if dataset.dtype.kind == "V" else data
-                )
+                dataset[tuple(slice(start, stop) for start, stop in box)] = data.view(_dtype_in_file(stored.dtype))
             except Exception as error:
                 raise self._explain_failure(error, stored, box, "written") from None
 
