@@ -756,6 +756,129 @@ def take_folder(files: tuple[bytes, bytes]) -> None:
         must(read.dtype == np.float32 and read.tile.shape == (16, 8), "an array of {}", read.dtype)
 
 
+# Checkpoints: folders as their files by name, of which one is damaged.
+
+Files = Mapping[str, bytes]
+
+
+def _checkpoints(kind: str) -> list[Files]:
+    """Whole checkpoints of a format, made without the library that usually writes them."""
+    from tests.files.bad_files import MAP, V, W, file_of
+    from tests.files.dcp_maker import rows_tensor, write_dcp
+
+    if kind == "safetensors":
+        half = {
+            "__metadata__": {"format": "pt", "reshard.save": "a1"},
+            "w": {**W, "dtype": "F16", "data_offsets": [0, 12]},
+        }
+        return [{"m.safetensors": file_of({"w": W, "v": V})}, {"m.safetensors": file_of(half, 12)}]
+    if kind == "index":
+        index = json.dumps({"metadata": {"total_size": 40}, "weight_map": MAP}).encode()
+        shards = {
+            "a.safetensors": file_of({"w": W}, 24),
+            "b.safetensors": file_of({"v": {**V, "data_offsets": [0, 16]}}, 16),
+        }
+        return [{"model.safetensors.index.json": index, **shards}]
+    folders = [ROOT / "tests/files/data/dcp"]
+    with tempfile.TemporaryDirectory() as folder:
+        write_dcp(Path(folder), {"w": rows_tensor(2)[1], "lr": 0.1})
+        return [{path.name: path.read_bytes() for path in sorted(each.iterdir())} for each in [*folders, Path(folder)]]
+
+
+def damage_header(choose: random.Random, files: Files, _: Files) -> Files:
+    """The JSON of a safetensors file damaged, with its length in front or without; or any of its bytes."""
+    ((name, content),) = files.items()
+    size = 8 + int.from_bytes(content[:8], "little")
+    if choose.random() < 0.2:
+        return {name: damage_bytes(choose, content, content)}
+    text = damage_json(choose, content[8:size].decode(), content[8:size].decode()).encode("utf-8", "surrogatepass")
+    length = len(text) if choose.random() < 0.9 else choose.choice((0, 1, size, 1 << 40, 1 << 63, (1 << 64) - 1))
+    return {name: length.to_bytes(8, "little") + text + content[size:]}
+
+
+def damage_index(choose: random.Random, files: Files, _: Files) -> Files:
+    name, index = next(iter(files.items()))
+    if choose.random() < 0.1:
+        shard = choose.choice(list(files)[1:])
+        return {
+            key: damage_bytes(choose, content, index) if key == shard else content for key, content in files.items()
+        }
+    text = damage_json(choose, index.decode(), index.decode())
+    return {**files, name: text.encode("utf-8", "surrogatepass")}
+
+
+OPCODES = bytes(range(0x28, 0x86)) + bytes(range(0x80, 0x99))
+
+
+def damage_pickle(choose: random.Random, files: Files, _: Files) -> Files:
+    """One opcode, number or run of `.metadata`, or of an archive."""
+    name = ".metadata" if choose.random() < 0.6 else choose.choice([each for each in files if each != ".metadata"])
+    content = files[name]
+    kind, at = choose.random(), choose.randrange(len(content))
+    if kind < 0.4:
+        content = content[:at] + bytes((choose.choice(OPCODES),)) + content[at + choose.randint(0, 1) :]
+    elif kind < 0.5:
+        run = bytes(choose.choice(OPCODES) for _ in range(choose.choice((2, 8, 2000))))
+        content = content[:at] + run + content[at:]
+    elif kind < 0.6:
+        content = content[:at] + choose.choice((b"\xff" * 4, b"\xff" * 8, bytes(8))) + content[at + 8 :]
+    else:
+        content = damage_bytes(choose, content, content)
+    return {**files, name: content}
+
+
+def take_checkpoint(files: Files) -> None:
+    """Opens what is there: it must be whole, the same after JSON, and what the safetensors library says it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        lone = Path(folder) / next(iter(files)) if len(files) == 1 else None
+        judged = None if lone is None else _judge_safetensors(lone)
+        try:
+            ckpt = rs.files.open(folder)
+        except ReshardError as error:
+            stricter = ("twice", "less than a byte", "2^63", "more elements than any array", "is not JSON")
+            must(judged is None or any(word in str(error) for word in stricter), "refused alone: {}", error)
+            raise
+        must(type(ckpt).from_json(ckpt.to_json()) == ckpt and len(str(ckpt)) > 0, "another checkpoint after JSON")
+        if lone is not None:
+            said = {name: ckpt[name].shape for name in ckpt}
+            must(said == judged, "{} where the library says {}", said, judged)
+        for stored in ckpt.tensors.values():
+            for piece in stored.pieces:
+                end = piece.offset + piece.nbytes
+                must(0 <= piece.offset <= end <= ckpt.files[piece.file].size, "a piece outside its file: {}", piece)
+            if math.prod(stored.shape) <= 4096:
+                covered = np.zeros(stored.shape, np.int64)
+                for piece in stored.pieces:
+                    covered[tuple(slice(*span) for span in piece.box)] += 1
+                must(bool((covered == 1).all()), "pieces of {} do not cover it once", stored.name)
+
+
+def _judge_safetensors(path: Path) -> dict[str, tuple[int, ...]] | None:
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, "numpy") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    except Exception:
+        return None
+
+
+def _checkpoint_texts() -> list[str]:
+    from tests.files.test_checkpoint import every_kind_of_piece
+
+    return [every_kind_of_piece().to_json(), rs.files.open(ROOT / "tests/files/data/dcp").to_json()]
+
+
+def take_checkpoint_text(text: str) -> None:
+    from reshard.types.stored import Checkpoint
+
+    ckpt = Checkpoint.from_json(text)
+    must(Checkpoint.from_json(ckpt.to_json()) == ckpt, "a checkpoint is not written as itself")
+    must(len(str(ckpt)) > 0 and all(len(stored.pieces) >= 0 for stored in ckpt.tensors.values()), "no text")
+
+
 COMMANDS = [
     shlex.split(line)
     for line in r"""
@@ -858,6 +981,10 @@ KINDS: dict[str, Kind] = {
     "HLO protos": Kind(_protos, damage_proto, take_proto),
     "XLA logs": Kind(_logs, damage_text, take_log),
     "array files": Kind(_folders, damage_folder, take_folder),
+    "checkpoints in JSON": Kind(_checkpoint_texts, damage_json, take_checkpoint_text),
+    "safetensors": Kind(lambda: _checkpoints("safetensors"), damage_header, take_checkpoint),
+    "indexes": Kind(lambda: _checkpoints("index"), damage_index, take_checkpoint),
+    "torch checkpoints": Kind(lambda: _checkpoints("dcp"), damage_pickle, take_checkpoint),
     "serialized": Kind(_serialized, damage_bytes, take_serialized),
     "StableHLO": Kind(_stablehlo, damage_text, take_stablehlo),
     "HLO for the pass": Kind(_hlo_texts, damage_text, take_hlo_pass),
