@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from reshard import __version__
 from reshard.cli import file_commands, move_commands, program_commands, rank_commands
@@ -57,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"reshard {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    groups: dict[str, Any] = {}
     for command in (
         *move_commands.COMMANDS,
         *program_commands.COMMANDS,
@@ -64,9 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
         *file_commands.COMMANDS,
         COMPLETION,
     ):
-        summary = command.summary
-        parser = commands.add_parser(
-            command.name,
+        summary, (group, _, name) = command.summary, command.name.rpartition(" ")
+        if group and group not in groups:  # `files show`: a command of commands.
+            about = file_commands.GROUP[1]
+            described = textwrap.fill(f"{about[0].upper()}{about[1:]}.", NARROW)
+            parser = commands.add_parser(group, help=about, description=described)
+            groups[group] = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+        parser = groups.get(group, commands).add_parser(
+            name,
             help=summary,
             description=textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", NARROW),
             epilog=command.epilog,
@@ -77,9 +83,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def find_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parser of each command."""
-    groups: Any = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
-    return dict(groups[0].choices)
+    """The parser of each command, of a command of commands as well: `files`, `files show`."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in top._actions:  # pyright: ignore[reportPrivateUsage]
+        if isinstance(action, argparse._SubParsersAction):  # pyright: ignore[reportPrivateUsage]
+            choices: dict[str, argparse.ArgumentParser] = dict(cast("Any", action).choices)
+            for name, parser in choices.items():
+                found |= {name: parser} | {f"{name} {inner}": each for inner, each in find_commands(parser).items()}
+    return found
 
 
 def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
@@ -98,11 +109,14 @@ def parse_command(argv: Sequence[str] | None) -> Callable[[], int]:
             top.error(
                 f"the option {quoted(early)} stands before the command; options follow it: {words[at]} {early} ..."
             )
-        if words[at] not in commands:
+        # A command of commands has the next word as well, unless that is an option.
+        inner = words[at + 1 : at + 2] if any(each.startswith(f"{words[at]} ") for each in commands) else []
+        name = " ".join((words[at], *(word for word in inner if not word.startswith("-"))))
+        if name not in commands:
             known = ", ".join(commands)
-            top.error(f"there is no command {quoted(words[at])} among {known}{did_you_mean(words[at], commands)}")
-        if words[at] != "run":  # What follows a script is its own.
-            _check_option_names(commands[words[at]], words[at + 1 :])
+            top.error(f"there is no command {quoted(name)} among {known}{did_you_mean(name, commands)}")
+        if name != "run":  # What follows a script is its own.
+            _check_option_names(commands[name], words[at + 1 :])
     parsed, rest = top.parse_known_args(words)
     if rest:
         quotes = "; in a shell, put quotes around a layout: 'f32[{y}8, 16]'" if "[" in " ".join(words) else ""

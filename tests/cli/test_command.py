@@ -166,7 +166,7 @@ def test_an_example_of_the_help_runs(call, example, tmp_path, monkeypatch):
 
 def test_help_fits_60_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    texts = [_help(), *(_help(name) for name in find_commands(build_parser()))]
+    texts = [_help(), *(_help(*name.split()) for name in find_commands(build_parser()))]
     assert [line for text in texts for line in text.splitlines() if len(line) > 60] == []
 
 

@@ -6,11 +6,32 @@ from pathlib import Path
 
 import numpy as np
 
+import reshard as rs
+from reshard.types.stored import Checkpoint
+
 
 def test_tensors_are_shown(call, tmp_path: Path):
     np.save(tmp_path / "w.npy", np.arange(6, dtype="float32").reshape(2, 3))
     ran = call("files", "show", str(tmp_path))
     assert (ran.code, ran.err) == (0, "") and "f32[2, 3]" in ran.out
+
+
+def test_all_tensors_and_json(call, tmp_path: Path):
+    for number in range(45):
+        np.save(tmp_path / f"w{number}.npy", np.zeros(number + 1))
+    ran = call("files", "show", str(tmp_path))
+    assert "... and 5 rows more" in ran.out and "f64[10]" not in ran.out
+    assert "f64[10]" in call("files", "show", "--all", str(tmp_path)).out
+    ckpt = Checkpoint.from_json(call("files", "show", "--json", str(tmp_path)).out)
+    assert ckpt == rs.files.open(tmp_path)
+
+
+def test_a_command_of_commands_names_those_that_it_has(call):
+    ran = call("files", "shw", "x")
+    assert ran.code == 2 and "'files shw'" in ran.err and "did you mean 'files show'?" in ran.err
+    ran = call("files", "show", "--jsn", "x")
+    assert ran.code == 2 and "did you mean '--json'?" in ran.err
+    assert call("files").code == 2
 
 
 def test_a_check_says_what_it_compared_and_ends_with_1_for_faults(call, tmp_path: Path):

@@ -144,6 +144,7 @@ SAFETENSORS: Mapping[str, BadFile] = {
     ),
     "shape negative": BadFile(20, single(file_of({"w": {**W, "shape": [-2, -3]}}, 24)), "'w', byte"),
     "shape a float": BadFile(20, single(file_of({"w": {**W, "shape": [2.0, 3]}}, 24)), "'w', byte"),
+    "offset of -0": BadFile(18, single(file_of(json.dumps({"w": W}).replace("[0,", "[-0,").encode(), 24)), "'w', byte"),
     "shape a bool": BadFile(20, single(file_of({"w": {**W, "shape": [True, 6]}}, 24)), "'w', byte"),
     "unknown dtype": BadFile(21, single(file_of({"w": {**W, "dtype": "F33"}}, 24)), "'w', byte"),
     "dtype a list": BadFile(21, single(file_of({"w": {**W, "dtype": ["F32"]}}, 24)), "'w', byte"),

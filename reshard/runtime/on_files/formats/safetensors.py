@@ -208,7 +208,9 @@ def _parse_object(path: str, content: bytes, offset: int) -> dict[str, Any]:
     try:
         text = content.decode()
         # JSON has no NaN and no Infinity: `int` raises a ValueError for their names.
-        made = json.loads(text, object_pairs_hook=read_pairs, parse_constant=int)
+        # The library takes -0 for a fraction, as which no number of a header passes.
+        whole_number = (lambda digits: -0.0 if digits == "-0" else int(digits)) if "-0" in text else None
+        made = json.loads(text, object_pairs_hook=read_pairs, parse_constant=int, parse_int=whole_number)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(made, ensure_ascii=False).encode()  # Half of a surrogate pair is no text.
     except FileError:
