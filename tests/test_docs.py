@@ -215,7 +215,7 @@ LONG = {
     "python": ["jax.md", "proofs.md", "xla-pass.md"],
     "console": ["command.md", "doctor.md", "mpi.md", "pictures.md", "proofs.md"],
 }  # slow
-PASTED = ["quickstart-jax.md", "quickstart-plans.md", "quickstart-weights.md"]
+PASTED = ["quickstart-checkpoint.md", "quickstart-jax.md", "quickstart-plans.md", "quickstart-weights.md"]
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
 _FENCED = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
@@ -338,7 +338,7 @@ def text(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["plans", *(pytest.param(name, marks=pytest.mark.slow) for name in ("jax", "weights"))]
+    "name", ["plans", *(pytest.param(name, marks=pytest.mark.slow) for name in ("checkpoint", "jax", "weights"))]
 )
 def test_pasted_blocks_print_what_the_next_block_says(name: str):
     pasted = "\n".join(block.text for block in blocks(text(name), "python"))
@@ -350,7 +350,7 @@ def test_pasted_blocks_print_what_the_next_block_says(name: str):
     assert "Traceback" not in ran.stderr and "Error" not in ran.stderr, ran.stderr
 
 
-@pytest.mark.parametrize("name", ["jax", "plans", "weights", "mpi"])
+@pytest.mark.parametrize("name", ["checkpoint", "jax", "plans", "weights", "mpi"])
 def test_no_prompt_is_pasted_and_what_is_printed_follows_its_block(name: str):
     assert ">>>" not in text(name)
     if name != "mpi":

@@ -7,7 +7,7 @@ shardings     jax.Arrays, in one process or several                             
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from os import PathLike
@@ -22,6 +22,7 @@ from reshard.plans.plan_data import flatten_tree
 from reshard.runtime.on_files.drivers import check_missing
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
 from reshard.runtime.on_files.host_load import load_in_process
+from reshard.runtime.on_files.parallel_reads import ParallelReader
 from reshard.runtime.on_files.sidecar import BlockChecks, find_sums
 from reshard.show.load_progress import show_load_progress
 from reshard.types.layout import Layout
@@ -115,19 +116,25 @@ def load(
         reader = CheckpointReader(ckpt, counts, checks_of(ckpt), missing)
         with show_load_progress(progress, sum(plan.read_bytes.values())) as shown:
             return load_in_process(plan, reader, shown)
+    loading = import_module("reshard.jax.loading")
     with ExitStack() as closing:
 
-        def prepare() -> tuple[LoadPlan, Any, Callable[[Sequence[WantedTiles]], None]]:
+        def prepare() -> Any:
             # Whatever fails here in one process of several fails in all.
             ckpt = opened()
             plan, asked = planned(ckpt), read_targets(ckpt, targets, **asking)
-            reader = closing.enter_context(CheckpointReader(ckpt, counts, checks_of(ckpt), missing))
+            checks = checks_of(ckpt)
+            reader = closing.enter_context(
+                ParallelReader(
+                    lambda own: CheckpointReader(ckpt, own, checks, missing), loading.count_readers(), counts
+                )
+            )
             shown = closing.enter_context(show_load_progress(progress, sum(plan.read_bytes.values())))
 
             def read(wanted: Sequence[WantedTiles]) -> None:
                 reader.read_tiles(wanted)
                 shown(counts.bytes)
 
-            return plan, asked.shardings, read
+            return loading.PreparedLoad(plan, asked.shardings, read, reader.close, checks)
 
-        return import_module("reshard.jax.loading").load_shardings(prepare, request)
+        return loading.load_shardings(prepare, request)

@@ -15,14 +15,16 @@ While a wave is exchanged and filled, a thread reads the next one; programs are 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -278,11 +280,36 @@ def list_wave_steps(
 # ---- the load --------------------------------------------------------------------------------------
 
 
+class PartChecks(Protocol):
+    """Checksums of blocks of files of which a process has read only a part."""
+
+    def partials(self) -> list[Any]: ...
+    def merge(self, others: Iterable[Any]) -> None: ...
+
+
+class PreparedLoad(NamedTuple):
+    """A plan and what it is for; what reads its waves, what ends that, and the checksums of what is read."""
+
+    plan: LoadPlan
+    goals: ShardedTargets
+    read: ReadWave
+    close: Callable[[], object] = list
+    checks: PartChecks | None = None
+
+
+def count_readers() -> int:
+    """The threads that read in this process: processes of one host share its cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4 if jax.process_count() == 1 else 2, cores)
+
+
 class ShardedLoad:
     """A load into shardings under way, in one process: its steps, and the tiles that are not placed yet."""
 
-    def __init__(self, plan: LoadPlan, goals: ShardedTargets) -> None:
+    def __init__(self, prepared: PreparedLoad) -> None:
+        plan, goals = prepared.plan, prepared.goals
         self.plan, self.goals, self.mine = plan, goals, jax.process_index()
+        self._prepared = prepared
         self._processes = tuple(sorted(goals.process_of.items()))
         platform = goals.devices[0].platform if goals.devices else None
         # Processes without devices of the targets take part as well: they must hear of what goes wrong elsewhere.
@@ -301,12 +328,12 @@ class ShardedLoad:
             filled = [each.target for each in wave.direct] + [name for tree in wave.trees for name in tree.targets]
             self._last |= {name: at for name in filled if name in plan.targets}
 
-    def run(self, read: ReadWave) -> dict[str, jax.Array]:
+    def run(self) -> dict[str, jax.Array]:
         """Reads wave by wave and makes the arrays; all processes raise together."""
         arrays: dict[str, jax.Array] = {}
         failed: BaseException | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="reshard-read") as pool:
-            reads = [partial(self._read_wave, wave, read) for wave in self.plan.waves]
+            reads = [partial(self._read_wave, wave) for wave in self.plan.waves]
             ahead = pool.submit(reads[0]) if reads else None
             # Compiled while the first wave is read: a load is always a first call.
             if self.exchange is not None:
@@ -325,12 +352,12 @@ class ShardedLoad:
                     raise failed
                 placed = [name for name, last in self._last.items() if last == at and failed is None]
                 arrays |= {name: self._place_target(name) for name in placed}
-        # Waves of which nothing crosses tell nobody anything, so that all meet once more at the end.
-        if self.exchange is not None:
-            self._check_well(self.exchange.run(_LAST, {}, failed is None)[1], failed)
+        failed = self._finish_reads(failed)
+        if failed is not None:
+            raise failed
         return arrays | {name: self._place_target(name) for name in self.goals.shardings if name not in arrays}
 
-    def _read_wave(self, wave: Wave, read: ReadWave) -> dict[str, Tiles]:
+    def _read_wave(self, wave: Wave) -> dict[str, Tiles]:
         """Reads a wave: into targets, and into new tiles for what then moves, which are returned."""
         straight = {each.reading: each for each in wave.direct}
         staged: dict[str, Tiles] = {}
@@ -347,7 +374,7 @@ class ShardedLoad:
                 window, shape = tuple(slice(*ends) for ends in box), reading.layout.tile_shape
                 tiles = {at: np.reshape(tile[window], shape, copy=False) for at, tile in tiles.items()}
             wanted.append((reading, tiles))
-        read(wanted)
+        self._prepared.read(wanted)
         return staged
 
     def _target_tiles(self, name: str) -> Tiles:
@@ -378,8 +405,8 @@ class ShardedLoad:
                         pack_tile(step.copy, staged[step.source][step.copy.sender], part)
             except Exception as error:  # The others wait in the exchange: it is run whatever happened here.
                 failed = error
-            arrived, ill = exchange.run(launch, messages, failed is None)
-            self._check_well(ill, failed)
+            arrived, states = exchange.run(launch, messages, 0 if failed is None else _ILL)
+            self._check_well(states, failed)
         try:
             if failed is None:
                 self._fill_targets(self.plan.waves[at], steps, staged, arrived)
@@ -418,7 +445,8 @@ class ShardedLoad:
         """The array of a target, whose tiles are given to its devices."""
         sharding, layout = self.goals.shardings[name], self.plan.targets[name]
         # JAX asks by indices; popped here, memory of the host is freed once accelerators have a copy.
-        tiles = {tile_of(layout, device): tile for device, tile in self._tiles.pop(name, {}).items()}
+        tiles = {tile_of(layout, device): tile for device, tile in self._target_tiles(name).items()}
+        del self._tiles[name]
         numbers = {device: number for number, device in enumerate(self.goals.devices)}
         by_index = {
             index: tiles[tile_of(layout, numbers[device])]
@@ -428,9 +456,41 @@ class ShardedLoad:
             layout.shape, sharding, lambda index: by_index[index], dtype=jnp.dtype(layout.dtype)
         )
 
-    def _check_well(self, ill: Sequence[int], failed: BaseException | None) -> None:
+    def _finish_reads(self, failed: BaseException | None) -> BaseException | None:
+        """Closes files and compares checksums of what several processes have read; raises with all others."""
+        sums: list[Any] = []
+        if failed is None:
+            try:
+                self._prepared.close()
+                sums = [] if self._prepared.checks is None else self._prepared.checks.partials()
+            except Exception as error:
+                failed = error
+        # Waves of which nothing crosses tell nobody anything, so that all meet once more at the end.
+        exchange = self.exchange
+        if exchange is None:
+            return failed
+        mine = json.dumps(sums).encode() if sums else b""
+        _, states = exchange.run(_LAST, {}, len(mine) if failed is None else _ILL)
+        self._check_well(states, failed)
+        longest = max(states.values())
+        if not longest:
+            return None
+        launch = ByteLaunch(tuple(range(1, len(exchange.processes))), -(-longest // 4) * 4)
+        message = np.frombuffer(mine.ljust(launch.nbytes), np.uint8)
+        arrived, _ = exchange.run(launch, dict.fromkeys(launch.distances, message))
+        try:
+            if self._prepared.checks is not None:
+                texts = [each.tobytes().strip() for each in arrived.values()]
+                self._prepared.checks.merge(json.loads(text) for text in texts if text)
+        except Exception as error:
+            failed = error
+        _, states = exchange.run(_LAST, {}, 0 if failed is None else _ILL)
+        self._check_well(states, failed)
+        return failed
+
+    def _check_well(self, states: Mapping[int, int], failed: BaseException | None) -> None:
         """Raises in all processes if one is ill: there what went wrong, elsewhere what that one says."""
-        if ill:
+        if min(states.values()) == _ILL:
             agree_on_outcome("all is well", failed)
 
 
@@ -458,7 +518,9 @@ def _explain_failures(asks: dict[int, str]) -> str:
 
 _FAILED = "failed in process"
 _LAST = ByteLaunch((), 0)
-"""That in which processes only say whether they are well."""
+"""That in which processes only say how they are."""
+_ILL = -1
+"""What a process says that could not go on."""
 
 
 def _cut_message(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[TileStep, Array]]:
@@ -495,18 +557,14 @@ class TileMemory:
         return tile
 
 
-Prepared = tuple[LoadPlan, ShardedTargets, ReadWave]
-"""A plan, what it is for, and what reads its waves."""
-
-
-def load_shardings(prepare: Callable[[], Prepared], about: str) -> Any:
+def load_shardings(prepare: Callable[[], PreparedLoad], about: str) -> Any:
     """Runs a load: arrays in the structure of its targets.
 
     All processes call it, and what one of them raises while it prepares or reads ends the load in all. `about` says
     which load it is, such as the path, and the size and time of each file.
     """
     several, failed = jax.process_count() > 1, None
-    prepared: Prepared | None = None
+    prepared: PreparedLoad | None = None
     # A process that cannot open its files says so to the others, which wait for it.
     try:
         prepared = prepare()
@@ -516,9 +574,8 @@ def load_shardings(prepare: Callable[[], Prepared], about: str) -> Any:
         failed = error
     if several:
         # Plans are equal where targets and files are, and unequal ones would exchange bytes for others.
-        plan = "" if prepared is None else hashlib.sha256(prepared[0].to_json().encode()).hexdigest()[:16]
+        plan = "" if prepared is None else hashlib.sha256(prepared.plan.to_json().encode()).hexdigest()[:16]
         agree_on_outcome(f"{about} by plan {plan}", failed)
     assert prepared is not None
-    plan, goals, read = prepared
-    arrays = ShardedLoad(plan, goals).run(read)
-    return jax.tree.unflatten(goals.structure, [arrays[name] for name in goals.shardings])
+    arrays = ShardedLoad(prepared).run()
+    return jax.tree.unflatten(prepared.goals.structure, [arrays[name] for name in prepared.goals.shardings])

@@ -4,8 +4,9 @@
     1 further      0 -> 1  1 -> 2  2 -> 3  3 -> 0      a permute for each distance at which some process sends, all of
     2 further      0 -> 2  1 -> 3  2 -> 0  3 -> 1      them in one program; messages are as long as the longest
 
-With the messages goes whether each process is well, so that all stop together when one of them could not read.
-Lengths are rounded so that a load needs few programs; `compile_launch` makes one before there is anything to send.
+With the messages goes a number of each process, such as that it is ill, so that all stop together when one of them
+could not read. Lengths are rounded so that a load needs few programs; `compile_launch` makes one before there is
+anything to send.
 """
 
 # jax annotates its functions only in part.
@@ -102,21 +103,21 @@ class ProcessExchange:
         return self._compiled[launch]
 
     def run(
-        self, launch: ByteLaunch, messages: Mapping[int, Array], well: bool = True
-    ) -> tuple[dict[int, Array], list[int]]:
-        """Sends the message for each distance; those that arrive, by the distance they came, and who is not well.
+        self, launch: ByteLaunch, messages: Mapping[int, Array], state: int = 0
+    ) -> tuple[dict[int, Array], dict[int, int]]:
+        """Sends the message for each distance: those that arrive, by the distance they came, and the state that each
+        process has given.
 
         A message is an array of `launch.nbytes` bytes, which is read until this returns.
         """
         program = self.compile_launch(launch)
-        state = self._place(np.array([0 if well else 1], np.int32))
+        told = self._place(np.array([state], np.int32))
         sent = [self._place(messages[far].view(np.uint32)) for far in launch.distances]
         with placement.without_mesh(), placement.without_transfer_guard():
-            states, *arrived = program(state, *sent)
-            flags = np.asarray(states.addressable_data(0))
+            states, *arrived = program(told, *sent)
+            every = np.asarray(states.addressable_data(0)).tolist()
             here = [np.asarray(each.addressable_data(0)).view(np.uint8) for each in arrived]
-        ill = [process for process, flag in zip(self.processes, flags, strict=True) if flag]
-        return dict(zip(launch.distances, here, strict=True)), ill
+        return dict(zip(launch.distances, here, strict=True)), dict(zip(self.processes, every, strict=True))
 
     def _place(self, mine: Array) -> jax.Array:
         shape = (len(mine) * len(self.processes),)

@@ -16,17 +16,18 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 
+import reshard.files
 from reshard.errors import AgreementError, FileError, MissingTensorError
-from reshard.files import open as open_checkpoint
-from reshard.files.plan_load import plan_load, read_targets
+from reshard.files.plan_load import read_targets
 from reshard.jax import Part, Target
-from reshard.jax.loading import ReadWave, load_shardings
+from reshard.jax.loading import PreparedLoad, ReadWave, load_shardings
+from reshard.runtime.on_files.engine import ReadCounts
 from tests.jax.worker import SECONDS
-from tests.oracle import tiles_of
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -91,35 +92,15 @@ def tree_of_targets(devices: Sequence[Any], arrays: Mapping[str, np.ndarray]) ->
     return targets, wanted
 
 
-def read_by_numpy(arrays: Mapping[str, np.ndarray]) -> ReadWave:
-    """Fills tiles of readings from arrays, by what their layouts mean."""
-
-    def read(wanted: Any) -> None:
-        for reading, tiles in wanted:
-            if reading.packed:
-                whole = np.zeros(reading.layout.shape, reading.layout.dtype)
-                for name, start in reading.packed:
-                    whole[start : start + arrays[name].size] = arrays[name].reshape(-1)
-            else:
-                whole = arrays[reading.stored]
-                whole = whole if reading.split == 1 else whole.reshape(reading.split, -1, *whole.shape[1:])
-                whole = whole if reading.box is None else whole[tuple(slice(*ends) for ends in reading.box)]
-            index = tiles_of(reading.layout)
-            for device, tile in tiles.items():
-                here = index[device] >= 0
-                tile[here] = whole.reshape(-1)[index[device][here]]
-
-    return read
-
-
 def load(folder: Path, targets: Any, read: ReadWave | None = None, **options: Any) -> Any:
-    ckpt = open_checkpoint(folder)
+    """The load of a folder, or with `read` one that reads so."""
+    if read is None:
+        return reshard.files.load(folder, targets, **options)
 
-    def prepare() -> Any:
-        named = {name: options[name] for name in ("names", "sizes", "rest") if name in options}
-        asked = read_targets(ckpt, targets, **named)
-        plan = plan_load(ckpt, targets, **options)
-        return plan, asked.shardings, read or read_by_numpy(stored_arrays(folder))
+    def prepare() -> PreparedLoad:
+        ckpt = reshard.files.open(folder)
+        plan = reshard.files.plan_load(ckpt, targets, **options)
+        return PreparedLoad(plan, read_targets(ckpt, targets).shardings, read)
 
     return load_shardings(prepare, str(folder))
 
@@ -138,14 +119,19 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
     arrays = stored_arrays(folder)
     targets, wanted = tree_of_targets(jax.devices(), arrays)
+    stored = sum(array.nbytes for array in arrays.values())
     for options in ({}, {"read_size": 1}, {"read_size": 1, "wave": "4KiB"}):
-        assert_shards(load(folder, targets, **options), wanted)
+        counts = ReadCounts()
+        assert_shards(load(folder, targets, counts=counts, **options), wanted)
+        assert multihost_utils.process_allgather(counts.bytes).sum() == stored
     of_last = {"layers": targets["layers"][2]} | {"last": NamedSharding(targets["scale"].mesh, P())}
 
     def broken(reading: Any) -> None:
         if number == 2:
             raise FileError("a disk that fails")
-        read_by_numpy(arrays)(reading)
+        for _, tiles in reading:
+            for tile in tiles.values():
+                tile[...] = 0
 
     faults: list[tuple[type[Exception], str, Any]] = [
         (FileError, "a disk that fails", (targets, broken)),

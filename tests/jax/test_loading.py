@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import FileError, LayoutError, MissingTensorError, PlanError
 from reshard.jax import Part, Target
-from tests.jax import loads, worker
+from reshard.runtime.on_files.engine import ReadCounts
+from tests.jax import worker
 from tests.jax.loads import assert_shards, load, stored_arrays, tree_of_targets, write_checkpoint
 
 
@@ -33,19 +34,11 @@ def test_one_process(folder: Path, options: dict[str, Any]) -> None:
 
 def test_devices_of_a_process_share_what_is_read(folder: Path) -> None:
     """Replicas are one tile: read once, in one memory."""
-    arrays, count = stored_arrays(folder), 0
+    arrays, counts = stored_arrays(folder), ReadCounts()
     targets, wanted = tree_of_targets(jax.devices(), arrays)
-    by_numpy = loads.read_by_numpy(arrays)
-
-    def counting(reading: Any) -> None:
-        nonlocal count
-        count += sum(tile.nbytes for _, tiles in reading for tile in tiles.values())
-        by_numpy(reading)
-
-    loaded = load(folder, targets, counting)
-    assert count == sum(array.nbytes for array in arrays.values())
-    (where,) = {shard.data.unsafe_buffer_pointer() for shard in loaded["layers"][1]["w"].addressable_shards}
-    assert where
+    loaded = load(folder, targets, counts=counts)
+    assert counts.bytes == sum(array.nbytes for array in arrays.values())
+    assert len({shard.data.unsafe_buffer_pointer() for shard in loaded["layers"][1]["w"].addressable_shards}) == 1
     assert_shards(loaded, wanted)
 
 
