@@ -319,7 +319,7 @@ class ShardedLoad:
         listed = [list_wave_steps(wave, self._processes, numbers, self.mine) for wave in plan.waves]
         self._steps = [steps for steps, _ in listed]
         self._launches = plan_launches([amounts for _, amounts in listed])
-        self._memory = TileMemory()
+        self._memory = TilePool()
         self._tiles: dict[str, Tiles] = {}
         self._making = threading.Lock()  # Slabs of a target are read in one thread and filled in another.
         # A target is placed after the last wave that fills some of it.
@@ -533,7 +533,7 @@ def _cut_message(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[Ti
         at += step.nbytes
 
 
-class TileMemory:
+class TilePool:
     """Memory for tiles, taken a few tiles at a time: of large pieces the kernel makes huge pages.
 
     Into tiles of 512 KiB, each in memory of its own, files of the page cache are read at 2 GB/s, and into these at 8:
