@@ -38,10 +38,11 @@ from reshard.runtime.on_files.reader_thread import (
     view_direct_tile,
     view_staged_tile,
 )
+from reshard.runtime.on_files.result_memory import ResultMemory
 from reshard.runtime.on_files.sidecar import BlockChecks
 from reshard.runtime.on_mpi.collective import collective, digest_of, gather_texts, prepare_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
-from reshard.runtime.on_mpi.launches import Bundle, GivenTiles, Launch, clear_new, list_launches, run_launches
+from reshard.runtime.on_mpi.launches import Bundle, GivenTiles, Launch, list_launches, run_launches
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile
 from reshard.show.load_progress import show_load_progress
@@ -125,6 +126,7 @@ class _RankLoad:
     def __init__(self, team: Team, watch: Watch, plan: LoadPlan, reader: CheckpointReader) -> None:
         self._team, self._watch, self._plan, self._reader = team, watch, plan, reader
         self._results: dict[str, WindowTile] = {}
+        self._memory = ResultMemory()
         self._length = longest_buffers(plan)
         # Two waves' worth of it: while ranks read in one, the next wave is read to the other.
         # Buffers in the node's memory, so that its ranks read in each other's; in private memory where it has no room.
@@ -165,9 +167,7 @@ class _RankLoad:
             if self._seat(layout) is None:
                 self._results[name] = absent_tile(layout, numpy_dtype(layout.dtype))._replace(place=0)
             else:
-                tile = np.empty(layout.tile_shape, numpy_dtype(layout.dtype))
-                clear_new(self._team, layout, tile)
-                self._results[name] = WindowTile(tile, counted=True)
+                self._results[name] = WindowTile(self._memory.new_tile(layout), counted=True)
         return self._results[name]
 
     def _staged_tiles(self, number: int) -> dict[str, WindowTile]:

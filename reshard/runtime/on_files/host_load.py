@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.geometry.messages import exchange_messages
-from reshard.lower.to_mpi.tile_blocks import multiply_factors
+from reshard.geometry.holders import tile_of
 from reshard.plans.load_plan import LoadPlan, Wave
 from reshard.plans.plan import TreePlan
-from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.engine import CheckpointReader, WantedTiles
+from reshard.runtime.on_files.host_moves import copy_tile, list_tile_copies
 from reshard.runtime.on_files.reader_thread import (
     ALIGNED,
     Progress,
@@ -25,50 +24,19 @@ from reshard.runtime.on_files.reader_thread import (
     view_direct_tile,
     view_staged_tile,
 )
-from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
-from reshard.types.layout import Layout
-from reshard.types.view import View
+from reshard.runtime.on_files.result_memory import ResultMemory
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]
 
 
-def fill_targets(
-    source: Layout, tiles: Mapping[int, Array], target: Layout, into: Mapping[int, Array], view: View | None = None
-) -> None:
-    """Copies what the tiles of a target want out of those of a source, all in this process; casts where dtypes differ.
-
-    Tiles have their layouts' padding. Of several tiles that have an element, the receiver's own is read, or any.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=2)
-    >>> rows, columns = Layout.parse("f32[{x}1, 2]", mesh), Layout.parse("f64[2, {x}1]", mesh)
-    >>> into = {device: np.empty((2, 1)) for device in (0, 1)}
-    >>> fill_targets(rows, {0: np.array([[1, 2]], "f4"), 1: np.array([[3, 4]], "f4")}, columns, into)
-    >>> into[1].tolist()
-    [[2.0], [4.0]]
-    """
-    casts = source.dtype != target.dtype
-    viewed = None if view is None or view.plain else view
-    for message in exchange_messages(source, target, viewed):
-        before, after = tiles[message.sender], into[message.receiver]
-        if not casts:
-            before, after = view_as_words(before), view_as_words(after)
-        folded = (block for product in message.products for block in multiply_factors(product))
-        for block in folded if viewed is None else message.blocks:
-            pair = view_block(after, block, "dst"), view_block(before, block, "src")
-            if casts:
-                np.copyto(*pair, casting="unsafe")
-            else:
-                copy_view(*pair)
-
-
 def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress) -> dict[str, Tiles]:
     """Reads and moves all waves of a plan; the tiles of its targets, by name and device."""
     results: dict[str, Tiles] = {}
+    memory = ResultMemory()
     for name, layout in plan.targets.items():
-        new = np.empty if layout.even else np.zeros
-        results[name] = {at: new(layout.tile_shape, numpy_dtype(layout.dtype)) for at in layout.mesh.devices}
+        results[name] = {device: memory.new_tile(layout) for device in layout.mesh.devices}
     devices = max((reading.layout.mesh.size for wave in plan.waves for reading in wave.readings), default=1)
     length = longest_buffers(plan, devices)
     buffers = [np.empty(length, np.uint8) for _ in range(min(2, len(plan.waves)))]
@@ -110,6 +78,13 @@ def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress
             for tree in wave.trees:
                 _move_tree_in_process(wave, tree, staged, results)
             progress(reader.counts.bytes)
+    # Devices that replicate a tile have a copy each, of the one that moves have filled.
+    for name in {target for wave in plan.waves for tree in wave.trees for target in tree.target_layouts} & {*results}:
+        first: dict[object, Array] = {}
+        for device, tile in results[name].items():
+            twin = first.setdefault(tile_of(plan.targets[name], device), tile)
+            if twin is not tile:
+                copy_view(view_as_words(tile), view_as_words(twin))
     return results
 
 
@@ -131,4 +106,7 @@ def _move_tree_in_process(
     for name, plan in tree.plans.items():
         target = tree.target_of[name]
         into = staged[gathered_name(target)] if target in packs and tree is wave.tree else results[target]
-        fill_targets(plan.source, sources[tree.source_of[name]], plan.target, into, plan.view)
+        before, ends = sources[tree.source_of[name]], (plan.source, plan.target, plan.view)
+        every = sorted({*plan.source.mesh.devices, *plan.target.mesh.devices})
+        for copy in list_tile_copies(*ends, tuple((device, 0) for device in every)):
+            copy_tile(copy, before[copy.sender], into[copy.receiver])

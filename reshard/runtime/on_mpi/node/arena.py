@@ -365,7 +365,7 @@ class _Mapping:
 
     def __init__(self, start: int, nbytes: int) -> None:
         self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (start, False), "version": 3}
-        weakref.finalize(self, _call_libc, "munmap", start, nbytes).atexit = False
+        weakref.finalize(self, call_libc, "munmap", start, nbytes).atexit = False
 
 
 def map_aligned(file: int, nbytes: int) -> Array | None:
@@ -376,16 +376,16 @@ def map_aligned(file: int, nbytes: int) -> Array | None:
     if sys.platform != "linux":
         return None
     room = nbytes + HUGE
-    reserved = _call_libc("mmap", None, room, 0, _RESERVED, -1, 0)
+    reserved = call_libc("mmap", None, room, 0, _RESERVED, -1, 0)
     if reserved is None:
         return None
     start = -(-reserved // HUGE) * HUGE
-    if _call_libc("mmap", start, nbytes, _READ_WRITE, _SHARED | _FIXED, file, 0) != start:
-        _call_libc("munmap", reserved, room)
+    if call_libc("mmap", start, nbytes, _READ_WRITE, _SHARED | _FIXED, file, 0) != start:
+        call_libc("munmap", reserved, room)
         return None
     for low, high in ((reserved, start), (start + nbytes, reserved + room)):
         if high > low:
-            _call_libc("munmap", low, high - low)
+            call_libc("munmap", low, high - low)
     return np.asarray(_Mapping(start, nbytes))
 
 
@@ -401,7 +401,7 @@ def collapse_pages(memory: Array) -> None:
     """
     if memory.size:
         memory[::HUGE] = 0  # The kernel collapses only ranges that have been touched.
-        _call_libc("madvise", memory.ctypes.data, memory.size, _COLLAPSE)
+        call_libc("madvise", memory.ctypes.data, memory.size, _COLLAPSE)
 
 
 _ARGUMENTS = {
@@ -411,7 +411,7 @@ _ARGUMENTS = {
 }
 
 
-def _call_libc(name: str, *arguments: int | None) -> int | None:
+def call_libc(name: str, *arguments: int | None) -> int | None:
     """Calls a function of the C library; None if it fails or does not exist."""
     function: Any = getattr(ctypes.CDLL(None), name, None)
     if function is None:
