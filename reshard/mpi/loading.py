@@ -42,7 +42,7 @@ from reshard.runtime.on_files.result_memory import ResultMemory
 from reshard.runtime.on_files.sidecar import BlockChecks
 from reshard.runtime.on_mpi.collective import collective, digest_of, gather_texts, prepare_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
-from reshard.runtime.on_mpi.launches import Bundle, GivenTiles, Launch, list_launches, run_launches
+from reshard.runtime.on_mpi.launches import Bundle, GivenTiles, Launch, clear_new, list_launches, run_launches
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile
 from reshard.show.load_progress import show_load_progress
@@ -154,6 +154,9 @@ class _RankLoad:
                 self._move_wave(number, launches)
                 progress(reader.counts.bytes * team.size)  # Shares are even.
             raise_together(team, watch, reader.close, lambda _: "files")
+        # Steps move whole tiles, and what a reused buffer has in the padding of its own.
+        for name, result in self._results.items():
+            clear_new(team, self._plan.targets[name], result.tile)
         names = self._plan.targets
         return {name: None if self._seat(names[name]) is None else self._result(name).tile for name in names}
 

@@ -38,6 +38,8 @@ FAST = {
         "again.moves",
         "strides.sampled",
         "trees.own_readers",
+        "loading.bad_files",
+        "loading.odd_requests",
     ],
 }
 
@@ -70,6 +72,7 @@ SLOW = [
         ],
     ),
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
+    (4, ["loading.random_loads"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
     (6, ["cases.moves_sampled", "crossing.relays", "trees.moves_through_views", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
