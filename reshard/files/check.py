@@ -70,13 +70,17 @@ class CheckReport:
 
 
 class _FaultCollector(BlockChecks):
-    """Goes on after a block that is not what was saved."""
+    """Goes on after a block that is not what was saved, and counts the bytes of all that were compared."""
 
     def __init__(self, ckpt: Checkpoint, sums: SavedSums, faults: list[str]) -> None:
         super().__init__(ckpt, sums)
         self._faults = faults
+        self.listed = self._starts.keys()
+        self.compared = 0
 
     def on_block(self, file: int, block: int, found: int) -> None:
+        if (file, block) not in self._gaps:
+            self.compared += int(self._starts[file][block + 1] - self._starts[file][block])
         try:
             super().on_block(file, block, found)
         except ChecksumError as error:
@@ -137,7 +141,7 @@ class _Checking:
             for piece in () if isinstance(stored.pieces, ChunkGrid) else stored.pieces:
                 if piece.raw:
                     parts.setdefault(piece.file, set()).update((piece.offset, piece.offset + piece.nbytes))
-                    if self._compare is None:
+                    if self._compare is None or piece.file not in self._compare.listed:
                         self._compare_piece(stored, piece)
                 else:
                     coded.add(piece.file)
@@ -145,7 +149,8 @@ class _Checking:
         folder = os.path.realpath(sidecar_of(self.ckpt.path).parent)
         for number, file in enumerate(self.ckpt.files):
             # Chunks have sums of their elements, and so have the values of a database, wherever they lie.
-            if number not in parts and (number in coded or file.path.split(os.sep)[-2] == "d"):
+            of_values = self.ckpt.format == "orbax" and file.path.split(os.sep)[-2] == "d"
+            if number not in parts and (number in coded or of_values):
                 continue
             try:
                 if self._compare is None and not self._record:
@@ -154,7 +159,6 @@ class _Checking:
                     if self._compare is not None:
                         for at in range(0, opened.size, _AT_ONCE):
                             self._compare.add(number, at, opened.read(at, min(_AT_ONCE, opened.size - at)))
-                        self.checked["the crc32 of blocks in the sidecar"] += opened.size
                         continue
                     # Blocks end where pieces do, so that who reads one piece reads all of its blocks.
                     starts = list_blocks(opened.size, parts.get(number, ()))
@@ -164,6 +168,8 @@ class _Checking:
                     self._of_files[name] = FileSums(opened.size, starts, np.array(found, np.uint32))
             except FileError as error:
                 self.faults.append(str(error))
+        if self._compare is not None:
+            self.checked["the crc32 of blocks in the sidecar"] += self._compare.compared
 
     def _compare_piece(self, stored: Stored, piece: StoredPiece) -> None:
         """Compares a raw piece with the checksum that its format has of it."""

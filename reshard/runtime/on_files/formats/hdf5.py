@@ -2,7 +2,7 @@
 
     dataset                              pieces
     contiguous                           one raw piece, at its offset in the file
-    chunked, no filters                  a raw piece a chunk, padded where it reaches over the shape
+    chunked, no filters                  a raw piece a chunk, but for those that the shape clips in an inner dim
     chunked, gzip, shuffle, ...          coded: h5py decodes a chunk whole
     big-endian, compact, virtual         coded by h5py, in runs of rows
 
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from reshard.errors import ChecksumError, FileError, LayoutError, quoted, shortened
 from reshard.runtime.on_files.formats.metadata_files import box_text, file_error, open_regular, resolve_inside
 from reshard.runtime.on_files.formats.new_arrays import NewArray, RequestCounts
-from reshard.runtime.on_files.formats.zarr import MOST_LISTED, place_padded
+from reshard.runtime.on_files.formats.zarr import MOST_LISTED, place_uncoded
 from reshard.types import dtypes
 from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
 
@@ -292,7 +292,7 @@ def _place_hdf5_chunks(name: str, data: Any, dtype: str, raw: bool) -> Stored:
             continue
         offset, nbytes, plain = places[number]
         pieces.append(
-            place_padded(piece.box, chunks, dtype, 0, offset)
+            place_uncoded(piece.box, chunks, dtype, 0, offset)
             if plain
             else StoredPiece(piece.box, 0, offset, nbytes, raw=False)
         )

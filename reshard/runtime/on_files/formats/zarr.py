@@ -5,9 +5,9 @@
       t2m/zarr.json, t2m/c/0/0 ...      "t2m", one file a chunk, or a shard of many inner chunks
       sfc/wind/.zarray, sfc/wind/0.0    "sfc/wind", of version 2
 
-A store that is one array has it under the name "". Uncompressed chunks are raw pieces: where one reaches over the
-shape its file is padded, and so its rows lie the full chunk's width apart (`StoredPiece.strides`). All others are
-coded: `TensorStoreDriver` decodes them whole. The files are listed, since a chunk without a file would be read as the
+A store that is one array has it under the name "". Uncompressed chunks are raw pieces, but for those that
+the shape clips in an inner dim, whose rows lie apart. These and all others are coded: `TensorStoreDriver` decodes them
+whole. The files are listed, since a chunk without a file would be read as the
 fill value without a word: such a piece is of 0 bytes here, and who reads it must say that the value is meant.
 
 A shard ends (or begins) with an index of (offset, bytes) of its inner chunks, under a CRC-32C: read here, as it says
@@ -17,8 +17,10 @@ which of them are there, and as ranges that overlap or lie outside the file are 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
+import operator
 import os
 import re
 import stat
@@ -311,23 +313,26 @@ def _place_piece(header: ZarrHeader, box: Box, place: tuple[int, int, int] | Non
         return StoredPiece(box, NO_FILE, 0, 0, raw=False)
     if not header.raw:
         return StoredPiece(box, *place, raw=False)
-    return place_padded(box, header.chunks, header.dtype, *place[:2], order=header.order)
+    return place_uncoded(box, header.chunks, header.dtype, *place[:2], order=header.order)
 
 
-def place_padded(
+def place_uncoded(
     box: Box, chunks: Sequence[int], dtype: str, file: int, offset: int, *, order: str = "C"
 ) -> StoredPiece:
-    """A raw piece in a chunk that is stored whole, padding included, though the box may be clipped by the shape."""
-    # The last dim is the densest in C order, the first in Fortran's.
-    strides: list[int] = [1]
-    for size in reversed(chunks) if order == "C" else chunks:
-        strides.append(strides[-1] * size)
-    ordered = tuple(reversed(strides[:-1]) if order == "C" else strides[:-1])
-    # From the first element to the end of the last: what is to be read of the padded chunk.
-    extents = [stop - start for start, stop in box]
-    span = 1 + sum((extent - 1) * stride for extent, stride in zip(extents, ordered, strict=True))
-    dense = span == math.prod(extents) and order == "C"
-    return StoredPiece(box, file, offset, dtypes.nbytes(span, dtype), strides=None if dense else ordered)
+    """The piece in an uncompressed chunk, which is stored whole, though the shape may clip its box.
+
+    Rows that are clipped lie apart: such a chunk is decoded whole, so that a sum of its elements can be compared. In
+    Fortran's order elements lie apart in any case.
+    """
+    clipped = [stop - start for start, stop in box]
+    if order == "C" and clipped[1:] != list(chunks[1:]):
+        return StoredPiece(box, file, offset, dtypes.nbytes(math.prod(chunks), dtype), raw=False)
+    if order == "C":
+        return StoredPiece(box, file, offset, dtypes.nbytes(math.prod(clipped), dtype))
+    # The first dim is the densest; from the first element to the end of the last is what is to be read.
+    strides = tuple(itertools.accumulate(chunks[:-1], operator.mul, initial=1))[: len(chunks)]
+    span = 1 + sum((extent - 1) * stride for extent, stride in zip(clipped, strides, strict=True))
+    return StoredPiece(box, file, offset, dtypes.nbytes(span, dtype), strides=strides)
 
 
 def number_inner(header: ZarrHeader, shard: int, inner: int) -> int:
