@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from reshard.errors import FileError, quoted, shortened
@@ -209,7 +209,9 @@ def _parse_object(path: str, content: bytes, offset: int) -> dict[str, Any]:
         text = content.decode()
         # JSON has no NaN and no Infinity: `int` raises a ValueError for their names.
         # The library takes -0 for a fraction, as which no number of a header passes.
-        whole_number = (lambda digits: -0.0 if digits == "-0" else int(digits)) if "-0" in text else None
+        whole_number: Callable[[str], Any] | None = None
+        if "-0" in text:
+            whole_number = lambda digits: -0.0 if digits == "-0" else int(digits)  # noqa: E731
         made = json.loads(text, object_pairs_hook=read_pairs, parse_constant=int, parse_int=whole_number)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(made, ensure_ascii=False).encode()  # Half of a surrogate pair is no text.
