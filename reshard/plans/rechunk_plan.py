@@ -74,6 +74,7 @@ class ArrayRechunk:
     The array is cut into regions of shape `region`, whole target chunks each. A region is read along dim `along`,
     `step` rows at a time, into a window of `window` rows; target chunks are written as soon as their rows are there.
     A source chunk that regions share is read for each of them. With a `spill`, the window takes part of a region only.
+    `priced_bytes` are those read and written, with short runs of spill files as `least_run` bytes each.
     """
 
     task: RechunkTask
@@ -84,6 +85,7 @@ class ArrayRechunk:
     spill: Spill | None
     read_bytes: int
     written_bytes: int
+    priced_bytes: int
     requests: int
     peak_bytes: int
 

@@ -28,7 +28,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     """
     # Nothing is read of an array without elements, and an array without dims is one of a single row.
     if not math.prod(task.shape):
-        return ArrayRechunk(task, task.target_chunks, 0, 1, 1, None, 0, 0, 0, 0)
+        return ArrayRechunk(task, task.target_chunks, 0, 1, 1, None, 0, 0, 0, 0, 0)
     if not task.shape:
         task = replace(task, shape=(1,), source_chunks=(1,), target_chunks=(1,))
     written = math.prod(-(-size // chunk) * chunk for size, chunk in zip(task.shape, task.target_chunks, strict=True))
@@ -47,6 +47,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
             spilled.spill,
             (spilled.read + spilled.spilled) * task.itemsize,
             (written + spilled.spilled) * task.itemsize,
+            spilled.price,
             spilled.requests,
             spilled.peak,
         )
@@ -69,6 +70,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
         None,
         streamed.read * task.itemsize,
         written * task.itemsize,
+        (streamed.read + written) * task.itemsize,
         streamed.read // math.prod(task.source_chunks) + chunks_written,
         peak,
     )

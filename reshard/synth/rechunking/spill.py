@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import permutations, product
 from typing import NamedTuple
 
 from reshard.plans.rechunk_plan import RechunkTask, Spill
@@ -126,20 +126,23 @@ def _price_region(
     room = task.memory - max(task.read_buffer, task.write_buffer)
     if read_room > room:
         return None
-    blocks = pick_blocks(
-        region,
-        task.source_chunks,
-        task.target_chunks,
-        read_room // task.itemsize,
-        (task.memory - task.write_buffer) // task.itemsize,
-    )
-    reads, runs = blocks
+    rooms = (read_room // task.itemsize, (task.memory - task.write_buffer) // task.itemsize)
+    reads, runs = pick_blocks(region, task.source_chunks, task.target_chunks, *rooms)
+    if math.prod(map(count_segments, region, reads, runs)) * task.least_run > math.prod(region) * task.itemsize:
+        # Fragments are short: blocks are filled dim by dim, too, in each order, and the best of all are taken.
+        reads, runs = min(
+            _list_filled_blocks(region, task.source_chunks, task.target_chunks, *rooms, (reads, runs)),
+            key=lambda blocks: math.prod(map(count_segments, region, *blocks)),
+        )
     used = math.prod(reads) * task.itemsize
     window = _find_region_window(task, region, along, reads[along])
     start = _find_start(task, region, along, dim, window, room - used)
     spilled = _count_spilled(task, region, dim, start)
-    regions = math.prod(-(-size // block) for size, block in zip(task.shape, region, strict=True))
-    rest = tuple(size - start if at == dim else size for at, size in enumerate(region))
+    # Along each dim what is spilled of all regions but the last, and of the last: (how many, rows).
+    lengths = [
+        [(size // block, block - start * (at == dim)), (1, size % block - start * (at == dim))]
+        for at, (size, block) in enumerate(zip(task.shape, region, strict=True))
+    ]
     read = math.prod(map(count_read_rows, task.shape, task.source_chunks, region))
     chunks = [-(-size // chunk) for size, chunk in zip(task.shape, task.target_chunks, strict=True)]
     whole = (read + _count_written(task)) * task.itemsize
@@ -149,20 +152,16 @@ def _price_region(
         stages = _list_stages(reads, runs, passes, task.memory // task.itemsize)
         # Fragments of each file: those of the blocks before that meet its own.
         counts = [
-            regions * math.prod(map(count_segments, rest, one, other))
+            math.prod(
+                sum(times * count_segments(rows, *sizes) for times, rows in parts if rows > 0)
+                for parts, *sizes in zip(lengths, one, other, strict=True)
+            )
             for one, other in zip((reads, *stages[:-1]), stages, strict=True)
         ]
         # A read of a run is long; writes of fragments may be short.
         short = sum(max(spilled * task.itemsize, count * task.least_run) for count in counts)
         price = whole + short + passes * spilled * task.itemsize
-        requests = (
-            base
-            + sum(counts)
-            + sum(
-                regions * math.prod(-(-size // block) for size, block in zip(rest, stage, strict=True))
-                for stage in stages
-            )
-        )
+        requests = base + sum(counts) + sum(spilled // math.prod(stage) for stage in stages)
         # The first pass has a block and the window, a later one a block of the file before, the last one target chunks.
         held = math.prod(window if at == along else size for at, size in enumerate(region) if at != dim) * start
         peak = max(
@@ -212,6 +211,34 @@ def pick_blocks(
         if best is None:
             return tuple(shapes[0]), tuple(shapes[1])
         shapes[best[1]][best[2]] = best[3]
+
+
+def _list_filled_blocks(
+    region: tuple[int, ...],
+    source: tuple[int, ...],
+    target: tuple[int, ...],
+    read_room: int,
+    run_room: int,
+    first: tuple[tuple[int, ...], tuple[int, ...]],
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of blocks that take all of one dim after the other while there is room, and `first`."""
+
+    def fill(chunks: Sequence[int], limits: Sequence[int], order: Sequence[int], room: int) -> tuple[int, ...]:
+        shape = [min(size, chunk) for size, chunk in zip(region, chunks, strict=True)]
+        for dim in order:
+            rows = room // (math.prod(shape) // shape[dim])
+            # All of the dim if it fits, else whole chunks of it.
+            longest = min(region[dim], -(-limits[dim] // chunks[dim]) * chunks[dim])
+            shape[dim] = longest if longest <= rows else max(shape[dim], rows // chunks[dim] * chunks[dim])
+        return tuple(shape)
+
+    dims = range(len(region))
+    orders = list(permutations(dims)) if len(region) <= 4 else [tuple(dims), tuple(reversed(dims))]
+    found = [first]
+    for run in {fill(target, region, order, run_room) for order in orders}:
+        # Blocks as read need no more of a dim than the runs have, if others can have it.
+        found += [(fill(source, limits, order, read_room), run) for limits in (region, run) for order in orders]
+    return found
 
 
 def _list_stages(reads: Sequence[int], runs: Sequence[int], passes: int, room: int) -> tuple[tuple[int, ...], ...]:
