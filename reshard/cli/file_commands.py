@@ -1,10 +1,14 @@
-"""The commands about arrays in files: `reshard files show` and `check`."""
+"""The commands about arrays in files: `reshard files show`, `check` and `rechunk`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from reshard.cli.option_groups import Command, argument
+from reshard.errors import ReshardError, quoted
 
 _SHOW_EXAMPLES = """\
 examples:
@@ -66,6 +70,74 @@ def print_file_check(options: CheckFilesOptions) -> int:
     return 1 if report.faults else 0
 
 
+_RECHUNK_EXAMPLES = """\
+examples:
+  reshard files rechunk era5.zarr series.zarr \\
+      --chunks time=-1,latitude=8,longitude=8 --memory 2GiB
+  reshard files rechunk in.h5 out.zarr --format zarr --memory 1GiB \\
+      --chunks t2m:8760,8,8 --chunks u10:8760,16,16
+  reshard files rechunk in.zarr --chunks 4096,8,8 --memory 1GiB
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RechunkOptions:
+    """The options of `reshard files rechunk`."""
+
+    source: str = argument("source", metavar="SRC", help="zarr, HDF5, .npy, or any other checkpoint")
+    target: str | None = argument(
+        "target", metavar="DST", nargs="?", help="what is made; without it the plan is printed and nothing is read"
+    )
+    chunks: Sequence[str] = argument(
+        "--chunks",
+        metavar="CHUNKS",
+        action="append",
+        required=True,
+        help="sizes for each dim (4096,8,8), by names of dims (time=-1,x=8), or of one array (t2m:4096,8,8); "
+        "-1 is all of a dim; may be given for several arrays",
+    )
+    memory: str = argument("--memory", metavar="SIZE", required=True, help="what each process may take, e.g. 2GiB")
+    shards: Sequence[str] | None = argument(
+        "--shards", metavar="CHUNKS", action="append", help="files of several chunks, of zarr 3, as --chunks"
+    )
+    format: str | None = argument(
+        "--format", metavar="FORMAT", choices=("zarr", "zarr2", "hdf5", "npy"), help="zarr, zarr2, hdf5 or npy"
+    )
+    json: bool = argument("--json", action="store_true", help="the plan as JSON")
+
+
+def run_rechunk(options: RechunkOptions) -> int:
+    """Prints the plan, and rechunks by it if there is a target."""
+    from reshard import files
+
+    shards = None if options.shards is None else parse_chunks(options.shards)
+    asked: dict[str, Any] = {"memory": options.memory, "format": options.format, "shards": shards}
+    plan = files.plan_rechunk(options.source, chunks=parse_chunks(options.chunks), **asked)
+    # Before it runs, so that who has waited for it has seen what it does.
+    print(plan.to_json(2) if options.json else plan, flush=True)
+    if options.target is not None:
+        files.rechunk(options.source, options.target, chunks=parse_chunks(options.chunks), **asked)
+    return 0
+
+
+def parse_chunks(texts: Sequence[str]) -> Any:
+    """Sizes for all arrays, or by names of dims or arrays, as `rechunk` takes them.
+
+    >>> parse_chunks(["4096,8,8"]), parse_chunks(["time=-1,x=8"]), parse_chunks(["a:8,8", "b:4"])
+    ((4096, 8, 8), {'time': -1, 'x': 8}, {'a': (8, 8), 'b': (4,)})
+    """
+    by_array: dict[str, Any] = {}
+    for text in texts:
+        name, _, sizes = text.rpartition(":")
+        pairs = [part.rpartition("=") for part in sizes.split(",") if part.strip()]
+        if not all(re.fullmatch(r"\s*(-1|[0-9]{1,18})\s*", size) for _, _, size in pairs):
+            raise ReshardError(f"cannot read the chunks {quoted(text)}; write 4096,8,8 or time=-1,x=8 or t2m:4096,8,8")
+        dims = {dim.strip(): int(size) for dim, _, size in pairs if dim.strip()}
+        by_array[name] = dims if dims else tuple(int(size) for _, _, size in pairs)
+    # What names no array is for all of them.
+    return by_array[""] if list(by_array) == [""] else by_array
+
+
 GROUP = "files", "what is stored in files, and whether it is intact"
 """The first word of these commands, and what they are about."""
 
@@ -83,5 +155,12 @@ COMMANDS = (
         _CHECK_EXAMPLES,
         CheckFilesOptions,
         print_file_check,
+    ),
+    Command(
+        "files rechunk",
+        "write stored arrays in other chunks, within memory",
+        _RECHUNK_EXAMPLES,
+        RechunkOptions,
+        run_rechunk,
     ),
 )

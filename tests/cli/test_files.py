@@ -49,3 +49,17 @@ def test_a_check_says_what_it_compared_and_ends_with_1_for_faults(call, tmp_path
 def test_what_cannot_be_opened_is_an_error(call, tmp_path: Path):
     ran = call("files", "check", str(tmp_path / "nothing"))
     assert (ran.code, ran.out) == (2, "") and "nothing" in ran.err
+
+
+def test_arrays_get_other_chunks_by_the_plan_that_is_printed(call, tmp_path: Path):
+    data = np.arange(96, dtype="float32").reshape(8, 12)
+    np.save(tmp_path / "w.npy", data)
+    asked = ("--chunks", "8,3", "--memory", "1MiB", "--format", "zarr")
+    planned = call("files", "rechunk", str(tmp_path / "w.npy"), *asked)
+    assert planned.code == 0 and "direct, 1 pass" in planned.out and not (tmp_path / "out").exists()
+    ran = call("files", "rechunk", str(tmp_path / "w.npy"), str(tmp_path / "out"), *asked)
+    assert ran.out == planned.out
+    back = call("files", "rechunk", str(tmp_path / "out"), str(tmp_path / "b.npy"), *asked[:4], "--format", "npy")
+    assert back.code == 0 and np.array_equal(np.load(tmp_path / "b.npy"), data)
+    ran = call("files", "rechunk", str(tmp_path / "out"), "--chunks", "8,x", "--memory", "1MiB")
+    assert ran.code == 2 and "cannot read the chunks '8,x'" in ran.err
