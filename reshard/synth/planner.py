@@ -135,13 +135,20 @@ def _find_gathering(flat: Mapping[str, Any]) -> frozenset[str]:
             source, target, held = move.source, move.target, move.holding is not None
         else:
             source, target, held = move, ends[-1] if ends else None, False
-        if isinstance(source, Layout) and isinstance(target, Layout) and not held and _is_gathered(source, target):
+        if isinstance(source, Layout) and isinstance(target, Layout) and not held and may_gather(source, target):
             found[name] = source.mesh
     return frozenset(found) if len({*found.values()}) >= FEW_SENDERS else frozenset()
 
 
-def _is_gathered(source: Layout, target: Layout) -> bool:
-    """Whether a relay may gather: each tile of the source has one holder, and several other devices need one tile."""
+def may_gather(source: Layout, target: Layout) -> bool:
+    """Whether a relay to other devices may gather: each tile of the source has one holder, and several devices need the
+    same one of the target.
+
+    >>> from reshard.types import Layout, Mesh
+    >>> rows, server = Layout.parse("f32[{x}4]", Mesh(x=3)), Mesh(rep=2, tp=2)
+    >>> [may_gather(rows, Layout.parse(text, server)) for text in ("f32[{tp}6]", "f32[{rep}{tp}3]")]
+    [True, False]
+    """
     partial = source.partial or target.partial
     return not (partial or count_copies(source) > 1 or count_copies(target) == 1) and not one_set(
         source.mesh, target.mesh
@@ -150,7 +157,7 @@ def _is_gathered(source: Layout, target: Layout) -> bool:
 
 def _plan_gathering(source: Layout, target: Layout, options: PlanOptions) -> Plan:
     """The plan between two layouts that is a relay which gathers, where one may; else the best one."""
-    if not _is_gathered(source, target) or options.budget is not None:
+    if not may_gather(source, target) or options.budget is not None:
         return _plan_layouts(source, target, options)
     spec = StepSpec("exchange", target, StepMode(relay=True, gathers=True))
     return cost.time_on_network(chain(source, target, [spec], options.donate), options.network)

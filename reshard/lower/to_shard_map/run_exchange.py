@@ -34,6 +34,7 @@ from jax import lax
 
 from reshard.geometry.blocks import Axis, Block, cut_block
 from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfer, Transfer
+from reshard.lower.groups import Groups
 from reshard.lower.program import Program, wire_dtype
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tile_memory import (
@@ -68,6 +69,10 @@ def run_exchange(
     `into` is the target's tile, of which an exchange fills a part. `in_part` says that the tile is a part of one: what
     is around it has chosen its order of dims.
     """
+    if any(step.gathers for step in steps) or any(
+        not t.blocks for step in steps if len(steps) > 1 for turn in step.rounds for t in turn
+    ):
+        return _run_by_rounds(steps, place, shapes, into, in_part, *tiles)
     orders = [order for step in steps if (order := find_message_orders(step)) is not None]
     if len(orders) < len(steps):
         # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
@@ -144,9 +149,12 @@ def _run_by_rounds(
     *tiles: Array,
 ) -> list[Array]:
     """The results, round by round, on a TPU with axes in the order that suits tiles and messages best."""
-    if len(steps) > 1:
+    gathered: Sequence[Sequence[Round]] = ()
+    if len(steps) > 1 or steps[0].gathers:
         # Messages of several arrays are flat, so none has an order; and exchanges of many rounds are not joint.
-        groups = [[rounds] for rounds in zip(*(_list_transfers(step)[1] for step in steps), strict=True)]
+        every = list(zip(*(_list_transfers(step)[1] for step in steps), strict=True))
+        split = len(every) - steps[0].gathers
+        groups, gathered = [[rounds] for rounds in every[:split]], every[split:]
         orders = PLAIN
     else:
         groups = [[(one,) for one in alike] for alike in _group_alike(_list_transfers(steps[0])[1])]
@@ -166,6 +174,8 @@ def _run_by_rounds(
         for number, alike in enumerate(groups):
             filled = place.after(filled) if number else filled
             filled = _run_rounds(steps, alike, place, orders, opened, filled)
+        if gathered:
+            filled = _run_gather(steps, gathered, place.after(filled), place)
         if orders.receive is not None:
             filled = [fix_layout(tile).transpose(np.argsort(order)) for tile in filled]
         return [tile.reshape(tuple(shape)) for tile, shape in zip(filled, shapes, strict=True)]
@@ -209,6 +219,72 @@ def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
     return groups
 
 
+def _run_gather(
+    steps: Sequence[Exchange], rounds: Sequence[Sequence[Round]], filled: list[Array], place: MeshPlace
+) -> list[Array]:
+    """The rounds in which groups of devices pass on what each of them has, the same in all rounds: one gather, and a
+    loop that writes what one other device had each time. Where no collective has such groups, the loop sends it."""
+    # By form, the transfers of each round; a device that passes on something does so in every round.
+    forms: list[dict[object, list[list[Transfer]]]] = []
+    for column in zip(*rounds, strict=True):
+        forms.append({})
+        for number, one in enumerate(column):
+            for t in one:
+                if t.blocks:
+                    forms[-1].setdefault(t.form, [[] for _ in rounds])[number].append(t)
+    first = [
+        [BlockMessages(step, of[:1], place) for of in each.values()] for step, each in zip(steps, forms, strict=True)
+    ]
+    sizes = [max((kind.elements for kind in kinds), default=0) for kinds in first]
+    packed = [
+        _pack_forms(kinds, tile, None, size) for kinds, tile, size in zip(first, filled, sizes, strict=True) if kinds
+    ]
+    message = jnp.concatenate(packed)
+    groups = _find_gathering_groups(rounds, place.devices)
+    pairs = [list(dict.fromkeys(pair for one in each for pair in _list_pairs(one))) for each in rounds]
+    arrived = lax.all_gather(message, **place.group(groups)) if groups else None
+    places = {each: at for group in groups for at, each in enumerate(group)}
+    row = place.look_up([places[each] for each in place.devices]) if groups else None
+
+    def write(number: Array, filled: list[Array]) -> list[Array]:
+        here = place.anew()
+        if arrived is None or row is None:
+            message_here = here.permute_in_turn(message, pairs, number)
+        else:
+            from_row = lax.rem(row + np.int32(len(groups[0]) - 1) - number, np.int32(len(groups[0])))
+            message_here = lax.dynamic_index_in_dim(arrived, from_row, keepdims=False)
+        written: list[Array] = []
+        done = 0
+        for step, tile, each, size in zip(steps, filled, forms, sizes, strict=True):
+            part, done = message_here[done : done + size], done + size
+            for of in each.values():
+                kind = BlockMessages(step, of, here, number)
+                tile = kind.put(tile, part[: kind.elements])
+            written.append(fix_layout(tile))
+        return written
+
+    return lax.fori_loop(0, len(rounds), write, filled)
+
+
+def _find_gathering_groups(rounds: Sequence[Sequence[Round]], devices: Sequence[int]) -> Groups:
+    """The groups of devices that gather in these rounds, in the order in which they send to each other; none where they
+    and groups of as many others do not make up all devices."""
+    groups: list[tuple[int, ...]] = []
+    found = set[int]()
+    receivers: dict[int, list[int]] = {}
+    for one in rounds:
+        for sender, receiver in dict.fromkeys(pair for transfers in one for pair in _list_pairs(transfers)):
+            receivers.setdefault(sender, []).append(receiver)
+    for sender, others in receivers.items():
+        if sender not in found:
+            groups.append((sender, *others))
+            found.update(groups[-1])
+    left, size = [device for device in devices if device not in found], len(rounds) + 1
+    if len(left) % size or any(len(group) != size for group in groups):
+        return ()
+    return (*groups, *(tuple(left[at : at + size]) for at in range(0, len(left), size)))
+
+
 def _run_rounds(
     steps: Sequence[Exchange],
     rounds: Sequence[Sequence[Round]],
@@ -246,13 +322,17 @@ def _run_round(
     opened: Sequence[Array],
     filled: Sequence[Array],
 ) -> list[Array]:
-    first = kinds[0][0]
-    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and len(first.blocks) == 1:
+    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and len(kinds[0][0].blocks) == 1:
+        first = kinds[0][0]
         # On a TPU the message travels in the order of least padding.
         message = first.take(opened[0], orders.send).transpose(orders.message)
         message = permute(message if orders.message == orders.send else fix_layout(message))
         return [first.put(filled[0], message.transpose(np.argsort(orders.message)), orders.receive)]
-    messages = [_pack_forms(each, tile, orders.send) for each, tile in zip(kinds, opened, strict=True)]
+    # Of several arrays, some may send nothing.
+    messages = [
+        _pack_forms(each, tile, orders.send) if each else jnp.zeros(0, tile.dtype)
+        for each, tile in zip(kinds, opened, strict=True)
+    ]
     written_tiles: list[Array] = []
     for each, tile, message in zip(kinds, filled, _send_together(messages, permute), strict=True):
         for kind in each:
@@ -306,6 +386,8 @@ def group_by_form(transfers: Round) -> list[list[Transfer]]:
     kinds: dict[tuple[Any, ...], list[Transfer]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
+        if not t.blocks:
+            continue
         form = t.form
         kinds.setdefault((form, seen[t.receiver, form]), []).append(t)
         seen[t.receiver, form] += 1
