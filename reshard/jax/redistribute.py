@@ -226,7 +226,7 @@ def _ask_joint_move(
         return None
     if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding) or options.budget is not None:
         return None
-    if x.weak_type or placement.is_key_dtype(x.dtype) or placement.leaves_open(target):
+    if placement.is_key_dtype(x.dtype) or x.weak_type or placement.leaves_open(target):
         return None
     if any(end.memory_kind != find_device_memory(end) or end.spec.unreduced for end in (x.sharding, target)):
         return None

@@ -142,6 +142,8 @@ def _explain_exchange(step: Step, r: Refinement | None) -> str:
         )
     size = "" if chunk is None else f" with messages of at most {counted(chunk, 'element')}, to keep the scratch small"
     relay = " What several devices lack is sent to them in shares, which they pass on to each other." * step.mode.relay
+    if step.mode.gathers:
+        relay = " What several devices lack is sent to one of them, and they gather it."
     place = " The result overwrites the source, which is donated." if step.mode.in_place else ""
     return (
         f"{reason} Each device sends every other one just the boxes that it needs, in "

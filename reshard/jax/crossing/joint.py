@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.jax.agreement import agree_on_moves
 from reshard.jax.crossing import across
 from reshard.jax.crossing.stages import AXIS, flatten_mesh
-from reshard.jax.placement import devices_of
+from reshard.jax.placement import AnyMesh, devices_of
 from reshard.jax.request import ReshardRequest, check_even, number_devices, numbered_move
 from reshard.jax.running import start_program
 from reshard.lower.program import Exchange, join_launches, lower_batch
@@ -60,7 +60,7 @@ class JointProgram(NamedTuple):
 
 def find_joint_moves(asked: Mapping[int, Asked]) -> tuple[int, ...]:
     """Which of some moves to other devices go together; none if they come from few sets of devices."""
-    found: dict[int, JaxMesh] = {}
+    found: dict[int, AnyMesh] = {}
     for at, (request, shape, dtype) in asked.items():
         source, target = request.ends
         if across.on_host(source, target) and not across.between_processes(source, target):
@@ -136,7 +136,7 @@ def _compile_group(places: Sequence[int], plans: Sequence[Plan], sharding: Named
     own = [plans[at] for at in places]
     lowered = lower_batch(Batch(tuple(map(str, places)), tuple(own)))
     (joint,) = join_launches(lowered)
-    steps = [each.instructions[0] for each in lowered] if joint is None else list(joint)
+    steps = joint if isinstance(joint, tuple) else [each.instructions[0] for each in lowered]
     exchanges = [step for step in steps if isinstance(step, Exchange)]
     size = sharding.mesh.size
 

@@ -61,6 +61,7 @@ def test_arrays_from_devices_of_their_own_move_together(devices: int, monkeypatc
         assert text.count("stablehlo.all_gather") == 1 and text.count("stablehlo.collective_permute") <= 2
 
 
+@pytest.mark.slow
 def test_few_senders_move_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays, shardings = draw_arrays(random.Random(1), 3, 8)
     monkeypatch.setattr(joint, "_compile_joint", None)  # Would fail.
