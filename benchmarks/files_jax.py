@@ -38,7 +38,7 @@ Shapes = dict[str, tuple[int, ...]]
 def draw_shapes(seed: int, mib: int) -> Shapes:
     """The arrays of a model of about so many MiB in float32."""
     choose = random.Random(seed)
-    width, heads = choose.choice([512, 768, 1024]), choose.choice([2, 4])
+    width, heads = choose.choice([1024, 1536, 2048]), choose.choice([2, 4])
     wide = choose.choice([2, 3, 4]) * width
     layer = {"q": (width, width), "k": (width // heads, width), "v": (width // heads, width), "o": (width, width)}
     layer |= {"gate": (wide, width), "up": (wide, width), "down": (width, wide), "norm": (width,), "norm2": (width,)}

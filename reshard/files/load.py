@@ -124,11 +124,8 @@ def load(
             ckpt = opened()
             plan, asked = planned(ckpt), read_targets(ckpt, targets, **asking)
             checks = checks_of(ckpt)
-            reader = closing.enter_context(
-                ParallelReader(
-                    lambda own: CheckpointReader(ckpt, own, checks, missing), loading.count_readers(), counts
-                )
-            )
+            threads = loading.count_readers()
+            reader = closing.enter_context(ParallelReader(ckpt, counts, checks, missing, threads))
             shown = closing.enter_context(show_load_progress(progress, sum(plan.read_bytes.values())))
 
             def read(wanted: Sequence[WantedTiles]) -> None:

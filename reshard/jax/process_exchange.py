@@ -15,6 +15,7 @@ anything to send.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -29,21 +30,21 @@ from reshard.jax import placement
 Array = NDArray[Any]
 _AXIS = "process"
 _LEAST = 64 << 10
-_STEPS = 8  # Lengths are whole eighths of the longest: at most so many programs for each set of distances.
+_STEPS = 2  # Lengths are halves of the longest: a third program takes longer to compile than bytes in vain to send.
 
 
 class ByteLaunch(NamedTuple):
-    """One run of the program: how many processes further messages go, and the bytes of each of them."""
+    """One run of the program: how many processes further messages go, and the bytes of those of each distance."""
 
     distances: tuple[int, ...]
-    nbytes: int
+    lengths: tuple[int, ...]
 
 
 def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[ByteLaunch]:
     """The launches of some exchanges, by the bytes that each process sends to each.
 
     >>> plan_launches([np.array([[0, 0, 9], [9, 0, 0], [0, 9, 0]]), np.zeros((3, 3), np.int64)])
-    [ByteLaunch(distances=(2,), nbytes=65536), ByteLaunch(distances=(), nbytes=0)]
+    [ByteLaunch(distances=(2,), lengths=(65536,)), ByteLaunch(distances=(), lengths=())]
     """
     longest = max((int(each.max(initial=0)) for each in amounts), default=0)
     # Rounded up, so that waves of about the same length run one program.
@@ -51,9 +52,18 @@ def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[ByteLaunch]:
     launches: list[ByteLaunch] = []
     for each in amounts:
         senders, receivers = np.nonzero(each)
-        distances = sorted({int(far) for far in (receivers - senders) % len(each)} - {0})
-        launches.append(ByteLaunch(tuple(distances), -(-int(each.max(initial=0)) // unit) * unit))
+        longest_of: dict[int, int] = {}
+        for sender, receiver in zip(senders.tolist(), receivers.tolist(), strict=True):
+            far = (receiver - sender) % len(each)
+            longest_of[far] = max(longest_of.get(far, 0), -(-int(each[sender, receiver]) // unit) * unit)
+        launches.append(ByteLaunch(tuple(sorted(longest_of)), tuple(longest_of[far] for far in sorted(longest_of))))
     return launches
+
+
+@lru_cache(maxsize=4)
+def exchange_on(devices: tuple[Any, ...]) -> ProcessExchange:
+    """The exchange over a device of each process, which keeps its programs for the next load."""
+    return ProcessExchange(devices)
 
 
 class ProcessExchange:
@@ -96,7 +106,8 @@ class ProcessExchange:
             )
             given = [jax.ShapeDtypeStruct((count,), np.int32, sharding=self._sharding)]
             given += [
-                jax.ShapeDtypeStruct((count * launch.nbytes // 4,), np.uint32, sharding=self._sharding) for _ in each
+                jax.ShapeDtypeStruct((count * nbytes // 4,), np.uint32, sharding=self._sharding)
+                for nbytes in launch.lengths
             ]
             with placement.without_mesh():
                 self._compiled[launch] = jax.jit(of_all).lower(*given).compile()
@@ -108,7 +119,7 @@ class ProcessExchange:
         """Sends the message for each distance: those that arrive, by the distance they came, and the state that each
         process has given.
 
-        A message is an array of `launch.nbytes` bytes, which is read until this returns.
+        A message is an array of the bytes that the launch says, which is read until this returns.
         """
         program = self.compile_launch(launch)
         told = self._place(np.array([state], np.int32))

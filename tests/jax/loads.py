@@ -7,6 +7,7 @@ Every element is a number of its own, or of its place, so that a wrong one would
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -155,6 +156,27 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
             raise AssertionError(text)
         assert time.monotonic() - began < SECONDS / 10
     assert_shards(load(folder, targets), wanted)
+    damaged(folder / "saved", number, arrays, targets["layers"][0]["norm"])
+
+
+def damaged(folder: Path, number: int, arrays: Mapping[str, np.ndarray], whole: NamedSharding) -> None:
+    """A block that no process reads all of is compared by all together: what is wrong in it is an error in all."""
+    shardings = dict.fromkeys(arrays, whole)
+    assert_shards(reshard.files.load(folder, shardings, read_size=1), dict(arrays))
+    multihost_utils.sync_global_devices("read")
+    if number == 0:
+        (file,) = folder.glob("*.safetensors")
+        data, times = bytearray(file.read_bytes()), file.stat()
+        data[-100] ^= 4
+        file.write_bytes(data)
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    multihost_utils.sync_global_devices("damaged")
+    try:
+        reshard.files.load(folder, shardings, read_size=1)
+    except FileError as error:
+        assert "crc32" in str(error), error
+    else:
+        raise AssertionError("damage is loaded")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.errors import FileError, LayoutError, MissingTensorError, PlanError
+import reshard.files
+from reshard.errors import ChecksumError, FileError, LayoutError, MissingTensorError, PlanError
 from reshard.jax import Part, Target
 from reshard.runtime.on_files.engine import ReadCounts
 from tests.jax import worker
@@ -44,7 +46,40 @@ def test_devices_of_a_process_share_what_is_read(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_processes(folder: Path) -> None:
+    reshard.files.save(folder / "saved", stored_arrays(folder))
     worker.check(["processes", str(folder)], devices=2, processes=4, module="tests.jax.loads")
+
+
+@pytest.mark.parametrize("format", ["zarr", "orbax", "hdf5"])
+def test_coded_chunks_are_read_once(folder: Path, tmp_path: Path, format: str) -> None:
+    """Chunks that lie across the targets' tiles, of a store whose sums are kept."""
+    whole = {name: array for name, array in stored_arrays(folder).items() if array.ndim == 2 and array.size}
+    path = tmp_path / ("store.h5" if format == "hdf5" else "store")
+    codec = "gzip" if format == "hdf5" else "zstd"
+    reshard.files.save(path, whole, format=format, codec=codec, chunks={name: (5, 8) for name in whole})
+    ckpt, counts = reshard.files.open(path), ReadCounts()
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    targets = {name: NamedSharding(mesh, P("y", "x")) for name in whole}
+    loaded = reshard.files.load(ckpt, targets, counts=counts, wave="8KiB")
+    assert_shards(loaded, whole)
+    assert counts.bytes < 1.3 * sum(ckpt[name].stored_bytes for name in whole) + 8192  # with indices and headers
+
+
+def test_damage_is_found_by_the_sums_of_a_save(folder: Path, tmp_path: Path) -> None:
+    whole = stored_arrays(folder)
+    reshard.files.save(tmp_path / "saved", whole)
+    (file,) = (tmp_path / "saved").glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 4
+    stat = file.stat()
+    file.write_bytes(data)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    replicated = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P())
+    with pytest.raises(ChecksumError, match="crc32"):
+        reshard.files.load(tmp_path / "saved", dict.fromkeys(whole, replicated))
+    assert_shards(
+        reshard.files.load(tmp_path / "saved", dict.fromkeys(whole, replicated), verify=False)["q"], whole["q"]
+    )
 
 
 def test_targets_that_do_not_fit(folder: Path) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import math
 import os
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
@@ -73,6 +74,35 @@ class _Tile(NamedTuple):
     reads: Sequence[tuple[Stored, FileRead]]
 
 
+class LateDriver:
+    """The driver of a checkpoint's format, opened when it is first needed; several readers may share one.
+
+    The library's counts are of all that the process reads: two drivers would both count what either does.
+    """
+
+    def __init__(self, ckpt: Checkpoint, missing: Missing) -> None:
+        self._ckpt = ckpt
+        self._missing: Missing = missing
+        self._driver: Driver | None = None
+        self._opening = threading.Lock()
+
+    def read_box(self, stored: Stored, box: Box, out: Array) -> None:
+        """Fills an array with the elements of a box of whole chunks."""
+        with self._opening:
+            if self._driver is None:
+                self._driver = open_driver(self._ckpt, self._missing)
+        self._driver.read_box(stored, box, out)
+
+    def close(self, counts: ReadCounts) -> None:
+        """Closes it, if it was opened, and adds what the library has counted."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            nbytes, calls = driver.read_counts()
+            counts.bytes += nbytes
+            counts.calls += calls
+            driver.close()
+
+
 class CheckpointReader:
     """Reads tiles of one checkpoint, and counts what it read; its files are opened when they are first needed.
 
@@ -85,13 +115,14 @@ class CheckpointReader:
         counts: ReadCounts | None = None,
         checks: ReadChecks | None = None,
         missing: Missing = "refuse",
+        driver: LateDriver | None = None,
     ) -> None:
         self.ckpt = ckpt
         self.counts = ReadCounts() if counts is None else counts
         self._checks = checks
-        self._missing: Missing = missing
         self._files: dict[int, int] = {}
-        self._driver: Driver | None = None
+        self._driver = LateDriver(ckpt, missing) if driver is None else driver
+        self._owns_driver = driver is None
         self._scratch: Array | None = None
 
     def read_tiles(self, wanted: Iterable[WantedTiles]) -> None:
@@ -195,8 +226,6 @@ class CheckpointReader:
                     copy_view(view_block(tile.words, block, "dst"), view_block(chunk, block, "src"))
 
     def _read_box(self, stored: Stored, box: Box, out: Array) -> None:
-        if self._driver is None:
-            self._driver = open_driver(self.ckpt, self._missing)
         self._driver.read_box(stored, box, out)
         if self._checks is not None:
             self._checks.add_chunks(stored, box, out)
@@ -254,14 +283,10 @@ class CheckpointReader:
     def close(self) -> None:
         """Closes what is open; raises `FileError` if a file is not as it was when the checkpoint was opened."""
         files, self._files = self._files, {}
-        driver, self._driver = self._driver, None
         self._scratch = None
         with contextlib.ExitStack() as closing:
-            if driver is not None:
-                closing.callback(driver.close)
-                counted = driver.read_counts()
-                self.counts.bytes += counted[0]
-                self.counts.calls += counted[1]
+            if self._owns_driver:
+                closing.callback(self._driver.close, self.counts)
             for file in files.values():
                 closing.callback(os.close, file)
             # A file that somebody wrote to meanwhile may have given some of both.

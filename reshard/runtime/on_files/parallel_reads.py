@@ -10,12 +10,15 @@ so that its neighbours are read in one call, and its coded chunks once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from functools import partial
 from typing import Self
 
-from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
+from reshard.runtime.on_files.drivers import Missing
+from reshard.runtime.on_files.engine import CheckpointReader, LateDriver, ReadChecks, ReadCounts, WantedTiles
+from reshard.types.stored import Checkpoint
 
 _LEAST = 8 << 20
 """Bytes below which another thread is not worth its calls."""
@@ -24,8 +27,11 @@ _LEAST = 8 << 20
 class ParallelReader:
     """Reads tiles as `CheckpointReader` does, with up to `threads` of them, and adds up what they count."""
 
-    def __init__(self, make: Callable[[ReadCounts], CheckpointReader], threads: int, counts: ReadCounts) -> None:
-        self._make = make
+    def __init__(
+        self, ckpt: Checkpoint, counts: ReadCounts, checks: ReadChecks | None, missing: Missing, threads: int
+    ) -> None:
+        self._driver = LateDriver(ckpt, missing)
+        self._make = partial(CheckpointReader, ckpt, checks=checks, missing=missing, driver=self._driver)
         self._counts = counts
         self._before = ReadCounts(counts.bytes, counts.calls, set(counts.files))
         self._pool = ThreadPoolExecutor(threads, "reshard-reader")
@@ -36,7 +42,7 @@ class ParallelReader:
         """Fills the tiles, padding left as it is."""
         groups = list(self._share_out(wanted))
         # Files are opened by those who read: small loads have one reader.
-        self._readers += [self._make(ReadCounts()) for _ in groups[len(self._readers) :]]
+        self._readers += [self._make(counts=ReadCounts()) for _ in groups[len(self._readers) :]]
         reading = [
             self._pool.submit(reader.read_tiles, group) for reader, group in zip(self._readers, groups, strict=False)
         ]
@@ -71,7 +77,9 @@ class ParallelReader:
     def close(self) -> None:
         """Closes what is open; raises `FileError` if a file is not as it was when the checkpoint was opened."""
         with ExitStack() as closing:
-            closing.callback(self._add_up)  # Last: drivers count when they are closed.
+            closing.callback(self._add_up)
+            # Counted when it is closed, once for all readers.
+            closing.callback(self._driver.close, self._before)
             for reader in self._readers:
                 closing.callback(reader.close)
             self._pool.shutdown(wait=True)
