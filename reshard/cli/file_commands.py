@@ -73,10 +73,11 @@ def print_file_check(options: CheckFilesOptions) -> int:
 _RECHUNK_EXAMPLES = """\
 examples:
   reshard files rechunk era5.zarr series.zarr \\
-      --chunks time=-1,latitude=8,longitude=8 --memory 2GiB
-  reshard files rechunk in.h5 out.zarr --format zarr --memory 1GiB \\
-      --chunks t2m:8760,8,8 --chunks u10:8760,16,16
-  reshard files rechunk in.zarr --chunks 4096,8,8 --memory 1GiB
+      --chunks time=-1,x=8,y=8 --memory 2GiB
+  reshard files rechunk in.h5 out.zarr --format zarr \\
+      --chunks t2m:8760,8,8 --memory 1GiB
+  reshard files rechunk in.zarr \\
+      --chunks 4096,8,8 --memory 1GiB
 """
 
 

@@ -41,6 +41,7 @@ class _NewStore:
     plan: RechunkPlan
     arrays: Mapping[str, Any]
     units: Mapping[str, tuple[int, ...]]
+    raw: frozenset[str]
 
 
 def plan_rechunk(
@@ -132,8 +133,19 @@ def _write_store(ckpt: Checkpoint, path: str, kind: StoreFormat, store: _NewStor
                 driver = reading if needs_driver(stored) else None
                 batches = _count_batches(plan, threads)
                 reader = StoredReader(ckpt, stored, driver, batches[0], pool)
+                # An array alone in a .npy file is called as the file is.
+                into = made[name if name in made else next(iter(made))]
+                base = os.path.join(path, name, "c" if kind == "zarr" else "", "")
+                raw = ("" if kind == "npy" else base) if name in store.raw else ""
                 writer = StoredWriter(
-                    made, made[name if name in made else next(iter(made))], writing, store.units[name], batches[1], pool
+                    made,
+                    into,
+                    None if name in store.raw else writing,
+                    store.units[name],
+                    batches[1],
+                    pool,
+                    raw,
+                    "/" if kind == "zarr" else ".",
                 )
                 run_array(plan, numpy_dtype(new.dtype), reader, writer, f"{path}.spill")
     finally:
@@ -167,6 +179,7 @@ def _plan_store(
     arrays: dict[str, Any] = {}
     plans: dict[str, ArrayRechunk] = {}
     units: dict[str, tuple[int, ...]] = {}
+    raw: set[str] = set()
     for name, each in old.items():
         stored, itemsize = ckpt[name], dtypes.nbytes(1, each.dtype)
         # An array that nothing is said of keeps its chunks; one without chunks becomes one.
@@ -185,6 +198,8 @@ def _plan_store(
         )
         # Raw pieces are read straight into place, and so are those of .npy written.
         coded = needs_driver(stored)
+        if kind == "npy" or (kind in ("zarr", "zarr2") and shard is None and new_codec is None and each.shape):
+            raw.add(name)
         task = RechunkTask(
             stored.shape,
             read_unit,
@@ -193,10 +208,10 @@ def _plan_store(
             limit,
             processes,
             _CODED * math.prod(read_unit) * itemsize if coded else 0,
-            0 if kind == "npy" else _CODED * math.prod(unit) * itemsize,
+            0 if name in raw else _CODED * math.prod(unit) * itemsize,
         )
         plans[name], units[name] = plan_rechunking(task), unit
-    return _NewStore(RechunkPlan(plans), arrays, units)
+    return _NewStore(RechunkPlan(plans), arrays, units, frozenset(raw))
 
 
 def _read_chunks(

@@ -107,7 +107,11 @@ class StoredReader:
 
 
 class StoredWriter:
-    """Writes boxes of whole chunks of a stored tensor: by a driver, or into its only piece if that is raw."""
+    """Writes boxes of whole chunks of a stored tensor: by a driver, or as raw bytes without one.
+
+    Raw chunks of zarr are files of their own, named `chunk_files` with the numbers of the chunk, joined by `separator`;
+    without such a name the tensor is one raw piece.
+    """
 
     def __init__(
         self,
@@ -117,9 +121,13 @@ class StoredWriter:
         unit: Sequence[int],
         batch: int,
         pool: ThreadPoolExecutor,
+        chunk_files: str = "",
+        separator: str = "/",
     ) -> None:
         self._ckpt, self._stored, self._driver = ckpt, stored, driver
         self._unit, self._batch, self._pool = tuple(unit), batch, pool
+        self._chunk_files, self._separator = chunk_files, separator
+        self._threads = pool._max_workers  # pyright: ignore[reportPrivateUsage]
 
     def write_box(self, box: Box, data: NDArray[Any]) -> None:
         """Writes the elements of a box of whole units: chunks, or shards of them."""
@@ -128,6 +136,12 @@ class StoredWriter:
         if self._driver is not None:
             do = partial(_run_batch, self._driver.write_box, self._stored, box, data)
             list(self._pool.map(do, cut_batches(box, self._unit, self._batch)))
+            return
+        if self._chunk_files:
+            # Each thread writes its share of the chunks, through a buffer of its own.
+            chunks = list(cut_batches(box, self._unit, 1))
+            shares = [chunks[at :: self._threads] for at in range(min(self._threads, len(chunks)))]
+            list(self._pool.map(partial(self._write_chunks, box, data), shares))
             return
         # A new .npy file: one piece, in C order.
         (piece,) = self._stored.pieces
@@ -139,6 +153,52 @@ class StoredWriter:
             raise file_error(path, f"cannot be written ({error.strerror})", tensor=self._stored.name) from None
         finally:
             os.close(descriptor)
+
+    def _write_chunks(self, box: Box, data: NDArray[Any], chunks: Sequence[Box]) -> None:
+        staging = np.empty(max(1, STAGING // data.itemsize), data.dtype)
+        for chunk in chunks:
+            numbers = [start // size for (start, _), size in zip(chunk, self._unit, strict=True)]
+            path = self._chunk_files + self._separator.join(map(str, numbers))
+            try:
+                descriptor = _create_file(path)
+                try:
+                    _write_padded(descriptor, data[select_part(chunk, box)], self._unit, staging)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise file_error(path, f"cannot be written ({error.strerror})", tensor=self._stored.name) from None
+
+
+def _create_file(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        # Folders of chunks are made with the first one in each.
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, flags, 0o666)
+
+
+def _write_padded(descriptor: int, data: NDArray[Any], chunk: Sequence[int], staging: NDArray[Any]) -> None:
+    """Writes a chunk whole, with zeros where the shape clips it."""
+    whole = data.shape == tuple(chunk)
+    offset = 0
+    for slab in iterate_slabs(chunk, len(staging)):
+        depth = len(slab) if slab != (...,) else 0
+        # A slab that lies in one piece in memory needs no copy.
+        if whole and data[slab].flags.c_contiguous:
+            rows = data[slab]
+        else:
+            last: Any = slab[depth - 1] if depth else slice(0, 0)
+            shape = (min(last.stop, chunk[depth - 1]) - last.start, *chunk[depth:]) if depth else tuple(chunk)
+            rows = staging[: math.prod(shape)].reshape(shape)
+            if not whole:
+                rows[...] = 0
+            if all(index < size for index, size in zip(slab[: max(0, depth - 1)], data.shape, strict=False)):
+                part = data[slab]
+                rows[tuple(map(slice, part.shape))] = part
+        write_all(descriptor, rows, offset)
+        offset += rows.nbytes
 
 
 def _run_batch(
