@@ -37,7 +37,7 @@ from reshard.runtime.on_files.sidecar import (
     sum_chunks,
     write_sums,
 )
-from reshard.types.stored import Checkpoint, ChunkGrid, Stored, StoredPiece
+from reshard.types.stored import Checkpoint, ChunkGrid
 from reshard.types.units import bytes_text, counted
 
 _AT_ONCE = 1 << 23
@@ -72,10 +72,10 @@ class CheckReport:
 class _FaultCollector(BlockChecks):
     """Goes on after a block that is not what was saved, and counts the bytes of all that were compared."""
 
-    def __init__(self, ckpt: Checkpoint, sums: SavedSums, faults: list[str]) -> None:
+    def __init__(self, ckpt: Checkpoint, sums: SavedSums | None, faults: list[str]) -> None:
         super().__init__(ckpt, sums)
         self._faults = faults
-        self.listed = self._starts.keys()
+        self.blocks, self.unknown = self._starts, self._gaps
         self.compared = 0
 
     def on_block(self, file: int, block: int, found: int) -> None:
@@ -130,21 +130,24 @@ class _Checking:
             self.sums = find_sums(ckpt)
         except FileError as error:
             self.faults.append(str(error))
-        self._compare = None if self.sums is None else _FaultCollector(ckpt, self.sums, self.faults)
+        self._compare = _FaultCollector(ckpt, self.sums, self.faults)
 
     def read_files(self) -> None:
-        """Reads the raw pieces, and the files that have no elements at all."""
+        """Reads the files that have raw pieces, or no elements at all."""
+        compare = self._compare
         parts: dict[int, set[int]] = {}
         coded: set[int] = set()
         for stored in self.ckpt.values():
             # A grid of very many chunks has none that can be read by offset.
             for piece in () if isinstance(stored.pieces, ChunkGrid) else stored.pieces:
-                if piece.raw:
-                    parts.setdefault(piece.file, set()).update((piece.offset, piece.offset + piece.nbytes))
-                    if self._compare is None or piece.file not in self._compare.listed:
-                        self._compare_piece(stored, piece)
-                else:
+                if not piece.raw:
                     coded.add(piece.file)
+                    continue
+                parts.setdefault(piece.file, set()).update((piece.offset, piece.offset + piece.nbytes))
+                blocks = compare.blocks.get(piece.file)
+                block = -1 if blocks is None else int(np.searchsorted(blocks, piece.offset, "right")) - 1
+                if block < 0 or (piece.file, block) in compare.unknown:
+                    self.unchecked += piece.nbytes
         # The sidecar has files by their paths from where it lies.
         folder = os.path.realpath(sidecar_of(self.ckpt.path).parent)
         for number, file in enumerate(self.ckpt.files):
@@ -153,12 +156,12 @@ class _Checking:
             if number not in parts and (number in coded or of_values):
                 continue
             try:
-                if self._compare is None and not self._record:
+                if number not in compare.blocks and not self._record:
                     continue
                 with open_regular(file.path) as opened:
-                    if self._compare is not None:
-                        for at in range(0, opened.size, _AT_ONCE):
-                            self._compare.add(number, at, opened.read(at, min(_AT_ONCE, opened.size - at)))
+                    for at in range(0, opened.size if number in compare.blocks else 0, _AT_ONCE):
+                        compare.add(number, at, opened.read(at, min(_AT_ONCE, opened.size - at)))
+                    if self.sums is not None or not self._record:
                         continue
                     # Blocks end where pieces do, so that who reads one piece reads all of its blocks.
                     starts = list_blocks(opened.size, parts.get(number, ()))
@@ -168,26 +171,9 @@ class _Checking:
                     self._of_files[name] = FileSums(opened.size, starts, np.array(found, np.uint32))
             except FileError as error:
                 self.faults.append(str(error))
-        if self._compare is not None:
-            self.checked["the crc32 of blocks in the sidecar"] += self._compare.compared
-
-    def _compare_piece(self, stored: Stored, piece: StoredPiece) -> None:
-        """Compares a raw piece with the checksum that its format has of it."""
-        if piece.checksum is None or piece.checksum[0] != "crc32":
-            self.unchecked += piece.nbytes
-            return
-        # Large pieces are compared in runs, each going on from the sum before it.
-        path, end, found = self.ckpt.files[piece.file].path, piece.offset + piece.nbytes, 0
-        try:
-            with open_regular(path) as opened:
-                for at in range(piece.offset, end, _AT_ONCE):
-                    found = zlib.crc32(opened.read(at, min(_AT_ONCE, end - at)), found)
-            if found != piece.checksum[1]:
-                what = f"the crc32 of {piece.nbytes} B is {found:08x}, not {piece.checksum[1]:08x}; restore the file"
-                raise file_error(path, what, tensor=stored.name, offset=piece.offset, kind=ChecksumError)
-            self.checked["the crc32 in the format"] += piece.nbytes
-        except FileError as error:
-            self.faults.append(str(error))
+        if compare.compared:
+            where = "in the format" if self.sums is None else "of blocks in the sidecar"
+            self.checked[f"the crc32 {where}"] += compare.compared
 
     def read_chunks(self) -> None:
         """Decodes all chunks of tensors that have coded ones."""
@@ -209,8 +195,7 @@ class _Checking:
                     elements = np.empty([stop - start for start, stop in piece.box], numpy_dtype(stored.dtype))
                     try:
                         driver.read_box(stored, piece.box, elements)
-                        if self._compare is not None:
-                            self._compare.add_chunks(stored, piece.box, elements)
+                        self._compare.add_chunks(stored, piece.box, elements)
                         self.checked[what] += piece.nbytes
                         if self._record:
                             found += [each for _, _, each in sum_chunks(stored.shape, chunks, piece.box, elements)]

@@ -23,7 +23,7 @@ from reshard.runtime.on_files.drivers import check_missing
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
 from reshard.runtime.on_files.host_load import load_in_process
 from reshard.runtime.on_files.parallel_reads import ParallelReader
-from reshard.runtime.on_files.sidecar import BlockChecks, find_sums
+from reshard.runtime.on_files.sidecar import BlockChecks, find_checks
 from reshard.show.load_progress import show_load_progress
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -65,7 +65,7 @@ def load(
 
     - `missing="fill"` reads chunks that a store does not have as its fill value; they are refused otherwise.
     - `progress` shows a bar, on rank 0, where `rich` is installed.
-    - `verify` compares what is read with the checksums in `reshard.json`, where there is one.
+    - `verify` compares what is read with the checksums in `reshard.json`, or in the format, where there are any.
     - `limit` is how many seconds ranks wait for each other at each wave.
     - `counts` is filled with the bytes and calls that this process really read.
 
@@ -99,8 +99,7 @@ def load(
         return plan
 
     def checks_of(ckpt: Checkpoint) -> BlockChecks | None:
-        sums = find_sums(ckpt) if verify else None
-        return None if sums is None else BlockChecks(ckpt, sums)
+        return find_checks(ckpt) if verify else None
 
     request = f"load {quoted(str(source.path if isinstance(source, Checkpoint) else source))}"
     if comm is not None:

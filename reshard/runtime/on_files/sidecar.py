@@ -194,25 +194,33 @@ class BlockChecks(BlockSums):
     Blocks that nobody has read wholly are not checked.
     """
 
-    def __init__(self, ckpt: Checkpoint, sums: SavedSums) -> None:
-        self._ckpt, self._sums = ckpt, sums
+    def __init__(self, ckpt: Checkpoint, sums: SavedSums | None) -> None:
+        self._ckpt, self._sums = ckpt, SavedSums("", {}) if sums is None else sums
         self._names = _names_of_files(ckpt)
         # The same numbers as in the checkpoint.
-        self._of_file = {at: sums.files[name] for at, name in enumerate(self._names) if name in sums.files}
+        files = self._sums.files
+        self._of_file = {at: files[name] for at, name in enumerate(self._names) if name in files}
         self._gaps: set[tuple[int, int]] = set()
-        self._find_raw_chunks()
+        self._find_sums_of_pieces()
         super().__init__({at: np.append(of.starts, of.size) for at, of in self._of_file.items()})
 
-    def _find_raw_chunks(self) -> None:
-        """Takes the sums of chunks that are not coded as those of bytes: such a chunk lies as its elements do."""
+    def _find_sums_of_pieces(self) -> None:
+        """Takes what is known of raw pieces as sums of blocks: the checksum that their format has of them, or, of a
+        chunk that is not coded, the sum of its elements, which lie there as they are.
+        """
         spans: dict[int, dict[int, tuple[int, int]]] = {}
         for stored in self._ckpt.values():
-            of = self._sums.tensors.get(stored.name)
-            if of is None or isinstance(stored.pieces, ChunkGrid) or len(of.sums) != len(stored.pieces):
+            if isinstance(stored.pieces, ChunkGrid):
                 continue
-            for piece, expected in zip(stored.pieces, of.sums.tolist(), strict=True):
-                if piece.raw and piece.strides is None and piece.nbytes and piece.file not in self._of_file:
-                    spans.setdefault(piece.file, {})[piece.offset] = piece.offset + piece.nbytes, expected
+            of = self._sums.tensors.get(stored.name)
+            known = of.sums.tolist() if of is not None and len(of.sums) == len(stored.pieces) else None
+            for number, piece in enumerate(stored.pieces):
+                if not piece.raw or not piece.nbytes or piece.file in self._of_file:
+                    continue
+                if known is not None and piece.strides is None:
+                    spans.setdefault(piece.file, {})[piece.offset] = piece.offset + piece.nbytes, known[number]
+                elif piece.checksum is not None and piece.checksum[0] == "crc32":
+                    spans.setdefault(piece.file, {})[piece.offset] = piece.offset + piece.nbytes, piece.checksum[1]
         for file, chunks in spans.items():
             size = self._ckpt.files[file].size
             edges = sorted({0, *chunks, *(end for end, _ in chunks.values())} - {size})
@@ -238,9 +246,10 @@ class BlockChecks(BlockSums):
             None,
         )
         of = "" if tensor is None else f" of tensor {quoted(tensor)}"
+        writer = f"save {self._sums.save}" if self._sums.save else "its writer"
         raise ChecksumError(
-            f"{quoted(self._ckpt.files[file].path)}: bytes {low} to {high}{of} are not those that save "
-            f"{self._sums.save} wrote: their crc32 is {found:08x}, not {expected:08x}; {_ADVICE}"
+            f"{quoted(self._ckpt.files[file].path)}: bytes {low} to {high}{of} are not those that {writer} wrote: "
+            f"their crc32 is {found:08x}, not {expected:08x}; {_ADVICE}"
         )
 
     def add_chunks(self, stored: Stored, box: Box, data: NDArray[Any]) -> None:
@@ -288,6 +297,13 @@ def sidecar_of(path: str | os.PathLike[str]) -> Path:
     """Where the sidecar of a checkpoint is: in its folder, or beside its only file."""
     given = Path(path)
     return given / SIDECAR if given.is_dir() else given.with_name(f"{given.name}.{SIDECAR}")
+
+
+def find_checks(ckpt: Checkpoint) -> BlockChecks | None:
+    """What compares a checkpoint with its checksums, in a sidecar or in its own format; None if there are none."""
+    sums = find_sums(ckpt)
+    pieces = (at for of in ckpt.values() if not isinstance(of.pieces, ChunkGrid) for at in of.pieces)
+    return None if sums is None and all(at.checksum is None for at in pieces) else BlockChecks(ckpt, sums)
 
 
 def find_sums(ckpt: Checkpoint) -> SavedSums | None:
