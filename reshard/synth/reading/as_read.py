@@ -118,7 +118,7 @@ class CuttableArray(NamedTuple):
     """What decides where axes go: the array, the units in which its dims are cut, and where the target has its axes.
 
     Axes are prime sub-axes of `mesh`: for each dim of the array those by which the target cuts it, major first, and
-    those by which it cuts none.
+    those by which it cuts none; it is `sparse` if some devices have nothing.
     """
 
     shape: tuple[int, ...]
@@ -127,6 +127,7 @@ class CuttableArray(NamedTuple):
     mesh: Mesh
     own: tuple[tuple[SubAxis, ...], ...]
     idle: tuple[SubAxis, ...]
+    sparse: bool
 
 
 def place_readers(
@@ -134,35 +135,41 @@ def place_readers(
 ) -> PlacedReaders:
     """What `choose_as_read` chooses, for readers that are known."""
     mesh, own = move.target.mesh, list_own_axes(move)
-    what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, list_idle_axes(mesh, own))
-    best: tuple[float, PlacedReaders] | None = None
+    sparse = any(dim.padded - dim.size >= dim.tile > 0 for dim in move.target.dims)
+    idle = list_idle_axes(mesh, own)
+    what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, idle, sparse)
     every = math.prod(axis.size for axis in (*itertools.chain(*own), *what.idle) if not readers.is_inside(mesh, axis))
-    seen = set[Layout]()
+    found: dict[Layout, tuple[int, PlacedReaders]] = {}
     for by_dim, dropped in _list_placings(what, readers, most):
         dims = [
             fit_digits([*(Digit(axis.size, axis) for axis in axes), Digit(_piece_size(size, unit, axes), None)], size)
             for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True)
         ]
         layout = Layout(mesh, tuple(dims), what.dtype)
-        if layout in seen:
+        if layout in found:
             continue
-        seen.add(layout)
         runs, nbytes, pieces = _measure_reads(stored, what, by_dim, readers)
         placed = PlacedReaders(layout, tuple(dropped), min(every, pieces), runs)
         few = runs * options.read_size <= max(nbytes, options.read_size)
-        if best is None and layout == move.target and not dropped and few:
+        if not found and layout == move.target and not dropped and few:
             return placed  # Whoever needs it reads it, in few runs: nothing is better.
-        # A read costs as much as the bytes that take as long, and readers that have none leave time to the others.
-        view, there = (None if move.view.plain else move.view), leave_out(layout, dropped)
+        # A read costs as much as the bytes that take as long.
+        found[layout] = nbytes + runs * options.read_size, placed
+    # What is received costs too, and takes long to find: only where it can decide. It is at most what a device needs.
+    needed = dtypes.nbytes(math.prod(move.target.tile_shape), what.dtype)
+    least = min(cost for cost, _ in found.values()) + needed
+    left = [each for each in found.values() if each[0] <= least]
+    if len(left) == 1:
+        return left[0][1]
+    view = None if move.view.plain else move.view
+
+    def count_received(placed: PlacedReaders) -> int:
+        there = leave_out(placed.layout, placed.dropped)
         if options.writing:
-            received = lower_bound(move.target, there, None if view is None else invert_view(view))
-        else:
-            received = lower_bound(there, move.target, view)
-        cost = nbytes + runs * placed.processes / every * options.read_size + received
-        if best is None or cost < best[0]:
-            best = cost, placed
-    assert best is not None
-    return best[1]
+            return lower_bound(move.target, there, None if view is None else invert_view(view))
+        return lower_bound(there, move.target, view)
+
+    return min(left, key=lambda each: each[0] + count_received(each[1]))[1]
 
 
 def list_own_axes(move: Move) -> tuple[tuple[SubAxis, ...], ...]:
@@ -259,21 +266,18 @@ def _list_placings(
         moving = [(axis, dims) for axis, at in own if at != first and not readers.is_inside(mesh, axis)]
         order = [*staying, *moving, *((axis, dims) for axis in crossing)]
         orders += [(order, False), (order, True)]
+        # Where some devices have no part of what the target cuts, those that do are not in the order of their axes.
+        if what.sparse and not first:
+            orders += [([*each], False) for each in itertools.islice(itertools.permutations(order), MOST_ORDERS)]
     for order, evenly in orders:
         # Greedy: an axis goes to the first dim that has units for all its pieces, else it cuts nothing.
         by_dim, dropped, counts = [list[SubAxis]() for _ in room], list[SubAxis](), [1] * rank
         reading = 1
         for axis, dims in order:
             inside, size = readers.is_inside(mesh, axis), axis.size
-            at = next(
-                (
-                    at
-                    for at in dims
-                    if counts[at] * size <= room[at]
-                    and not (evenly and len(dims) > 1 and room[at] % (counts[at] * size))
-                ),
-                None,
-            )
+            fitting = [at for at in dims if counts[at] * size <= room[at]]
+            exact = [at for at in fitting if room[at] % (counts[at] * size) == 0] if evenly else []
+            at = next(iter(exact or fitting), None)
             if at is None or (most is not None and not inside and reading * size > most):
                 dropped += [] if inside else [axis]
                 continue
@@ -282,6 +286,9 @@ def _list_placings(
             reading *= 1 if inside else size
         yield by_dim, dropped
 
+
+MOST_ORDERS = 120
+"""The most orders of axes that are tried where a target leaves devices empty."""
 
 MOST_RUNS = 64
 """The most runs of a reader for which a dim behind others is cut first."""
@@ -327,27 +334,10 @@ def leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Layo
     """
     if not dropped:
         return layout
-    # The position of the first device that stays: its coordinates along what is dropped are the digits of `turn`.
-    mesh, first = layout.mesh, 0
-    for axis in reversed(dropped):
-        turn, at = divmod(turn, axis.size)
-        first += at * mesh.stride(axis)
-    # Each axis in as many parts as the layout and what is dropped tell apart.
-    parts = dict[SubAxis, str]()
-    gone = {(axis.axis, axis.pre) for axis in dropped}
-    for name, size in mesh.axes.items():
-        used = [axis for axis in (*layout.held, *dropped) if axis.axis == name]
-        cuts = sorted({1, size, *(axis.pre for axis in used), *(axis.pre * axis.size for axis in used)})
-        for low, high in itertools.pairwise(cuts):
-            if (name, low) not in gone:
-                parts[SubAxis(name, low, high // low)] = name if (low, high) == (1, size) else f"{name}.{low}"
-    strides = [(mesh.stride(axis), axis.size) for axis in parts]
-    devices = [first]
-    for stride, size in strides:
-        devices = [at + value * stride for at in devices for value in range(size)]
-    small = Mesh(
-        {parts[axis]: axis.size for axis in parts}, device_ids=[mesh.devices[position] for position in devices]
-    )
+    mesh, parts = layout.mesh, _name_parts(layout, dropped)
+    first = list_turns(mesh, dropped)[turn]
+    devices = [mesh.devices[first + position] for position in list_left(layout, dropped)]
+    small = Mesh({parts[axis]: axis.size for axis in parts}, device_ids=devices)
 
     def spell(digit: Digit) -> list[Digit]:
         if digit.axis is None:
@@ -358,3 +348,34 @@ def leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Layo
 
     dims = tuple(Dim(tuple(part for digit in dim.digits for part in spell(digit)), dim.size) for dim in layout.dims)
     return Layout(small, dims, layout.dtype)
+
+
+def list_turns(mesh: Mesh, dropped: Sequence[SubAxis]) -> list[int]:
+    """The first positions that have each of the coordinates along the dropped sub-axes, in the order of these."""
+    firsts = [0]
+    for axis in dropped:
+        stride = mesh.stride(axis)
+        firsts = [at + value * stride for at in firsts for value in range(axis.size)]
+    return firsts
+
+
+def list_left(layout: Layout, dropped: Sequence[SubAxis]) -> list[int]:
+    """The positions that are at coordinate 0 of each dropped sub-axis, in the order of what is left of the mesh."""
+    positions = [0]
+    for axis in _name_parts(layout, dropped):
+        stride = layout.mesh.stride(axis)
+        positions = [at + value * stride for at in positions for value in range(axis.size)]
+    return positions
+
+
+def _name_parts(layout: Layout, dropped: Sequence[SubAxis]) -> dict[SubAxis, str]:
+    """The axes that are left of a mesh, in the parts that the layout and what is dropped tell apart, with names."""
+    parts = dict[SubAxis, str]()
+    gone = {(axis.axis, axis.pre) for axis in dropped}
+    for name, size in layout.mesh.axes.items():
+        used = [axis for axis in (*layout.held, *dropped) if axis.axis == name]
+        cuts = sorted({1, size, *(axis.pre for axis in used), *(axis.pre * axis.size for axis in used)})
+        for low, high in itertools.pairwise(cuts):
+            if (name, low) not in gone:
+                parts[SubAxis(name, low, high // low)] = name if (low, high) == (1, size) else f"{name}.{low}"
+    return parts

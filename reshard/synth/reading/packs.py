@@ -21,7 +21,7 @@ from reshard.plans.load_plan import PackedPart
 from reshard.types.dims import Digit, fit_digits
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.stored import Stored
+from reshard.types.stored import ChunkGrid, Stored
 
 
 class Pack(NamedTuple):
@@ -30,6 +30,11 @@ class Pack(NamedTuple):
     parts: tuple[PackedPart, ...]
     layout: Layout
     gathered: Layout
+
+
+def is_raw(stored: Stored) -> bool:
+    """Whether any part of it can be read alone."""
+    return not isinstance(stored.pieces, ChunkGrid) and all(piece.raw for piece in stored.pieces)
 
 
 def is_flat(stored: Stored) -> bool:

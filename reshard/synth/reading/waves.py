@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reshard.errors import BudgetError
-from reshard.geometry.holders import piece_columns
+from reshard.geometry.holders import multiply_by_piece, piece_columns
 from reshard.geometry.overlap import piece_extents
 from reshard.plans.load_plan import DirectRead, LoadPlan, ReaderFigures, Reading, Wave, sum_by_process
 from reshard.plans.plan import TreePlan
@@ -32,15 +32,18 @@ from reshard.synth.reading.as_read import (
     Readers,
     ReadOptions,
     leave_out,
+    list_left,
+    list_own_axes,
+    list_turns,
     list_units,
     place_readers,
     split_axis,
 )
-from reshard.synth.reading.packs import is_flat, pack_tensors
+from reshard.synth.reading.packs import is_flat, is_raw, pack_tensors
 from reshard.synth.reading.slabs import cut_slabs
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.move import Move
 from reshard.types.stored import NO_FILE, ChunkGrid, Stored
 from reshard.types.units import counted
@@ -56,6 +59,16 @@ SMALL = 16
 
 PACKED_SHARE = 50
 """What devices receive of packs that they do not need is at most one part in this many of the results."""
+
+
+EVEN = 1.04
+"""The largest load over the mean for which no tensor's readers are shifted."""
+
+MOST_TURNS = 32
+"""The most choices of readers that are looked at for a tensor."""
+
+MOST_SHIFTED = 256
+"""The most devices of a mesh on which readers of uneven chunks are shifted: each choice looks at all of them."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +196,11 @@ def pick_packed(
         plain = len(meshes) == 1 and size and not any(move.target.partial for move in each.moves.values())
         if readers_of == 1 or not small or not plain:
             continue
-        needed = sum(math.prod(move.target.tile_shape) for move in each.moves.values())
+        needed = 0
+        for move in each.moves.values():
+            # Of a target's tile, what this tensor fills.
+            cut = math.prod(axis.size for axis in itertools.chain(*list_own_axes(move)))
+            needed += math.prod(atom.size for atom in move.view.atoms) // cut
         beyond = max(0, whole - dtypes.nbytes(needed, each.stored.dtype))
         if beyond <= options.read_size // SMALL:
             excess.append((beyond, at))
@@ -207,45 +224,112 @@ def reduce_readers(
     # What the reads of a loader would be that has no choice: none below `read_size` but the last of a file.
     allowed = len(every) * len(files)
     for each in (*tensors, *packed):
-        raw = all(unit == 1 for unit in list_units(each.stored))
-        allowed += each.stored.nbytes // options.read_size if raw else len(each.stored.pieces)
+        pieces = len(each.stored.pieces)
+        by_size = max(each.stored.nbytes // options.read_size, pieces if pieces > 1 else 0)
+        allowed += by_size if is_raw(each.stored) else pieces
     made = list(tensors)
-    reads = sum(each.placed.processes * each.placed.runs for each in tensors) + len(packed) + len(every)
+    reads = sum(map(count_runs, tensors)) + (len(packed) + len(every) if packed else 0)
     smallest = sorted(range(len(made)), key=lambda at: made[at].stored.nbytes / max(1, made[at].placed.processes))
     known: dict[object, PlacedReaders] = {}
-    for at in smallest:
+    # Where parts of `read_size` do not do, since a tensor lies in many pieces, twice as large ones may.
+    for factor, at in itertools.product((1, 2, 4, 8), smallest):
         if reads <= allowed:
             break
         each = made[at]
-        most = max(1, each.stored.nbytes // options.read_size)
+        most = max(1, each.stored.nbytes // (factor * options.read_size))
         if most >= each.placed.processes:
             continue
         largest = max(each.moves.values(), key=lambda move: move.target.tile_bytes)
         key = each.stored.shape, each.stored.dtype, each.stored.chunks, largest.target, largest.view, most
         if key not in known:
             known[key] = place_readers(each.stored, largest, readers, options, most)
-        made[at] = replace(each, placed=known[key])
-        reads += known[key].processes * known[key].runs - each.placed.processes * each.placed.runs
+        fewer = replace(each, placed=known[key])
+        reads += count_runs(fewer) - count_runs(each)
+        made[at] = fewer
     return made
 
 
+def count_runs(each: ReadTensor) -> int:
+    """The reads of a tensor by all processes: of what is coded, no chunk twice."""
+    reads = each.placed.processes * each.placed.runs
+    return reads if is_raw(each.stored) else min(reads, len(each.stored.pieces))
+
+
 def turn_readers(tensors: Sequence[ReadTensor], readers: Readers) -> list[tuple[ReadTensor, Layout]]:
-    """Each tensor with the layout in which it is read: where only some devices do, those that have least to read."""
+    """Each tensor with the layout in which it is read, so that all processes read as much in the end.
+
+    Where only some devices read a tensor, those do that have least so far. Where chunks make some read more than
+    others, these are others for each tensor, by shifts of the devices along the axes that cross processes.
+    """
     loads: defaultdict[int, int] = defaultdict(int)
+    turned: defaultdict[int, int] = defaultdict(int)
     layouts: list[Layout] = [each.placed.layout for each in tensors]
+    uneven: list[tuple[int, list[int]]] = []
+    known: dict[Layout, list[int]] = {}
+    even = 0.0
     # The largest first, as each goes to whoever has least so far.
-    some = [at for at, each in enumerate(tensors) if each.placed.dropped]
-    for at in sorted(some, key=lambda at: -tensors[at].stored.nbytes):
-        placed = tensors[at].placed
-        # Each turn is other devices, at one coordinate along each axis that is left over.
-        turns = math.prod(axis.size for axis in placed.dropped)
-        every = [leave_out(placed.layout, placed.dropped, turn) for turn in range(turns)]
-        members = [readers.list_processes(layout.mesh) for layout in every]
-        turn = min(range(turns), key=lambda turn: max(loads[process] for process in members[turn]))
-        layouts[at] = every[turn]
-        for process in members[turn]:
-            loads[process] += every[turn].tile_bytes
+    for at in sorted(range(len(tensors)), key=lambda at: -tensors[at].stored.nbytes):
+        each, layout = tensors[at], layouts[at]
+        mesh, dropped = layout.mesh, each.placed.dropped
+        owners = readers.list_processes(mesh)
+        for process in owners if not turned else ():
+            turned[process] = 0
+        if dropped:
+            # Each turn is other devices, at one coordinate along each axis left over; a few of them stand for all.
+            positions, turns = list_left(layout, dropped), list_turns(mesh, dropped)
+            some = positions[:: max(1, len(positions) // 4)]
+            turn = min(range(len(turns)), key=lambda at: max(turned[owners[turns[at] + place]] for place in some))
+            layouts[at] = leave_out(layout, dropped, turn)
+            for position in positions:
+                turned[owners[turns[turn] + position]] += each.stored.nbytes // len(positions)
+        if layout.even:
+            even += 0 if dropped else each.stored.nbytes / len(turned)
+            continue
+        if layout not in known:
+            known[layout] = multiply_by_piece(layout, [piece_extents(dim) for dim in layout.dims])
+        sizes = [known[layout][position] for position in list_left(layout, dropped)] if dropped else known[layout]
+        uneven.append((at, [layout.nbytes(size) for size in sizes]))
+        for process, size in zip(readers.list_processes(layouts[at].mesh), uneven[-1][1], strict=True):
+            loads[process] += size
+    # Shifted readers receive more, since they read what others need: so those tensors first that make most of it.
+    for at, sizes in sorted(uneven, key=lambda each: sum(each[1]) / len(each[1]) - max(each[1])):
+        layout = layouts[at]
+        mesh = layout.mesh
+        total = sum(loads.values()) / max(1, len(turned)) + even
+        if max(loads.values()) + even <= EVEN * total:
+            break
+        if mesh.size > MOST_SHIFTED or layout in {move.target for move in tensors[at].moves.values()}:
+            continue
+        owners, best = readers.list_processes(mesh), (math.inf, range(0))
+        for process, size in zip(owners, sizes, strict=True):
+            loads[process] -= size
+        for places in list_shifts(mesh, readers.list_crossing(mesh)):
+            # The most of all would be the same for many choices; whoever has much already should have little here.
+            twice = sum(loads[owners[place]] * size for place, size in zip(places, sizes, strict=True))
+            best = min(best, (twice, places), key=lambda each: each[0])
+        for place, size in zip(best[1], sizes, strict=True):
+            loads[owners[place]] += size
+        moved = Mesh(mesh.axes, device_ids=[mesh.devices[place] for place in best[1]])
+        layouts[at] = Layout(moved, layout.dims, layout.dtype)
     return list(zip(tensors, layouts, strict=True))
+
+
+def list_shifts(mesh: Mesh, axes: Sequence[SubAxis]) -> Iterator[Sequence[int]]:
+    """The positions of a mesh in other orders: those in which each is shifted by as much along some axes, at most a
+    few, the first as they are.
+
+    >>> mesh = Mesh(x=2, y=2)
+    >>> [list(places) for places in list_shifts(mesh, [mesh.sub_axis("y")])]
+    [[0, 1, 2, 3], [1, 0, 3, 2]]
+    """
+    every = itertools.product(*(range(axis.size) for axis in axes))
+    total = math.prod(axis.size for axis in axes)
+    for shifts in itertools.islice(every, 0, None, max(1, total // MOST_TURNS)):
+        places = list(range(mesh.size))
+        for axis, shift in zip(axes, shifts, strict=True):
+            stride, size = mesh.stride(axis), axis.size
+            places = [at + ((at // stride + shift) % size - at // stride % size) * stride for at in places]
+        yield places
 
 
 def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int) -> Iterator[ReadItem]:
@@ -344,21 +428,20 @@ def read_straight(name: str, target: str, move: Move) -> DirectRead | None:
 
 
 def cut_waves(items: Sequence[ReadItem], readers: Readers, size: int) -> Iterator[list[ReadItem]]:
-    """The items of each wave: as many as stage at most so many bytes in a process, or one alone."""
+    """The items of each wave: as many as stage about so many bytes in a process, or one alone."""
+    # What some processes read is taken to be shared out evenly by then; a wave's own figure is exact.
+    most = max((item.reading.layout.mesh.size for item in items), default=1)
     wave: list[ReadItem] = []
-    staged: list[Layout] = []
-    bound = 0
+    staged = 0.0
     for item in items:
-        more = sum(layout.tile_bytes * readers.count_devices(layout.mesh) for layout in item.staged)
-        # On one mesh the sum is exact. On several, such as those of some readers, tiles are in different processes.
-        if wave and bound + more > size:
-            exact = sum_by_process([*staged, *item.staged], readers.process_of)
-            if len({layout.mesh for layout in (*staged, *item.staged)}) == 1 or max(exact.values(), default=0) > size:
-                yield wave
-                wave, staged, bound = [], [], 0
+        more = 0.0
+        for layout in item.staged:
+            more += layout.tile_bytes * readers.count_devices(layout.mesh) * layout.mesh.size / most
+        if wave and staged + more > size:
+            yield wave
+            wave, staged = [], 0.0
         wave.append(item)
-        staged += item.staged
-        bound += more
+        staged += more
     if wave:
         yield wave
 
@@ -428,29 +511,20 @@ def count_reads(
             if not isinstance(each.stored.pieces, ChunkGrid):
                 files[mesh].update(piece.file for piece in each.stored.pieces)
         # Coded bytes are read in proportion to the elements that they are.
-        stored = sum(each.stored.stored_bytes for each in members)
-        ratio = stored / max(1, sum(each.stored.nbytes for each in members))
-        count = len(members) if item.tensors else members[0].placed.runs
+        ratio = sum(each.stored.stored_bytes for each in members) / max(1, sum(each.stored.nbytes for each in members))
         if layout.even and not item.tensors and alike[mesh]:
             even[mesh][0] += round(layout.nbytes(math.prod(layout.shape)) * ratio / alike[mesh])
-            even[mesh][1] += count
+            even[mesh][1] += members[0].placed.runs
             continue
+        parts, reads = count_tiles(item, members)
         # Each distinct tile of a process once.
-        owners = readers.list_processes(mesh)
-        columns = piece_columns(layout)
-        tiles: dict[tuple[int, ...], None] = dict.fromkeys(zip(owners, *columns, strict=True))
-        extents = [piece_extents(dim) for dim in layout.dims]
-        slots = Counter[int]()
-        if item.tensors and not is_flat(members[0].stored):
-            # What lies between the tensors of a slot, or behind them, is read by nobody.
-            for each, part in zip(members, item.reading.packed, strict=True):
-                slots[part.start // layout.tile_shape[0]] += math.prod(each.stored.shape)
-            extents = [[slots[number] for number in range(-(-layout.shape[0] // layout.tile_shape[0]))]]
+        tiles: dict[tuple[int, ...], None] = dict.fromkeys(
+            zip(readers.list_processes(mesh), *piece_columns(layout), strict=True)
+        )
         for process, *numbers in tiles:
-            size = math.prod(of[number] for of, number in zip(extents, numbers, strict=True))
-            if size:
+            if size := math.prod(of[number] for of, number in zip(parts, numbers, strict=True)):
                 sizes[process] += round(layout.nbytes(size) * ratio)
-                runs[process] += -(-count // len(tiles)) + 1 if item.tensors else count
+                runs[process] += math.prod(of[number] for of, number in zip(reads, numbers, strict=True))
     for mesh, (size, count) in even.items():
         for process in dict.fromkeys(readers.list_processes(mesh)):
             sizes[process] += size
@@ -461,3 +535,26 @@ def count_reads(
         for process in dict.fromkeys(readers.list_processes(mesh)):
             held[process] |= numbers - {NO_FILE}
     return {process: ReaderFigures(sizes[process], runs[process], len(held[process])) for process in sorted(sizes)}
+
+
+def count_tiles(item: ReadItem, members: Sequence[ReadTensor]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+    """For each dim of a reading and each of its pieces, elements and reads: those of a tile are products of them."""
+    layout = item.reading.layout
+    extents = [piece_extents(dim) for dim in layout.dims]
+    if not item.tensors:
+        first = members[0]
+        units = list_units(first.stored)
+        if is_raw(first.stored) or item.reading.split > 1:
+            # Of a raw tensor all dims but the first are as if in one read, which the first has all of.
+            return [*extents], [[first.placed.runs if at == 0 else 1] * len(each) for at, each in enumerate(extents)]
+        counts = [[-(-part // unit) for part in each] for each, unit in zip(extents, units, strict=True)]
+        return [*extents], [*counts]
+    # What lies between the tensors of a slot of a pack, or behind them, is read by nobody.
+    slot, filled, reads = layout.tile_shape[0], Counter[int](), Counter[int]()
+    for each, part in zip(members, item.reading.packed, strict=True):
+        end = part.start + math.prod(each.stored.shape)
+        for number in range(part.start // slot, -(-end // slot)):
+            filled[number] += min(end, (number + 1) * slot) - max(part.start, number * slot)
+            reads[number] += len(each.stored.pieces)
+    numbers = range(len(extents[0]))
+    return [[filled[number] for number in numbers]], [[reads[number] for number in numbers]]
