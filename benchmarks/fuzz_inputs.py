@@ -837,7 +837,14 @@ def take_checkpoint(files: Files) -> None:
         try:
             ckpt = rs.files.open(folder)
         except ReshardError as error:
-            stricter = ("twice", "less than a byte", "2^63", "more elements than any array", "is not JSON")
+            stricter = (
+                "twice",
+                "less than a byte",
+                "2^63",
+                "more elements than any array",
+                "is not JSON",
+                "not with '{'",
+            )
             must(judged is None or any(word in str(error) for word in stricter), "refused alone: {}", error)
             raise
         must(type(ckpt).from_json(ckpt.to_json()) == ckpt and len(str(ckpt)) > 0, "another checkpoint after JSON")

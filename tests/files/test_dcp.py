@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.errors import FileError
+from reshard.errors import ChecksumError, FileError
 from tests.files.dcp_maker import Chunk, Tensor, chunk_zip, rows_tensor, write_dcp
 from tests.files.piece_reader import read_pieces
 
@@ -90,3 +90,48 @@ def test_a_folder_without_metadata_is_a_save_that_never_ended(tmp_path: Path):
     (tmp_path / "__0_0.distcp").write_bytes(b"")
     with pytest.raises(FileError, match=r"\.metadata' cannot be opened \(No such file"):
         rs.files.open(tmp_path)
+
+
+def load_whole(path: Path, split: int = 1) -> dict[str, np.ndarray]:
+    """All tensors, put together from rows on `split` devices, or whole where rows do not divide."""
+    ckpt = rs.files.open(path)
+    mesh = rs.Mesh(x=split)
+    layouts = {
+        name: rs.Layout.from_spec(mesh, each.shape, each.dtype, [["x"], *[[] for _ in each.shape]][: len(each.shape)])
+        for name, each in ckpt.items()
+    }
+    tiles = rs.files.load(path, layouts, devices=range(split))
+    return {
+        name: np.concatenate([held[device] for device in range(split)])[: ckpt[name].shape[0]]
+        if ckpt[name].shape
+        else held[0]
+        for name, held in tiles.items()
+    }
+
+
+@pytest.mark.parametrize("split", [1, 2, 3])
+def test_load_honours_views_strides_and_uneven_chunks(tmp_path: Path, split: int):
+    loaded = load_whole(REAL, split)
+    np.testing.assert_array_equal(loaded["rows"], np.arange(21).reshape(7, 3).astype(ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(loaded["optim.turned"], np.arange(24, dtype="f4").reshape(4, 6).T)
+    big = np.arange(400, dtype="float32").reshape(100, 4)
+    view = Chunk((0, 0), (3, 4), "v", chunk_zip(big[10:13], "float32", first=40, storage=big))
+    turned = Chunk((0, 0), (4, 100), "v", chunk_zip(big.T, "float32", storage=big, strides=(1, 4)))
+    tensors = {"view": Tensor("float32", (3, 4), [view]), "turned": Tensor("float32", (4, 100), [turned])}
+    write_dcp(tmp_path, {**tensors, "rows": rows_tensor(4)[1]})
+    for name, array in {"view": big[10:13], "turned": big.T, "rows": rows_tensor()[0]}.items():
+        np.testing.assert_array_equal(load_whole(tmp_path, split)[name], array)
+
+
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_flipped_bit_is_a_checksum_error_in_load_too(tmp_path: Path, split: int):
+    whole, rows = rows_tensor(2)
+    content = rows.chunks[1].content
+    at = content.index(whole[4:].tobytes()) + 17
+    changed = content[:at] + bytes((content[at] ^ 4,)) + content[at + 1 :]
+    write_dcp(tmp_path, {"w": rows._replace(chunks=[rows.chunks[0], rows.chunks[1]._replace(content=changed)])})
+    with pytest.raises(ChecksumError, match=r"__1_0.distcp'.* of tensor 'w' .* their crc32 is [0-9a-f]{8}, not"):
+        load_whole(tmp_path, split)
+    layout = rs.Layout.parse("f32[8, 3]", rs.Mesh(x=1))
+    loaded = rs.files.load(tmp_path, {"w": layout}, devices=[0], verify=False)["w"][0]
+    assert (loaded != whole).sum() == 1

@@ -5,8 +5,9 @@
     the rest     elements in C order; tensors follow each other without gaps to the end of the file
 
 The judgement is that of the safetensors library, which tells no offsets and so cannot be what reads here; the tests
-compare both. Stricter are: names that stand twice, elements of less than a byte, and numbers beyond 2^63. Of an index
-the library knows nothing: here every file that it names holds exactly the tensors that it says.
+compare both. Stricter are: names that stand twice, a header that does not begin with a brace (as the format's text
+demands), elements of less than a byte, and numbers beyond 2^63. Of an index the library knows nothing: here every file
+that it names holds exactly the tensors that it says.
 """
 
 from __future__ import annotations
