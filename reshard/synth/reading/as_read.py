@@ -138,6 +138,12 @@ def place_readers(
     sparse = any(dim.padded - dim.size >= dim.tile > 0 for dim in move.target.dims)
     idle = list_idle_axes(mesh, own)
     what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, idle, sparse)
+    processes = None if readers.process_of is None else {readers.process_of[device] for device in mesh.devices}
+    coded = not all(piece.raw for piece in stored.pieces[:1])
+    if coded and move.plain and processes is not None and len(processes) == 1 and not options.writing:
+        # A process that has all devices reads chunks whole, and puts what each tile wants of them there: a layout that
+        # chunks divide would be in memory beside the target, and be copied once more.
+        return PlacedReaders(move.target, (), 1, len(stored.pieces))
     every = math.prod(axis.size for axis in (*itertools.chain(*own), *what.idle) if not readers.is_inside(mesh, axis))
     found: dict[Layout, tuple[int, PlacedReaders]] = {}
     for by_dim, dropped in _list_placings(what, readers, most):
