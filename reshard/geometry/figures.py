@@ -247,7 +247,8 @@ class ByDevice(NamedTuple):
         """Elements as bytes of a layout's dtype."""
         if self.listed is None:
             return ByDevice(nbytes.nbytes(self.each))
-        return ByDevice(0, {device: nbytes.nbytes(count) for device, count in self.listed.items()})
+        known = {count: nbytes.nbytes(count) for count in set(self.listed.values())}
+        return ByDevice(0, {device: known[count] for device, count in self.listed.items()})
 
 
 def most_sent(

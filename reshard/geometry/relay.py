@@ -446,6 +446,38 @@ def gathering_figures(operand: Layout, result: Layout, view: View | None = None)
     )
 
 
+_MOST_COUNTED = 1 << 11
+"""Parts that devices give to groups: of an array with more, the largest stands for what any device receives."""
+
+
+def count_gathering_buffers(moves: Iterable[tuple[Layout, Layout, View | None]]) -> int:
+    """The elements that messages have at most on a device in any launch of relays that gather in the same groups.
+
+    In the first turn it is what the device sends, and what it receives, of each array; in the second what it passes on
+    and what it gathers, together all that its group is given.
+    """
+    staged, totals, everywhere = Counter[int](), Counter[int](), 0
+    for move in moves:
+        groups, given = find_replica_groups(move[1]), list_given(*move)
+        listed = sum(len(senders) * len(parts) for senders, parts in given) <= _MOST_COUNTED
+        arriving = dict[int, int]()
+        for senders, parts in given:
+            for group, elements in parts:
+                totals[group] += elements * len(senders) if groups.copies > 1 else 0
+            largest, most = max(parts, key=lambda part: part[1])
+            others = max((elements for group, elements in parts if group != largest), default=0)
+            for sender in senders:
+                home = groups.homes.get(sender, -1)
+                staged[sender] += others if home == largest else most
+                for group, elements in parts if listed else ():
+                    if group != home:
+                        lands = groups.find_landing(sender, group)
+                        arriving[lands] = max(elements, arriving.get(lands, 0))
+        staged.update(arriving)
+        everywhere += 0 if listed else gathering_figures(*move).message
+    return max(max(staged.values(), default=0) + everywhere, *totals.values(), 0)
+
+
 def _list_gathered(operand: Layout, result: Layout, view: View | None) -> Relay:
     groups, whole = find_replica_groups(result), tiles(result)
     first: list[Message] = []
@@ -473,14 +505,17 @@ def _count_gathered(operand: Layout, result: Layout, view: View | None) -> Relay
     sent, received, has = Counter[int](), Counter[int](), Counter[int]()
     totals = [0] * len(groups.members)
     for senders, parts in list_given(operand, result, view):
+        sizes, whole = dict(parts), sum(elements for _, elements in parts)
+        at_place = Counter(map(groups.find_place, senders))
         for sender in senders:
-            for group, elements in parts:
-                lands = groups.find_landing(sender, group)
-                has[lands] += elements
-                totals[group] += elements
-                if lands != sender:
-                    sent[sender] += elements
-                    received[lands] += elements
+            own = sizes.get(groups.homes.get(sender, -1), 0)
+            sent[sender] += whole - own
+            received[sender] -= own
+        for group, elements in parts:
+            totals[group] += elements * len(senders)
+            for place, count in at_place.items():
+                has[groups.members[group][place]] += elements * count
+    received.update(has)
     single = groups.copies == 1
     passes = {d: 0 if single else max(totals[group] - has[d], has[d]) for d, group in groups.homes.items()}
     most, figures = max(passes.values(), default=0), gathering_figures(operand, result, view)

@@ -22,6 +22,7 @@ from reshard.errors import AgreementError, PlanError, VersionError, quoted
 from reshard.plans.plan_data import flatten_tree
 from reshard.types.json_fields import Fields, same_json
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.whole import MOST
 
 FORMAT = 1
@@ -115,6 +116,7 @@ class Manifest:
         reads, fills = (each or {} for each in (sources, targets))
         flat = {"": tree} if isinstance(tree, Layout) else flatten_tree(tree)
         entries: list[ManifestEntry] = []
+        meshes: dict[Mesh, str] = {}
         for name, leaf in flat.items():
             one: object = version
             if isinstance(version, Mapping):
@@ -126,7 +128,10 @@ class Manifest:
             ends = [leaf] if isinstance(leaf, Layout) else pair or [getattr(given, end, None) for end in _ENDS]
             if not all(isinstance(end, Layout) for end in ends):
                 raise PlanError(f"{name!r}: {quoted(pair or given)} is neither a layout nor a (source, target) pair")
-            layout = " -> ".join(f"{end} on {end.mesh!r}" for end in ends)
+            for end in ends:  # Many arrays are on one mesh, whose devices may be thousands.
+                if end.mesh not in meshes:
+                    meshes[end.mesh] = repr(end.mesh)
+            layout = " -> ".join(f"{end} on {meshes[end.mesh]}" for end in ends)
             view = "" if getattr(given, "view", None) is None else str(given.view)
             if (holding := getattr(given, "holding", None)) is not None:
                 # Thousands of runs may have changed: both sides compare their hash.

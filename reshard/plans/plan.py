@@ -36,6 +36,7 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import PlanError, quoted
 from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.geometry.figures import MOST_LISTED, ByDevice, received_by_device, sent_by_device
+from reshard.geometry.relay import count_gathering_buffers
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_layouts import invert_view
 from reshard.plans.descriptors import Descriptors, DeviceStep, describe_steps, split_by_role
@@ -60,7 +61,7 @@ from reshard.plans.rules.bounds import (
     joint_lower_bound,
     lower_bound,
 )
-from reshard.plans.rules.collectives import step_loads
+from reshard.plans.rules.collectives import received_in_step, step_loads
 from reshard.plans.rules.lane import count_joint_rounds, step_lane
 from reshard.plans.rules.step_mode import StepMode
 from reshard.plans.rules.view_steps import keeps_memory
@@ -674,10 +675,12 @@ class Batch:
             each.append((_list_needs(together, arrays, self, kinds), 1))
 
         def add_up(bytes_of: Callable[[_Needs], Bytes]) -> Bytes:
-            return tuple(
-                sum(figure * count for figure, (_, count) in zip(figures, each, strict=True))
-                for figures in zip(*(bytes_of(needs) for needs, _ in each), strict=True)
-            )
+            # Where senders differ, there are thousands of kinds of devices, and as many plans.
+            counted_bytes: list[Iterable[int]] = []
+            for needs, count in each:
+                figures = bytes_of(needs)
+                counted_bytes.append(figures if count == 1 else [figure * count for figure in figures])
+            return tuple(map(sum, zip(*counted_bytes, strict=True)))
 
         before, after = add_up(lambda needs: needs.before), add_up(lambda needs: needs.after)
         live = [before, add_up(lambda needs: needs.last)]
@@ -868,6 +871,8 @@ def buffer_bytes(plan: Plan) -> int:
 
 def _count_buffers(steps: Sequence[Step]) -> int:
     """The buffers in which the blocks of one step leave and arrive, both live at once, beside operands and results."""
+    if len(steps) > 1 and steps[0].mode.gathers:
+        return steps[0].wire.nbytes(count_gathering_buffers((s.operand, s.result, s.mode.view) for s in steps))
     lanes = [lane for step in steps if (lane := step_lane(*step.judgement)) is not None]
     return steps[0].wire.nbytes(sum(lane.packed + lane.arrived for lane in lanes))
 
@@ -1080,7 +1085,7 @@ class TreePlan(ShownPlan):
     @cached_property
     def received_bytes(self) -> int:
         """Bytes that the busiest device receives of all arrays together."""
-        loads = ((step, step_loads(*step.judgement).received, count) for step, count in self._steps.items())
+        loads = ((step, received_in_step(*step.judgement), count) for step, count in self._steps.items())
         return busiest_bytes((step.result.mesh, received, count) for step, received, count in loads)
 
     @cached_property

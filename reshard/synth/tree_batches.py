@@ -1,7 +1,8 @@
 """Plans in batches that share launches, and the order in which batches run.
 
 alike       plans whose steps share launches, by `plans.plan.lanes`
-batch       as many of them as the buffers of a batch may take: 32 MiB, or a sixteenth of the tree
+batch       as many of them as the buffers of a batch may take: 32 MiB, or a sixteenth of the tree (a tenth, of relays
+            that gather)
 order       batches that leave less than they take first, least `during - before` first; then the others,
             largest `during - after` first: no order of arrays that do not depend on each other peaks lower
 together    batches that read one array, or fill parts of one, in a row, as if they were one
@@ -27,13 +28,16 @@ LEAST_BUFFERS = 32 << 20
 SHARE = 16
 """The buffers of a batch take at most one part in this many of all sources and targets."""
 
+GATHERED_SHARE = 10
+"""The same for relays that gather: a batch of these takes as many launches as a device has groups to send to."""
+
 _FAST = 1e300
 """A bandwidth, in bytes/second, at which only latency is left."""
 
 
 def group_plans(plans: Mapping[str, Plan], network: Network | None, arrays: LiveArrays) -> list[Batch]:
     """Plans that can share launches together, as many as the buffers of a batch may take."""
-    most = max(LEAST_BUFFERS, arrays.tile_bytes // SHARE)
+    shares = [max(LEAST_BUFFERS, arrays.tile_bytes // share) for share in (SHARE, GATHERED_SHARE)]
     alike: dict[object, list[str]] = {}
     keys: dict[Plan, object] = {}
     for name, each in plans.items():
@@ -44,7 +48,7 @@ def group_plans(plans: Mapping[str, Plan], network: Network | None, arrays: Live
     batches: list[Batch] = []
     for names in alike.values():
         group: list[str] = []
-        used = 0
+        used, most = 0, shares[any(step.mode.gathers for step in plans[names[0]].steps)]
         for name in names:
             need = buffer_bytes(plans[name])
             if group and used + need > most:

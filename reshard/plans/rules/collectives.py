@@ -458,6 +458,13 @@ class Loads(NamedTuple):
     sent: ByDevice
 
 
+def received_in_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> ByDevice:
+    """What each device receives in a well-typed step; of a relay that gathers, what is sent takes longer to count."""
+    if not mode.gathers:
+        return step_loads(kind, operand, result, mode).received
+    return received_by_device(operand, result, mode.view).scaled(operand)
+
+
 @lru_cache(maxsize=8192)
 def step_loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Loads:
     """What each device receives and sends in a well-typed step.

@@ -88,7 +88,8 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
             both = message, message * (count_buffers(operand, result, mode) - 1)
         if mode.gathers:
             figures = gathering_figures(operand, result, view)
-            both = figures.message, max(figures.message, figures.gathered)
+            # A device sends and receives a message, or has what it passes on and all else that its group gathers.
+            both = figures.message, max(figures.message, figures.gathered - figures.message)
             # Devices are of one group where they do not differ in what holds digits, whatever the digits.
             ends = sorted(end for span in map(result.mesh.span, result.held) for end in span)
             groups = tuple(end for end in ends if ends.count(end) == 1) if is_chain(ends) else result

@@ -39,7 +39,7 @@ import numpy as np
 from reshard.errors import BudgetError
 from reshard.lower.to_mpi import FIRST, SECOND, MoveForm, seat_of
 from reshard.plans.manifest import Manifest, Update
-from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
+from reshard.plans.plan import Batch, Plan, TreePlan, chain, device_kinds
 from reshard.plans.rules.step_mode import PLAIN, StepMode
 from reshard.plans.step import Bytes, DeviceKinds
 from reshard.runtime.account import Account, InBytes
@@ -362,6 +362,11 @@ def _plan_stack(one: Plan, count: int, room: int) -> Plan | None:
     An array that goes straight needs none but for the copy of the tiles, and for a few of its messages.
     """
     source, target = lift_layout(one.source, count), lift_layout(one.target, count)
+    gathering = [step.spec for step in one.steps if step.mode.gathers]
+    if gathering and len(one.steps) == 1:
+        # The stack moves as one of it does: to look for other ways takes longer than to move.
+        made = chain(source, target, [gathering[0]._replace(result=target)], one.donate)
+        return made if made.peak_bytes <= target.tile_bytes + room else None
     route = list_hops(one, True)
     if route is not None and len(route) == 1:
         least = max(64, min(source.tile_bytes, target.tile_bytes) // 4)
