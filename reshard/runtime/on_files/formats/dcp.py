@@ -209,7 +209,7 @@ def _read_chunk(file: OpenedFile, number: int, chunk: _Chunk, pickles: dict[byte
     places = read_sizes([first, count, *steps])
     if type(sizes) is not tuple or sizes != extents or places is None or len(places) != 2 + len(extents):
         raise refuse(f"its shape or strides are not those of {extents}, which is said of it")
-    entry = zipped.entries.get(f"{top}data/{key}") if type(key) is str else None
+    entry = zipped.find_entry(f"{top}data/{key}") if type(key) is str else None
     if entry is None:
         raise refuse(f"its zip has no storage {quote_plain(key)}")
     first, count, *strides = places

@@ -45,7 +45,7 @@ _EMPTY: Mapping[int, type[Any]] = {0x5D: list, 0x7D: dict}
 _NUMBERS = {0x4B: 1, 0x4D: 2}  # Of so many bytes, without a sign.
 _TEXTS = {0x8C: 1, 0x58: 4, 0x8D: 8}  # The length of text takes so many bytes,
 _BYTES = {0x43: 1, 0x42: 4, 0x8E: 8}  # and that of bytes.
-_BINGET, _SHORT = 0x68, (0x68, 0x4B)
+_BINGET, _LONG_BINGET, _SHORT = 0x68, 0x6A, (0x68, 0x4B)
 _GETS, _PUTS = {0x68: 1, 0x6A: 4}, {0x71: 1, 0x72: 4}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _PROTO, _FRAME, _MEMOIZE, _MARK, _STOP = 0x80, 0x95, 0x94, 0x28, 0x2E
@@ -66,14 +66,19 @@ def read_pickle(content: bytes, known: Mapping[str, Collection[str]], refuse: Re
     """
     machine = _Machine(content, known)
     try:
-        # Half of all opcodes take a value from the memo or a number of a byte: these two stand here, the rest below.
+        # Two thirds of all opcodes put a value into the memo, take one, or are a number of a byte: these stand here.
         stack, memo, size = machine.stack, machine.memo, len(content)
-        while (opcode := content[machine.at]) != _STOP:
-            machine.at += 1
-            if opcode in _SHORT and machine.at < size:
-                value = content[machine.at]
-                machine.at += 1
+        while (opcode := content[at := machine.at]) != _STOP:
+            machine.at = at + 1
+            if opcode == _MEMOIZE:
+                memo[len(memo)] = stack[-1]
+            elif opcode in _SHORT and at + 2 <= size:
+                value = content[at + 1]
+                machine.at = at + 2
                 stack.append(memo[value] if opcode == _BINGET else value)
+            elif opcode == _LONG_BINGET and at + 5 <= size:
+                machine.at = at + 5
+                stack.append(memo[int.from_bytes(content[at + 1 : at + 5], "little")])
             elif not machine.push_literal(opcode):
                 machine.compose(opcode)
             if len(stack) > _MOST_PENDING:
@@ -112,8 +117,6 @@ class _Machine:
             push(self.memo[self.take_number(_GETS[opcode])])
         elif opcode in _PUTS:
             self.memo[self.take_number(_PUTS[opcode])] = self.stack[-1]
-        elif opcode == _MEMOIZE:
-            self.memo[len(self.memo)] = self.stack[-1]
         elif opcode in _TEXTS:
             push(self.take(self.take_number(_TEXTS[opcode])).decode())
         elif opcode in _NUMBERS:

@@ -18,6 +18,7 @@ from reshard.runtime.on_files.formats.metadata_files import OpenedFile, file_err
 
 _END, _END64, _LOCATOR, _ENTRY, _LOCAL = b"PK\5\6", b"PK\6\6", b"PK\6\7", b"PK\1\2", b"PK\3\4"
 _FULL = 0xFFFFFFFF  # A size of 32 bits that says: see the zip64 field.
+_DIRECTORY_ENTRY = struct.Struct("<4s6H3L5H2L")
 _MOST_DIRECTORY = 1 << 16
 _AT_ONCE = 1 << 13
 
@@ -40,7 +41,9 @@ class StoredZip:
         self._tail = max(0, nbytes - _AT_ONCE)
         self._last = file.read(start + self._tail, nbytes - self._tail)
         self._first = file.read(start, min(_AT_ONCE, self._tail))
-        self.entries: dict[str, ZipEntry] = {}
+        self._directory = 0
+        self.entries: dict[str, tuple[int, int, int]] = {}
+        """Of each entry where its local header is said to be, its bytes and CRC-32."""
         try:
             self._read_directory()
         except (struct.error, UnicodeDecodeError) as error:
@@ -62,9 +65,21 @@ class StoredZip:
             return self._first[at : at + nbytes]
         return self._file.read(self._start + at, nbytes)
 
+    def find_entry(self, name: str) -> ZipEntry | None:
+        """Where an entry is, if it is where the directory says."""
+        if name not in self.entries:
+            return None
+        local, nbytes, crc = self.entries[name]
+        header, named = self.read(local, 30), name.encode()
+        begin = local + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        same = header[:4] == _LOCAL and self.read(local + 30, len(named)) == named
+        if not same or header[8:10] != b"\0\0" or begin + nbytes > self._directory:
+            raise self.refuse(f"the entry {quoted(name)} is not where its directory says", local)
+        return ZipEntry(begin, nbytes, crc)
+
     def read_entry(self, name: str, most: int) -> bytes:
         """The bytes of a small entry."""
-        entry = self.entries.get(name)
+        entry = self.find_entry(name)
         if entry is None or entry.nbytes > most:
             raise self.refuse(f"its zip has no entry {quoted(name)} of at most {most} B", 0)
         return self.read(entry.start, entry.nbytes)
@@ -82,24 +97,21 @@ class StoredZip:
             count, size, start = fields[7:]
         if size > _MOST_DIRECTORY or start + size > end:
             raise self.refuse(f"its directory is said to have {quoted(size)} B at {quoted(start)}", end)
+        self._directory = start
         directory, at = self.read(start, size), 0
         for _ in range(min(count, size // 46 + 1)):
-            fields = struct.unpack("<4s6H3L5H2L", directory[at : at + 46])
+            fields = _DIRECTORY_ENTRY.unpack_from(directory, at)
             signature, flags, method, crc = fields[0], fields[3], fields[4], fields[7]
             packed, nbytes, name_size, extra_size, comment_size, local = *fields[8:13], fields[16]
             name = directory[at + 46 : at + 46 + name_size].decode()
             extra = directory[at + 46 + name_size : at + 46 + name_size + extra_size]
-            nbytes, packed, local = _widen_sizes(extra, (nbytes, packed, local))
+            if _FULL in (nbytes, packed, local):
+                nbytes, packed, local = _widen_sizes(extra, (nbytes, packed, local))
             if signature != _ENTRY or name in self.entries:
                 raise self.refuse(f"its directory is damaged at the entry {quoted(name)}", start + at)
             if method or flags & 1 or packed != nbytes:
                 raise self.refuse(f"the entry {quoted(name)} is compressed or encrypted, which torch never does", local)
-            header = self.read(local, 30)
-            begin = local + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-            same = header[:4] == _LOCAL and self.read(local + 30, len(name.encode())) == name.encode()
-            if not same or header[8:10] != b"\0\0" or begin + nbytes > start:
-                raise self.refuse(f"the entry {quoted(name)} is not where its directory says", local)
-            self.entries[name] = ZipEntry(begin, nbytes, crc)
+            self.entries[name] = local, nbytes, crc
             at += 46 + name_size + extra_size + comment_size
         if len(self.entries) != count or at != size:
             raise self.refuse(f"its directory has {len(self.entries)} entries instead of {quoted(count)}", start)
