@@ -138,19 +138,15 @@ class _RankLoad:
         """Reads and moves all waves; this rank's tiles."""
         team, watch, waves = self._team, self._watch, self._plan.waves
         with self._reader as reader, ReaderThread(reader) as thread:
-            if waves:
-                thread.start(self._place_readings(0))
+            started = 0
             for number, wave in enumerate(waves):
-                # While the first wave is read, and each later one: what moves it.
+                # A buffer is read to again as soon as its wave has moved, on all ranks of the node.
+                for ahead in range(started, min(number + 2, len(waves))):
+                    thread.start(self._place_readings(ahead))
+                    started = ahead + 1
+                # While it is read: what moves it.
                 launches = [self._prepare_launches(tree) for tree in wave.trees]
-                after = self._place_readings(number + 1) if number + 1 < len(waves) else None
-
-                def read(after: list[WantedTiles] | None = after) -> None:
-                    thread.wait()
-                    if after is not None:
-                        thread.start(after)  # Its buffer is free: what it had has moved, on all ranks.
-
-                raise_together(team, watch, read, lambda _: f"wave {number}")  # noqa: B023
+                raise_together(team, watch, thread.wait, lambda _: f"wave {number}")  # noqa: B023
                 self._move_wave(number, launches)
                 progress(reader.counts.bytes * team.size)  # Shares are even.
             raise_together(team, watch, reader.close, lambda _: "files")

@@ -16,6 +16,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -42,6 +43,9 @@ from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words,
 from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
 
 Array = NDArray[Any]
+
+REQUESTS = 4
+"""Calls that are under way at once."""
 
 
 @dataclass
@@ -106,7 +110,7 @@ class LateDriver:
 class CheckpointReader:
     """Reads tiles of one checkpoint, and counts what it read; its files are opened when they are first needed.
 
-    `close` raises `FileError` if a file has changed since the checkpoint was opened. One thread at a time uses it.
+    `close` raises `FileError` if a file has changed since the checkpoint was opened. Threads may share it.
     """
 
     def __init__(
@@ -123,7 +127,8 @@ class CheckpointReader:
         self._files: dict[int, int] = {}
         self._driver = LateDriver(ckpt, missing) if driver is None else driver
         self._owns_driver = driver is None
-        self._scratch: Array | None = None
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
 
     def read_tiles(self, wanted: Iterable[WantedTiles]) -> None:
         """Fills the tiles, padding left as it is. No two tiles want the same elements unless they want the same."""
@@ -140,18 +145,31 @@ class CheckpointReader:
                 elif tile.size:
                     tiles.append(_Tile(words, list_reading_reads(self.ckpt, reading, device)))
         spans = list_spans((at, tile.words.itemsize, [read for _, read in tile.reads]) for at, tile in enumerate(tiles))
-        for span in spans:
-            if span.straight:
-                self._read_straight(span, tiles)
-            else:
-                self._read_scattered(span, tiles)
-        self._read_coded(tiles)
+        if len(spans) > 1:
+            # A store that takes its time for each request takes it for several at once.
+            with self._lock:
+                self._pool = self._pool or ThreadPoolExecutor(REQUESTS, "reshard-request")
+            under_way = [self._pool.submit(self._read_span, span, tiles) for span in spans]
+            try:
+                self._read_coded(tiles)
+            finally:
+                # Nobody writes to a tile any more when this returns, or raises.
+                failed = [each for each in under_way if not each.cancelled() and each.exception()]
+            for each in failed:
+                each.result()
+        else:
+            for span in spans:
+                self._read_span(span, tiles)
+            self._read_coded(tiles)
         # When all is there: a tile may be read in several calls.
         for tile, twin in copies:
             copy_view(tile, twin)
 
-    def _read_straight(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
-        """Reads a span of long runs straight into its tiles."""
+    def _read_span(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
+        """Reads a span: long runs straight into tiles, short ones through a buffer."""
+        if not span.straight:
+            self._read_scattered(span, tiles)
+            return
         buffers = [
             each for part in span.parts for each in _list_run_buffers(tiles[part.tile].words, part.block, part.itemsize)
         ]
@@ -173,7 +191,7 @@ class CheckpointReader:
 
     def _read_scattered(self, span: FileSpan, tiles: Sequence[_Tile]) -> None:
         """Reads a span of short runs through a buffer."""
-        scratch = self._buffer(min(SCRATCH, span.stop - span.start))
+        scratch = np.empty(min(SCRATCH, span.stop - span.start), np.uint8)
         for start in range(span.start, span.stop, SCRATCH):
             stop = min(span.stop, start + SCRATCH)
             self._read_bytes(span.file, start, [scratch[: stop - start]])
@@ -212,6 +230,7 @@ class CheckpointReader:
                 # The dots: without dims, numpy gives the element and not a view of it.
                 self._read_box(stored, around, tile.words[(..., *map(slice, extents))])
                 whole.update((stored.name, box) for box in boxes)
+        scratch = np.empty(0, np.uint8)
         for at, several in users.items():
             if at in whole:
                 continue
@@ -219,7 +238,8 @@ class CheckpointReader:
             (tile, stored, read), box = several[0], at[1]
             shape, words = tuple(stop - start for start, stop in box), tile.words
             nbytes = math.prod(shape) * words.itemsize
-            chunk = self._buffer(nbytes)[:nbytes].view(words.dtype).reshape(shape)
+            scratch = scratch if scratch.size >= nbytes else np.empty(nbytes, np.uint8)
+            chunk = scratch[:nbytes].view(words.dtype).reshape(shape)
             self._read_box(stored, box, chunk)
             for tile, _, read in several:
                 for block in read.blocks:
@@ -230,19 +250,14 @@ class CheckpointReader:
         if self._checks is not None:
             self._checks.add_chunks(stored, box, out)
 
-    def _buffer(self, nbytes: int) -> Array:
-        """The reader's buffer, with room for some bytes."""
-        if self._scratch is None or self._scratch.size < nbytes:
-            self._scratch = np.empty(nbytes, np.uint8)
-        return self._scratch
-
     def _read_bytes(self, number: int, offset: int, buffers: Sequence[Array]) -> None:
         """Fills buffers with the bytes of a file from an offset on; what the kernel left out is asked for again."""
         of = self.ckpt.files[number]
-        file = self._files.get(number)
-        if file is None:
-            file = self._files[number] = open_stored_file(of)
-            self.counts.files.add(number)
+        with self._lock:
+            file = self._files.get(number)
+            if file is None:
+                file = self._files[number] = open_stored_file(of)
+                self.counts.files.add(number)
         left: list[Array] = list(buffers)
         at, total = offset, sum(buffer.nbytes for buffer in buffers)
         while at < offset + total:
@@ -253,7 +268,9 @@ class CheckpointReader:
                     f"{quoted(of.path)}{self._name_tensor(number, at)}: cannot read {offset + total - at} B from byte "
                     f"{at} on: {shortened(str(error))}; try again, or restore the file"
                 ) from None
-            self.counts.calls += 1
+            with self._lock:
+                self.counts.calls += 1
+                self.counts.bytes += max(0, count)
             if count <= 0:
                 size, more = os.fstat(file).st_size, offset + total - at
                 raise FileError(
@@ -261,7 +278,6 @@ class CheckpointReader:
                     f"from byte {at} on are wanted: it had {of.size} B when it was opened, and was cut; restore it"
                 )
             at += count
-            self.counts.bytes += count
             # The kernel may stop anywhere, at a signal or where it has no more at hand.
             while left and left[0].nbytes <= count:
                 count -= left.pop(0).nbytes
@@ -283,8 +299,10 @@ class CheckpointReader:
     def close(self) -> None:
         """Closes what is open; raises `FileError` if a file is not as it was when the checkpoint was opened."""
         files, self._files = self._files, {}
-        self._scratch = None
+        pool, self._pool = self._pool, None
         with contextlib.ExitStack() as closing:
+            if pool is not None:
+                pool.shutdown()
             if self._owns_driver:
                 closing.callback(self._driver.close, self.counts)
             for file in files.values():

@@ -66,17 +66,16 @@ def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress
         return tiles, wanted
 
     with reader, ReaderThread(reader) as thread:
-        following = place_wave(0) if plan.waves else None
-        if following is not None:
-            thread.start(following[1])
+        placed: list[dict[str, Tiles]] = []
         for number, wave in enumerate(plan.waves):
-            staged = {} if following is None else following[0]
+            # A buffer is read to again as soon as its wave has moved.
+            for ahead in range(len(placed), min(number + 2, len(plan.waves))):
+                staged, wanted = place_wave(ahead)
+                placed.append(staged)
+                thread.start(wanted)
             thread.wait()
-            if number + 1 < len(plan.waves):
-                following = place_wave(number + 1)
-                thread.start(following[1])
             for tree in wave.trees:
-                _move_tree_in_process(wave, tree, staged, results)
+                _move_tree_in_process(wave, tree, placed[number], results)
             progress(reader.counts.bytes)
     # Devices that replicate a tile have a copy each, of the one that moves have filled.
     for name in {target for wave in plan.waves for tree in wave.trees for target in tree.target_layouts} & {*results}:

@@ -1,14 +1,15 @@
 """Waves of readings: where they lie in memory, and the thread that reads one while another moves.
 
-    thread    reads wave 0 | reads wave 1           | reads wave 2          |
-    caller    prepares     | moves wave 0, prepares | moves wave 1, prepares| moves wave 2
+    threads   read wave 0 and 1 | read wave 1 | read wave 2    | read wave 3
+    caller    prepares          | moves wave 0, prepares       | moves wave 1, prepares
 
-Two buffers are reused in turn, so that what is read never goes to fresh pages but once; what is where its target wants
-it is read straight into that.
+Two buffers are reused in turn, each as soon as its wave has moved, so that there is always something to read, and what
+is read goes to fresh pages but once. What is where its target wants it is read straight into that.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -30,27 +31,26 @@ ALIGNED = 64
 
 
 class ReaderThread:
-    """Reads in a thread of its own, one request at a time; the end of a `with` waits for what it reads."""
+    """Reads in threads of its own, two requests at a time; the end of a `with` waits for what it reads."""
 
     def __init__(self, reader: CheckpointReader) -> None:
         self._reader = reader
-        self._pool = ThreadPoolExecutor(1, "reshard-reader")
-        self._reading: Future[None] | None = None
+        self._pool = ThreadPoolExecutor(2, "reshard-reader")
+        self._reading: deque[Future[None]] = deque()
 
     def start(self, wanted: Iterable[WantedTiles]) -> None:
-        """Begins to fill some tiles, which are not touched until `wait`."""
-        self._reading = self._pool.submit(self._reader.read_tiles, list(wanted))
+        """Begins to fill some tiles, which are not touched until the `wait` for them."""
+        self._reading.append(self._pool.submit(self._reader.read_tiles, list(wanted)))
 
     def wait(self) -> None:
-        """Waits until the tiles are filled; raises what reading them raised."""
-        if self._reading is not None:
-            self._reading.result()
+        """Waits until the tiles of the first `start` that is not waited for are filled; raises what that raised."""
+        self._reading.popleft().result()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def list_staged(wave: Wave) -> dict[str, Layout]:
