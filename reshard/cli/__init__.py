@@ -5,6 +5,7 @@
     move_commands     plan, show, simulate, prove: each its options, what it runs, and both in `COMMANDS`
     program_commands  doctor, pass
     rank_commands     run, calibrate
+    load_command      load: the plan of one, by rules of layouts
     file_commands     files show, files check
     requests          the layouts and the plan that arguments ask for, or the lines of a file
     trial             random data for `simulate`, the check of its result, and what it prints

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, NoReturn, cast
 
 from reshard import __version__
-from reshard.cli import file_commands, move_commands, program_commands, rank_commands
+from reshard.cli import file_commands, load_command, move_commands, program_commands, rank_commands
 from reshard.cli.option_groups import NARROW, NOTATIONS, Command, argument
 from reshard.errors import ReshardError, did_you_mean, quoted, shortened
 
@@ -62,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         *move_commands.COMMANDS,
         *program_commands.COMMANDS,
         *rank_commands.COMMANDS,
+        *load_command.COMMANDS,
         *file_commands.COMMANDS,
         COMPLETION,
     ):

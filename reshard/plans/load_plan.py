@@ -236,10 +236,13 @@ class LoadPlan(ShownPlan):
 
     @cached_property
     def scratch_bytes(self) -> int:
-        """What moves take beside readings and targets, in the process with the most devices."""
-        # Buffers are those of the worst device, taken for each device of a process.
-        devices = Counter((self.process_of or {}).values()).values()
-        return max(devices, default=1) * max((wave.scratch_bytes for wave in self.waves), default=0)
+        """What moves take beside readings and targets, in the process with the most devices.
+
+        That is never more than a wave again: what is read moves at once from where it lies to where it is wanted, and
+        what is on its way in messages is part of it.
+        """
+        devices = max(Counter((self.process_of or {}).values()).values(), default=1)
+        return max((min(devices * wave.scratch_bytes, wave.staging_bytes) for wave in self.waves), default=0)
 
     @property
     def peak_bytes(self) -> int:

@@ -63,3 +63,40 @@ def test_arrays_get_other_chunks_by_the_plan_that_is_printed(call, tmp_path: Pat
     assert back.code == 0 and np.array_equal(np.load(tmp_path / "b.npy"), data)
     ran = call("files", "rechunk", str(tmp_path / "out"), "--chunks", "8,x", "--memory", "1MiB")
     assert ran.code == 2 and "cannot read the chunks '8,x'" in ran.err
+
+
+def test_a_load_is_planned_by_rules(call, tmp_path: Path):
+    """The first rule that fits counts, those of the call before those of a file; what none names is replicated."""
+    np.save(tmp_path / "o.npy", np.zeros((64, 32), "float32"))
+    np.save(tmp_path / "q.npy", np.zeros((64, 32), "float32"))
+    np.save(tmp_path / "norm.npy", np.zeros(32, "float32"))
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[layouts]\no = "P(None, \'tp\')"\n"?" = "P(\'tp\')"\n')
+    ran = call("load", "--mesh", "rep=2,tp=2", str(tmp_path), "--rules", str(rules), "--json")
+    plan = rs.files.LoadPlan.from_json(ran.out)
+    assert {name: str(layout) for name, layout in plan.targets.items()} == {
+        "norm": "f32[32]",
+        "o": "f32[64, {tp}16]",
+        "q": "f32[{tp}32, 32]",
+    }
+    more = "--rule", "*=P()", "--processes", "2"
+    ran = call("load", "--mesh", "rep=2,tp=2", str(tmp_path), "--rules", str(rules), *more)
+    assert "3 tensors, 16.1 KiB in 3 files (npy), 1.00 of them read" in ran.out and "0..1" in ran.out
+    assert "a target-driven loader reads 2.00x" in ran.out
+
+
+def test_rules_and_sizes_that_cannot_be_read_are_refused(call, tmp_path: Path):
+    np.save(tmp_path / "w.npy", np.zeros(8, "float32"))
+    wrong = {
+        ("--rule", "w"): "write PATTERN=SPEC",
+        ("--rule", "w=P('x')"): "'w': ",
+        ("--rules", str(tmp_path / "none.toml")): "cannot be read",
+        ("--rules", str(tmp_path / "w.npy")): "cannot be read",
+        ("--size", "tp"): "write NAME=N",
+        ("--processes", "x"): "divides",
+        ("--budget", "8B"): "the smallest that works is",
+        ("--read-size", "0"): "at least 1 byte",
+    }
+    for options, message in wrong.items():
+        ran = call("load", "--mesh", "tp=2", str(tmp_path), *options)
+        assert ran.code == 2 and message in ran.err, (options, ran.err)

@@ -228,7 +228,10 @@ def reduce_readers(
         by_size = max(each.stored.nbytes // options.read_size, pieces if pieces > 1 else 0)
         allowed += by_size if is_raw(each.stored) else pieces
     made = list(tensors)
-    reads = sum(map(count_runs, tensors)) + (len(packed) + len(every) if packed else 0)
+    # Packed tensors that are neighbours in a file are one run, which readers share out.
+    ends = {(each.at[0], each.at[1] + each.stored.stored_bytes) for each in packed}
+    reads = sum(map(count_runs, tensors)) + sum(each.at not in ends for each in packed)
+    reads += len(every) if packed else 0
     smallest = sorted(range(len(made)), key=lambda at: made[at].stored.nbytes / max(1, made[at].placed.processes))
     known: dict[object, PlacedReaders] = {}
     # Where parts of `read_size` do not do, since a tensor lies in many pieces, twice as large ones may.
@@ -551,10 +554,14 @@ def count_tiles(item: ReadItem, members: Sequence[ReadTensor]) -> tuple[list[Seq
         return [*extents], [*counts]
     # What lies between the tensors of a slot of a pack, or behind them, is read by nobody.
     slot, filled, reads = layout.tile_shape[0], Counter[int](), Counter[int]()
+    before = (NO_FILE, 0)
     for each, part in zip(members, item.reading.packed, strict=True):
         end = part.start + math.prod(each.stored.shape)
         for number in range(part.start // slot, -(-end // slot)):
+            # A neighbour of the tensor before it goes on in the same run.
+            goes_on = before == each.at and part.start > number * slot and is_flat(each.stored)
             filled[number] += min(end, (number + 1) * slot) - max(part.start, number * slot)
-            reads[number] += len(each.stored.pieces)
+            reads[number] += 0 if goes_on else len(each.stored.pieces)
+        before = each.at[0], each.at[1] + each.stored.stored_bytes
     numbers = range(len(extents[0]))
     return [[filled[number] for number in numbers]], [[reads[number] for number in numbers]]
