@@ -156,3 +156,17 @@ def test_a_damaged_folder_of_tiles_is_refused(tmp_path: Path, damage: str):
         (folder / "layout.json").write_text(changed)
     with pytest.raises(FileError, match=rf"{folder}"):
         rs.files.open(folder)
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_load_reads_tiles_of_any_layout(tmp_path: Path, name: str, order: str):
+    whole = save_layout(tmp_path / "w", LAYOUTS[name], order)
+    mesh = Mesh(x=3)
+    spec = [["x"], *[[] for _ in whole.shape]][: whole.ndim]
+    layout = Layout.from_spec(mesh, whole.shape, "int32", spec)
+    tiles = rs.files.load(tmp_path / "w", {"w": layout}, devices=mesh.devices)["w"]
+    if whole.ndim:
+        np.testing.assert_array_equal(np.concatenate([tiles[d] for d in mesh.devices])[: len(whole)], whole)
+    else:
+        assert all(tile == whole for tile in tiles.values())

@@ -93,3 +93,18 @@ def test_a_cache_of_links_opens_and_a_link_elsewhere_does_not(tmp_path: Path):
         (elsewhere / blob.name).symlink_to(blob)
     with pytest.raises(FileError, match=r"a link out of the folder"):
         rs.files.open(elsewhere)
+
+
+def test_hidden_files_and_those_that_no_index_names_are_passed_over(tmp_path: Path):
+    arrays = write_checkpoint(tmp_path, index=False)
+    (tmp_path / "._model-0.safetensors").write_bytes(b"left by a copy")
+    assert set(rs.files.open(tmp_path)) == set(arrays)
+    write_checkpoint(tmp_path)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"of another loader")
+    assert set(rs.files.open(tmp_path)) == set(arrays)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / ".model.safetensors.part").write_bytes(b"")
+    (hidden / "._model.safetensors").write_bytes(b"")
+    with pytest.raises(FileError, match="of no format that is known"):
+        rs.files.open(hidden)

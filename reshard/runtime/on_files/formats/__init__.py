@@ -48,8 +48,10 @@ def read_checkpoint(path: str | PathLike[str]) -> Checkpoint:
             raise FileNotFoundError("there is nothing")
     except (OSError, TypeError, ValueError) as error:
         raise FileError(f"{quoted(path)} cannot be opened ({shortened(str(error))}); give a file or a folder") from None
+    # Hidden files of a folder are left by copies and unfinished saves, unless a format itself names them so.
+    visible = [name for name in names if name[0] != "."] if os.path.isdir(where) else names
     for _, patterns, read in _FORMATS:
-        if any(fnmatch.filter(names, pattern) for pattern in patterns):
+        if any(fnmatch.filter(names if pattern[0] == "." else visible, pattern) for pattern in patterns):
             return read(where)
     known = listed([name for name, _, _ in _FORMATS])
     raise FileError(f"{quoted(where)} is of no format that is known here ({known}); give a checkpoint's file or folder")

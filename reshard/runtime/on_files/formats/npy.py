@@ -72,7 +72,7 @@ def read_npy(path: str) -> Checkpoint:
         return Checkpoint(path, "npy", (identity,), {stored.name: stored})
     if os.path.lexists(os.path.join(path, "layout.json")):
         return _read_tiles(path)
-    names = sorted(name for name in os.listdir(path) if name.endswith(".npy"))
+    names = sorted(name for name in os.listdir(path) if name.endswith(".npy") and not name.startswith("."))
     found = [_read_array(resolve_inside(path, name, path), number) for number, name in enumerate(names)]
     return Checkpoint(path, "npy", tuple(file for _, file in found), {stored.name: stored for stored, _ in found})
 

@@ -62,7 +62,8 @@ def read_safetensors(path: str) -> Checkpoint:
         shards = sorted(set(home_of.values()))
         identities.append(index_identity)
     else:
-        shards = sorted(name for name in names if name.endswith(".safetensors"))
+        # Hidden ones are what copies and unfinished saves leave.
+        shards = sorted(name for name in names if name.endswith(".safetensors") and not name.startswith("."))
     said_by = index or path
     found: dict[str, Stored] = {}
     files: list[StoredFile] = []
@@ -75,7 +76,9 @@ def read_safetensors(path: str) -> Checkpoint:
         for stored in tensors:
             if stored.name in found:
                 other = files[found[stored.name].pieces[0].file].path
-                raise file_error(file, f"is in {quoted(other)} as well; keep one of them", tensor=stored.name)
+                raise file_error(
+                    file, f"is in {quoted(other)} as well; open one of these files, or an index", tensor=stored.name
+                )
             if home_of is not None and home_of.get(stored.name) != shard:
                 said = quoted(home_of[stored.name]) if stored.name in home_of else "no file"
                 raise file_error(
