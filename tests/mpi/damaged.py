@@ -1,4 +1,4 @@
-"""The topic of damaged checkpoints on ranks: each reads a part of a file's blocks, and together they find what changed."""
+"""The topic of damaged checkpoints on ranks: each reads a part of a file, and together they find what changed."""
 
 from __future__ import annotations
 
