@@ -43,8 +43,10 @@ def is_flat(stored: Stored) -> bool:
     return len(pieces) == 1 and pieces[0].raw and pieces[0].strides is None
 
 
-def pack_tensors(tensors: Sequence[Stored], mesh: Mesh, readers: Sequence[SubAxis]) -> Pack:
+def pack_tensors(tensors: Sequence[Stored], mesh: Mesh, readers: Sequence[SubAxis], *, whole: bool = False) -> Pack:
     """The pack of some tensors of one dtype, all flat or none, for the readers along these axes of a mesh.
+
+    With `whole`, each is read by one reader, flat or not.
 
     >>> from reshard.types.stored import StoredPiece
     >>> pieces = [StoredPiece(((0, size),), 0, at, 4 * size) for size, at in ((3, 80), (5, 92))]
@@ -57,7 +59,7 @@ def pack_tensors(tensors: Sequence[Stored], mesh: Mesh, readers: Sequence[SubAxi
     sizes = [math.prod(each.shape) for each in tensors]
     count = math.prod(axis.size for axis in readers)
     starts = [0] * len(sizes)
-    if all(map(is_flat, tensors)):
+    if not whole and all(map(is_flat, tensors)):
         total = 0
         for at, size in enumerate(sizes):
             starts[at], total = total, total + size

@@ -125,13 +125,13 @@ def plan_reading(
         of_tensor.setdefault(sources.get(name, name), {})[name] = move
     placed = place_tensors([(stored[name], named) for name, named in of_tensor.items()], readers, options)
     tensors, packed = pick_packed(placed, filled, readers, options)
-    tensors = reduce_readers(tensors, packed, readers, options)
+    tensors, whole = reduce_readers(tensors, packed, readers, options)
     turned = turn_readers(tensors, readers)
     # What a wave stages is found by trying: buffers of moves are known once they are planned.
     least: LoadPlan | None = None
     size = options.wave or WAVE
     while True:
-        items = [*pack_items(packed, readers, size), *list_items(turned, filled, readers, size)]
+        items = [*pack_items(packed, readers, size, whole), *list_items(turned, filled, readers, size)]
         # In the order of files, so that what is read next is what comes next in them.
         items.sort(key=lambda item: item.at)
         waves = [make_wave(part, filled, readers, network) for part in cut_waves(items, readers, size)]
@@ -217,8 +217,11 @@ def pick_packed(
 
 def reduce_readers(
     tensors: Sequence[ReadTensor], packed: Sequence[ReadTensor], readers: Readers, options: ReadOptions
-) -> list[ReadTensor]:
-    """Fewer readers of the tensors whose parts are smallest, until there are few enough reads in all."""
+) -> tuple[list[ReadTensor], bool]:
+    """Fewer readers of the tensors whose parts are smallest, until there are few enough reads in all.
+
+    And whether packed tensors should have one reader each, too, rather than all readers even shares of them.
+    """
     every = {process for mesh in {each.mesh for each in tensors} for process in readers.list_processes(mesh)}
     files = {piece.file for each in (*tensors, *packed) for piece in each.stored.pieces[:1]}
     # What the reads of a loader would be that has no choice: none below `read_size` but the last of a file.
@@ -230,8 +233,11 @@ def reduce_readers(
     made = list(tensors)
     # Packed tensors that are neighbours in a file are one run, which readers share out.
     ends = {(each.at[0], each.at[1] + each.stored.stored_bytes) for each in packed}
-    reads = sum(map(count_runs, tensors)) + sum(each.at not in ends for each in packed)
-    reads += len(every) if packed else 0
+    cuts = len(every) - 1 if packed else 0
+    reads = sum(map(count_runs, tensors)) + sum(each.at not in ends for each in packed) + cuts
+    whole = reads > allowed
+    if whole:
+        reads += len(packed) - sum(each.at not in ends for each in packed) - cuts
     smallest = sorted(range(len(made)), key=lambda at: made[at].stored.nbytes / max(1, made[at].placed.processes))
     known: dict[object, PlacedReaders] = {}
     # Where parts of `read_size` do not do, since a tensor lies in many pieces, twice as large ones may.
@@ -249,7 +255,7 @@ def reduce_readers(
         fewer = replace(each, placed=known[key])
         reads += count_runs(fewer) - count_runs(each)
         made[at] = fewer
-    return made
+    return made, whole
 
 
 def count_runs(each: ReadTensor) -> int:
@@ -335,8 +341,11 @@ def list_shifts(mesh: Mesh, axes: Sequence[SubAxis]) -> Iterator[Sequence[int]]:
         yield places
 
 
-def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int) -> Iterator[ReadItem]:
-    """The packs: of tensors of one mesh and one dtype, all flat or none, as large as half a wave."""
+def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int, whole: bool) -> Iterator[ReadItem]:
+    """The packs: of tensors of one mesh and one dtype, all flat or none, as large as half a wave.
+
+    With `whole`, each tensor is read by one reader.
+    """
     groups: defaultdict[tuple[Mesh, str, bool], list[ReadTensor]] = defaultdict(list)
     for each in packed:
         groups[each.mesh, each.stored.dtype, is_flat(each.stored)].append(each)
@@ -350,7 +359,7 @@ def pack_items(packed: Sequence[ReadTensor], readers: Readers, size: int) -> Ite
         parts = itertools.groupby(zip(members, totals, strict=True), key=lambda pair: (pair[1] - 1) // most)
         for _, part in parts:
             tensors = tuple(each for each, _ in part)
-            pack = pack_tensors([each.stored for each in tensors], mesh, readers.list_crossing(mesh))
+            pack = pack_tensors([each.stored for each in tensors], mesh, readers.list_crossing(mesh), whole=whole)
             number += 1
             name = f"pack {number} of {dtypes.short(dtype)}"
             move = Move(pack.layout, pack.gathered)
