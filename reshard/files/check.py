@@ -33,10 +33,12 @@ from reshard.runtime.on_files.sidecar import (
     SavedSums,
     find_sums,
     list_blocks,
+    list_piece_rows,
     sidecar_of,
     sum_chunks,
     write_sums,
 )
+from reshard.types import dtypes
 from reshard.types.stored import Checkpoint, ChunkGrid
 from reshard.types.units import bytes_text, counted
 
@@ -75,12 +77,11 @@ class _FaultCollector(BlockChecks):
     def __init__(self, ckpt: Checkpoint, sums: SavedSums | None, faults: list[str]) -> None:
         super().__init__(ckpt, sums)
         self._faults = faults
-        self.blocks, self.unknown = self._starts, self._gaps
+        self.listed = self._starts.keys()
         self.compared = 0
 
     def on_block(self, file: int, block: int, found: int) -> None:
-        if (file, block) not in self._gaps:
-            self.compared += int(self._starts[file][block + 1] - self._starts[file][block])
+        self.compared += self.count_block_bytes(file, block)
         try:
             super().on_block(file, block, found)
         except ChecksumError as error:
@@ -143,10 +144,10 @@ class _Checking:
                 if not piece.raw:
                     coded.add(piece.file)
                     continue
-                parts.setdefault(piece.file, set()).update((piece.offset, piece.offset + piece.nbytes))
-                blocks = compare.blocks.get(piece.file)
-                block = -1 if blocks is None else int(np.searchsorted(blocks, piece.offset, "right")) - 1
-                if block < 0 or (piece.file, block) in compare.unknown:
+                # Row by row where there is padding, which who reads elements does not read.
+                rows = list_piece_rows(piece, dtypes.nbytes(1, stored.dtype))
+                parts.setdefault(piece.file, set()).update(at for row in rows for at in row)
+                if not compare.has_sum_at(piece.file, piece.offset):
                     self.unchecked += piece.nbytes
         # The sidecar has files by their paths from where it lies.
         folder = os.path.realpath(sidecar_of(self.ckpt.path).parent)
@@ -156,10 +157,10 @@ class _Checking:
             if number not in parts and (number in coded or of_values):
                 continue
             try:
-                if number not in compare.blocks and not self._record:
+                if number not in compare.listed and not self._record:
                     continue
                 with open_regular(file.path) as opened:
-                    for at in range(0, opened.size if number in compare.blocks else 0, _AT_ONCE):
+                    for at in range(0, opened.size if number in compare.listed else 0, _AT_ONCE):
                         compare.add(number, at, opened.read(at, min(_AT_ONCE, opened.size - at)))
                     if self.sums is not None or not self._record:
                         continue

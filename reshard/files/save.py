@@ -260,28 +260,32 @@ def _begin_save(
         folder = target.parent if alone else target
         sidecar = folder / (f"{alone}.{SIDECAR}" if alone else SIDECAR)
         to = RawTarget(folder, save_id, new, sidecar, processes)
-    held = _move_to_written(held, to.tensors, comm, hold)
-    writes = list_file_writes(to.tensors, held.layouts, held.process_of, processes.rank)
-    pieces = list_piece_writes(writes, to.tensors, held.tiles)
-    if not hold:
-        return PendingSave(to, pieces, None)
-    return PendingSave(to, *hold_piece_writes(pieces))
+    try:
+        held = _move_to_written(held, to.tensors, hold)
+        writes = list_file_writes(to.tensors, held.layouts, held.process_of, processes.rank)
+        pieces = list_piece_writes(writes, to.tensors, held.tiles)
+        return PendingSave(to, *(hold_piece_writes(pieces) if hold else (pieces, None)))
+    except Exception as caught:
+        # The others may have gone on: they hear of it where the save ends, and its parts go.
+        to.commit(caught)
+        raise
 
 
-def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], comm: Any, hold: bool) -> HeldArrays:
+def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], hold: bool) -> HeldArrays:
     """Arrays in layouts that can be written: where no process has whole chunks, or runs in a file are short.
 
     What is written behind the caller's work moves only where it must.
     """
     if held.process_of is None:
         return held
+    comm = getattr(held.processes, "comm", None)
     moved: dict[str, Layout] = {}
     for name, layout in held.layouts.items():
         stored = replace(tensors[name], dtype=layout.dtype)
         if stored.pieces and not stored.pieces[0].raw:
             must = not has_whole_chunks(stored, layout, held.process_of)
         else:
-            must = not hold and stored.nbytes > LEAST and count_run_bytes(layout) < SHORT_RUN
+            must = not hold and comm is not None and stored.nbytes > LEAST and count_run_bytes(layout) < SHORT_RUN
         if must:
             move = Move(stored.as_stored, layout)
             moved[name] = choose_as_read(stored, move, held.process_of, ReadOptions())

@@ -22,13 +22,13 @@ class RankProcesses:
     """The ranks of a communicator; each wait for the others ends after `limit` seconds."""
 
     def __init__(self, comm: MPI.Intracomm, limit: float) -> None:
-        self._comm, self._limit = check_communicator(comm), limit
+        self.comm, self._limit = check_communicator(comm), limit
         self.rank, self.size = comm.rank, comm.size
 
     def gather(self, mine: str) -> list[str]:
         """What each rank gives."""
         # A call of its own each time: between two of them a rank may write for minutes, and moves may be made.
-        with collective(self._comm, self._limit, lambda _: None, lambda _: "save") as (team, watch, _):
+        with collective(self.comm, self._limit, lambda _: None, lambda _: "save") as (team, watch, _):
             return gather_texts(team, watch, mine)
 
 

@@ -40,6 +40,9 @@ FAST = {
         "trees.own_readers",
         "loading.bad_files",
         "loading.odd_requests",
+        "saving.formats",
+        "saving.columns",
+        "saving.failures",
     ],
 }
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from reshard.errors import FileError, ReshardError, quoted
+from reshard.errors import FileError, quoted
 from reshard.runtime.on_files.commit import (
     NewFile,
     PartFiles,
@@ -42,6 +42,7 @@ from reshard.runtime.on_files.sidecar import (
     FileSums,
     SavedSums,
     list_blocks,
+    list_piece_rows,
     sum_chunks,
     write_sums,
 )
@@ -102,6 +103,11 @@ class StoreTarget:
         self._part = path.with_name(f".{path.name}-{save}.part")
         made, error = "", None
         try:
+            coded = any(new.codec is not None for new in arrays.values())
+            if format == "hdf5" and processes.size > 1 and coded:
+                raise FileError(
+                    "HDF5 has one writer of coded chunks; from several processes leave codec out, or take zarr"
+                )
             if processes.rank == 0:
                 if path.exists() and path.is_dir() == (format == "hdf5"):
                     raise FileError(f"{quoted(str(path))} is no {format}; give another path, or remove it")
@@ -110,14 +116,12 @@ class StoreTarget:
                     raise FileError(f"{quoted(str(path))} is a folder that no save has made; give another path")
                 # Under the name of a part: nobody takes it for a store.
                 made = create_stored(str(self._part), format, arrays).to_json()
-        except (ReshardError, OSError) as caught:
+        except Exception as caught:  # The libraries of formats raise what they like on a full disk.
             error = caught
             self._discard()
         raise_together(processes, error)
         self._ckpt = Checkpoint.from_json(processes.gather(made)[0])
         self._raw = format == "hdf5" and all(each.raw for stored in self._ckpt.values() for each in stored.pieces)
-        if format == "hdf5" and processes.size > 1 and not self._raw:
-            raise FileError("HDF5 has one writer of coded chunks; from several processes leave out codec, or take zarr")
         # Whole shards are written at once, whole chunks where there are none.
         self.tensors: Mapping[str, Stored] = self._ckpt
         if not self._raw:
@@ -173,7 +177,7 @@ class StoreTarget:
                         values = [found[at] for at in range(len(found))]
                         tensors[name] = ChunkSums(self._chunks_of(name), np.array(values, np.uint32))
                     self._publish(tensors)
-                except (ReshardError, OSError) as caught:
+                except Exception as caught:
                     error = caught
             raise_together(self._processes, error)
         except BaseException:
@@ -187,10 +191,11 @@ class StoreTarget:
             size = self._part.stat().st_size
             edges = {
                 at
-                for of in self._ckpt.values()
-                for each in of.pieces
-                if each.file != NO_FILE and each.raw
-                for at in (each.offset, each.offset + each.nbytes)
+                for stored in self._ckpt.values()
+                for each in stored.pieces
+                if each.raw and each.file != NO_FILE
+                for row in list_piece_rows(each, dtypes.nbytes(1, stored.dtype))
+                for at in row
             }
             parts = PartFiles(self._path.parent, self._save, [NewFile(self._path.name, size, tuple(edges))], 0)
             with self._part.open("rb") as opened:
@@ -203,16 +208,15 @@ class StoreTarget:
         # The libraries sync nothing, so that each file is synced once.
         for folder, _, names in os.walk(self._part):
             for name in names:
-                file = Path(folder) / name
-                with file.open("rb") as opened:
+                # A database of several writers removes what it has no use for when it finds the time.
+                with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as opened:
                     os.fsync(opened.fileno())
                     if name in _METADATA:
                         content = opened.read()
                         starts = list_blocks(len(content), ())
                         found = [zlib.crc32(content[at : at + BLOCK]) for at in starts]
-                        files[str(file.relative_to(self._part))] = FileSums(
-                            len(content), starts, np.array(found, np.uint32)
-                        )
+                        here = os.path.relpath(opened.name, self._part)
+                        files[here] = FileSums(len(content), starts, np.array(found, np.uint32))
             sync_folder(Path(folder))
         write_synced(self._part / SIDECAR, write_sums([SavedSums(self._save, files, tensors)]))
         replace_folder(self._part, self._path)

@@ -24,9 +24,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import threading
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,9 +40,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, quoted, shortened
+from reshard.types import dtypes
 from reshard.types.input_files import read_input
 from reshard.types.json_fields import Fields
-from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored
+from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 
 SIDECAR = "reshard.json"
 BLOCK = 1 << 20
@@ -122,45 +125,59 @@ def list_blocks(size: int, parts: Iterable[int]) -> NDArray[np.int64]:
     return np.array(starts, np.int64)
 
 
+class Segments(NamedTuple):
+    """Where the blocks of a file are that have other bytes between them, such as padding: for each stretch of the file
+    its block (-1: of none), and the bytes of that block behind it; for each block its bytes."""
+
+    block: Sequence[int]
+    behind: Sequence[int]
+    length: Mapping[int, int]
+
+
 class BlockSums:
     """Sums of the blocks of numbered files, from runs of bytes in any order; each byte is added once, by one process.
 
-    Several threads may add. `starts` has for each file where its blocks begin, and where the last ends.
+    Several threads may add. `starts` has for each file where its blocks begin, and where the last ends, or where its
+    `segments` do.
     """
 
-    def __init__(self, starts: Mapping[int, NDArray[np.int64]]) -> None:
-        self._starts = starts
+    def __init__(self, starts: Mapping[int, NDArray[np.int64]], segments: Mapping[int, Segments] | None = None) -> None:
+        self._starts, self._segments = starts, segments or {}
         self.found: dict[tuple[int, int], int] = {}
         self._parts: dict[tuple[int, int], tuple[int, int]] = {}  # (file, block): bytes that were added, sum so far
         self._lock = threading.Lock()
 
     def add(self, file: int, offset: int, buffer: Any) -> None:
         """Adds the bytes of a file from `offset` on; `buffer` is anything with contiguous bytes."""
-        starts = self._starts.get(file)
-        view = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
+        starts, segments = self._starts.get(file), self._segments.get(file)
+        view = memoryview(buffer)
         if starts is None or not view.nbytes:
             return
+        view = view.cast("B")
         end = offset + view.nbytes
         # Blocks are cut where tensors end, so a run may meet many of them.
-        block = int(np.searchsorted(starts, offset, "right")) - 1
-        while block < len(starts) - 1 and (low := int(starts[block])) < end:
-            high = int(starts[block + 1])
-            run = view[max(low, offset) - offset : min(high, end) - offset]
+        first = max(0, int(np.searchsorted(starts, offset, "right")) - 1)
+        last = min(int(np.searchsorted(starts, end, "left")), len(starts) - 1)
+        edges = starts[first : last + 1].tolist()
+        for at, (low, high) in enumerate(itertools.pairwise(edges), first):
+            block, behind = (at, 0) if segments is None else (segments.block[at], segments.behind[at])
+            run = view[max(low - offset, 0) : min(high, end) - offset]
+            if block < 0 or not run.nbytes:
+                continue
             # What is read in large runs has whole blocks, of which nothing need be kept.
-            if run.nbytes == high - low:
+            if run.nbytes == self.count_block_bytes(file, block):
                 self.on_block(file, block, zlib.crc32(run))
             else:
                 raw = zlib.crc32(run, _ONES) ^ _ONES  # From a register of zeros, as linearity wants it.
-                behind = max(0, high - end)
+                behind += max(0, high - end)
                 self._add_part(file, block, run.nbytes, _multiply_polynomials(raw, _power_of_bytes(behind)))
-            block += 1
 
     def partials(self) -> list[tuple[int, int, int, int]]:
         """What this process has of blocks that it has not all of, for `merge`: file, block, bytes, sum so far."""
         with self._lock:
             return [(*at, *part) for at, part in sorted(self._parts.items())]
 
-    def merge(self, others: Iterable[Sequence[tuple[int, int, int, int]]]) -> None:
+    def merge(self, others: Iterable[Sequence[Sequence[int]]]) -> None:
         """Adds the `partials` of other processes."""
         for file, block, count, raw in (part for parts in others for part in parts):
             self._add_part(file, block, count, raw)
@@ -169,8 +186,15 @@ class BlockSums:
         """Is called with the sum of each block of which all bytes have been added, and keeps it in `found`."""
         self.found[file, block] = found
 
+    def count_block_bytes(self, file: int, block: int) -> int:
+        """Bytes of a block."""
+        segments = self._segments.get(file)
+        if segments is not None:
+            return segments.length[block]
+        return int(self._starts[file][block + 1] - self._starts[file][block])
+
     def _add_part(self, file: int, block: int, count: int, raw: int) -> None:
-        length = int(self._starts[file][block + 1] - self._starts[file][block])
+        length = self.count_block_bytes(file, block)
         with self._lock:
             had, so_far = self._parts.pop((file, block), (0, 0))
             # No order among runs: the exclusive or has none.
@@ -196,55 +220,86 @@ class BlockChecks(BlockSums):
 
     def __init__(self, ckpt: Checkpoint, sums: SavedSums | None) -> None:
         self._ckpt, self._sums = ckpt, SavedSums("", {}) if sums is None else sums
-        self._names = _names_of_files(ckpt)
         # The same numbers as in the checkpoint.
+        self._names = _names_of_files(ckpt)
         files = self._sums.files
         self._of_file = {at: files[name] for at, name in enumerate(self._names) if name in files}
-        self._gaps: set[tuple[int, int]] = set()
-        self._find_sums_of_pieces()
-        super().__init__({at: np.append(of.starts, of.size) for at, of in self._of_file.items()})
+        starts = {at: np.append(of.starts, of.size) for at, of in self._of_file.items()}
+        self._of_piece: dict[tuple[int, int], tuple[Stored, StoredPiece, int]] = {}
+        stretches = self._list_known_pieces()
+        super().__init__(
+            starts | {file: cut for file, (cut, _) in stretches.items()},
+            {file: segments for file, (_, segments) in stretches.items()},
+        )
 
-    def _find_sums_of_pieces(self) -> None:
-        """Takes what is known of raw pieces as sums of blocks: the checksum that their format has of them, or, of a
-        chunk that is not coded, the sum of its elements, which lie there as they are.
+    def _list_known_pieces(self) -> dict[int, tuple[NDArray[np.int64], Segments]]:
+        """What is known of raw pieces of files without sums of their own, each a block of its file: the sum of a
+        chunk's elements, which lie there as they are, or the checksum that the format has.
         """
-        spans: dict[int, dict[int, tuple[int, int]]] = {}
+        rows_of: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+        lengths: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for stored in self._ckpt.values():
             if isinstance(stored.pieces, ChunkGrid):
                 continue
             of = self._sums.tensors.get(stored.name)
             known = of.sums.tolist() if of is not None and len(of.sums) == len(stored.pieces) else None
-            for number, piece in enumerate(stored.pieces):
-                if not piece.raw or not piece.nbytes or piece.file in self._of_file:
+            size = dtypes.nbytes(1, stored.dtype)
+            for at, piece in enumerate(stored.pieces):
+                if not piece.raw or piece.file == NO_FILE or piece.file in self._of_file or not piece.nbytes:
                     continue
-                if known is not None and piece.strides is None:
-                    spans.setdefault(piece.file, {})[piece.offset] = piece.offset + piece.nbytes, known[number]
+                in_order = list(piece.strides or ()) == sorted(piece.strides or (), reverse=True)
+                if known is not None and in_order:
+                    expected, rows = known[at], list_piece_rows(piece, size)
                 elif piece.checksum is not None and piece.checksum[0] == "crc32":
-                    spans.setdefault(piece.file, {})[piece.offset] = piece.offset + piece.nbytes, piece.checksum[1]
-        for file, chunks in spans.items():
-            size = self._ckpt.files[file].size
-            edges = sorted({0, *chunks, *(end for end, _ in chunks.values())} - {size})
-            # Between chunks lie an index or padding, which nothing is known of.
-            self._gaps |= {(file, block) for block, start in enumerate(edges) if start not in chunks}
-            found = [chunks[start][1] if start in chunks else 0 for start in edges]
-            self._of_file[file] = FileSums(size, np.array(edges, np.int64), np.array(found, np.uint32))
+                    expected, rows = piece.checksum[1], iter([(piece.offset, piece.offset + piece.nbytes)])
+                else:
+                    continue
+                block, listed = len(lengths[piece.file]), list(rows)
+                left = lengths[piece.file][block] = sum(high - low for low, high in listed)
+                self._of_piece[piece.file, block] = stored, piece, expected
+                for low, high in listed:
+                    left -= high - low
+                    rows_of[piece.file].append((low, high, block, left))
+        made: dict[int, tuple[NDArray[np.int64], Segments]] = {}
+        for file, rows in rows_of.items():
+            starts, blocks, behind = [0], [-1], [0]
+            for low, high, block, after in sorted(rows):
+                starts += [low, high]
+                blocks += [block, -1]
+                behind += [after, 0]
+            # Between blocks, and behind the last, are stretches of none.
+            made[file] = np.array([*starts, 1 << 62]), Segments(blocks, behind, lengths[file])
+        return made
+
+    def has_sum_at(self, file: int, offset: int) -> bool:
+        """Whether the byte of a file is in a block with a sum."""
+        starts, segments = self._starts.get(file), self._segments.get(file)
+        if starts is None or segments is None:
+            return starts is not None
+        return segments.block[int(np.searchsorted(starts, offset, "right")) - 1] >= 0
 
     def on_block(self, file: int, block: int, found: int) -> None:
         """Raises `ChecksumError` for a block whose bytes are not those that were saved."""
-        expected = int(self._of_file[file].sums[block])
-        if found == expected or (file, block) in self._gaps:
+        piece = None
+        if (file, block) in self._of_piece:
+            stored, piece, expected = self._of_piece[file, block]
+            tensor, low, high = stored.name, piece.offset, piece.offset + piece.nbytes
+        else:
+            tensor, expected = None, int(self._of_file[file].sums[block])
+            low, high = (int(self._starts[file][block + at]) for at in (0, 1))
+        if found == expected:
             return
-        low, high = (int(self._starts[file][block + at]) for at in (0, 1))
-        # What is told here is worth looking through all pieces.
-        tensor = next(
-            (
-                name
-                for name, each in self._ckpt.items()
-                for at in each.pieces
-                if at.file == file and at.offset < high and low < at.offset + at.nbytes
-            ),
-            None,
-        )
+        if piece is None:
+            # What is told here is worth looking through all pieces.
+            tensor = next(
+                (
+                    name
+                    for name, each in self._ckpt.items()
+                    for at in each.pieces
+                    if at.file == file and at.offset < high and low < at.offset + at.nbytes
+                ),
+                None,
+            )
         of = "" if tensor is None else f" of tensor {quoted(tensor)}"
         writer = f"save {self._sums.save}" if self._sums.save else "its writer"
         raise ChecksumError(
@@ -265,6 +320,26 @@ class BlockChecks(BlockSums):
                     f"not what save {self._sums.save} wrote: the crc32 of its elements is {found:08x}, not "
                     f"{expected:08x}; {_ADVICE}"
                 )
+
+
+def list_piece_rows(piece: StoredPiece, size: int) -> Iterator[tuple[int, int]]:
+    """The bytes of a raw piece in stretches without padding, in C order; `size` is that of an element.
+
+    >>> list(list_piece_rows(StoredPiece(((0, 2), (0, 3)), 0, 80, 28, strides=(4, 1)), 4))
+    [(80, 92), (96, 108)]
+    """
+    extents, strides = [stop - start for start, stop in piece.box], piece.strides or ()
+    if math.prod(extents) * size == piece.nbytes:  # In whatever order.
+        yield piece.offset, piece.offset + piece.nbytes
+        return
+    below, inner = 1, len(extents)
+    # The last dims without padding are one row.
+    while inner and (not strides or extents[inner - 1] == 1 or strides[inner - 1] == below):
+        below *= extents[inner - 1]
+        inner -= 1
+    for index in np.ndindex(*extents[:inner]):
+        at = piece.offset + size * sum(number * step for number, step in zip(index, strides, strict=False))
+        yield at, at + below * size
 
 
 def sum_chunks(
@@ -297,13 +372,6 @@ def sidecar_of(path: str | os.PathLike[str]) -> Path:
     """Where the sidecar of a checkpoint is: in its folder, or beside its only file."""
     given = Path(path)
     return given / SIDECAR if given.is_dir() else given.with_name(f"{given.name}.{SIDECAR}")
-
-
-def find_checks(ckpt: Checkpoint) -> BlockChecks | None:
-    """What compares a checkpoint with its checksums, in a sidecar or in its own format; None if there are none."""
-    sums = find_sums(ckpt)
-    pieces = (at for of in ckpt.values() if not isinstance(of.pieces, ChunkGrid) for at in of.pieces)
-    return None if sums is None and all(at.checksum is None for at in pieces) else BlockChecks(ckpt, sums)
 
 
 def find_sums(ckpt: Checkpoint) -> SavedSums | None:
