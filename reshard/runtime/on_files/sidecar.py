@@ -374,6 +374,13 @@ def sidecar_of(path: str | os.PathLike[str]) -> Path:
     return given / SIDECAR if given.is_dir() else given.with_name(f"{given.name}.{SIDECAR}")
 
 
+def find_checks(ckpt: Checkpoint) -> BlockChecks | None:
+    """What compares a checkpoint with its checksums, in a sidecar or in its own format; None if there are none."""
+    sums = find_sums(ckpt)
+    pieces = (at for of in ckpt.values() if not isinstance(of.pieces, ChunkGrid) for at in of.pieces)
+    return None if sums is None and all(at.checksum is None for at in pieces) else BlockChecks(ckpt, sums)
+
+
 def find_sums(ckpt: Checkpoint) -> SavedSums | None:
     """What the sidecar of a checkpoint says of its files, None without a sidecar.
 
