@@ -6,6 +6,7 @@ straight into the array that is to be filled; a chunk that is not there is an er
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Mapping
@@ -179,16 +180,19 @@ class TensorStoreDriver:
         at = {**self._store, "path": self._store.get("path", "") + (f"{stored.name}/" if stored.name else "")}
         try:
             values = self._library.KvStore.open(at, context=self._context).result()
-            version_3 = values.read("zarr.json").result().state == "value"
+            said = values.read("zarr.json").result()
+            driver = "zarr3" if said.state == "value" else "zarr"
+            if driver == "zarr":
+                said = values.read(".zarray").result()
             spec = {
-                "driver": "zarr3" if version_3 else "zarr",
+                "driver": driver,
                 "kvstore": at,
+                "metadata": json.loads(said.value),
                 "fill_missing_data_reads": self._fill,
                 "store_data_equal_to_fill_value": True,
-                # Metadata are read once for all, when the array is opened.
-                "recheck_cached_metadata": False,
             }
-            opened = self._library.open(spec, open=True, context=self._context).result()
+            # They were read just now: on a slow store a second read would cost as much as a chunk.
+            opened = self._library.open(spec, open=True, assume_metadata=True, context=self._context).result()
         except Exception as error:
             raise self._explain_failure(error, stored, "its array cannot be opened") from None
         if tuple(opened.shape) != stored.shape or opened.dtype.name != stored.dtype:
