@@ -178,7 +178,7 @@ def _move_leaves(
 
         moved = joint_moves(placement.name_leaves(x), leaves, goals, place, options)
         return _discard_shared(leaves, uses, moved) if options.donate else moved
-    if not (tracing or options.donate) and len(goals) > 1:
+    if len(goals) > 1 and not (tracing or options.donate or options.budget is not None):
         asked = {at: own for at, goal in enumerate(goals) if (own := _ask_joint_move(goal, leaves, sources, options))}
         together = crossing.find_joint_moves(asked)
         if together:
@@ -224,7 +224,7 @@ def _ask_joint_move(
     x, target = leaves[goal.reads[0]], goal.target
     if not isinstance(target, NamedSharding) or not isinstance(target.mesh, Mesh) or sources[goal.reads[0]] is not None:
         return None
-    if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding) or options.budget is not None:
+    if not isinstance(x, jax.Array) or not isinstance(x.sharding, NamedSharding) or x.sharding.mesh is target.mesh:
         return None
     if placement.is_key_dtype(x.dtype) or x.weak_type or placement.leaves_open(target):
         return None

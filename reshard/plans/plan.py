@@ -633,7 +633,9 @@ class Batch:
     @cached_property
     def launches(self) -> int:
         """Collective calls: those of one plan; where senders and receivers differ, as many as all of them take."""
-        return sum(count_joint_rounds(step.judgement for step in steps) for steps in self.steps)
+        if len(self.plans) == 1:
+            return self.plans[0].launches
+        return sum(count_joint_rounds([step.judgement for step in steps]) for steps in self.steps)
 
     @property
     def received_bytes(self) -> int:

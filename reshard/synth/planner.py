@@ -149,6 +149,8 @@ def may_gather(source: Layout, target: Layout) -> bool:
     >>> [may_gather(rows, Layout.parse(text, server)) for text in ("f32[{tp}6]", "f32[{rep}{tp}3]")]
     [True, False]
     """
+    if source.mesh is target.mesh:
+        return False
     partial = source.partial or target.partial
     return not (partial or count_copies(source) > 1 or count_copies(target) == 1) and not one_set(
         source.mesh, target.mesh

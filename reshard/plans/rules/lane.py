@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -140,18 +140,20 @@ def list_pairs(operand: Layout, result: Layout, mode: StepMode) -> Iterator[tupl
                 yield message.sender, message.receiver
 
 
-def count_joint_rounds(steps: Iterable[tuple[str, Layout, Layout, StepMode]]) -> int:
+def count_joint_rounds(steps: Sequence[tuple[str, Layout, Layout, StepMode]]) -> int:
     """The launches of some steps of one lane together, whose kinds, layouts and modes are given.
 
     >>> from reshard.types import Mesh
     >>> target = Layout.parse("f32[{tp}2]", Mesh({"tp": 3}, device_ids=[4, 5, 6]))
     >>> sources = (Layout.parse("f32[{x}2]", Mesh({"x": 3}, device_ids=range(at, at + 3))) for at in (0, 1))
-    >>> count_joint_rounds(("exchange", source, target, PLAIN) for source in sources)
+    >>> count_joint_rounds([("exchange", source, target, PLAIN) for source in sources])
     2
     """
+    kind, operand, result, mode = first = steps[0]
+    if kind != "exchange" or (mode.view is None and one_set(operand.mesh, result.mesh)):
+        return check_step(*first).launches
     each = dict.fromkeys(steps)
-    kind, operand, result, mode = first = next(iter(each))
-    if len(each) == 1 or kind != "exchange" or (mode.view is None and one_set(operand.mesh, result.mesh)):
+    if len(each) == 1:
         return check_step(*first).launches
     if mode.gathers:
         gathered = any(gathering_figures(one, other, mode.view).gathered for _, one, other, mode in each)
