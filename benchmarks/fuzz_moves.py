@@ -390,9 +390,13 @@ ArrayTiles = dict[str, dict[int, np.ndarray]]
 
 
 def check_tree(choose: random.Random) -> str:
-    """Plans a tree of random moves, some of them equal and some with shared ends, and runs it; returns its kind."""
-    few = [random_move(choose, choose.choice(CASTS), 120, 0.2) for _ in range(choose.randint(1, 4))]
-    case = TreeCase({f"w{at}": choose.choice(few) for at in range(choose.randint(1, 8))}, {}, {})
+    """Plans a tree of random moves, some of them equal and some with shared ends, and runs it; returns its kind.
+
+    One in four has many moves, from sets of devices of their own: then relays gather, and share launches.
+    """
+    most, count = ((4, 8), (16, 40))[choose.random() < 0.25]
+    few = [random_move(choose, choose.choice(CASTS), 120, 0.2) for _ in range(choose.randint(1, most))]
+    case = TreeCase({f"w{at}": choose.choice(few) for at in range(choose.randint(1, count))}, {}, {})
     if choose.random() < 0.6:
         for name in "pq"[: choose.randint(1, 2)]:
             case.add_parts(choose, name)

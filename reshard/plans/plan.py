@@ -862,7 +862,7 @@ def list_lanes(plan: Plan) -> tuple[object, ...] | None:
             return None
         # Between sets of devices, where a step is that sends nothing does not matter.
         local = plan.crosses and not step.launches
-        keys.append((step.kind, step.operand.dtype, step.result.dtype) if local else lane.key)
+        keys.append(("here", step.kind, step.operand.dtype, step.result.dtype) if local else lane.key)
     return tuple(keys)
 
 

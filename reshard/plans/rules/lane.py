@@ -36,7 +36,6 @@ from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import count_gathered_rounds, find_replica_groups, gathering_figures, list_given
 from reshard.geometry.remesh import one_set
-from reshard.geometry.view_layouts import settle_windows
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import CROSSING, check_step, count_buffers
 from reshard.plans.rules.step_mode import PLAIN, StepMode
@@ -134,8 +133,7 @@ def list_pairs(operand: Layout, result: Layout, mode: StepMode) -> Iterator[tupl
             for sender in senders:
                 yield from ((sender, receiver) for receiver in receivers if sender != receiver)
     else:
-        alike = None if mode.view is None else settle_windows(operand, result, mode.view)
-        for message in exchange_messages(operand, result, alike):
+        for message in exchange_messages(operand, result, mode.view):
             if message.sender != message.receiver:
                 yield message.sender, message.receiver
 
