@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError, quoted
@@ -102,9 +102,7 @@ class View:
         sizes = read_items(shape)
         if sizes is None:
             raise PlanError(f"shape {quoted(shape)} of a view: give one size per dim, such as (16, 8)")
-        atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(sizes))
-        each = tuple((at,) for at in range(len(atoms)))
-        return cls(atoms, each, each)
+        return _keep_dims(tuple(sizes))
 
     @cached_property
     def source_shape(self) -> tuple[int, ...]:
@@ -136,13 +134,11 @@ class View:
         digits = [(atom.size, source.get(at, 0), target.get(at, 0)) for at, atom in enumerate(self.atoms)]
         return canonical_map(digits, start, end)
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether it leaves every array as it is; filling a part does not, even if that is all of the target."""
         return (
-            not self.into
-            and self.source_shape == self.target_shape
-            and self.map == View.identity(self.source_shape).map
+            not self.into and self.source_shape == self.target_shape and self.map == _keep_dims(self.source_shape).map
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,6 +200,14 @@ def _check_atom(atom: object) -> None:
             raise PlanError(
                 f"atom {atom.name!r}: the {atom.size} values from {window.start} on leave its {window.size} values"
             )
+
+
+@lru_cache(maxsize=4096)
+def _keep_dims(shape: tuple[int, ...]) -> View:
+    """The identity of arrays of a shape: thousands of a model's have few shapes."""
+    atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(shape))
+    each = tuple((at,) for at in range(len(atoms)))
+    return View(atoms, each, each)
 
 
 def _atom_strides(groups: Groups, sizes: Sequence[int]) -> dict[int, int]:

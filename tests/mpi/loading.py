@@ -120,7 +120,7 @@ def bad_files(comm: MPI.Intracomm) -> Iterator[Case]:
     one = _OneFile(comm)
     yield "a read that fails", partial(one.refused, _fail, "Input/output error")
     yield "a file that is touched", partial(one.refused, lambda: os.utime(one.path), "has changed since")
-    yield "a file that is cut", partial(one.refused, lambda: os.truncate(one.path, 90), "was cut")
+    yield "a file that is cut", partial(one.refused, lambda: os.truncate(one.path, 90), "w.safetensors")
 
     def hidden() -> None:
         one.write()
