@@ -413,7 +413,8 @@ def measure_throttled(folder: Path, task: dict[str, Any], shapes: Shapes) -> Non
         calls = sum(rank["calls"] for rank in ranks)
         print(
             f"{replicas} replicas: {again:.3f} s = {again * BANDWIDTH / total:.3f} of it, the first {took:.3f} s; "
-            f"{read / total:.4f} of the bytes in {calls} reads; each rank its slices {each:.3f} s = {each * BANDWIDTH / total:.2f}",
+            f"{read / total:.4f} of the bytes in {calls} reads; each rank its slices {each:.3f} s = "
+            f"{each * BANDWIDTH / total:.2f}",
             flush=True,
         )
 

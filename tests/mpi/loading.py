@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import tempfile
@@ -40,6 +41,11 @@ def random_loads(comm: MPI.Intracomm) -> Iterator[Case]:
         for seed in range(60 * nodes, 60 * nodes + 25):
             if next(iter(draw_problem(random.Random(seed)).moves.values())).target.mesh.size <= comm.size:
                 yield f"seed {seed}, {nodes} nodes", partial(_load, comm, folder, seed)
+
+
+def few_loads(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Some of these, on one node."""
+    return itertools.islice(random_loads(comm), 8)
 
 
 def _load(comm: MPI.Intracomm, folder: Path, seed: int) -> None:

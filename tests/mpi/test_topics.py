@@ -38,6 +38,7 @@ FAST = {
         "again.moves",
         "strides.sampled",
         "trees.own_readers",
+        "loading.few_loads",
         "loading.bad_files",
         "loading.odd_requests",
         "saving.formats",
