@@ -128,10 +128,11 @@ class _RankLoad:
         self._results: dict[str, WindowTile] = {}
         self._memory = ResultMemory()
         self._length = longest_buffers(plan)
-        # Two waves' worth of it: while ranks read in one, the next wave is read to the other.
         # Buffers in the node's memory, so that its ranks read in each other's; in private memory where it has no room.
-        self._place = team.arena.take(2 * self._length, partial(team.gather, watch)) if self._length else 0
-        shape, dtype = (2 * self._length,), np.dtype(np.uint8)
+        # While ranks read in one, the next wave is read to the other.
+        nbytes = min(2, len(plan.waves)) * self._length
+        self._place = team.arena.take(nbytes, partial(team.gather, watch)) if nbytes else 0
+        shape, dtype = (nbytes,), np.dtype(np.uint8)
         self._buffer = team.arena.hold(self._place, shape, dtype) if self._place else np.empty(shape, dtype)
 
     def run(self, progress: Progress) -> dict[str, Array | None]:

@@ -179,8 +179,8 @@ MOST_BYTES = (2 << 30) - 4096
 SHORT = 16 << 10
 """Bytes of a run below which a buffer and a copy take less than a buffer of its own in the call."""
 
-SCRATCH = 8 << 20
-"""Bytes that are read into a buffer at once."""
+SCRATCH = 1 << 20
+"""Bytes that are read into a buffer at once: they stay in a core's cache until they are copied."""
 
 
 class SpanPart(NamedTuple):
