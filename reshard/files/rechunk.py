@@ -6,15 +6,31 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from os import PathLike
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from reshard.errors import FileError, did_you_mean, quoted
 from reshard.files.open import open as open_checkpoint
 from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
+from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together
+from reshard.runtime.on_files.drivers import check_missing, create_stored, describe_array, open_driver
+from reshard.runtime.on_files.formats.hdf5 import read_hdf5
+from reshard.runtime.on_files.formats.npy import read_npy
+from reshard.runtime.on_files.formats.zarr import read_zarr
+from reshard.runtime.on_files.rechunking import BoxReader, BoxWriter, run_array
+from reshard.runtime.on_files.stored_boxes import (
+    StoredReader,
+    StoredWriter,
+    create_npy,
+    find_read_unit,
+    needs_driver,
+)
 from reshard.synth.options import read_budget
 from reshard.synth.rechunking import plan_rechunking
 from reshard.types import dtypes
@@ -29,6 +45,11 @@ StoreFormat = Literal["zarr", "zarr2", "hdf5", "npy"]
 _CODED = 2
 """What a coded chunk takes beside its place in the window, in chunks: its bytes as stored, and as decoded."""
 
+
+T = TypeVar("T")
+
+_PATIENCE = 7 * 24 * 3600.0
+"""Seconds for which ranks wait for each other."""
 
 _BATCH = 8 << 20
 """Bytes of chunks that a thread asks a library for at once: more saves no time."""
@@ -72,6 +93,7 @@ def rechunk(
     format: StoreFormat | None = None,
     shards: Chunks | None = None,
     codec: str | None = "same",
+    missing: Literal["refuse", "fill"] = "refuse",
 ) -> RechunkPlan:
     """Writes the arrays of a store to `target` in other chunks, and returns the plan by which it did.
 
@@ -80,64 +102,107 @@ def rechunk(
     "2GiB") is what windows, blocks and coded chunks take at most, in each process; beside it there is what Python and
     its libraries take. `format` is "zarr" (version 3), "zarr2", "hdf5" or "npy", by default that of the source.
     `shards` are files of several chunks, for zarr 3: each is written whole, by one process. `codec` is None, "zstd",
-    "gzip" or "blosc". Fill values, attributes and names of dims are kept where formats have them.
+    "gzip" or "blosc". Fill values, attributes and names of dims are kept where formats have them. A chunk of zarr that
+    is not there is an error, or with `missing="fill"` the fill value.
+
+    With `comm` all its ranks call it, on one file system: each has `memory`, they share windows or blocks, and raise
+    together.
 
     The target appears under its name when all of it is written; until then it is built beside. Raises `FileError` if
     there is something at `target` already, and `BudgetError` if a chunk does not fit in `memory`.
     """
-    # Everything that can be refused is, before anything is made.
-    ckpt = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    kind = format or _find_format(ckpt)
-    store = _plan_store(ckpt, chunks, memory, 1, kind, shards, codec)
+    processes: Processes = OneProcess()
+    if comm is not None:
+        # Ranks wait for each other while one reads a block: however long that is, it is no fault.
+        processes = import_module("reshard.mpi.saving").RankProcesses(comm, _PATIENCE)
     path: str = os.path.abspath(os.path.join(target))
-    if os.path.lexists(path):
-        raise FileError(f"{quoted(path)} is there already; remove it, or give another target")
     folder, name = os.path.split(path)
-    built = os.path.join(folder, f".{name}-{os.urandom(4).hex()}.part")
+    built = os.path.join(folder, f".{name}-{processes.gather(os.urandom(4).hex())[0]}.part")
+
+    def prepare() -> tuple[Checkpoint, StoreFormat, _NewStore]:
+        # Everything that can be refused is, before anything is made.
+        ckpt = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+        kind = format or _find_format(ckpt)
+        store = _plan_store(ckpt, chunks, memory, processes.size, kind, shards, codec)
+        if os.path.lexists(path):
+            raise FileError(f"{quoted(path)} is there already; remove it, or give another target")
+        if kind == "hdf5" and processes.size > 1:
+            raise FileError(f"{quoted(path)}: one process writes an HDF5 file; take zarr, or leave comm= out")
+        check_missing(ckpt, list(store.arrays), missing)
+        return ckpt, kind, store
+
+    def make() -> None:
+        # One process makes the store; the others look at it after that.
+        if processes.rank == 0 and kind == "npy":
+            create_npy(built, store.arrays)
+        elif processes.rank == 0:
+            create_stored(built, kind, store.arrays, _read_group_attributes(ckpt))
+
+    def look() -> Checkpoint:
+        # All of them before one writes: half a file of another would be taken for a fault.
+        readers: dict[str, Callable[[str], Checkpoint]] = {"npy": read_npy, "hdf5": read_hdf5}
+        return readers.get(kind, read_zarr)(built)
+
+    def publish() -> None:
+        if processes.rank == 0:
+            os.rename(built, path)
+
+    together = partial(_do_together, processes, path)
     try:
-        _write_store(ckpt, built, kind, store)
-        os.rename(built, path)
-    except OSError as error:
-        raise FileError(f"{quoted(path)} cannot be written ({error.strerror or error})") from None
+        ckpt, kind, store = together(prepare)
+        together(make)
+        made = together(look)
+        _fill_store(ckpt, made, kind, store, processes, comm, missing)
+        together(publish)
     finally:
         # What is there still is of a run that failed.
-        if os.path.isdir(built):
+        if processes.rank == 0 and os.path.isdir(built):
             shutil.rmtree(built, ignore_errors=True)
-        elif os.path.lexists(built):
+        elif processes.rank == 0 and os.path.lexists(built):
             os.unlink(built)
     return store.plan
 
 
-def _write_store(ckpt: Checkpoint, path: str, kind: StoreFormat, store: _NewStore) -> None:
-    """Makes the arrays at a path, and fills them one after the other."""
-    from reshard.runtime.numpy_tiles import numpy_dtype
-    from reshard.runtime.on_files.drivers import check_missing, create_stored, open_driver
-    from reshard.runtime.on_files.rechunking import run_array
-    from reshard.runtime.on_files.stored_boxes import StoredReader, StoredWriter, create_npy, needs_driver
+def _do_together(processes: Processes, path: str, do: Callable[[], T]) -> T:
+    """What `do` returns, once all processes have done it; all raise the error of any."""
+    result: T | None = None
+    error: Exception | None = None
+    try:
+        result = do()
+    except OSError as failed:
+        error = FileError(f"{quoted(path)} cannot be written ({failed.strerror or failed})")
+    except Exception as failed:  # Whatever it is, the others must not go on without this process.
+        error = failed
+    raise_together(processes, error)
+    return cast("T", result)
 
-    # Chunks that nobody wrote are fill values to some and lost files to others: the caller says which.
-    names = list(store.arrays)
-    check_missing(ckpt, names)
-    made = (
-        create_npy(path, store.arrays)
-        if kind == "npy"
-        else create_stored(path, kind, store.arrays, _read_group_attributes(ckpt))
-    )
-    reading = open_driver(ckpt) if any(needs_driver(ckpt[name]) for name in names) else None
+
+def _fill_store(
+    ckpt: Checkpoint,
+    made: Checkpoint,
+    kind: StoreFormat,
+    store: _NewStore,
+    processes: Processes,
+    comm: Any,
+    missing: Literal["refuse", "fill"],
+) -> None:
+    """Fills the arrays of a new store, one after the other."""
+    reading = open_driver(ckpt, missing) if any(needs_driver(ckpt[name]) for name in store.arrays) else None
     writing = None if kind == "npy" else open_driver(made)
-    threads = max(2, min(8, os.cpu_count() or 1))
+    # Processes of a machine share its cores.
+    threads = max(2 if processes.size == 1 else 1, min(8, (os.cpu_count() or 1) // processes.size))
     try:
         with ThreadPoolExecutor(threads) as pool:
             for name, plan in store.plan.arrays.items():
                 stored, new = ckpt[name], store.arrays[name]
                 driver = reading if needs_driver(stored) else None
                 batches = _count_batches(plan, threads)
-                reader = StoredReader(ckpt, stored, driver, batches[0], pool)
+                reader: BoxReader = StoredReader(ckpt, stored, driver, batches[0], pool)
                 # An array alone in a .npy file is called as the file is.
                 into = made[name if name in made else next(iter(made))]
-                base = os.path.join(path, name, "c" if kind == "zarr" else "", "")
+                base = os.path.join(made.path, name, "c" if kind == "zarr" else "", "")
                 raw = ("" if kind == "npy" else base) if name in store.raw else ""
-                writer = StoredWriter(
+                writer: BoxWriter = StoredWriter(
                     made,
                     into,
                     None if name in store.raw else writing,
@@ -147,7 +212,10 @@ def _write_store(ckpt: Checkpoint, path: str, kind: StoreFormat, store: _NewStor
                     raw,
                     "/" if kind == "zarr" else ".",
                 )
-                run_array(plan, numpy_dtype(new.dtype), reader, writer, f"{path}.spill")
+                if plan.dealt >= 0:
+                    shared: Any = import_module("reshard.mpi.rechunking").SharedWindow
+                    reader = writer = shared(comm, processes, plan, reader, writer)
+                run_array(plan, numpy_dtype(new.dtype), reader, writer, f"{made.path}.spill", processes)
     finally:
         for each in (reading, writing):
             if each is not None:
@@ -164,9 +232,6 @@ def _plan_store(
     codec: str | None,
 ) -> _NewStore:
     """The plan of each array, and what is made of it."""
-    from reshard.runtime.on_files.drivers import describe_array
-    from reshard.runtime.on_files.stored_boxes import find_read_unit, needs_driver
-
     if kind not in ("zarr", "zarr2", "hdf5", "npy"):
         raise FileError(f"format {quoted(kind)}: give 'zarr', 'zarr2', 'hdf5' or 'npy'")
     limit = read_budget(memory, "memory")

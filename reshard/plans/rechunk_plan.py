@@ -74,12 +74,15 @@ class ArrayRechunk:
     The array is cut into regions of shape `region`, whole target chunks each. A region is read along dim `along`,
     `step` rows at a time, into a window of `window` rows; target chunks are written as soon as their rows are there.
     A source chunk that regions share is read for each of them. With a `spill`, the window takes part of a region only.
-    `priced_bytes` are those read and written, with short runs of spill files as `least_run` bytes each.
+    Several processes share the windows along dim `dealt`, each reading some of the chunks for all; if it is -1, each
+    has regions (with a spill: blocks) of its own. `priced_bytes` are those read and written, with short runs of spill
+    files as `least_run` bytes each.
     """
 
     task: RechunkTask
     region: tuple[int, ...]
     along: int
+    dealt: int
     step: int
     window: int
     spill: Spill | None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise, product
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.plans.rechunk_plan import ArrayRechunk, Spill
+from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together
 from reshard.runtime.on_files.stored_boxes import STAGING, iterate_slabs, read_all, select_part, write_all
 from reshard.types.stored import Box
 
@@ -118,20 +120,44 @@ class SpillFile:
         return _count_before(self._box, block) + _count_before(block, fragment)
 
 
-def run_array(plan: ArrayRechunk, dtype: np.dtype[Any], reader: BoxReader, writer: BoxWriter, spill_path: str) -> None:
-    """Reads all of an array and writes all of it in its new chunks, in this process."""
+def run_array(
+    plan: ArrayRechunk,
+    dtype: np.dtype[Any],
+    reader: BoxReader,
+    writer: BoxWriter,
+    spill_path: str,
+    processes: Processes,
+) -> None:
+    """Reads all of an array and writes all of it in its new chunks; all processes call it, and raise together."""
     task = plan.task
     # Regions begin where target chunks do: nobody writes a part of one.
     starts = [range(0, size, block) for size, block in zip(task.shape, plan.region, strict=True)]
-    for corner in product(*starts):
-        region = tuple(
-            (start, min(size, start + block))
-            for start, size, block in zip(corner, task.shape, plan.region, strict=True)
-        )
-        if plan.spill is None:
-            _stream_region(plan, region, region, dtype, reader, writer, None)
-        else:
-            _spill_region(plan, plan.spill, region, dtype, reader, writer, spill_path)
+    error: Exception | None = None
+    for number, corner in enumerate(product(*starts)):
+        sizes = zip(corner, task.shape, plan.region, strict=True)
+        region = tuple((start, min(size, start + block)) for start, size, block in sizes)
+        if plan.spill is not None:
+            _spill_region(plan, plan.spill, region, dtype, reader, writer, spill_path, processes)
+        elif plan.dealt >= 0:
+            share = list_shares(plan, region)[processes.rank]
+            _stream_region(
+                plan, region, _replace_dim(region, plan.dealt, share), dtype, reader, writer, None, OneProcess()
+            )
+        elif number % processes.size == processes.rank and error is None:
+            try:
+                _stream_region(plan, region, region, dtype, reader, writer, None, OneProcess())
+            except Exception as failed:  # The others are told at the end: until then none waits for another.
+                error = failed
+    raise_together(processes, error)
+
+
+def list_shares(plan: ArrayRechunk, region: Box) -> list[tuple[int, int]]:
+    """The rows along dim `dealt` of a region that each process has in its window: whole target chunks."""
+    start, stop = region[plan.dealt]
+    chunk = plan.task.target_chunks[plan.dealt]
+    rows = math.ceil(math.ceil((stop - start) / chunk) / plan.task.processes) * chunk
+    bounds = [min(stop, start + rows * at) for at in range(plan.task.processes + 1)]
+    return list(pairwise(bounds))
 
 
 def _stream_region(
@@ -142,6 +168,7 @@ def _stream_region(
     reader: BoxReader,
     writer: BoxWriter,
     spilled: SpillFile | None,
+    processes: Processes,
 ) -> None:
     """Reads a region step by step; `kept`, a part of it, goes through the window, the rest into the spill file."""
     along, task = plan.along, plan.task
@@ -157,13 +184,14 @@ def _stream_region(
     while low < end:
         high = min(end, grid_start + ((low - grid_start) // step + 1) * step)
         rows, place = kept, window
-        if window.size:
+        # A share without elements reads along with the others, too.
+        if shape[along]:
             rows = _replace_dim(kept, along, (low, high))
             place = window[select_part(rows, _replace_dim(kept, along, (written, written + shape[along])))]
         if spilled is None:
             reader.read_box(rows, place)
         else:
-            _read_blocks(plan, _replace_dim(region, along, (low, high)), rows, place, reader, spilled)
+            _read_blocks(plan, _replace_dim(region, along, (low, high)), rows, place, reader, spilled, processes)
         # Whole target chunks are ready up to here; the rows behind move to the front of the window.
         ready = high if high == end else high // target * target
         if ready > written and window.size:
@@ -179,14 +207,23 @@ def _stream_region(
 
 
 def _read_blocks(
-    plan: ArrayRechunk, rows: Box, kept: Box, place: NDArray[Any], reader: BoxReader, spilled: SpillFile
+    plan: ArrayRechunk,
+    rows: Box,
+    kept: Box,
+    place: NDArray[Any],
+    reader: BoxReader,
+    spilled: SpillFile,
+    processes: Processes,
 ) -> None:
     """Reads the blocks of a step, and puts each of their elements into the window or into the spill file."""
     assert plan.spill is not None
     origin = _floor_corner(rows, plan.task.source_chunks)
     # One buffer for all blocks: memory that is given back would be cleared by the system and faulted in again.
     buffer = np.empty(math.prod(plan.spill.reads), place.dtype)
-    for block in iterate_grid(rows, origin, plan.spill.reads):
+    for number, block in enumerate(iterate_grid(rows, origin, plan.spill.reads)):
+        # Steps have a few blocks each, so that processes begin at another one each time.
+        if (number + rows[plan.along][0] // plan.step) % processes.size != processes.rank:
+            continue
         inside = _intersect(block, kept)
         # All of it stays in memory, so it is read where it belongs.
         if inside == block:
@@ -208,6 +245,7 @@ def _spill_region(
     reader: BoxReader,
     writer: BoxWriter,
     spill_path: str,
+    processes: Processes,
 ) -> None:
     """Reads a region into the window and a file; then each file into the next, and the last into target chunks."""
     first, end = region[spill.dim]
@@ -216,36 +254,49 @@ def _spill_region(
     rest = _replace_dim(region, spill.dim, (middle, end))
     # The last region along the dim may be so short that all of it fits.
     if middle == end:
-        _stream_region(plan, region, kept, dtype, reader, writer, None)
+        _stream_region(plan, region, kept, dtype, reader, writer, None, processes)
         return
     origin, cutters = _floor_corner(region, plan.task.source_chunks), spill.reads
     previous: SpillFile | None = None
     descriptors: list[int] = []
     try:
-        for at, block in enumerate(spill.runs):
-            # Unlinked at once: nothing is left behind, however the process ends.
-            path = f"{spill_path}-{at % 2}"
-            descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-            os.unlink(path)
-            current = SpillFile(descriptors[-1], rest, block, origin, cutters)
-            if previous is None:
-                _stream_region(plan, region, kept, dtype, reader, writer, current)
-            else:
-                for box, data in _read_runs(previous, dtype, spill.runs[at - 1]):
-                    current.write_parts(box, data)
-                os.close(descriptors.pop(0))
-            previous, origin, cutters = current, [start for start, _ in rest], block
-        assert previous is not None
-        for box, data in _read_runs(previous, dtype, spill.runs[-1]):
-            writer.write_box(box, data)
+        for at, block in enumerate((*spill.runs, None)):
+            error: Exception | None = None
+            try:
+                if block is None:
+                    assert previous is not None
+                    for box, data in _read_runs(previous, dtype, spill.runs[-1], processes):
+                        writer.write_box(box, data)
+                else:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                    descriptors.append(os.open(f"{spill_path}-{at % 2}", flags, 0o600))
+                    current = SpillFile(descriptors[-1], rest, block, origin, cutters)
+                    if previous is None:
+                        _stream_region(plan, region, kept, dtype, reader, writer, current, processes)
+                    else:
+                        for box, data in _read_runs(previous, dtype, spill.runs[at - 1], processes):
+                            current.write_parts(box, data)
+                        os.close(descriptors.pop(0))
+                    previous, origin, cutters = current, [start for start, _ in rest], block
+            except Exception as failed:  # Whatever it is, no process goes on reading what another has not written.
+                error = failed
+            raise_together(processes, error)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+        # All have passed the same passes, so nobody opens a file that another removes.
+        if processes.rank == 0:
+            for number in range(2):
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{spill_path}-{number}")
+        processes.gather("")
 
 
-def _read_runs(spilled: SpillFile, dtype: np.dtype[Any], block: Sequence[int]) -> Iterator[tuple[Box, NDArray[Any]]]:
+def _read_runs(
+    spilled: SpillFile, dtype: np.dtype[Any], block: Sequence[int], processes: Processes
+) -> Iterator[tuple[Box, NDArray[Any]]]:
     buffer = np.empty(math.prod(block), dtype)
-    for box in spilled.list_blocks():
+    for box in spilled.list_blocks()[processes.rank :: processes.size]:
         extents = [stop - start for start, stop in box]
         data = buffer[: math.prod(extents)].reshape(extents)
         spilled.read_block(box, data)

@@ -28,12 +28,19 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     """
     # Nothing is read of an array without elements, and an array without dims is one of a single row.
     if not math.prod(task.shape):
-        return ArrayRechunk(task, task.target_chunks, 0, 1, 1, None, 0, 0, 0, 0, 0)
+        return ArrayRechunk(task, task.target_chunks, 0, -1, 1, 1, None, 0, 0, 0, 0, 0)
     if not task.shape:
         task = replace(task, shape=(1,), source_chunks=(1,), target_chunks=(1,))
     written = math.prod(-(-size // chunk) * chunk for size, chunk in zip(task.shape, task.target_chunks, strict=True))
     chunks_written = written // math.prod(task.target_chunks)
-    streamed = find_streamed_regions(task)
+    streamed = find_streamed_regions(replace(task, processes=1))
+    if task.processes > 1:
+        # With regions of their own processes need nobody. Together they have larger ones, or enough of them for all.
+        joint = find_streamed_regions(task)
+        if joint is not None and (
+            streamed is None or joint.read < streamed.read or _count_regions(task, streamed) == 1
+        ):
+            streamed = joint
     below = None if streamed is None else (streamed.read + written) * task.itemsize
     # Only a cheaper one is worth the files.
     spilled = find_spilled_regions(task, below)
@@ -42,6 +49,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
             task,
             spilled.region,
             spilled.along,
+            -1,
             spilled.spill.reads[spilled.along],
             spilled.window,
             spilled.spill,
@@ -65,6 +73,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
         task,
         streamed.region,
         streamed.along,
+        streamed.dealt,
         step,
         window,
         None,
@@ -76,6 +85,10 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     )
 
 
+def _count_regions(task: RechunkTask, streamed: StreamedRegions) -> int:
+    return math.prod(-(-size // block) for size, block in zip(task.shape, streamed.region, strict=True))
+
+
 def _widen_step(task: RechunkTask, streamed: StreamedRegions) -> tuple[int, int, int]:
     """Rows that are read at a time, rows of the window, bytes at the peak: more rows while memory has room for them."""
     along, region = streamed.along, streamed.region
@@ -83,8 +96,10 @@ def _widen_step(task: RechunkTask, streamed: StreamedRegions) -> tuple[int, int,
     cross = streamed.held // max(1, min(streamed.window, region[along])) * task.itemsize
     step, window = task.source_chunks[along], streamed.window
     # A direct region is read at once; the parts of a window that processes share are as they are.
-    if window >= region[along] or task.processes > 1:
-        return (region[along] if window >= region[along] else step), window, streamed.held * task.itemsize + buffers
+    if window >= region[along] or streamed.dealt >= 0:
+        beside = 4 * math.prod(task.source_chunks) * task.itemsize if streamed.dealt >= 0 else 0
+        held = streamed.held * task.itemsize + buffers + beside
+        return (region[along] if window >= region[along] else step), window, held
     while step < region[along] and step * cross < STEP_BYTES:
         wider = find_window(region[along], 2 * step, task.target_chunks[along])
         if wider * cross + buffers > task.memory:

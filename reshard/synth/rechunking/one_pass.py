@@ -45,18 +45,19 @@ class StreamedRegions(NamedTuple):
 def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
     """The regions that read the fewest elements within memory; None if no region has room.
 
-    Several processes share the window along dim `dealt`; beside it each has two source chunks, what it reads and what
-    it receives.
+    Several processes share the window along dim `dealt`; beside it each has four source chunks: one that it reads, one
+    packed for others, and two that it receives.
     """
     chunk = math.prod(task.source_chunks) * task.itemsize
-    beside = max(task.read_buffer + (2 * chunk if task.processes > 1 else 0), task.write_buffer)
+    beside = max(task.read_buffer + (4 * chunk if task.processes > 1 else 0), task.write_buffer)
     room = (task.memory - beside) // task.itemsize
     # Room is counted in elements from here on, so that extents multiply to what they hold.
     dims = range(len(task.shape))
     sizes = list(zip(task.shape, task.source_chunks, task.target_chunks, strict=True))
     cuts = [list_cuts(*each) for each in sizes]
     best: StreamedRegions | None = None
-    for dealt in dims if task.processes > 1 else (-1,):
+    # Rows of an array of one dim are read and written in order: nobody has a share of the same rows.
+    for dealt in dims if task.processes > 1 and len(dims) > 1 else (-1,):
         whole: list[list[RegionCut]] = []
         for dim, cut in zip(dims, cuts, strict=True):
             chunk = task.target_chunks[dim]
@@ -80,7 +81,7 @@ def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
             if found is not None:
                 read, held, picked = found
                 region = tuple(cut.region for cut in picked)
-                axis = max(along, 0)
+                axis = along if along >= 0 else int(dealt == 0 and len(dims) > 1)
                 window = picked[axis].held if along >= 0 else picked[axis].region
                 best = StreamedRegions(read, held, region, axis, dealt, window)
     return best
