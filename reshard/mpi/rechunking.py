@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from reshard.plans.rechunk_plan import ArrayRechunk
 from reshard.runtime.on_files.commit import Processes, raise_together
 from reshard.runtime.on_files.rechunking import BoxReader, BoxWriter, list_shares
-from reshard.runtime.on_files.stored_boxes import cut_batches, select_part
+from reshard.runtime.on_files.stored_boxes import cut_batches, intersect_boxes, select_part
 from reshard.types.stored import Box
 
 
@@ -67,7 +67,7 @@ class SharedWindow:
     def _exchange(self, cells: Sequence[Box], shares: Sequence[Box], box: Box, out: NDArray[Any]) -> None:
         """Reads this rank's chunk of a batch, and moves all of the batch to the shares that it is of."""
         rank, size = self._comm.rank, self._comm.size
-        parts = [[_overlap(cell, share) for share in shares] for cell in cells]
+        parts = [[intersect_boxes(cell, share) for share in shares] for cell in cells]
         counts = [[math.prod(stop - start for start, stop in part) for part in row] for row in parts]
         counts += [[0] * size for _ in range(size - len(cells))]
         sent = np.empty(sum(counts[rank]), out.dtype)
@@ -103,7 +103,3 @@ class SharedWindow:
         """Raises on all ranks the error of one; a flag is all that they exchange while there is none."""
         if self._comm.allreduce(self._error is not None, MPI.LOR):
             raise_together(self._processes, self._error)
-
-
-def _overlap(one: Box, other: Box) -> Box:
-    return tuple((max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 
 from reshard.plans.rechunk_plan import ArrayRechunk, Spill
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together
-from reshard.runtime.on_files.stored_boxes import STAGING, iterate_slabs, read_all, select_part, write_all
+from reshard.runtime.on_files.stored_boxes import (
+    STAGING,
+    intersect_boxes,
+    iterate_slabs,
+    read_all,
+    select_part,
+    write_all,
+)
 from reshard.types.stored import Box
 
 
@@ -64,7 +71,7 @@ class SpillFile:
         """Writes a block of the cutting grid, fragment by fragment; `box` is where `data` lies in the array."""
         staging = np.empty(max(1, STAGING // data.itemsize), data.dtype)
         # What the window keeps of this block is not in the file.
-        for block in iterate_grid(_intersect(box, self._box), [start for start, _ in self._box], self._block):
+        for block in iterate_grid(intersect_boxes(box, self._box), [start for start, _ in self._box], self._block):
             whole = tuple(
                 (low + (start - low) // size * size, min(high, low + (start - low) // size * size + size))
                 for (start, _), (low, high), size in zip(block, self._box, self._block, strict=True)
@@ -224,7 +231,7 @@ def _read_blocks(
         # Steps have a few blocks each, so that processes begin at another one each time.
         if (number + rows[plan.along][0] // plan.step) % processes.size != processes.rank:
             continue
-        inside = _intersect(block, kept)
+        inside = intersect_boxes(block, kept)
         # All of it stays in memory, so it is read where it belongs.
         if inside == block:
             reader.read_box(block, place[select_part(block, kept)])
@@ -322,10 +329,6 @@ def _take_rows(array: NDArray[Any], along: int, start: int, rows: int) -> NDArra
 
 def _replace_dim(box: Box, dim: int, pair: tuple[int, int]) -> Box:
     return (*box[:dim], pair, *box[dim + 1 :])
-
-
-def _intersect(one: Box, other: Box) -> Box:
-    return tuple((max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def _floor_corner(box: Box, chunks: Sequence[int]) -> list[int]:

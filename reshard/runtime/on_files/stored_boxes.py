@@ -78,7 +78,7 @@ class StoredReader:
         staging = np.empty(max(1, STAGING // out.itemsize), out.dtype)
         count = 0
         for piece in pieces:
-            part = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True))
+            part = intersect_boxes(box, piece.box)
             extents = [stop - start for start, stop in piece.box]
             strides = piece.strides or tuple(math.prod(extents[dim + 1 :]) for dim in range(len(extents)))
             first = sum((a - c) * stride for (a, _), (c, _), stride in zip(part, piece.box, strides, strict=True))
@@ -255,6 +255,11 @@ def cut_batches(box: Box, chunks: Sequence[int], most: int) -> Iterator[Box]:
             (max(start, at * chunk), min(stop, (at + step) * chunk))
             for at, step, chunk, (start, stop) in zip(corner, steps, chunks, box, strict=True)
         )
+
+
+def intersect_boxes(one: Box, other: Box) -> Box:
+    """What two boxes have in common; where that is nothing, a box without elements."""
+    return tuple((max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def select_part(part: Box, box: Box) -> tuple[slice, ...]:

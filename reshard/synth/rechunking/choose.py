@@ -85,10 +85,6 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     )
 
 
-def _count_regions(task: RechunkTask, streamed: StreamedRegions) -> int:
-    return math.prod(-(-size // block) for size, block in zip(task.shape, streamed.region, strict=True))
-
-
 def _widen_step(task: RechunkTask, streamed: StreamedRegions) -> tuple[int, int, int]:
     """Rows that are read at a time, rows of the window, bytes at the peak: more rows while memory has room for them."""
     along, region = streamed.along, streamed.region
