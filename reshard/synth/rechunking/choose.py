@@ -38,7 +38,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
         # With regions of their own processes need nobody. Together they have larger ones, or enough of them for all.
         joint = find_streamed_regions(task)
         if joint is not None and (
-            streamed is None or joint.read < streamed.read or _count_regions(task, streamed) == 1
+            streamed is None or joint.read < streamed.read or all(map(ge, streamed.region, task.shape))
         ):
             streamed = joint
     below = None if streamed is None else (streamed.read + written) * task.itemsize
