@@ -37,9 +37,7 @@ def plan_rechunking(task: RechunkTask) -> ArrayRechunk:
     if task.processes > 1:
         # With regions of their own processes need nobody. Together they have larger ones, or enough of them for all.
         joint = find_streamed_regions(task)
-        if joint is not None and (
-            streamed is None or joint.read < streamed.read or all(map(ge, streamed.region, task.shape))
-        ):
+        if joint is not None and (streamed is None or joint.read < streamed.read or streamed.region == task.shape):
             streamed = joint
     below = None if streamed is None else (streamed.read + written) * task.itemsize
     # Only a cheaper one is worth the files.
