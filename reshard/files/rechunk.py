@@ -143,17 +143,14 @@ def rechunk(
         readers: dict[str, Callable[[str], Checkpoint]] = {"npy": read_npy, "hdf5": read_hdf5}
         return readers.get(kind, read_zarr)(built)
 
-    def publish() -> None:
-        if processes.rank == 0:
-            os.rename(built, path)
-
     together = partial(_do_together, processes, path)
     try:
         ckpt, kind, store = together(prepare)
         together(make)
         made = together(look)
         _fill_store(ckpt, made, kind, store, processes, comm, missing)
-        together(publish)
+        # All have written all that is theirs.
+        together(lambda: os.rename(built, path) if processes.rank == 0 else None)
     finally:
         # What is there still is of a run that failed.
         if processes.rank == 0 and os.path.isdir(built):
