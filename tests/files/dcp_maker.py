@@ -112,8 +112,12 @@ class Tensor(NamedTuple):
     chunks: Sequence[Chunk]
 
 
-def metadata_of(tensors: Mapping[str, Any], spans: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]]) -> Any:
-    """The object in `.metadata`; a tensor that is no `Tensor` is an object of bytes."""
+def metadata_of(
+    tensors: Mapping[str, Any], spans: Mapping[tuple[str, tuple[int, ...]], tuple[str, int, int]], named: bool = False
+) -> Any:
+    """The object in `.metadata`; a tensor that is no `Tensor` is an object of bytes. With `named`, properties
+    are a dict and not a tuple.
+    """
     layout = Called(torch_name("torch.serialization", "_get_layout"), "torch.strided")
     encoding = Called(torch_name(METADATA, "_MEM_FORMAT_ENCODING"), 0)
     said: dict[str, Any] = {}
@@ -121,7 +125,10 @@ def metadata_of(tensors: Mapping[str, Any], spans: Mapping[tuple[str, tuple[int,
         if not isinstance(tensor, Tensor):
             said[name] = made(METADATA, "BytesStorageMetadata", {})
             continue
-        properties = torch_name("torch", tensor.dtype), layout, False, encoding, False
+        properties: Any = torch_name("torch", tensor.dtype), layout, False, encoding, False
+        if named:
+            fields = ("dtype", "layout", "requires_grad", "memory_format", "pin_memory")
+            properties = dict(zip(fields, properties, strict=True))
         chunks = [
             made(METADATA, "ChunkStorageMetadata", {"offsets": size_of(*chunk.at), "sizes": size_of(*chunk.extents)})
             for chunk in tensor.chunks
@@ -139,7 +146,7 @@ def metadata_of(tensors: Mapping[str, Any], spans: Mapping[tuple[str, tuple[int,
     return made(METADATA, "Metadata", state)
 
 
-def write_dcp(folder: Path, tensors: Mapping[str, Any]) -> None:
+def write_dcp(folder: Path, tensors: Mapping[str, Any], named: bool = False) -> None:
     """A checkpoint with these tensors, the chunks of each file one behind the other."""
     folder.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes] = {}
@@ -154,7 +161,7 @@ def write_dcp(folder: Path, tensors: Mapping[str, Any]) -> None:
     for file, content in contents.items():
         if ".." not in file:
             (folder / file).write_bytes(content)
-    (folder / ".metadata").write_bytes(torch_pickle(metadata_of(tensors, spans)))
+    (folder / ".metadata").write_bytes(torch_pickle(metadata_of(tensors, spans, named)))
 
 
 def rows_tensor(count: int = 2) -> tuple[np.ndarray, Tensor]:

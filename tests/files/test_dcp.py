@@ -45,7 +45,8 @@ def test_checksums_are_those_of_the_bytes_that_pieces_have():
             assert piece.checksum == ("crc32", zlib.crc32(content[piece.offset : piece.offset + piece.nbytes]))
 
 
-def test_chunks_of_any_layout_are_pieces(tmp_path: Path):
+@pytest.mark.parametrize("named", [False, True])
+def test_chunks_of_any_layout_are_pieces(tmp_path: Path, named: bool):
     whole, rows = rows_tensor(4)
     big = np.arange(400, dtype="float32").reshape(100, 4)
     narrow = np.arange(6).reshape(2, 3).astype(ml_dtypes.float8_e4m3fn)
@@ -62,7 +63,7 @@ def test_chunks_of_any_layout_are_pieces(tmp_path: Path):
         name: Tensor(str(array.dtype), array.shape, [Chunk((0,) * array.ndim, array.shape, "a", archives[name])])
         for name, array in expected.items()
     }
-    write_dcp(tmp_path, {"rows": rows, **tensors, "lr": 0.1})
+    write_dcp(tmp_path, {"rows": rows, **tensors, "lr": 0.1}, named)
     ckpt = rs.files.open(tmp_path)
     for name, array in {"rows": whole, **expected}.items():
         np.testing.assert_array_equal(read_pieces(ckpt, name, array.dtype), array)
