@@ -5,12 +5,18 @@ read over bytes stored, and every element of every device compared.
     python benchmarks/files_jax.py --processes 4                       # jax.distributed: 4 processes, 2 devices each
     python benchmarks/files_jax.py --seed 7 --layouts tp8 --repeats 5
     RESHARD_PEERS=.../bin/python python benchmarks/files_jax.py        # Orbax, by a Python that has it
+    python benchmarks/files_jax.py --check [--processes 4]             # 10 layouts of 6 formats, every element
 
 A model of some layers, its sizes drawn by the seed, lies in files in the page cache. Methods take turns, each time in
 processes of their own: "first" is their first load, from the call until all arrays are ready, with imports and devices
 made before; "again" is the same once more. Medians over the repeats, of the slowest process. Orbax's checkpoint is
 saved on a 4 x 2 mesh. "device_put" is `safetensors.numpy.load_file` and `jax.device_put` of each array in one process,
-and in several `get_slice` for each device's shard, which is what each process then needs.
+and in several `get_slice` for each device's shard, which is what each process then needs. "read" is over the bytes of
+all elements.
+
+`--check` times nothing: it loads a small model from every format, compressed where a format can be, into ten layouts,
+and counts bytes over those of the files, and reads over chunks (or bytes / read_size) + readers x files. A checkpoint
+of torch is among the formats where RESHARD_TORCH is a Python that has it.
 """
 
 from __future__ import annotations
@@ -174,6 +180,120 @@ def measure_load(load: Any, count: Any, shapes: Shapes, processes: int) -> dict[
     return found
 
 
+# ---- every format and layout -----------------------------------------------------------------------
+
+FORMATS = ("safetensors", "npy", "zarr", "orbax", "hdf5", "dcp")
+READ_SIZE = 64 << 10
+
+
+def list_layouts(shapes: Shapes, seed: int) -> dict[str, dict[str, Any]]:
+    """Ten layouts: by name, the sharding of each array."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    made = {layout: make_shardings(layout, shapes) for layout in LAYOUTS}
+    devices, choose = np.array(jax.devices()), random.Random(seed)
+    grid = jax.sharding.Mesh(devices.reshape(4, 2), ("x", "y"))
+    mixed = jax.sharding.Mesh(devices[[0, 4, 1, 5, 2, 6, 3, 7]].reshape(2, 4), ("x", "y"))
+    half = jax.sharding.Mesh(devices[::2].reshape(2, 2), ("x", "y"))
+    some = [P("x", "y"), P("y", "x"), P(("y", "x")), P(None, "x"), P("y"), P(None, ("x", "y")), P()]
+
+    def spread(mesh: Any, specs: list[P]) -> dict[str, Any]:
+        of = {name: choose.choice(specs) if len(shape) > 1 else P() for name, shape in shapes.items()}
+        return {name: NamedSharding(mesh, spec) for name, spec in of.items()}
+
+    made |= {"2d": spread(grid, some[:1]), "columns": spread(grid, some[5:6]), "other order": spread(mixed, some[:1])}
+    return made | {"half of the devices": spread(half, some), "each its own": spread(mixed, some)}
+
+
+def write_formats(folder: Path, shapes: Shapes, torch: str | None) -> list[str]:
+    """Writes the model in each format; their names."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    import reshard.files
+
+    values = make_values(shapes)
+    written = [each for each in FORMATS if each != "dcp" or torch]
+    chunks = {name: tuple(max(1, size // 3) for size in shape) for name, shape in shapes.items()}
+    for each in written:
+        (folder / each).mkdir(parents=True)
+        if each == "safetensors":
+            save_file(values, folder / each / "model.safetensors")
+        elif each == "npy":
+            for name, array in values.items():
+                np.save(folder / each / f"{name}.npy", array)
+        elif each == "dcp":
+            code = (
+                "import sys, numpy, torch, torch.distributed.checkpoint as dcp; values = numpy.load(sys.argv[1]); "
+                "dcp.save({k: torch.from_numpy(v) for k, v in values.items()}, checkpoint_id=sys.argv[2])"
+            )
+            np.savez(folder / "values.npz", **values)
+            subprocess.run([str(torch), "-c", code, folder / "values.npz", folder / each], check=True, env={"PATH": ""})
+            (folder / "values.npz").unlink()
+        else:
+            shutil.rmtree(folder / each)
+            end = folder / (f"{each}.h5" if each == "hdf5" else each)
+            codec = "gzip" if each == "hdf5" else "zstd"
+            reshard.files.save(end, values, format=each, codec=codec, chunks=chunks)
+    return written
+
+
+def check_formats(given: dict[str, Any]) -> dict[str, Any]:
+    """Loads every format into every layout, and compares: by format, what was read and wrong in this process."""
+    import jax
+
+    import reshard.files
+    import reshard.jax
+    from reshard.runtime.on_files.engine import ReadCounts
+
+    if given["processes"] > 1:
+        jax.distributed.initialize(f"localhost:{given['port']}", given["processes"], given["process"])
+    shapes = {name: tuple(shape) for name, shape in given["shapes"].items()}
+    found: dict[str, Any] = {}
+    for each in given["formats"]:
+        ckpt = reshard.files.open(Path(given["folder"]) / (f"{each}.h5" if each == "hdf5" else each))
+        for layout, shardings in list_layouts(shapes, given["seed"]).items():
+            counts = ReadCounts()
+            arrays = reshard.files.load(ckpt, shardings, counts=counts, read_size=READ_SIZE)
+            wrong = compare_shards(arrays, shapes)
+            found[f"{each}, {layout}"] = {"bytes": counts.bytes, "calls": counts.calls, "wrong": wrong}
+    return found
+
+
+def print_checks(folder: Path, seed: int, processes: int, torch: str | None) -> None:
+    import reshard.files
+
+    # Two layers, and sizes that all layouts divide.
+    drawn = draw_shapes(seed, 400)
+    shapes = {name: tuple(size // 16 for size in shape) for name, shape in drawn.items() if name.count(".") == 0}
+    for layer in ("layers.0.", "layers.1."):
+        of = {name: shape for name, shape in drawn.items() if name.startswith(layer)}
+        shapes |= {name: tuple(size // 16 for size in shape) for name, shape in of.items()}
+    formats = write_formats(folder, shapes, torch)
+    given = {"folder": str(folder), "shapes": shapes, "formats": formats, "seed": seed, "processes": processes}
+    every = run_processes("check", given, sys.executable)
+    elements = sum(map(_size, shapes.values()))
+    print(f"{len(shapes)} arrays, {elements * 4 >> 10} KiB, in {len(formats)} formats and 10 layouts")
+    print(f"{'format':14}{'bytes read / stored':>22}{'reads / bound':>16}  wrong elements of {10 * elements}")
+    for each in formats:
+        path = folder / (f"{each}.h5" if each == "hdf5" else each)
+        ckpt = reshard.files.open(path)
+        raw = all(piece.raw for stored in ckpt.values() for piece in stored.pieces)
+        stored = sum(one.stored_bytes for one in ckpt.values()) if raw else sum(file.size for file in ckpt.files)
+        pieces = sum(len(one.pieces) for one in ckpt.values())
+        bound = (stored // READ_SIZE if raw else pieces) + processes * max(1, len(ckpt.files))
+        cases = [name for name in every[0] if name.startswith(f"{each}, ")]
+        totals = {
+            name: {key: sum(one[name][key] for one in every) for key in ("bytes", "calls", "wrong")} for name in cases
+        }
+        most = max(total["bytes"] for total in totals.values()) / stored
+        calls = max(total["calls"] for total in totals.values()) / bound
+        print(f"{each:14}{most:22.3f}{calls:16.2f}  {sum(total['wrong'] for total in totals.values())}", flush=True)
+
+
 def compare_shards(arrays: Any, shapes: Shapes) -> int:
     """Elements of this process's devices that are not what they should be."""
     import numpy as np
@@ -196,6 +316,17 @@ def compare_shards(arrays: Any, shapes: Shapes) -> int:
 
 def start_method(method: str, given: dict[str, Any], python: str) -> dict[str, Any]:
     """Runs the processes of a method, and sums up what they found."""
+    found = run_processes(method, given, python)
+    return {
+        "first": max(each["first"] for each in found),
+        "again": max(each["again"] for each in found),
+        "bytes": sum(each["bytes"] for each in found),
+        "wrong": sum(each["wrong"] for each in found),
+    }
+
+
+def run_processes(method: str, given: dict[str, Any], python: str) -> list[dict[str, Any]]:
+    """What each process of a method has found."""
     processes = given["processes"]
     with socket.socket() as kept:
         kept.bind(("", 0))
@@ -208,9 +339,8 @@ def start_method(method: str, given: dict[str, Any], python: str) -> dict[str, A
     for process in range(processes):
         asked = json.dumps({**given, "method": method, "process": process, "port": port})
         command = [python, str(Path(__file__).resolve()), "--child", asked]
-        started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
     found: list[dict[str, Any]] = []
     for process in started:
         out, errors = process.communicate(timeout=300)
@@ -218,12 +348,7 @@ def start_method(method: str, given: dict[str, Any], python: str) -> dict[str, A
         if process.returncode or not lines:
             raise SystemExit(f"{method}: {errors[-2000:]}")
         found.append(json.loads(lines[-1]))
-    return {
-        "first": max(each["first"] for each in found),
-        "again": max(each["again"] for each in found),
-        "bytes": sum(each["bytes"] for each in found),
-        "wrong": sum(each["wrong"] for each in found),
-    }
+    return found
 
 
 def write_checkpoints(folder: Path, shapes: Shapes, peers: str | None) -> None:
@@ -271,14 +396,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where checkpoints are, or are written; a temporary one by default")
     parser.add_argument("--peers", default=os.environ.get("RESHARD_PEERS"), help="a Python with orbax-checkpoint")
+    parser.add_argument("--check", action="store_true", help="every element of 10 layouts of 6 formats, untimed")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         given = json.loads(options.child)
         if "save" in given:
             save_by_orbax(given["save"], given["shapes"])
+        elif given["method"] == "check":
+            print(json.dumps(check_formats(given)))
         else:
             print(json.dumps(run_method(given)))
+        return
+    if options.check:
+        print(
+            f"seed {options.seed}: {options.processes} processes x {DEVICES // options.processes} devices", flush=True
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            print_checks(Path(scratch), options.seed, options.processes, os.environ.get("RESHARD_TORCH"))
         return
     shapes = draw_shapes(options.seed, options.mib)
     nbytes = sum(map(_size, shapes.values())) * 4

@@ -215,9 +215,11 @@ class CheckpointReader:
         for tile in tiles:
             coded = [(stored, read) for stored, read in tile.reads if not read.piece.raw]
             boxes = [read.piece.box for _, read in coded]
+            # A pack has several tensors in a tile, which may have any number of dims.
             if (
                 not boxes
                 or len(coded) < len(tile.reads)
+                or len({of.name for of, _ in coded}) > 1
                 or any(len(users[of.name, r.piece.box]) > 1 for of, r in coded)
             ):
                 continue
