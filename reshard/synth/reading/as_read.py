@@ -273,8 +273,8 @@ def _list_placings(
         order = [*staying, *moving, *((axis, dims) for axis in crossing)]
         orders += [(order, False), (order, True)]
         # Where some devices have no part of what the target cuts, those that do are not in the order of their axes.
-        if what.sparse and not first:
-            orders += [([*each], False) for each in itertools.islice(itertools.permutations(order), MOST_ORDERS)]
+        if what.sparse and not first and len(order) <= MOST_ORDERED:
+            orders += [([*each], False) for each in itertools.permutations(order)]
     for order, evenly in orders:
         # Greedy: an axis goes to the first dim that has units for all its pieces, else it cuts nothing.
         by_dim, dropped, counts = [list[SubAxis]() for _ in room], list[SubAxis](), [1] * rank
@@ -293,8 +293,8 @@ def _list_placings(
         yield by_dim, dropped
 
 
-MOST_ORDERS = 120
-"""The most orders of axes that are tried where a target leaves devices empty."""
+MOST_ORDERED = 5
+"""The most axes of which all orders are tried where a target leaves devices empty."""
 
 MOST_RUNS = 64
 """The most runs of a reader for which a dim behind others is cut first."""
