@@ -95,7 +95,8 @@ def _widen_step(task: RechunkTask, streamed: StreamedRegions) -> tuple[int, int,
         held = streamed.held * task.itemsize + buffers + beside
         return (region[along] if window >= region[along] else step), window, held
     while step < region[along] and step * cross < STEP_BYTES:
-        wider = find_window(region[along], 2 * step, task.target_chunks[along])
+        sizes = task.shape[along], region[along], task.source_chunks[along]
+        wider = find_window(*sizes, 2 * step, task.target_chunks[along])
         if wider * cross + buffers > task.memory:
             break
         step, window = 2 * step, wider

@@ -11,6 +11,7 @@ window   0-3, then 3-7, then 6-9: 5 rows hold what is read and not yet written, 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
 def count_read_rows(size: int, source: int, region: int) -> int:
@@ -38,19 +39,27 @@ def count_segments(size: int, one: int, other: int) -> int:
     return 1 + (size - 1) // one + (size - 1) // other - shared
 
 
-def find_window(size: int, step: int, target: int, offset_unit: int | None = None) -> int:
+@lru_cache(maxsize=4096)
+def find_window(size: int, region: int, source: int, step: int, target: int) -> int:
     """The most rows at once between the first that is not written and the last that is read, `step` rows at a time.
 
-    Steps begin at multiples of `step`, or of `offset_unit` where a region does not begin at one.
+    Steps of a region begin where the source chunk does that its first row is of.
 
-    >>> find_window(10, 4, 3), find_window(12, 2, 6), find_window(12, 6, 3)
-    (5, 6, 6)
+    >>> find_window(10, 10, 4, 4, 3), find_window(12, 12, 2, 2, 6), find_window(8, 4, 3, 3, 2)
+    (5, 6, 3)
     """
     # Where all steps are few they are looked at: the bound below is not reached if the dim ends before.
-    if offset_unit is None and size <= 64 * step:
-        starts = range(0, size, step)
-        return max(min(size, start + step) - start // target * target for start in starts)
-    return min(size, step + target - math.gcd(step if offset_unit is None else offset_unit, target))
+    if size > 64 * step or size > 64 * region:
+        return min(region, step + target - math.gcd(step if region >= size else source, target))
+    most = 0
+    for first in range(0, size, region):
+        grid, end = first // source * source, min(size, first + region)
+        low = first
+        while low < end:
+            high = min(end, grid + ((low - grid) // step + 1) * step)
+            most = max(most, high - low // target * target)
+            low = high
+    return most
 
 
 def list_cuts(size: int, source: int, target: int) -> list[tuple[int, int]]:

@@ -8,8 +8,8 @@
     (12, 100)     6 x 100         (12, all columns once, but needs 600)
     (12, 80)      6 x 80          24: a sweep: two regions, each along rows 0-11
 
-A sweep along a dim reads each chunk of a region once and carries the rows that straddle, so the region takes all of
-that dim; the window takes what is read and not yet written.
+A sweep along a dim reads each chunk of a region once and carries the rows that straddle, so that a region may take all
+of that dim; the window takes what is read and not yet written.
 """
 
 from __future__ import annotations
@@ -75,8 +75,16 @@ def find_streamed_regions(task: RechunkTask) -> StreamedRegions | None:
             options = list(whole)
             if along >= 0:
                 size, source, target = sizes[along]
-                window = find_window(size, source, target)
-                options[along] = [RegionCut(window, size, cuts[along][-1][1])]
+                swept = [
+                    RegionCut(find_window(size, region, source, source, target), region, read)
+                    for region, read in cuts[along]
+                ]
+                # As along other dims, only what holds more to read less.
+                options[along] = [
+                    cut
+                    for cut in sorted(swept)
+                    if cut.read == min(each.read for each in swept if each.held <= cut.held)
+                ]
             found = _find_product(options, room, None if best is None else (best.read, best.held))
             if found is not None:
                 read, held, picked = found

@@ -97,9 +97,7 @@ def _count_written(task: RechunkTask) -> int:
 
 
 def _find_region_window(task: RechunkTask, region: tuple[int, ...], along: int, step: int) -> int:
-    whole = region[along] == task.shape[along]
-    unit = None if whole else task.source_chunks[along]
-    return find_window(region[along], step, task.target_chunks[along], unit)
+    return find_window(task.shape[along], region[along], task.source_chunks[along], step, task.target_chunks[along])
 
 
 def _find_start(task: RechunkTask, region: tuple[int, ...], along: int, dim: int, window: int, room: int) -> int:
