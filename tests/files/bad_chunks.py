@@ -208,6 +208,17 @@ def damaged_fletcher(folder: Path) -> Path:
     return path
 
 
+def damaged_tree(folder: Path) -> Path:
+    """The list of what a group has is overwritten: HDF5 opens the file, and fails as it is walked."""
+    path = folder / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["w"] = WHOLE
+    content = path.read_bytes()
+    at = content.index(b"HEAP")
+    path.write_bytes(content[:at] + b"PAEH" + content[at + 4 :])
+    return path
+
+
 def cut_hdf5(folder: Path) -> Path:
     path = folder / "a.h5"
     with h5py.File(path, "w") as file:
@@ -335,6 +346,7 @@ BAD_CHUNKS = {
     ),
     "a filter that is a plugin": BadFile(40, hdf5(plugin), "in/a.h5', tensor 'w'.*32015.*plugin"),
     "a chunk with a wrong fletcher32": BadFile(37, damaged_fletcher, "a.h5', tensor 'w'.*cannot be read"),
+    "an HDF5 file whose groups are damaged": BadFile(37, damaged_tree, "a.h5'.*cannot be read as HDF5"),
     "an HDF5 file that is cut": BadFile(37, cut_hdf5, "a.h5'.*cannot be opened"),
     "a file that is no HDF5": BadFile(40, lambda folder: _text(folder / "a.h5"), "a.h5'.*cannot be opened"),
 }

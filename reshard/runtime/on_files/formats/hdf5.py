@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import ChecksumError, FileError, LayoutError, quoted, shortened
+from reshard.errors import ChecksumError, FileError, LayoutError, ReshardError, quoted, shortened
 from reshard.runtime.on_files.formats.metadata_files import box_text, file_error, open_regular, resolve_inside
 from reshard.runtime.on_files.formats.new_arrays import NewArray, RequestCounts
 from reshard.runtime.on_files.formats.zarr import MOST_LISTED, place_uncoded
@@ -197,6 +197,7 @@ class _OpenedHdf5:
     """An open file, `data`, and the library that has opened it."""
 
     def __init__(self, path: str, mode: str = "r") -> None:
+        self._path = path
         try:
             self.library: Any = import_module("h5py")
         except ImportError as error:
@@ -216,8 +217,15 @@ class _OpenedHdf5:
     def __enter__(self) -> _OpenedHdf5:
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.data.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.data.close()
+        except Exception as failed:  # What was broken may not let itself be closed, either.
+            error = error or failed
+        # h5py raises OSError, KeyError, RuntimeError, SystemError and others for a file that is damaged inside.
+        if isinstance(error, Exception) and not isinstance(error, ReshardError):
+            text = shortened(" ".join(str(error).split()), 600)
+            raise file_error(self._path, f"cannot be read as HDF5 ({text}); restore the file") from None
 
 
 def _place_dataset(library: Any, path: str, name: str, data: Any, files: list[StoredFile]) -> Stored | None:
