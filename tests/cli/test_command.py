@@ -192,7 +192,7 @@ def test_a_call_that_does_not_parse_exits_with_2(call, argv, word):
 def test_every_command_stands_in_the_help():
     commands = build_parser()._subparsers._group_actions[0].choices
     about_plans = ["plan", "show", "simulate", "prove"]
-    assert list(commands) == [*about_plans, "doctor", "pass", "run", "calibrate", "files", "completion"]
+    assert list(commands) == [*about_plans, "doctor", "pass", "run", "calibrate", "load", "files", "completion"]
     assert all(f"    {name}" in build_parser().format_help() for name in commands)
 
 
