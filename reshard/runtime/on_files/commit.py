@@ -266,13 +266,16 @@ def publish_files(parts: PartFiles, sidecar: Path, tensors: Mapping[str, ChunkSu
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
         raise parts.error_of(parts.index, "the save cannot be made the one that is there", error) from None
-    # The save is done. What follows takes away what nobody needs, and the next save does it if this one cannot.
+    # The save is done. What follows takes away what nobody needs, and the next save does it if this one cannot. The
+    # sidecar lists what is to go until it has gone: or a kill here would leave files that nothing names.
     with contextlib.suppress(OSError):
+        if not old:
+            listed.replace(sidecar)
+        remove_remains(parts.folder, sidecar, new, old)
         if old:
             write_synced(listed, write_sums([new]))
-        listed.replace(sidecar)
+            listed.replace(sidecar)
         sync_folder(parts.folder)
-    remove_remains(parts.folder, sidecar, new, old)
 
 
 def remove_remains(folder: Path, sidecar: Path, kept: SavedSums | None, old: Sequence[SavedSums]) -> None:
