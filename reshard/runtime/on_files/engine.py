@@ -15,8 +15,9 @@ import math
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -45,7 +46,10 @@ from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
 Array = NDArray[Any]
 
 REQUESTS = 4
-"""Calls that are under way at once."""
+"""Calls that are under way at once, where files take their time."""
+
+SLOW, SLOW_BYTES = 10e-3, 250e6
+"""Seconds of a call, and bytes a second beyond them, from which files take their time, as those on a network do."""
 
 
 @dataclass
@@ -127,7 +131,8 @@ class CheckpointReader:
         self._files: dict[int, int] = {}
         self._driver = LateDriver(ckpt, missing) if driver is None else driver
         self._owns_driver = driver is None
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._waits = False
         self._pool: ThreadPoolExecutor | None = None
 
     def read_tiles(self, wanted: Iterable[WantedTiles]) -> None:
@@ -145,22 +150,24 @@ class CheckpointReader:
                 elif tile.size:
                     tiles.append(_Tile(words, list_reading_reads(self.ckpt, reading, device)))
         spans = list_spans((at, tile.words.itemsize, [read for _, read in tile.reads]) for at, tile in enumerate(tiles))
-        if len(spans) > 1:
-            # A store that takes its time for each request takes it for several at once.
+        # One call at a time, as long as files answer at the speed of memory: threads would fault pages in side by side,
+        # in one process's memory, and take longer.
+        with self._turn:
+            while spans and not self._waits:
+                self._read_span(spans.pop(0), tiles)
+        # A store that takes its time for each request takes it for several at once.
+        under_way: list[Future[None]] = []
+        if spans:
             with self._lock:
                 self._pool = self._pool or ThreadPoolExecutor(REQUESTS, "reshard-request")
             under_way = [self._pool.submit(self._read_span, span, tiles) for span in spans]
-            try:
-                self._read_coded(tiles)
-            finally:
-                # Nobody writes to a tile any more when this returns, or raises.
-                failed = [each for each in under_way if not each.cancelled() and each.exception()]
-            for each in failed:
-                each.result()
-        else:
-            for span in spans:
-                self._read_span(span, tiles)
+        try:
             self._read_coded(tiles)
+        finally:
+            # Nobody writes to a tile any more when this returns, or raises.
+            failed = [each for each in under_way if each.exception()]
+        for each in failed:
+            each.result()
         # When all is there: a tile may be read in several calls.
         for tile, twin in copies:
             copy_view(tile, twin)
@@ -263,6 +270,7 @@ class CheckpointReader:
         left: list[Array] = list(buffers)
         at, total = offset, sum(buffer.nbytes for buffer in buffers)
         while at < offset + total:
+            begun = time.perf_counter()
             try:
                 count = os.preadv(file, left, at)
             except OSError as error:
@@ -270,6 +278,7 @@ class CheckpointReader:
                     f"{quoted(of.path)}{self._name_tensor(number, at)}: cannot read {offset + total - at} B from byte "
                     f"{at} on: {shortened(str(error))}; try again, or restore the file"
                 ) from None
+            self._waits |= time.perf_counter() - begun > SLOW + count / SLOW_BYTES
             with self._lock:
                 self.counts.calls += 1
                 self.counts.bytes += max(0, count)

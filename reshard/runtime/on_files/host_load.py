@@ -37,8 +37,7 @@ def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress
     memory = ResultMemory()
     for name, layout in plan.targets.items():
         results[name] = {device: memory.new_tile(layout) for device in layout.mesh.devices}
-    devices = max((reading.layout.mesh.size for wave in plan.waves for reading in wave.readings), default=1)
-    length = longest_buffers(plan, devices)
+    length = longest_buffers(plan, together=True)
     buffers = [np.empty(length, np.uint8) for _ in range(min(2, len(plan.waves)))]
 
     # Tiles of all devices lie in a buffer, one device behind another, as those of one do in a rank's.
@@ -46,7 +45,7 @@ def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress
         """Where the tiles of a wave lie, by name, and where its readings are read to."""
         wave = plan.waves[number]
         staged = list_staged(wave)
-        places, _ = place_staged(staged, devices)
+        places, _ = place_staged(staged, together=True)
         tiles: dict[str, Tiles] = {}
         for name, layout in staged.items():
             step = -(-layout.tile_bytes // ALIGNED) * ALIGNED

@@ -9,7 +9,7 @@ is read goes to fresh pages but once. What is where its target wants it is read 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
@@ -67,17 +67,22 @@ def gathered_name(pack: str) -> str:
     return f"{pack} gathered"
 
 
-def place_staged(staged: Mapping[str, Layout], devices: int = 1) -> tuple[dict[str, int], int]:
-    """Where the tiles of each begin in a buffer that has room for those of some devices, and the bytes of that.
+def place_staged(staged: Mapping[str, Layout], together: bool = False) -> tuple[dict[str, int], int]:
+    """Where the tiles of each begin in a device's buffer, and the bytes of that; or in one of all devices `together`.
 
-    It is the same in all processes: tiles that a process has not have room all the same.
+    It is the same in all processes, and for all devices that have a tile: others read there.
     """
     places: dict[str, int] = {}
-    at = 0
-    for name, layout in staged.items():
-        places[name] = at
-        at += devices * (-(-layout.tile_bytes // ALIGNED) * ALIGNED)
-    return places, at
+    filled: defaultdict[int, int] = defaultdict(int)
+    # Those of all devices first: behind tiles of few, they would leave holes on the others.
+    for name, layout in sorted(staged.items(), key=lambda each: (-each[1].mesh.size, -each[1].tile_bytes)):
+        size = -(-layout.tile_bytes // ALIGNED) * ALIGNED
+        # Of a tensor that few devices read, the others have no tile, and keep no room for it.
+        devices = (0,) if together else layout.mesh.devices
+        places[name] = max(filled[device] for device in devices)
+        for device in devices:
+            filled[device] = places[name] + size * (layout.mesh.size if together else 1)
+    return places, max(filled.values(), default=0)
 
 
 def view_staged_tile(buffer: Array, place: int, layout: Layout) -> Array:
@@ -100,9 +105,9 @@ def view_direct_tile(target: Array, box: Box | None, shape: Sequence[int]) -> Ar
     return view
 
 
-def longest_buffers(plan: LoadPlan, devices: int = 1) -> int:
+def longest_buffers(plan: LoadPlan, together: bool = False) -> int:
     """The bytes of the buffer that has room for each wave of a plan."""
-    return max((place_staged(list_staged(wave), devices)[1] for wave in plan.waves), default=0)
+    return max((place_staged(list_staged(wave), together)[1] for wave in plan.waves), default=0)
 
 
 Progress = Callable[[int], object]

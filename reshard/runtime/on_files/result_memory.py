@@ -41,17 +41,19 @@ class ResultMemory:
 
     def __init__(self) -> None:
         self._waited = 0.0
-        self._slab = np.empty(0, np.uint8)
+        self._slabs: dict[int, NDArray[np.uint8]] = {}
 
     def new_tile(self, layout: Layout) -> NDArray[Any]:
         """A tile of a layout, C-ordered."""
         size = layout.tile_bytes
         if size < LARGE:
-            # One behind another: a thousand small tiles would each fault in pages of their own.
-            room = -(-size // _LINE) * _LINE
-            if self._slab.size < room:
-                self._slab = self._new_memory(SLAB)
-            memory, self._slab = self._slab[:size], self._slab[room:]
+            # One behind another: a thousand small tiles would each fault in pages of their own. Those of a size lie
+            # together, so that no memory between them is wasted.
+            room = max(_LINE, -(-size // _LINE) * _LINE)
+            slab = self._slabs.get(room)
+            if slab is None or not slab.size:
+                slab = self._new_memory(max(1, SLAB // room) * room)
+            memory, self._slabs[room] = slab[:size], slab[room:]
         else:
             memory = self._new_memory(size)
         tile = memory.view(numpy_dtype(layout.dtype)).reshape(layout.tile_shape)
