@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -125,7 +126,7 @@ def run_worker(path: Path, format: str, version: int) -> None:
         from mpi4py import MPI
 
         MPI.COMM_WORLD.barrier()
-    print(f"begin {os.getpid()}", flush=True)
+    os.write(1, f"begin {os.getpid()}\n".encode())
     start = time.perf_counter()
     try:
         save_version(path, format, version)
@@ -148,9 +149,10 @@ def wait_for_begin(worker: subprocess.Popen[str], ranks: int) -> list[int]:
     assert worker.stdout is not None
     pids = []
     while len(pids) < ranks:
-        word, _, pid = worker.stdout.readline().partition(" ")
-        assert word == "begin", word
-        pids.append(int(pid))
+        # Lines of several ranks may come without the ends between them.
+        line = worker.stdout.readline()
+        assert line, "the worker ended before it began"
+        pids += map(int, re.findall(r"begin (\d+)", line))
     return pids
 
 
