@@ -258,12 +258,18 @@ _agreements: list[Agreement] = []
 """That of the present client: there is a new one after a shutdown of `jax.distributed`."""
 
 
-def agree_between(processes: set[int], ask: str, *, once: bool = True, explain: Explain = explain_asks) -> None:
-    """`Agreement.agree` for this process, if `jax.distributed` connects it to others."""
-    # jax has no public name for the store; orbax and others take it from here as well.
+def find_store() -> Store | None:
+    """The key-value store of `jax.distributed`, None where it is not initialized."""
+    # jax has no public name for it; orbax and others take it from here as well.
     from jax._src.distributed import global_state
 
     client: Any = global_state.client
+    return client
+
+
+def agree_between(processes: set[int], ask: str, *, once: bool = True, explain: Explain = explain_asks) -> None:
+    """`Agreement.agree` for this process, if `jax.distributed` connects it to others."""
+    client = find_store()
     if client is None:
         return
     if not _agreements or _agreements[0].store is not client:

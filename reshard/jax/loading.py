@@ -14,11 +14,12 @@ While a wave is exchanged and filled, a thread reads the next one; programs are 
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import math
 import os
 import threading
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,10 +43,11 @@ from reshard.errors import (
     ReshardError,
     did_you_mean,
     quoted,
+    shortened,
 )
 from reshard.geometry.holders import tile_of
 from reshard.jax import placement
-from reshard.jax.agreement import agree_between, explain_asks
+from reshard.jax.agreement import agree_between, find_store, read_time_limit
 from reshard.jax.placement import Part, Target, ViewOptions
 from reshard.jax.process_exchange import ByteLaunch, exchange_on, plan_launches
 from reshard.jax.request import number_devices
@@ -311,9 +313,8 @@ class ShardedLoad:
         self.plan, self.goals, self.mine = plan, goals, jax.process_index()
         self._prepared = prepared
         self._processes = tuple(sorted(goals.process_of.items()))
-        platform = goals.devices[0].platform if goals.devices else None
         # Processes without devices of the targets take part as well: they must hear of what goes wrong elsewhere.
-        self.exchange = exchange_on(tuple(jax.devices(platform))) if jax.process_count() > 1 else None
+        self.exchange = exchange_on(tuple(jax.devices())) if jax.process_count() > 1 else None
         every = self.exchange.processes if self.exchange else (self.mine,)
         numbers = {process: at for at, process in enumerate(every)}
         listed = [list_wave_steps(wave, self._processes, numbers, self.mine) for wave in plan.waves]
@@ -492,34 +493,32 @@ class ShardedLoad:
         return failed
 
     def _check_well(self, states: Mapping[int, int], failed: BaseException | None) -> None:
-        """Raises in all processes if one is ill: there what went wrong, elsewhere what that one says."""
-        if min(states.values()) == _ILL:
-            agree_on_outcome("all is well", failed)
+        """Raises in all processes if one is ill."""
+        raise_together(states, failed)
 
 
-def agree_on_outcome(said: str, failed: BaseException | None) -> None:
-    """Returns if all processes of the job say the same and nothing failed; else all raise: those where something did
-    raise that, and others a `FileError` that has it, or `AgreementError` where only what is said differs.
+def raise_together(states: Mapping[int, int], failed: BaseException | None) -> None:
+    """Raises in all processes if one is ill, as its state says: there what went wrong, elsewhere a `FileError` that has
+    what the first of them says. All call it with the same states.
     """
-    ask = said if failed is None else f"{_FAILED} {jax.process_index()}: {type(failed).__name__}: {failed}"
-    try:
-        agree_between(set(range(jax.process_count())), ask, once=False, explain=_explain_failures)
-    except AgreementError as error:
-        what = str(error).partition("so nothing was moved: ")[2]
-        if failed is None and what.startswith(_FAILED):
-            raise FileError(f"nothing was loaded: {what}") from None
-        if failed is None:
-            raise
+    ill = [process for process, state in states.items() if state == _ILL]
+    store = find_store()
+    if not ill or store is None:
+        return
+    # All count the failures that all have seen, so that each has a key of its own.
+    key = f"reshard/load/{next(_failures)}"
+    if jax.process_index() == ill[0]:
+        store.key_value_set(key, f"{type(failed).__name__}: {failed}", allow_overwrite=True)
     if failed is not None:
         raise failed
+    try:
+        said = store.blocking_key_value_get(key, int(1000 * read_time_limit()))
+    except jax.errors.JaxRuntimeError as error:
+        said = shortened(str(error))
+    raise FileError(f"nothing was loaded: failed in process {ill[0]}: {said}")
 
 
-def _explain_failures(asks: dict[int, str]) -> str:
-    """What went wrong in processes; where nothing did, what differs."""
-    return "; ".join(ask for ask in asks.values() if ask.startswith(_FAILED)) or explain_asks(asks)
-
-
-_FAILED = "failed in process"
+_failures = itertools.count()
 _LAST = ByteLaunch((), ())
 """That in which processes only say how they are."""
 _ILL = -1
@@ -576,9 +575,15 @@ def load_shardings(prepare: Callable[[], PreparedLoad], about: str) -> Any:
             raise
         failed = error
     if several:
+        # Within a time limit: what follows waits for all processes, however long that is.
+        agree_between(set(range(jax.process_count())), about, once=False)
         # Plans are equal where targets and files are, and unequal ones would exchange bytes for others.
-        plan = "" if prepared is None else hashlib.sha256(prepared.plan.to_json().encode()).hexdigest()[:16]
-        agree_on_outcome(f"{about} by plan {plan}", failed)
+        plan = 0 if prepared is None else zlib.crc32(prepared.plan.to_json().encode()) >> 1
+        _, states = exchange_on(tuple(jax.devices())).run(_LAST, {}, plan if failed is None else _ILL)
+        raise_together(states, failed)
+        if len(set(states.values())) > 1:
+            listed = "; ".join(f"process {process} by plan {state:08x}" for process, state in states.items())
+            raise AgreementError(f"{about}: processes give different targets or files, so nothing was loaded: {listed}")
     assert prepared is not None
     arrays = ShardedLoad(prepared).run()
     return jax.tree.unflatten(prepared.goals.structure, [arrays[name] for name in prepared.goals.shardings])

@@ -156,6 +156,10 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
             raise AssertionError(text)
         assert time.monotonic() - began < SECONDS / 10
     assert_shards(load(folder, targets), wanted)
+    coded = {name: array for name, array in arrays.items() if array.ndim and array.size}
+    for spec in (P(), P("x"), P(("y", "x"))):  # Small tensors of one and of two dims, packed.
+        sharding = NamedSharding(targets["scale"].mesh, spec)
+        assert_shards(load(folder / "coded", dict.fromkeys(coded, sharding)), coded)
     damaged(folder / "saved", number, arrays, targets["layers"][0]["norm"])
 
 
