@@ -29,7 +29,7 @@ def listed(package: object) -> set[str]:
     """The names in the table at the top of a package's docstring; a package that is listed has a page of its own."""
     table = re.sub(r"\([^)]*\)", "", package.__doc__ or "")
     names = re.findall(r"^    (\w+(?:, \w+)*) ", table, re.MULTILINE)
-    return {name for line in names for name in line.split(", ")} - {"errors", "jax", "mpi", "names", "draw"}
+    return {name for line in names for name in line.split(", ")} - {"errors", "jax", "mpi", "names", "files", "draw"}
 
 
 PACKAGES = {"reshard": reshard, "jax": reshard.jax, "mpi": reshard.mpi}
