@@ -71,7 +71,7 @@ def print_load_plan(options: LoadOptions) -> int:
 
     ckpt, mesh = files.open(options.path), Mesh.parse(options.mesh)
     rules = _read_rules(options)
-    sizes = {name: size for name, size in map(_read_size, options.size or ())}
+    sizes = {name: size for name, size in map(_read_named_size, options.size or ())}
     targets: dict[str, Layout] = {}
     for name, (shape, dtype) in list_target_types(ckpt, options.names, sizes).items():
         # A spec may have fewer dims than a tensor: the rest of them are not cut.
@@ -92,7 +92,7 @@ def print_load_plan(options: LoadOptions) -> int:
     return 0
 
 
-def _read_size(text: str) -> tuple[str, int]:
+def _read_named_size(text: str) -> tuple[str, int]:
     """NAME=N."""
     name, _, number = text.partition("=")
     size = written(number) if number.isdecimal() else None

@@ -87,8 +87,8 @@ def name_moves(
     if lacking or surplus:
         known = did_you_mean(lacking[0], filled) if lacking else ""
         lines = [
-            f"{_list_names(lacking)} no tensor fills{known}; leave the targets out, or mend the table" * bool(lacking),
-            f'{_list_names(surplus)} no target asks for; give their layouts, or rest="skip" not to read what fills them'
+            f"{_quote_names(lacking)} no tensor fills{known}; leave the targets out, or mend the table" * bool(lacking),
+            f'{_quote_names(surplus)} no target asks for; give layouts, or rest="skip" to leave what fills them unread'
             * bool(surplus),
         ]
         raise MissingTensorError(f"{quoted(ckpt.path)} by names: " + "; ".join(filter(None, lines)))
@@ -118,7 +118,7 @@ def _resolve_stored(
     unnamed = table.list_unnamed(ckpt)
     if unnamed and rest != "skip":
         raise MissingTensorError(
-            f"{quoted(ckpt.path)}: {table.name} has no rule for {_list_names(unnamed)}; add rules, without a target "
+            f"{quoted(ckpt.path)}: {table.name} has no rule for {_quote_names(unnamed)}; add rules, without a target "
             f'for tensors that go nowhere, or give rest="skip" not to read them'
         )
     left_out = set(unnamed)
@@ -128,7 +128,7 @@ def _resolve_stored(
         raise PlanError(f"{quoted(ckpt.path)}: {error}") from None
 
 
-def _list_names(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
     return ", ".join(map(quoted, listed[:_LISTED])) + more

@@ -108,14 +108,14 @@ def read_targets(
     """The moves that targets of a load ask for; raises the errors of `plan_load` for what does not go together."""
     if rest not in ("refuse", "skip"):
         raise PlanError(f'rest={quoted(rest)} is neither "refuse" nor "skip"')
-    # What is no dict is one leaf, or a tree that jax knows.
+    # Anything but a dict is one target, or a tree that jax can flatten.
     leaves: dict[str, Any] = flatten_tree(cast("object", targets)) if type(targets) is dict else {"": targets}
     if not all(isinstance(leaf, Layout | Move) for leaf in leaves.values()):
         # Only shardings need jax, and whoever gives them has loaded it.
         loading = import_module("reshard.jax.loading")
         types = list_target_types(ckpt, names, sizes, rest)
         stored = None if names is not None else {name: each.as_stored for name, each in ckpt.items()}
-        read: Any = loading.read_shardings(targets, types, stored)
+        read: Any = loading.read_target_shardings(targets, types, stored)
         asked = _name_asked(ckpt, read.targets, names, sizes, read.sources, read.fills, rest)
         return asked._replace(process_of=read.process_of, shardings=read)
     return _name_asked(ckpt, leaves, names, sizes, sources, fills, rest)

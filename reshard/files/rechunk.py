@@ -19,7 +19,7 @@ from reshard.files.open import open as open_checkpoint
 from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together
-from reshard.runtime.on_files.drivers import check_missing, create_stored, describe_array, open_driver
+from reshard.runtime.on_files.drivers import check_missing, create_stored, describe_stored_array, open_driver
 from reshard.runtime.on_files.formats.hdf5 import read_hdf5
 from reshard.runtime.on_files.formats.npy import read_npy
 from reshard.runtime.on_files.formats.zarr import read_zarr
@@ -234,7 +234,7 @@ def _plan_store(
     limit = read_budget(memory, "memory")
     if limit is None:
         raise FileError("memory None: give bytes, or text such as '2GiB'")
-    old = {name: describe_array(ckpt, name) for name in ckpt}
+    old = {name: describe_stored_array(ckpt, name) for name in ckpt}
     dims = {name: each.dimension_names for name, each in old.items()}
     new_chunks = _read_chunks(ckpt, dims, chunks, "chunks")
     new_shards = {} if shards is None else _read_chunks(ckpt, dims, shards, "shards")
@@ -244,7 +244,7 @@ def _plan_store(
     raw: set[str] = set()
     for name, each in old.items():
         stored, itemsize = ckpt[name], dtypes.nbytes(1, each.dtype)
-        # An array that nothing is said of keeps its chunks; one without chunks becomes one.
+        # An array that `chunks` does not name keeps its chunks; one that has none becomes a single chunk.
         cut = new_chunks.get(name) or each.chunks or tuple(max(1, size) for size in each.shape)
         shard = new_shards.get(name)
         if shard is not None and any(outer % inner for outer, inner in zip(shard, cut, strict=True)):
@@ -279,7 +279,7 @@ def _plan_store(
 def _read_chunks(
     ckpt: Checkpoint, dims: Mapping[str, Sequence[str | None] | None], given: object, what: str
 ) -> dict[str, tuple[int, ...]]:
-    """The sizes that are asked for each array: those of arrays that nothing is said of are left out."""
+    """The chunk sizes asked for, by array; arrays that `chunks` does not name are left out."""
     table = cast("Mapping[Any, Any]", given) if isinstance(given, Mapping) else None
     if table is None:
         count = len(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else -1
@@ -301,10 +301,10 @@ def _read_chunks(
         if unknown:
             raise FileError(f"{what} name {quoted(unknown[0])}, which is no array{did_you_mean(unknown[0], ckpt)}")
         asked = dict(table)
-    return {name: _read_sizes(ckpt, name, dims[name], sizes, what) for name, sizes in asked.items()}
+    return {name: _read_asked_chunks(ckpt, name, dims[name], sizes, what) for name, sizes in asked.items()}
 
 
-def _read_sizes(
+def _read_asked_chunks(
     ckpt: Checkpoint, name: str, dims: Sequence[str | None] | None, given: object, what: str
 ) -> tuple[int, ...]:
     stored = ckpt[name]

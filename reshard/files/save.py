@@ -308,7 +308,7 @@ def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], hold: bool
 
 def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:
     """The processes that save a tree together."""
-    leaf: Any = next(iter(flatten_tree(tree).values()), None)
+    leaf: Any = next(iter(flatten_held_arrays(tree).values()), None)
     if comm is None and hasattr(leaf, "comm"):
         comm = leaf.comm
     if comm is not None:
@@ -318,10 +318,10 @@ def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:
     return OneProcess()
 
 
-def flatten_tree(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flatten_held_arrays(tree: Any, prefix: str = "") -> dict[str, Any]:
     """The leaves of nested dicts, names joined by dots; dicts whose keys are devices are leaves.
 
-    >>> flatten_tree({"a": {"b": 1, "c": {0: 2}}})
+    >>> flatten_held_arrays({"a": {"b": 1, "c": {0: 2}}})
     {'a.b': 1, 'a.c': {0: 2}}
     """
     leaves: dict[str, Any] = {}
@@ -332,7 +332,7 @@ def flatten_tree(tree: Any, prefix: str = "") -> dict[str, Any]:
         if type(name) is not str:
             raise FileError(f"the tree has the name {quoted(name)}; names are text")
         if isinstance(value, Mapping) and value and all(type(key) is str for key in cast("Mapping[Any, Any]", value)):
-            leaves |= flatten_tree(value, f"{prefix}{name}.")
+            leaves |= flatten_held_arrays(value, f"{prefix}{name}.")
         else:
             leaves[f"{prefix}{name}"] = value
     return leaves
@@ -340,8 +340,8 @@ def flatten_tree(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def hold_arrays(tree: Tree, layouts: Any, comm: Any, processes: Processes) -> HeldArrays:
     """A tree as layouts and tiles; raises `FileError` or `LayoutError` for what does not fit."""
-    leaves = flatten_tree(tree)
-    given = {name: layouts for name in leaves} if isinstance(layouts, Layout) else flatten_tree(layouts or {})
+    leaves = flatten_held_arrays(tree)
+    given = {name: layouts for name in leaves} if isinstance(layouts, Layout) else flatten_held_arrays(layouts or {})
     unknown = [name for name in given if name not in leaves]
     if unknown:
         raise FileError(f"layouts name {quoted(unknown)}, which the tree has not")

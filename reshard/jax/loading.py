@@ -54,7 +54,7 @@ from reshard.jax.request import number_devices
 from reshard.jax.view_moves import check_parts_cover, resolve_given_view
 from reshard.plans.load_plan import LoadPlan, Reading, Wave
 from reshard.plans.plan import Plan
-from reshard.runtime.on_files.host_moves import TileCopy, copy_tile, list_tile_copies, pack_tile, unpack_tile
+from reshard.runtime.on_files.host_moves import TileCopy, copy_tile, list_process_copies, pack_tile, unpack_tile
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -96,7 +96,7 @@ class ShardedTargets:
         return {number: device.process_index for number, device in enumerate(self.devices)}
 
 
-def read_shardings(
+def read_target_shardings(
     targets: Any, types: Mapping[str, tuple[tuple[int, ...], str]], as_stored: Mapping[str, Layout] | None = None
 ) -> ShardedTargets:
     """The targets of a load that a tree of `NamedSharding`s, specs and `Target`s asks for.
@@ -262,7 +262,7 @@ def list_wave_steps(
             kinds = [jnp.dtype(end.dtype) for end in (plan.source, plan.target)]
             # Casts that narrow are made before the wire, and those that widen after it.
             wire = min(kinds, key=lambda kind: kind.itemsize)
-            for copy in list_tile_copies(plan.source, plan.target, plan.view, processes):
+            for copy in list_process_copies(plan.source, plan.target, plan.view, processes):
                 sender, receiver = process_of[copy.sender], process_of[copy.receiver]
                 step = TileStep(source, target, copy, wire)
                 # Both ends list all messages between them in this order, and so agree on where each one lies.
@@ -404,7 +404,7 @@ class ShardedLoad:
             }
             try:
                 for receiver, its in steps.sends.items() if failed is None else ():
-                    for step, part in _cut_message(messages[exchange.distance(self.mine, receiver)], its):
+                    for step, part in _cut_tile_bytes(messages[exchange.distance(self.mine, receiver)], its):
                         pack_tile(step.copy, staged[step.source][step.copy.sender], part)
             except Exception as error:  # The others wait in the exchange: it is run whatever happened here.
                 failed = error
@@ -430,7 +430,7 @@ class ShardedLoad:
 
         for sender, its in steps.takes.items():
             assert self.exchange is not None
-            for step, part in _cut_message(arrived[self.exchange.distance(sender, self.mine)], its):
+            for step, part in _cut_tile_bytes(arrived[self.exchange.distance(sender, self.mine)], its):
                 unpack_tile(step.copy, part, target_tile(step))
         for step in steps.copies:
             copy_tile(step.copy, staged[step.source][step.copy.sender], target_tile(step))
@@ -494,10 +494,10 @@ class ShardedLoad:
 
     def _check_well(self, states: Mapping[int, int], failed: BaseException | None) -> None:
         """Raises in all processes if one is ill."""
-        raise_together(states, failed)
+        raise_if_any_failed(states, failed)
 
 
-def raise_together(states: Mapping[int, int], failed: BaseException | None) -> None:
+def raise_if_any_failed(states: Mapping[int, int], failed: BaseException | None) -> None:
     """Raises in all processes if one is ill, as its state says: there what went wrong, elsewhere a `FileError` that has
     what the first of them says. All call it with the same states.
     """
@@ -525,7 +525,7 @@ _ILL = -1
 """What a process says that could not go on."""
 
 
-def _cut_message(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[TileStep, Array]]:
+def _cut_tile_bytes(message: Array, steps: Sequence[TileStep]) -> Iterator[tuple[TileStep, Array]]:
     """The part of a message that each step has, as elements of the dtype in which they are sent."""
     # As `list_wave_steps` counts: each begins where the one before it ends, rounded to 16 bytes.
     at = 0
@@ -580,7 +580,7 @@ def load_shardings(prepare: Callable[[], PreparedLoad], about: str) -> Any:
         # Plans are equal where targets and files are, and unequal ones would exchange bytes for others.
         plan = 0 if prepared is None else zlib.crc32(prepared.plan.to_json().encode()) >> 1
         _, states = exchange_on(tuple(jax.devices())).run(_LAST, {}, plan if failed is None else _ILL)
-        raise_together(states, failed)
+        raise_if_any_failed(states, failed)
         if len(set(states.values())) > 1:
             listed = "; ".join(f"process {process} by plan {state:08x}" for process, state in states.items())
             raise AgreementError(f"{about}: processes give different targets or files, so nothing was loaded: {listed}")

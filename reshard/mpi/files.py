@@ -17,15 +17,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import secrets
-from collections.abc import Generator
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +31,7 @@ from numpy.typing import NDArray
 from reshard.errors import LayoutError, quoted, shortened
 from reshard.lower.to_mpi import Fetches, list_fetches
 from reshard.mpi.tile_checks import RAW, element_dtype
+from reshard.runtime.on_files.commit import create_synced_file, sync_folder
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, pair_views, view_as_words
 from reshard.runtime.on_mpi.global_array import scatter_tiles
 from reshard.runtime.on_mpi.wire.message_exchange import Call
@@ -82,9 +81,11 @@ def save_tiles(call: Call, path: Folder, layout: Layout, seat: int | None, tile:
 
 def write_tile(path: Folder, seat: int, tile: NDArray[Any], name: str) -> None:
     """Writes the tile of a seat, of the save called `name`, which nobody sees before `publish_folder`."""
-    with _sync_file(_path_of_tile(path, seat, name)) as file:
+    written = _path_of_tile(path, seat, name)
+    with create_synced_file(written) as file:
         np.save(file, tile, allow_pickle=False)
         file.write(_mark_of_save(seat, name))
+    sync_folder(written.parent)  # Before layout.json names it.
 
 
 def publish_folder(path: Folder, layout: Layout, name: str) -> None:
@@ -93,10 +94,10 @@ def publish_folder(path: Folder, layout: Layout, name: str) -> None:
     mesh = {"mesh": dict(layout.mesh.axes), "device_ids": ids}
     text = json.dumps({"format": _FORMAT, "layout": str(layout), **mesh, "save": name}, indent=2)
     beside = Path(path) / f"layout-{name}.json"
-    with _sync_file(beside) as file:
+    with create_synced_file(beside) as file:
         file.write(text.encode())
     beside.replace(Path(path) / "layout.json")
-    _sync_folder(Path(path))
+    sync_folder(Path(path))
     for old in (*Path(path).glob("tile-*.npy"), *Path(path).glob("layout-*.json")):
         if not old.name.endswith(f"-{name}.npy"):
             with contextlib.suppress(OSError):  # Remains of an earlier save do no harm.
@@ -182,30 +183,6 @@ def _read_header(file: Path) -> _TileHeader:
     except Exception as error:  # numpy reads a header as Python's own text, and whatever that raises leaves it.
         text = shortened(f"{type(error).__name__}: {error}")
         raise LayoutError(f"the file {quoted(str(file))} is not a tile ({text}); restore it, or save again") from None
-
-
-@contextlib.contextmanager
-def _sync_file(file: Path) -> Generator[IO[bytes]]:
-    """A new file, on disk once the `with` block has ended, and gone if that fails."""
-    try:
-        with file.open("wb") as opened:
-            yield opened
-            opened.flush()
-            os.fsync(opened.fileno())
-        _sync_folder(file.parent)
-    except BaseException:
-        file.unlink(missing_ok=True)
-        raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Brings a folder's list of files to disk, where the file system can do that."""
-    with contextlib.suppress(OSError):
-        opened = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
 
 
 def _mark_of_save(rank: int, name: str) -> bytes:

@@ -32,7 +32,7 @@ from reshard.runtime.on_files.reader_thread import (
     Progress,
     ReaderThread,
     gathered_name,
-    list_staged,
+    list_staged_layouts,
     longest_buffers,
     place_staged,
     view_direct_tile,
@@ -89,10 +89,12 @@ def load_on_ranks(
             ckpt = opened
             texts = gather_texts(team, watch, "" if opened is None else opened.to_json())
             ckpt = Checkpoint.from_json(texts[0]) if ckpt is None else ckpt
-            plan = raise_together(
+            plan = run_together_or_raise(
                 team, watch, partial(plan_load, ckpt), lambda plan: f"load {digest_of(plan.to_json())}"
             )
-            checks = raise_together(team, watch, partial(find_checks, ckpt), lambda checks: f"checks {checks is None}")
+            checks = run_together_or_raise(
+                team, watch, partial(find_checks, ckpt), lambda checks: f"checks {checks is None}"
+            )
             load = _RankLoad(team, watch, plan, CheckpointReader(ckpt, counts, checks, missing))
             with show_load_progress(progress and team.rank == 0, sum(plan.read_bytes.values())) as shown:
                 tiles = load.run(shown)
@@ -100,7 +102,7 @@ def load_on_ranks(
                 # Blocks of which several ranks have read a part: all add up what all have.
                 parts = [json.loads(text) for text in gather_texts(team, watch, json.dumps(checks.partials()))]
                 others = [part for rank, part in enumerate(parts) if rank != team.rank]
-                raise_together(team, watch, partial(checks.merge, others), lambda _: "sums")
+                run_together_or_raise(team, watch, partial(checks.merge, others), lambda _: "sums")
             watch.renew()
         except _RaisedByAll as error:
             failed = error.error
@@ -109,7 +111,7 @@ def load_on_ranks(
     return tiles
 
 
-def raise_together(team: Team, watch: Watch, do: Callable[[], T], text: Callable[[T], str]) -> T:
+def run_together_or_raise(team: Team, watch: Watch, do: Callable[[], T], text: Callable[[T], str]) -> T:
     """What `do` returns, once all ranks have done it and have the same text for it; all raise the error of any."""
     watch.renew()
     try:
@@ -147,10 +149,10 @@ class _RankLoad:
                     started = ahead + 1
                 # While it is read: what moves it.
                 launches = [self._prepare_launches(tree) for tree in wave.trees]
-                raise_together(team, watch, thread.wait, lambda _: f"wave {number}")  # noqa: B023
+                run_together_or_raise(team, watch, thread.wait, lambda _: f"wave {number}")  # noqa: B023
                 self._move_wave(number, launches)
                 progress(reader.counts.bytes * team.size)  # Shares are even.
-            raise_together(team, watch, reader.close, lambda _: "files")
+            run_together_or_raise(team, watch, reader.close, lambda _: "files")
         # Steps move whole tiles, and what a reused buffer has in the padding of its own.
         for name, result in self._results.items():
             clear_new(team, self._plan.targets[name], result.tile)
@@ -172,7 +174,7 @@ class _RankLoad:
 
     def _staged_tiles(self, number: int) -> dict[str, WindowTile]:
         """The tiles of a wave that lie in its buffer, by name."""
-        staged = list_staged(self._plan.waves[number])
+        staged = list_staged_layouts(self._plan.waves[number])
         places, _ = place_staged(staged)
         tiles: dict[str, WindowTile] = {}
         for name, layout in staged.items():

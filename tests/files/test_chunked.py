@@ -14,7 +14,7 @@ import zarr
 
 import reshard as rs
 from reshard.errors import FileError, MissingTensorError
-from reshard.runtime.on_files.drivers import NewArray, check_missing, create_stored, describe_array, open_driver
+from reshard.runtime.on_files.drivers import NewArray, check_missing, create_stored, describe_stored_array, open_driver
 from reshard.types.stored import Checkpoint, Stored
 
 WHOLE = np.arange(10 * 12, dtype="float32").reshape(10, 12)
@@ -248,7 +248,7 @@ def test_what_is_written_others_read(tmp_path: Path, format: str):
     for name, (array, new) in arrays.items():
         np.testing.assert_array_equal(read_chunks(written, name, array.dtype), array)
         assert all(piece.nbytes for piece in written[name].pieces)
-        assert describe_array(written, name).chunks == (new.chunks if new.shape else written[name].chunks)
+        assert describe_stored_array(written, name).chunks == (new.chunks if new.shape else written[name].chunks)
     if format in ("zarr", "zarr2"):
         judge = zarr.open_group(path, mode="r")
         assert dict(judge.attrs) == {"title": "marked"}
@@ -268,7 +268,7 @@ def test_an_array_described_is_made_again(tmp_path: Path, version: int):
     array.attrs["units"] = "K"
     if version == 2:
         array.attrs["_ARRAY_DIMENSIONS"] = ["time", "y"]
-    new = describe_array(rs.files.open(tmp_path / "z"), "t")
+    new = describe_stored_array(rs.files.open(tmp_path / "z"), "t")
     assert (new.codec, new.chunks, new.dimension_names, new.attributes) == (
         "zstd" if version == 3 else "blosc",
         (4, 5),

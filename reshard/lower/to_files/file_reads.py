@@ -293,18 +293,13 @@ def count_calls(spans: Iterable[FileSpan]) -> int:
     return calls
 
 
-def cut_part(part: SpanPart, start: int, stop: int) -> Iterator[Block]:
-    """The blocks of the elements of a part that begin at bytes `start` to `stop` of the file.
+def count_elements_until(block: Block, at: int) -> int:
+    """The elements of a block that begin before a byte of the file: its axes are those of nested rows.
 
-    >>> part = SpanPart(0, 4, Block(80, 0, (Axis(3, 32, 4), Axis(4, 4, 1))))
-    >>> [(block.src, block.extents) for block in cut_part(part, 100, 152)]
-    [(112, (1, 4)), (144, (2,))]
+    >>> block = Block(80, 0, (Axis(3, 32, 4), Axis(4, 4, 1)))
+    >>> count_elements_until(block, 100), count_elements_until(block, 152)
+    (4, 10)
     """
-    yield from cut_range(part.block, _count_before(part.block, start), _count_before(part.block, stop))
-
-
-def _count_before(block: Block, at: int) -> int:
-    """The elements of a block that begin before a byte of the file: its axes are those of nested rows."""
     count, left = 0, at - block.src
     below = block.elements
     for extent, src, _ in block.axes:

@@ -175,7 +175,7 @@ def _run_by_rounds(
             filled = place.after(filled) if number else filled
             filled = _run_rounds(steps, alike, place, orders, opened, filled)
         if gathered:
-            filled = _run_gather(steps, gathered, place.after(filled), place)
+            filled = _run_gathering_rounds(steps, gathered, place.after(filled), place)
         if orders.receive is not None:
             filled = [fix_layout(tile).transpose(np.argsort(order)) for tile in filled]
         return [tile.reshape(tuple(shape)) for tile, shape in zip(filled, shapes, strict=True)]
@@ -219,7 +219,7 @@ def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
     return groups
 
 
-def _run_gather(
+def _run_gathering_rounds(
     steps: Sequence[Exchange], rounds: Sequence[Sequence[Round]], filled: list[Array], place: MeshPlace
 ) -> list[Array]:
     """The rounds in which groups of devices pass on what each of them has, the same in all rounds: one gather, and a

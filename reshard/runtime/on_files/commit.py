@@ -21,10 +21,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -250,7 +250,8 @@ def publish_files(parts: PartFiles, sidecar: Path, tensors: Mapping[str, ChunkSu
     renamed: list[Path] = []
     # Each step leaves what the next save can clear up, and what a reader finds is one save throughout.
     try:
-        write_synced(listed, write_sums([new, *old]))
+        with create_synced_file(listed) as file:
+            file.write(write_sums([new, *old]))
         for at, file in enumerate(parts.files):
             if at != parts.index:
                 parts.part_path(at).replace(parts.folder / file.name)
@@ -273,7 +274,8 @@ def publish_files(parts: PartFiles, sidecar: Path, tensors: Mapping[str, ChunkSu
             listed.replace(sidecar)
         remove_remains(parts.folder, sidecar, new, old)
         if old:
-            write_synced(listed, write_sums([new]))
+            with create_synced_file(listed) as file:
+                file.write(write_sums([new]))
             listed.replace(sidecar)
         sync_folder(parts.folder)
 
@@ -304,14 +306,15 @@ def remove_remains(folder: Path, sidecar: Path, kept: SavedSums | None, old: Seq
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """A file with this content, on disk; raises `OSError`, and then there is no such file."""
+@contextlib.contextmanager
+def create_synced_file(path: Path) -> Generator[IO[bytes]]:
+    """A new file, which is on disk once the `with` block has ended; it is removed again if anything raises there."""
     try:
         with path.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
+    except BaseException:
         path.unlink(missing_ok=True)
         raise
 

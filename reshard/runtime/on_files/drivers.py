@@ -11,7 +11,7 @@ Raw pieces need none: they are read by offset.
 
 makes arrays without elements, for `write_box`: "zarr" (version 3), "zarr2", "orbax" (a database of zarr 2 arrays, as
 Orbax writes by default), "orbax3" and "hdf5". Several processes may write the boxes of all but "hdf5".
-`describe_array` says what a stored array is as a new one, with the attributes that tell people what it means.
+`describe_stored_array` says what a stored array is as a new one, with the attributes that tell people what it means.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def create_stored(
         raise FileError(f"{quoted(path)} cannot be made ({error.strerror})") from None
 
 
-def describe_array(ckpt: Checkpoint, name: str) -> NewArray:
+def describe_stored_array(ckpt: Checkpoint, name: str) -> NewArray:
     """A stored array as a new one: chunks, shards, codec, fill value, attributes and names of dims."""
     stored = ckpt[name]
     if ckpt.format == "zarr":

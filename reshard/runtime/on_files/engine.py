@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import FileError, quoted, shortened
-from reshard.geometry.blocks import Block, fuse_axes
+from reshard.geometry.blocks import Block, cut_range, fuse_axes
 from reshard.geometry.holders import tile_of
 from reshard.lower.to_files.file_reads import (
     MOST_BUFFERS,
@@ -33,7 +33,7 @@ from reshard.lower.to_files.file_reads import (
     SCRATCH,
     FileRead,
     FileSpan,
-    cut_part,
+    count_elements_until,
     list_reading_reads,
     list_spans,
 )
@@ -205,7 +205,8 @@ class CheckpointReader:
             # Each part has its elements in the order of the file, so that those of the buffer are a range of them.
             for part in span.parts:
                 words = tiles[part.tile].words
-                for block in cut_part(part, start, stop):
+                first, last = (count_elements_until(part.block, at) for at in (start, stop))
+                for block in cut_range(part.block, first, last):
                     steps = [axis.src for axis in block.axes]
                     source = np.ndarray(block.extents, words.dtype, scratch, block.src - start, steps)
                     copy_view(view_block(words, block, "dst"), source)

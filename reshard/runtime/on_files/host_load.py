@@ -12,13 +12,13 @@ from reshard.geometry.holders import tile_of
 from reshard.plans.load_plan import LoadPlan, Wave
 from reshard.plans.plan import TreePlan
 from reshard.runtime.on_files.engine import CheckpointReader, WantedTiles
-from reshard.runtime.on_files.host_moves import copy_tile, list_tile_copies
+from reshard.runtime.on_files.host_moves import copy_tile, list_process_copies
 from reshard.runtime.on_files.reader_thread import (
     ALIGNED,
     Progress,
     ReaderThread,
     gathered_name,
-    list_staged,
+    list_staged_layouts,
     longest_buffers,
     place_staged,
     view_direct_tile,
@@ -44,7 +44,7 @@ def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress
     def place_wave(number: int) -> tuple[dict[str, Tiles], list[WantedTiles]]:
         """Where the tiles of a wave lie, by name, and where its readings are read to."""
         wave = plan.waves[number]
-        staged = list_staged(wave)
+        staged = list_staged_layouts(wave)
         places, _ = place_staged(staged, together=True)
         tiles: dict[str, Tiles] = {}
         for name, layout in staged.items():
@@ -106,5 +106,5 @@ def _move_tree_in_process(
         into = staged[gathered_name(target)] if target in packs and tree is wave.tree else results[target]
         before, ends = sources[tree.source_of[name]], (plan.source, plan.target, plan.view)
         every = sorted({*plan.source.mesh.devices, *plan.target.mesh.devices})
-        for copy in list_tile_copies(*ends, tuple((device, 0) for device in every)):
+        for copy in list_process_copies(*ends, tuple((device, 0) for device in every)):
             copy_tile(copy, before[copy.sender], into[copy.receiver])

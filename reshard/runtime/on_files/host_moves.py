@@ -36,7 +36,7 @@ class TileCopy(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def list_tile_copies(
+def list_process_copies(
     source: Layout, target: Layout, view: View | None, processes: tuple[tuple[int, int], ...]
 ) -> tuple[TileCopy, ...]:
     """What fills each tile of a target once in each process, from the process's own tiles where it has them.
@@ -45,7 +45,7 @@ def list_tile_copies(
 
     >>> from reshard.types import Mesh
     >>> ends = [Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2]", "f32[4]")]
-    >>> copies = list_tile_copies(*ends, None, ((0, 0), (1, 0), (2, 1), (3, 1)))
+    >>> copies = list_process_copies(*ends, None, ((0, 0), (1, 0), (2, 1), (3, 1)))
     >>> sorted((copy.sender, copy.receiver, copy.elements) for copy in copies)
     [(0, 0, 2), (0, 2, 2), (2, 0, 2), (2, 2, 2)]
     """

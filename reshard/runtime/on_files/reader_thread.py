@@ -53,7 +53,7 @@ class ReaderThread:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def list_staged(wave: Wave) -> dict[str, Layout]:
+def list_staged_layouts(wave: Wave) -> dict[str, Layout]:
     """What a wave has in memory beside targets: readings that are moved, and packs gathered from them, by name."""
     straight = {direct.reading for direct in wave.direct}
     packs = {reading.name for reading in wave.readings if reading.packed}
@@ -107,7 +107,7 @@ def view_direct_tile(target: Array, box: Box | None, shape: Sequence[int]) -> Ar
 
 def longest_buffers(plan: LoadPlan, together: bool = False) -> int:
     """The bytes of the buffer that has room for each wave of a plan."""
-    return max((place_staged(list_staged(wave), together)[1] for wave in plan.waves), default=0)
+    return max((place_staged(list_staged_layouts(wave), together)[1] for wave in plan.waves), default=0)
 
 
 Progress = Callable[[int], object]

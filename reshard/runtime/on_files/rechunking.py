@@ -124,7 +124,7 @@ class SpillFile:
         Boxes of a grid in C order: those before one along dim d have its own extents in the dims before d, begin at the
         low end of d, and take all that there is in the dims behind.
         """
-        return _count_before(self._box, block) + _count_before(block, fragment)
+        return _count_elements_before(self._box, block) + _count_elements_before(block, fragment)
 
 
 def run_array(
@@ -198,7 +198,7 @@ def _stream_region(
         if spilled is None:
             reader.read_box(rows, place)
         else:
-            _read_blocks(plan, _replace_dim(region, along, (low, high)), rows, place, reader, spilled, processes)
+            _read_source_blocks(plan, _replace_dim(region, along, (low, high)), rows, place, reader, spilled, processes)
         # Whole target chunks are ready up to here; the rows behind move to the front of the window.
         ready = high if high == end else high // target * target
         if ready > written and window.size:
@@ -213,7 +213,7 @@ def _stream_region(
         low = high
 
 
-def _read_blocks(
+def _read_source_blocks(
     plan: ArrayRechunk,
     rows: Box,
     kept: Box,
@@ -272,7 +272,7 @@ def _spill_region(
             try:
                 if block is None:
                     assert previous is not None
-                    for box, data in _read_runs(previous, dtype, spill.runs[-1], processes):
+                    for box, data in _read_spill_runs(previous, dtype, spill.runs[-1], processes):
                         writer.write_box(box, data)
                 else:
                     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -281,7 +281,7 @@ def _spill_region(
                     if previous is None:
                         _stream_region(plan, region, kept, dtype, reader, writer, current, processes)
                     else:
-                        for box, data in _read_runs(previous, dtype, spill.runs[at - 1], processes):
+                        for box, data in _read_spill_runs(previous, dtype, spill.runs[at - 1], processes):
                             current.write_parts(box, data)
                         os.close(descriptors.pop(0))
                     previous, origin, cutters = current, [start for start, _ in rest], block
@@ -299,7 +299,7 @@ def _spill_region(
         processes.gather("")
 
 
-def _read_runs(
+def _read_spill_runs(
     spilled: SpillFile, dtype: np.dtype[Any], block: Sequence[int], processes: Processes
 ) -> Iterator[tuple[Box, NDArray[Any]]]:
     buffer = np.empty(math.prod(block), dtype)
@@ -335,7 +335,7 @@ def _floor_corner(box: Box, chunks: Sequence[int]) -> list[int]:
     return [start // chunk * chunk for (start, _), chunk in zip(box, chunks, strict=True)]
 
 
-def _count_before(box: Box, part: Box) -> int:
+def _count_elements_before(box: Box, part: Box) -> int:
     extents = [stop - start for start, stop in box]
     count, own = 0, 1
     for dim, ((start, stop), (low, _)) in enumerate(zip(part, box, strict=True)):

@@ -26,12 +26,12 @@ from reshard.runtime.on_files.commit import (
     PartFiles,
     Processes,
     commit_files,
+    create_synced_file,
     publish_files,
     raise_together,
     replace_folder,
     sync_folder,
     write_fully,
-    write_synced,
 )
 from reshard.runtime.on_files.drivers import create_stored, open_driver
 from reshard.runtime.on_files.formats.new_arrays import NewArray
@@ -218,7 +218,8 @@ class StoreTarget:
                         here = os.path.relpath(opened.name, self._part)
                         files[here] = FileSums(len(content), starts, np.array(found, np.uint32))
             sync_folder(Path(folder))
-        write_synced(self._part / SIDECAR, write_sums([SavedSums(self._save, files, tensors)]))
+        with create_synced_file(self._part / SIDECAR) as file:
+            file.write(write_sums([SavedSums(self._save, files, tensors)]))
         replace_folder(self._part, self._path)
 
     def _discard(self) -> None:

@@ -464,7 +464,7 @@ def write_sums(saves: Sequence[SavedSums]) -> bytes:
 
 
 def read_sidecar(path: Path) -> tuple[SavedSums, ...]:
-    """The saves that a sidecar lists, the last one first; none if there is no such file. Raises `FileError`."""
+    """The saves that a sidecar lists, the last one first; none without a sidecar. Raises `FileError`."""
     try:
         text = read_input(path, _MOST_BYTES, regular=True).decode()
         head = Fields.read(text, "a sidecar", _ADVICE)

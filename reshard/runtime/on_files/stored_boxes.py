@@ -160,7 +160,7 @@ class StoredWriter:
             numbers = [start // size for (start, _), size in zip(chunk, self._unit, strict=True)]
             path = self._chunk_files + self._separator.join(map(str, numbers))
             try:
-                descriptor = _create_file(path)
+                descriptor = _create_chunk_file(path)
                 try:
                     _write_padded(descriptor, data[select_part(chunk, box)], self._unit, staging)
                 finally:
@@ -169,7 +169,7 @@ class StoredWriter:
                 raise file_error(path, f"cannot be written ({error.strerror})", tensor=self._stored.name) from None
 
 
-def _create_file(path: str) -> int:
+def _create_chunk_file(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o666)

@@ -234,7 +234,7 @@ def reduce_readers(
     # Packed tensors that are neighbours in a file are one run, which readers share out.
     ends = {(each.at[0], each.at[1] + each.stored.stored_bytes) for each in packed}
     cuts = len(every) - 1 if packed else 0
-    reads = sum(map(count_runs, tensors)) + sum(each.at not in ends for each in packed) + cuts
+    reads = sum(map(count_file_runs, tensors)) + sum(each.at not in ends for each in packed) + cuts
     whole = reads > allowed
     if whole:
         reads += len(packed) - sum(each.at not in ends for each in packed) - cuts
@@ -253,12 +253,12 @@ def reduce_readers(
         if key not in known:
             known[key] = place_readers(each.stored, largest, readers, options, most)
         fewer = replace(each, placed=known[key])
-        reads += count_runs(fewer) - count_runs(each)
+        reads += count_file_runs(fewer) - count_file_runs(each)
         made[at] = fewer
     return made, whole
 
 
-def count_runs(each: ReadTensor) -> int:
+def count_file_runs(each: ReadTensor) -> int:
     """The reads of a tensor by all processes: of what is coded, no chunk twice."""
     reads = each.placed.processes * each.placed.runs
     return reads if is_raw(each.stored) else min(reads, len(each.stored.pieces))

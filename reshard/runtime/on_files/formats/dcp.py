@@ -137,7 +137,7 @@ def _read_tensor_metadata(where: str, name: str, said: Any, most: int) -> tuple[
     elif isinstance(state, tuple) and state:
         named = cast("tuple[Any, ...]", state)[0]
     dtype = _read_dtype(where, name, named)
-    shape = _read_size(where, name, fields.get("size"))
+    shape = _read_torch_size(where, name, fields.get("size"))
     if math.prod(size for size in shape if size) * 16 > MOST:
         raise file_error(where, f"its shape {quoted(shape)} has more elements than any array", tensor=name, offset=0)
     chunks = fields.get("chunks")
@@ -146,7 +146,7 @@ def _read_tensor_metadata(where: str, name: str, said: Any, most: int) -> tuple[
     boxes: list[Box] = []
     for each in cast("list[Any]", chunks):
         chunk = _read_state(where, each, "ChunkStorageMetadata", name)
-        starts, sizes = (_read_size(where, name, chunk.get(field)) for field in ("offsets", "sizes"))
+        starts, sizes = (_read_torch_size(where, name, chunk.get(field)) for field in ("offsets", "sizes"))
         if not len(starts) == len(sizes) == len(shape):
             raise file_error(where, f"a chunk has another number of dims than {quoted(shape)}", tensor=name, offset=0)
         boxes.append(tuple([(start, start + size) for start, size in zip(starts, sizes, strict=True)]))
@@ -170,7 +170,7 @@ def _read_spans(where: str, said: Any) -> _Spans:
         if span.get("transform_descriptors"):
             raise file_error(where, "its chunks are transformed (compressed); save it without", tensor=name, offset=0)
         start, nbytes = where_in_file
-        spans[name, None if place is None else _read_size(where, name, place)] = file, start, nbytes
+        spans[name, None if place is None else _read_torch_size(where, name, place)] = file, start, nbytes
     return spans
 
 
@@ -202,13 +202,13 @@ def _read_chunk(file: OpenedFile, number: int, chunk: _Chunk, pickles: dict[byte
     if type(kind) is Named and not untyped:
         dtype = Named(f"torch {_STORAGES.get(kind.removeprefix('torch '), '')}")
     if type(dtype) is not Named or dtype != f"torch {chunk.dtype}":
-        raise refuse(f"its elements are {quote_plain(dtype)}, and {chunk.dtype} is said of it")
+        raise refuse(f"its elements are {quote_plain(dtype)}, but the metadata say {chunk.dtype}")
     item = dtypes.bits(chunk.dtype) // 8
     extents = tuple([stop - start for start, stop in chunk.box])
     steps: list[Any] = list(cast("tuple[Any, ...]", strides)) if type(strides) is tuple else [None]
     places = read_sizes([first, count, *steps])
     if type(sizes) is not tuple or sizes != extents or places is None or len(places) != 2 + len(extents):
-        raise refuse(f"its shape or strides are not those of {extents}, which is said of it")
+        raise refuse(f"its shape or strides do not fit the extents {extents} in the metadata")
     entry = zipped.find_entry(f"{top}data/{key}") if type(key) is str else None
     if entry is None:
         raise refuse(f"its zip has no storage {quote_plain(key)}")
@@ -236,7 +236,7 @@ def _read_map(where: str, said: Any, field: str) -> Mapping[Any, Any]:
     return cast("dict[Any, Any]", said)
 
 
-def _read_size(where: str, name: str, said: Any) -> tuple[int, ...]:
+def _read_torch_size(where: str, name: str, said: Any) -> tuple[int, ...]:
     """The numbers of a torch.Size."""
     args: Any = said.args[0] if type(said) is Made and said.of == "torch Size" and len(said.args) == 1 else None
     listed: list[Any] = list(cast("tuple[Any, ...]", args)) if type(args) is tuple else [None]

@@ -164,7 +164,7 @@ def _list_pieces(header: NpyHeader, file: int, boxes: Sequence[tuple[Box, tuple[
 
 def _read_tiles(path: str) -> Checkpoint:
     """The array of `DistArray.save`, called as its folder is."""
-    layout, save, identity = _read_layout(path)
+    layout, save, identity = _read_saved_layout(path)
     name = os.path.basename(path)
     if layout.partial:
         raise file_error(
@@ -242,7 +242,7 @@ def _read_tile_file(folder: str, seat: int, save: str, layout: Layout, tensor: s
         return file.identity, header
 
 
-def _read_layout(folder: str) -> tuple[Layout, str, StoredFile]:
+def _read_saved_layout(folder: str) -> tuple[Layout, str, StoredFile]:
     """What layout.json says: the layout of the tiles and the name of their save."""
     path = os.path.join(folder, "layout.json")
     content, identity = read_metadata(path)
@@ -259,7 +259,7 @@ def _read_layout(folder: str) -> tuple[Layout, str, StoredFile]:
             )
         return layout, save, identity
     except (UnicodeDecodeError, ReshardError) as error:
-        raise file_error(path, f"is no layout of tiles: {shortened(str(error))}") from None
+        raise file_error(path, f"does not describe a layout of tiles: {shortened(str(error))}") from None
 
 
 def _list_spans(blocks: Sequence[Any]) -> Iterator[tuple[int, int, int]]:

@@ -58,7 +58,7 @@ def read_safetensors(path: str) -> Checkpoint:
     home_of: dict[str, str] | None = None
     identities: list[StoredFile] = []
     if index is not None:
-        home_of, index_identity = _read_index(index)
+        home_of, index_identity = _read_weight_map(index)
         shards = sorted(set(home_of.values()))
         identities.append(index_identity)
     else:
@@ -97,7 +97,7 @@ def read_safetensors(path: str) -> Checkpoint:
     return Checkpoint(path, "safetensors", (*files, *identities), found)
 
 
-def _read_index(path: str) -> tuple[dict[str, str], StoredFile]:
+def _read_weight_map(path: str) -> tuple[dict[str, str], StoredFile]:
     content, identity = read_metadata(path)
     said = _parse_object(path, content, 0).get("weight_map")
     if not isinstance(said, dict):
@@ -112,7 +112,7 @@ def _read_index(path: str) -> tuple[dict[str, str], StoredFile]:
 def _read_file(path: str, number: int) -> tuple[list[Stored], StoredFile, str | None]:
     """The tensors of one file, in the order of their bytes, its identity, and the save that it says it is of."""
     with open_regular(path) as file:
-        header, start = _read_header(file)
+        header, start = _read_tensor_header(file)
         metadata = header.pop("__metadata__", None)
         texts = cast("dict[str, Any]", metadata if isinstance(metadata, dict) else {})
         if metadata is not None and (
@@ -148,7 +148,7 @@ def _read_file(path: str, number: int) -> tuple[list[Stored], StoredFile, str | 
         return tensors, file.identity, texts.get(SAVE_ID)
 
 
-def _read_header(file: OpenedFile) -> tuple[dict[str, Any], int]:
+def _read_tensor_header(file: OpenedFile) -> tuple[dict[str, Any], int]:
     """The JSON in front of the data, and where the data begin."""
     if file.size < 8:
         raise file_error(

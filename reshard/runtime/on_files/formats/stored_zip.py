@@ -43,7 +43,7 @@ class StoredZip:
         self._first = file.read(start, min(_AT_ONCE, self._tail))
         self._directory = 0
         self.entries: dict[str, tuple[int, int, int]] = {}
-        """Of each entry where its local header is said to be, its bytes and CRC-32."""
+        """Each entry of the directory: the offset of its local header, its bytes and its CRC-32."""
         try:
             self._read_directory()
         except (struct.error, UnicodeDecodeError) as error:

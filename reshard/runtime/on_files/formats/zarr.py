@@ -175,12 +175,12 @@ def _parse_version_3(fields: Fields) -> ZarrHeader | None:
     if _NO_NUMBERS.fullmatch(kind):
         return None
     dtype = _check_dtype(fields, kind)
-    shape = _read_sizes(fields, "shape", 0)
+    shape = _read_chunk_sizes(fields, "shape", 0)
     grid = Fields.of(fields.object("chunk_grid"), fields.what, "chunk_grid", _CURE)
     if grid.get("name", str) != "regular":
         raise grid.error(f"name is {quoted(grid.get('name', str))}, and only regular grids are read")
     settings = Fields.of(grid.object("configuration"), fields.what, "chunk_grid", _CURE)
-    outer = _read_sizes(settings, "chunk_shape", 1, len(shape))
+    outer = _read_chunk_sizes(settings, "chunk_shape", 1, len(shape))
     encoding = Fields.of(fields.object("chunk_key_encoding"), fields.what, "chunk_key_encoding", _CURE)
     style = encoding.get("name", str)
     if style not in ("default", "v2"):
@@ -203,7 +203,7 @@ def _parse_version_3(fields: Fields) -> ZarrHeader | None:
     if names != ["sharding_indexed"]:
         raise fields.error(f"codecs around shards are {names}, and sharding_indexed is read alone")
     shards = Fields.of(codecs[0].object("configuration"), fields.what, "sharding_indexed", _CURE)
-    inner = _read_sizes(shards, "chunk_shape", 1, len(shape))
+    inner = _read_chunk_sizes(shards, "chunk_shape", 1, len(shape))
     if any(whole % part for whole, part in zip(outer, inner, strict=True)):
         raise shards.error(f"chunk_shape {inner} does not divide the shards of {outer}")
     index = shards.get("index_location", str, default="end")
@@ -226,8 +226,8 @@ def _parse_version_2(fields: Fields) -> ZarrHeader | None:
     if not isinstance(kind, str) or _NO_NUMBERS.fullmatch(kind):
         return None
     dtype = "bool" if kind == "|b1" else _check_dtype(fields, "<" + kind[1:] if kind[0] == "|" else kind)
-    shape = _read_sizes(fields, "shape", 0)
-    chunks = _read_sizes(fields, "chunks", 1, len(shape))
+    shape = _read_chunk_sizes(fields, "shape", 0)
+    chunks = _read_chunk_sizes(fields, "chunks", 1, len(shape))
     order = fields.get("order", str)
     separator = fields.get("dimension_separator", str, default=".")
     if order not in ("C", "F") or separator not in ("/", "."):
@@ -249,7 +249,7 @@ def _check_dtype(fields: Fields, kind: str) -> str:
     return dtype
 
 
-def _read_sizes(fields: Fields, name: str, least: int, dims: int | None = None) -> tuple[int, ...]:
+def _read_chunk_sizes(fields: Fields, name: str, least: int, dims: int | None = None) -> tuple[int, ...]:
     sizes = tuple(fields.listed(name, int))
     if len(sizes) > _MOST_DIMS or (dims is not None and len(sizes) != dims):
         raise fields.error(f"{name} has {len(sizes)} dims, not {f'at most {_MOST_DIMS}' if dims is None else dims}")
@@ -304,16 +304,15 @@ def _place_chunks(header: ZarrHeader, name: str, keyed: Mapping[str, StoredFile]
         return Stored(
             name, header.dtype, header.shape, ChunkGrid(grid.shape, grid.chunks, grid.nbytes, sizes), grid.chunks
         )
-    pieces = tuple(_place_piece(header, piece.box, numbers.get(number)) for number, piece in enumerate(grid))
-    return Stored(name, header.dtype, header.shape, pieces, header.chunks)
-
-
-def _place_piece(header: ZarrHeader, box: Box, place: tuple[int, int, int] | None) -> StoredPiece:
-    if place is None:
-        return StoredPiece(box, NO_FILE, 0, 0, raw=False)
-    if not header.raw:
-        return StoredPiece(box, *place, raw=False)
-    return place_uncoded(box, header.chunks, header.dtype, *place[:2], order=header.order)
+    pieces: list[StoredPiece] = []
+    for number, (box, *_) in enumerate(grid):
+        place = numbers.get(number)
+        if place is not None and header.raw:
+            pieces.append(place_uncoded(box, header.chunks, header.dtype, *place[:2], order=header.order))
+        else:
+            # A chunk that is missing has no bytes; whether it means zeros is asked when it is read.
+            pieces.append(StoredPiece(box, *(place or (NO_FILE, 0, 0)), raw=False))
+    return Stored(name, header.dtype, header.shape, tuple(pieces), header.chunks)
 
 
 def place_uncoded(
