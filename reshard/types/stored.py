@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, overload
 
 from reshard.errors import FileError, MissingTensorError, did_you_mean, quoted, shortened
@@ -37,6 +37,9 @@ Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dim."""
 
 _NUMBER = re.compile("[0-9]+")
+
+_ONE_FILE = Mesh(file=1)
+_parse_layout = lru_cache(maxsize=1024)(Layout.parse)  # The tensors of a model have few shapes.
 
 NO_FILE = -1
 """The file of a piece that only the driver of its format finds, such as a value of a key-value store."""
@@ -141,7 +144,7 @@ class Stored:
     @cached_property
     def as_stored(self) -> Layout:
         """The source of a `Move` that reads it: all of it in one place, until a plan says who reads what."""
-        return Layout.parse(f"{dtypes.short(self.dtype)}[{', '.join(map(str, self.shape))}]", Mesh(file=1))
+        return _parse_layout(f"{dtypes.short(self.dtype)}[{', '.join(map(str, self.shape))}]", _ONE_FILE)
 
     @cached_property
     def layout(self) -> Layout | None:

@@ -289,7 +289,7 @@ DCP: Mapping[str, BadFile] = {
         35, torch_files(of_zip(lambda entries: entries.update({"data/0": bytes(40)}))), "'w', byte .*storage of 40 B"
     ),
     "big-endian": BadFile(35, torch_files(of_zip(lambda entries: entries.update(byteorder=b"big"))), "'w'.*big-endian"),
-    "another dtype": BadFile(35, torch_files(of_zip(dtype="int64")), "'w', byte .*int64', but the metadata say float32"),
+    "another dtype": BadFile(35, torch_files(of_zip(dtype="int64")), "'w', .*int64', but the metadata say float32"),
     "strides beyond the storage": BadFile(35, torch_files(of_zip(strides=(400, 1))), "'w', byte .*are used of"),
     "begins beyond the storage": BadFile(35, torch_files(of_zip(first=9)), "'w', byte .*are used of"),
     "data.pkl calls": BadFile(
