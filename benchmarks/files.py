@@ -46,6 +46,9 @@ import reshard as rs
 
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 4
+MPIEXEC = (
+    shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])) or "mpiexec"
+)
 FORMATS = ("safetensors", "npy", "dcp", "zarr", "orbax", "hdf5")
 LAYOUTS = (
     "fsdp4", "tp4", "2xtp2", "4 replicas", "2 x 2", "columns", "cyclic", "uneven", "2 of 4", "transposed",
@@ -358,7 +361,7 @@ def run_task(task: dict[str, Any]) -> list[dict[str, Any]]:
         file.flush()
         command = [sys.executable, __file__, "--worker", file.name]
         if task["runtime"] == "mpi":
-            command = ["mpiexec", "-n", str(RANKS), sys.executable, "-m", "mpi4py", *command[1:]]
+            command = [MPIEXEC, "-n", str(RANKS), sys.executable, "-m", "mpi4py", *command[1:]]
         env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     if done.returncode:

@@ -31,6 +31,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+MPIEXEC = (
+    shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])) or "mpiexec"
+)
 NAMES = ["layers.0.w", "layers.1.w", "embed", "norm", "bias"]
 SHAPES = {"layers.0.w": (256, 192), "layers.1.w": (256, 192), "embed": (1024, 128), "norm": (64,), "bias": (4, 3)}
 OWN_FILES = {"reshard.json", "model.safetensors.index.json"}
@@ -141,7 +144,7 @@ def start_worker(path: Path, format: str, version: int, ranks: int) -> subproces
     command = [sys.executable, __file__, "--worker", str(path), format, str(version)]
     env = dict(os.environ)
     if ranks > 1:
-        command, env["RANKS"] = ["mpiexec", "-n", str(ranks), *command], str(ranks)
+        command, env["RANKS"] = [MPIEXEC, "-n", str(ranks), *command], str(ranks)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
 
 
