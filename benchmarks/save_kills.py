@@ -133,11 +133,11 @@ def run_worker(path: Path, format: str, version: int) -> None:
     start = time.perf_counter()
     try:
         save_version(path, format, version)
-        print(f"saved {time.perf_counter() - start}", flush=True)
+        print(f"\nsaved {time.perf_counter() - start:.6f} ", flush=True)
     except reshard.errors.FileError as error:
-        print(f"refused {error}", flush=True)
+        print(f"\nrefused {error}", flush=True)
     except reshard.errors.ReshardError as error:
-        print(f"other {type(error).__name__} {error}", flush=True)
+        print(f"\nother {type(error).__name__} {error}", flush=True)
 
 
 def start_worker(path: Path, format: str, version: int, ranks: int) -> subprocess.Popen[str]:
@@ -201,7 +201,7 @@ def main() -> None:
         path = Path(folder) / "disk" / f"checkpoint{ending}"
         path.parent.mkdir()
         worker = start_worker(path, format, 0, given.ranks)
-        scale = max(float(line.split()[1]) for line in end_worker(worker).splitlines() if line.startswith("saved"))
+        scale = max(map(float, re.findall(r"saved (\d+\.\d+)", end_worker(worker))))
         held = 0
         for number in range(1, given.kills + 1):
             worker = start_worker(path, format, number, given.ranks)
@@ -238,7 +238,8 @@ def main() -> None:
                 at = disk / path.name
                 end_worker(start_worker(at, format, 1, given.ranks))
                 said = end_worker(start_worker(at, format, 2, given.ranks))
-                ends = Counter(line.split()[0] for line in said.splitlines() if not line.startswith("begin"))
+                # Ranks write at once: each line begins with a break of its own.
+                ends = Counter(re.findall(r"(?m)^(saved|refused|other) ", said))
                 there = which_version(at, format, [1, 2])
                 if ends == {"refused": given.ranks} and there == 1:
                     full["refused, the old one whole"] += 1
