@@ -464,7 +464,8 @@ class MoveArguments(NamedTuple):
             moved = move_on_gpu(team, watch, ready, tiles, self.memory)
             return (moved, target) if self.relabel else moved
 
-        return ReadyCall(text, NOWHERE, run)
+        # Where only some ranks give an `out`, all learn it now: found out inside the move, it would break the team.
+        return ReadyCall(text, NOWHERE._replace(given=int(self.out is not None)), run)
 
     def _prepare_update(self, team: Team) -> ReadyCall:
         """The call that moves what ranks lack or hold stale: a tree of one move, into the tile that this rank holds."""

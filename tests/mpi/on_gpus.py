@@ -184,7 +184,9 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dic
         absent = mock.Mock(side_effect=TileError("CUDA's driver cannot be loaded")) if "no driver" in mine else library
         call = partial(redistribute, **given, source=source, target=target, comm=comm, budget=budget, limit=LIMIT)
         with mock.patch("reshard.runtime.on_mpi.gpu.cuda_arrays.load_driver", absent):
+            team = team_of(comm)
             check_refused(comm, error, call, text, alike=error is not RankError)
+        assert (team_of(comm) is team) == (error is not RankError)  # Refused before the move, so nothing was torn down.
         assert np.array_equal(tile.shadow, content)
         assert (out.shadow == -5).all() or "overlaps" in mine
         assert not driver.current

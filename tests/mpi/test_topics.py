@@ -15,7 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from tests.mpi import running
 
 FAST = {
-    2: ["calls.moves", "measuring.together", "sharing.many", "views.casts", "on_gpus.dtypes"],
+    2: ["calls.moves", "measuring.together", "sharing.many", "views.casts", "on_gpus.dtypes", "on_gpus.refused"],
     3: [
         *(f"modules.{name}" for name in ("cma", "exchange", "in_place", "node_sync", "reduction")),
         *("sharing.arenas", "sharing.segments", "calls.global_arrays", "crossing.groups"),
@@ -56,7 +56,7 @@ def test_topics_one_after_another(ranks: int, tmp_path: Path):
 MISTAKES = ("planning", "arguments", "threads", "sums", "meetings", "skipped", "no_memory")
 SLOW = [
     (1, ["cases.moves", "on_gpus.moves", "arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
-    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "on_gpus.refused", "again.moves"]),
+    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "again.moves"]),
     (
         3,
         ["cases.moves", "calls.measurements", "calls.teams", "calls.moves", *(f"mistakes.{name}" for name in MISTAKES)],
