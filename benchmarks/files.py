@@ -3,10 +3,13 @@ compared.
 
     python benchmarks/files.py                                      # 10 layouts x 6 formats x {numpy, 4 MPI ranks}
     python benchmarks/files.py --formats safetensors --mib 256 --repeats 3 --seed 7
+    python benchmarks/files.py --check                              # all rows in few processes: every element, untimed
     python benchmarks/files.py --throttle                           # a store of 500 MB/s and 20 ms a request
+    RESHARD_PEERS=.../bin/python RESHARD_TORCH=.../bin/python python benchmarks/files.py --formats orbax dcp
 
 A model of some layers, its sizes drawn by the seed, lies in files in the page cache, written by the formats' own
-libraries (Orbax's by `reshard.files.save`). Each row is a process, or four ranks, of its own:
+libraries: Orbax's and torch's by Pythons that have them, where these are named, else by `reshard.files.save` and by the
+tests' own writer. Each row is a process, or four ranks, of its own:
 
     egress    bytes that all read, over the bytes stored of what they read
     reads     calls of `preadv` and chunks, of all; the most that there may be: chunks, or bytes / read_size, and one
@@ -14,7 +17,9 @@ libraries (Orbax's by `reshard.files.save`). Each row is a process, or four rank
     peak      proportional set size (private and shared memory) above that before the load, of the worst process,
               over the plan's results and staging; modules are loaded before
     first     seconds of the first load of the process, imports before; `again` the median of the later ones
-    slices    each rank's `get_slice` of what it needs (safetensors), first and again, in processes of their own
+    peer      first and again, in four processes of their own: each rank's `get_slice` of what it needs (safetensors),
+              Orbax's restore under `jax.distributed`, torch's `dcp.load` into DTensors (`files_peers.py`), and of the
+              latter two the bytes that they read over those stored
 
 `--throttle` reads safetensors through a token bucket that all ranks share, for 1, 2 and 4 replicas: seconds over
 bytes / bandwidth; beside it what it takes if each rank reads what it needs.
@@ -28,6 +33,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -55,6 +61,7 @@ LAYOUTS = (
 )  # fmt: skip
 BANDWIDTH, LATENCY = 500e6, 20e-3
 READ_SIZE = 1 << 20
+PEERS = {"orbax": os.environ.get("RESHARD_PEERS"), "dcp": os.environ.get("RESHARD_TORCH")}
 Shapes = dict[str, tuple[int, ...]]
 Box = tuple[slice, ...]
 
@@ -141,6 +148,13 @@ def write_checkpoint(form: str, folder: Path, shapes: Shapes) -> None:
     elif form == "npy":
         for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array)
+    elif PEERS.get(form):
+        task = {"method": f"save {form}", "folder": str(folder), "values": str(folder.with_suffix(".npz"))}
+        np.savez(task["values"], **arrays)
+        task["dims"] = {name: [["a", "b"], *([] for _ in shape[1:])] for name, shape in shapes.items()}
+        folder.rmdir()
+        run_peer(form, task)
+        os.unlink(task["values"])
     elif form == "dcp":
         from tests.files.dcp_maker import Chunk, Tensor, chunk_zip, write_dcp
 
@@ -356,8 +370,14 @@ def run_worker(task: dict[str, Any]) -> dict[str, Any]:
 
 def run_task(task: dict[str, Any]) -> list[dict[str, Any]]:
     """The results of a process, or of four ranks."""
+    return run_tasks([task])[0]
+
+
+def run_tasks(tasks: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The results of each of some tasks, which one process does, or the same four ranks do, one behind another."""
+    task = tasks[0]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump(task, file)
+        json.dump(tasks, file)
         file.flush()
         command = [sys.executable, __file__, "--worker", file.name]
         if task["runtime"] == "mpi":
@@ -368,7 +388,34 @@ def run_task(task: dict[str, Any]) -> list[dict[str, Any]]:
         raise SystemExit(
             f"{task['format']}, {task['layout']}, {task['runtime']}:\n{done.stdout[-500:]}{done.stderr[-3000:]}"
         )
-    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("result ")]
+    made: list[list[dict[str, Any]]] = [[] for _ in tasks]
+    for line in done.stdout.splitlines():
+        if line.startswith("result "):
+            _, number, text = line.split(" ", 2)
+            made[int(number)].append(json.loads(text))
+    return made
+
+
+def run_peer(form: str, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each of the processes of a format's own library has found."""
+    count = 1 if task["method"] == "save orbax" else RANKS
+    with socket.socket() as kept:
+        kept.bind(("", 0))
+        port = kept.getsockname()[1]
+    env = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    if count == 1:
+        env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={RANKS}"
+    started: list[subprocess.Popen[str]] = []
+    for process in range(count):
+        given = json.dumps(task | {"processes": count, "process": process, "port": port})
+        command = [str(PEERS[form]), str(ROOT / "benchmarks" / "files_peers.py"), given]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
+    ends = [process.communicate(timeout=300) for process in started]
+    for process, (_, errors) in zip(started, ends, strict=True):
+        if process.returncode:
+            raise SystemExit(f"{task['method']}:\n{errors[-3000:]}")
+    return [json.loads(out.splitlines()[-1]) for out, _ in ends if out]
 
 
 def measure_row(task: dict[str, Any]) -> dict[str, Any]:
@@ -382,25 +429,55 @@ def measure_row(task: dict[str, Any]) -> dict[str, Any]:
     row |= {"peak": max(each["peak"] for each in watched), "staged": first["staged"], "promised": first["promised"]}
     row |= {"compared": sum(each["compared"] for each in ranks)}
     row |= {"first": ranks[0]["seconds"][0], "again": median(ranks[0]["seconds"][1:] or ranks[0]["seconds"])}
-    if task["format"] == "safetensors" and task["runtime"] == "mpi" and task["layout"] not in ("cyclic", "transposed"):
-        peer = run_task(task | {"what": "slices"})[0]["seconds"]
-        row |= {"slices_first": peer[0], "slices_again": median(peer[1:])}
+    if task["runtime"] != "mpi":
+        return row
+    peers: list[dict[str, Any]] = []
+    if task["format"] == "safetensors" and task["layout"] not in ("cyclic", "transposed"):
+        peers = run_task(task | {"what": "slices"})
+    elif PEERS.get(task["format"]) and task["layout"] not in ("cyclic", "transposed", "uneven", "2 of 4"):
+        goals = {name: choose_target(task["layout"], name, shape) for name, shape in task["shapes"].items()}
+        dims = {name: name_dims(goal) for name, goal in goals.items()}
+        keys = {key: task[key] for key in ("folder", "repeats", "shapes")}
+        peers = run_peer(task["format"], {"method": f"load {task['format']}", "dims": dims, **keys})
+        row |= {"peer_egress": sum(each["bytes"] for each in peers) / first["stored"]}
+    if peers:
+        worst = [max(times) for times in zip(*(each["seconds"] for each in peers), strict=True)]
+        row |= {"peer_first": worst[0], "peer_again": median(worst[1:] or worst)}
     return row
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    """A table."""
-    names = "format", "layout", "on", "egress", "reads (most)", "peak MiB / results + staging", "first s", "again s"
-    print(f"| {' | '.join(names)} | slices: first, again s |")
-    print("|---|---|---|---|---|---|---|---|---|")
+def check_rows(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Egress, reads and compared elements of each task; the memory of a process that did others says nothing."""
+    rows: list[dict[str, Any]] = []
+    for task, ranks in zip(tasks, run_tasks([task | {"repeats": 0} for task in tasks]), strict=True):
+        first = next(each for each in ranks if "stored" in each)
+        row = {key: task[key] for key in ("format", "layout", "runtime")}
+        row |= {"egress": sum(each["bytes"] for each in ranks) / first["stored"]}
+        row |= {"reads": sum(each["calls"] for each in ranks), "most_reads": first["most_reads"]}
+        rows.append(row | {"compared": sum(each["compared"] for each in ranks)})
+    return rows
+
+
+def name_dims(layout: rs.Layout) -> list[list[str]]:
+    """The mesh axes by which each dim is cut."""
+    return [[digit.axis.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims]
+
+
+def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+    """A table; of checked rows the first columns alone."""
+    timed = "first" in rows[0]
+    names = ["format", "layout", "on", "egress", "reads (most)", "elements"]
+    names += ["peak MiB / results + staging", "first s", "again s", "peer: first, again s, egress"] if timed else []
+    print(f"| {' | '.join(names)} |\n|{'---|' * len(names)}")
     for row in rows:
-        peer = f"{row['slices_first']:.3f}, {row['slices_again']:.3f}" if "slices_first" in row else ""
-        print(
-            f"| {row['format']} | {row['layout']} | {row['runtime']} | {row['egress']:.4f} | {row['reads']} "
-            f"({row['most_reads']}) | {row['peak'] / 2**20:.1f} / {row['staged'] / 2**20:.1f} = "
-            f"{row['peak'] / row['staged']:.2f} | {row['first']:.3f} | {row['again']:.3f} | {peer} |",
-            flush=True,
-        )
+        cells = [row["format"], row["layout"], row["runtime"], f"{row['egress']:.4f}"]
+        cells += [f"{row['reads']} ({row['most_reads']})", f"{row['compared']}"]
+        if timed:
+            peak, staged = row["peak"] / 2**20, row["staged"] / 2**20
+            cells += [f"{peak:.1f} / {staged:.1f} = {peak / staged:.2f}", f"{row['first']:.3f}", f"{row['again']:.3f}"]
+            peer = f"{row['peer_first']:.3f}, {row['peer_again']:.3f}" if "peer_first" in row else ""
+            cells.append(peer + (f", {row['peer_egress']:.2f}" if "peer_egress" in row else ""))
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def measure_throttled(folder: Path, task: dict[str, Any], shapes: Shapes) -> None:
@@ -436,12 +513,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--budget", default=None)
     parser.add_argument("--throttle", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        print("result " + json.dumps(run_worker(json.loads(options.worker.read_text()))) + "\n", end="", flush=True)
+        for number, task in enumerate(json.loads(options.worker.read_text())):
+            print(f"result {number} {json.dumps(run_worker(task))}\n", end="", flush=True)
         return
     shapes = draw_shapes(options.seed, options.mib)
     print(f"seed {options.seed}: {len(shapes)} tensors", flush=True)
@@ -455,13 +534,14 @@ def main() -> None:
             if options.throttle:
                 measure_throttled(folder, task, shapes)
                 return
-            for layout in options.layouts:
-                for runtime in options.runtimes:
-                    rows.append(measure_row(task | {"layout": layout, "runtime": runtime}))
-                    if options.json:
-                        options.json.write_text(json.dumps(rows, indent=1))
+            for runtime in options.runtimes:
+                tasks = [task | {"layout": layout, "runtime": runtime} for layout in options.layouts]
+                made = check_rows(tasks) if options.check else [measure_row(each) for each in tasks]
+                rows += made
+                print_rows(made)
             shutil.rmtree(folder / form, ignore_errors=True)
-        print_rows(rows)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
