@@ -209,10 +209,13 @@ def _fill_store(
                     raw,
                     "/" if kind == "zarr" else ".",
                 )
+                shared: Any = None
                 if plan.dealt >= 0:
-                    shared: Any = import_module("reshard.mpi.rechunking").SharedWindow
-                    reader = writer = shared(comm, processes, plan, reader, writer)
+                    joined = import_module("reshard.mpi.rechunking").SharedWindow
+                    shared = reader = writer = joined(comm, _PATIENCE, processes, plan, reader, writer)
                 run_array(plan, numpy_dtype(new.dtype), reader, writer, f"{made.path}.spill", processes)
+                if shared is not None:
+                    shared.finish()
     finally:
         for each in (reading, writing):
             if each is not None:

@@ -16,13 +16,20 @@ import reshard.mpi
 
 SHAPE = (32, 24, 20)
 RANKS = """
-import json, os, sys
+import json, os, resource, sys
 import numpy as np
 import reshard.files
 from mpi4py import MPI
 
 comm, folder = MPI.COMM_WORLD, sys.argv[1]
 done = []
+os.environ["RESHARD_MPI_NODES"] = "2"
+apart = comm.Dup()  # Two nodes, between which messages go.
+target = f"{folder}/apart"
+plan = reshard.files.rechunk(f"{folder}/bricks.zarr", target, chunks=(32, 5, 7), memory="60KiB", comm=apart)
+done.append((target, (32, 5, 7), plan.arrays[""].method, plan.arrays[""].dealt))
+assert plan.arrays[""].dealt >= 0
+del os.environ["RESHARD_MPI_NODES"]
 for source in ("maps.zarr", "bricks.zarr"):
     for number, (chunks, memory) in enumerate([
         ((32, 5, 7), "21KiB"), ((32, 5, 7), "60KiB"), ((32, 24, 1), "40KiB"), ((5, 7, 20), "30KiB"),
@@ -36,6 +43,15 @@ try:
     raise SystemExit("no error")
 except reshard.errors.FileError as error:
     assert "torn.zarr" in str(error), error
+# A rank that can write nothing, and meets that with the last chunks, when no rank reads any more.
+most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if comm.rank == 1 else most, hard))
+try:
+    reshard.files.rechunk(f"{folder}/maps.zarr", f"{folder}/torn-1", chunks=(32, 5, 7), memory="60KiB", comm=comm)
+    raise SystemExit("no error")
+except reshard.errors.FileError as error:
+    assert "torn-1" in str(error) and "File too large" in str(error), error
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 if comm.rank == 0:
     open(f"{folder}/done.json", "w").write(json.dumps(done))
 """
@@ -60,10 +76,10 @@ def test_ranks_share_windows_regions_and_files(tmp_path: Path):
     assert reshard.mpi.launch(4, [str(tmp_path / "run.py"), str(tmp_path)], timeout=120) == 0
     done = json.loads((tmp_path / "done.json").read_text())
     assert (
-        len(done) == 10 and any(dealt >= 0 for *_, dealt in done) and any(method == "spill" for _, _, method, _ in done)
+        len(done) == 11 and any(dealt >= 0 for *_, dealt in done) and any(method == "spill" for _, _, method, _ in done)
     )
     for target, chunks, _, _ in done:
         array = zarr.open_array(target, mode="r")
         assert array.chunks == tuple(chunks) and np.array_equal(array[...], data), target
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
-    assert not (tmp_path / "torn-0").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("torn-")]

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.geometry.blocks import Axis, Block
+from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.runtime.numpy_tiles import numpy_dtype
 from reshard.runtime.on_files.drivers import Driver
 from reshard.runtime.on_files.formats.metadata_files import file_error
@@ -260,6 +262,20 @@ def cut_batches(box: Box, chunks: Sequence[int], most: int) -> Iterator[Box]:
 def intersect_boxes(one: Box, other: Box) -> Box:
     """What two boxes have in common; where that is nothing, a box without elements."""
     return tuple((max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def make_box_block(part: Box, source: Box, target: Box) -> Block:
+    """A part of two boxes as a block between them, both in C order.
+
+    >>> make_box_block(((2, 4), (1, 3)), ((0, 4), (0, 3)), ((2, 6), (1, 9)))
+    Block(src=7, dst=0, axes=(Axis(extent=2, src=3, dst=8), Axis(extent=2, src=1, dst=1)))
+    """
+    sides = [list_strides([stop - start for start, stop in box]) for box in (source, target)]
+    src, dst = (
+        sum((a - low) * step for (a, _), (low, _), step in zip(part, box, strides, strict=True))
+        for box, strides in zip((source, target), sides, strict=True)
+    )
+    return Block(src, dst, tuple(Axis(b - a, *steps) for (a, b), *steps in zip(part, *sides, strict=True)))
 
 
 def select_part(part: Box, box: Box) -> tuple[slice, ...]:
