@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, NoReturn, SupportsIndex, cast
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import AgreementError, TileError, quoted
+from reshard.errors import AgreementError, LayoutError, TileError, quoted, shortened
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
@@ -234,13 +235,14 @@ class DistArray(NumpyMethods):
         file of it is missing, cut short or not the one that was saved.
         """
 
-        def fill(call: Call, tile: Array) -> None:
-            seat = seat_of(layout.mesh, comm.rank, comm.size)
-            if seat is not None:
-                files.read_tile(path, layout, seat, tile)
+        saved: list[files.SavedTiles] = []
 
         def dtype_of() -> np.dtype[Any]:
-            return files.check_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))
+            saved[:] = [files.find_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))]
+            return saved[0].dtype
+
+        def fill(_: Call, tile: Array) -> None:
+            files.read_tiles(saved[0], tile)
 
         return cls._of(layout, new_held(layout, comm, limit, lambda: f"load {path}", dtype_of, fill, clear=True), comm)
 
@@ -397,12 +399,18 @@ class DistArray(NumpyMethods):
         An array that is saved there already is replaced once the new one is on disk, and survives a save that fails.
         """
 
+        def prepare(_: Team) -> None:
+            try:
+                Path(path).mkdir(parents=True, exist_ok=True)
+            except (OSError, TypeError, ValueError) as error:
+                raise LayoutError(f"cannot make the folder {quoted(path)}: {shortened(str(error))}") from None
+
         def request(_: None) -> str:  # A path may have a `__str__` that raises: then all ranks do.
             return f"save {self._layout} on {self._layout.mesh!r} to {path}"
 
-        with collective(self._comm, limit, lambda _: files.make_folder(path), request) as (team, watch, _):
-            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            files.save_tiles(call, path, self._layout, self._seat, self._held.tile)
+        with collective(self._comm, limit, prepare, request):
+            pass
+        files.save_tiles(self._comm, path, self._layout, self._seat, self._held.tile, limit)
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raises this rank's error on all ranks, in place of the collective call that the others make next."""

@@ -11,9 +11,9 @@ import pytest
 
 import reshard as rs
 from reshard.errors import FileError
-from reshard.mpi import files
 from reshard.types import Layout, Mesh
 from tests.files.piece_reader import read_pieces
+from tests.files.tile_folders import write_layout, write_tile
 from tests.oracle import tiles_of
 
 XY = Mesh({"x": 2, "y": 2}, device_ids=[3, 1, 0, 2])
@@ -33,10 +33,10 @@ LAYOUTS = {
 
 def save_layout(folder: Path, layout: Layout, order: str = "C") -> np.ndarray:
     """The tiles of the oracle in a folder; returns the whole array."""
-    files.make_folder(folder)
+    folder.mkdir()
     for seat, device in enumerate(sorted(layout.mesh.devices)):
-        files.write_tile(folder, seat, np.asarray(tiles_of(layout)[device].astype("int32"), order=order), "a1")
-    files.publish_folder(folder, layout, "a1")
+        write_tile(folder, seat, np.asarray(tiles_of(layout)[device].astype("int32"), order=order), "a1")
+    write_layout(folder, layout, "a1")
     return np.arange(np.prod(layout.shape), dtype="int32").reshape(layout.shape)
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_folder_of_tiles_is_refused(tmp_path: Path, damage: str):
     elif damage == "of another save":
         tile.write_bytes(content.replace(b"save a1", b"save a2"))
     elif damage in ("shape", "dtype"):
-        files.write_tile(
+        write_tile(
             folder, 1, np.zeros((4, 5) if damage == "shape" else (4, 6), "f4" if damage == "dtype" else "i4"), "a1"
         )
     elif damage == "pipe":

@@ -164,7 +164,7 @@ def _list_pieces(header: NpyHeader, file: int, boxes: Sequence[tuple[Box, tuple[
 
 def _read_tiles(path: str) -> Checkpoint:
     """The array of `DistArray.save`, called as its folder is."""
-    layout, save, identity = _read_saved_layout(path)
+    layout, save, identity = read_saved_layout(path)
     name = os.path.basename(path)
     if layout.partial:
         raise file_error(
@@ -195,7 +195,7 @@ def _read_tiles(path: str) -> Checkpoint:
             (tuple((at, at + extent) for _, at, extent in spans), tuple(start for start, _, _ in spans))
             for spans in itertools.product(*shared)
         ]
-        file, header = _read_tile_file(path, seat, save, layout, name)
+        file, header = read_tile_file(path, seat, save, layout)
         pieces += _list_pieces(header, len(files), boxes)
         files.append(file)
     # A tensor without elements has one piece without bytes, in every format.
@@ -208,16 +208,25 @@ def _read_tiles(path: str) -> Checkpoint:
     return Checkpoint(path, "npy", (*files, identity), {name: stored})
 
 
-def _read_tile_file(folder: str, seat: int, save: str, layout: Layout, tensor: str) -> tuple[StoredFile, NpyHeader]:
-    """One tile, which ends with a line that says which it is."""
-    path, mark = os.path.join(folder, f"tile-{seat}-{save}.npy"), f"\ntile {seat} of save {save}\n".encode()
+def mark_of_tile(seat: int, save: str) -> bytes:
+    """The line behind the elements of a tile."""
+    return f"\ntile {seat} of save {save}\n".encode()
+
+
+def read_tile_file(
+    folder: str | os.PathLike[str], seat: int, save: str, layout: Layout, dtype: np.dtype[Any] | None = None
+) -> tuple[StoredFile, NpyHeader]:
+    """One tile, by its header and its mark; of a `dtype`, where elements have one that layouts have no name for."""
+    tensor = os.path.basename(folder)
+    path, mark = os.path.join(folder, f"tile-{seat}-{save}.npy"), mark_of_tile(seat, save)
     with open_regular(path) as file:
         header = read_npy_header(file, tensor)
-        # numpy has bfloat16 as 2 bytes without a name.
-        size, known = dtypes.bits(layout.dtype) // 8, header.dtype.kind != "V"
-        if header.dtype.itemsize != size or (known and dtypes.canonical(header.dtype) != layout.dtype):
+        # numpy has bfloat16 as elements of 2 bytes without a name.
+        size, found = max(1, dtypes.bits(layout.dtype) // 8), header.dtype
+        known = found == dtype if dtype is not None else found.name == layout.dtype
+        if not known and (found.kind, found.itemsize) != ("V", size):
             raise file_error(
-                path, f"has elements of {header.dtype}, not of {layout.dtype}; restore it", tensor=tensor, offset=10
+                path, f"has elements of {found}, not of {dtype or layout.dtype}; restore it", tensor=tensor, offset=10
             )
         if header.shape != layout.tile_shape:
             raise file_error(
@@ -242,7 +251,7 @@ def _read_tile_file(folder: str, seat: int, save: str, layout: Layout, tensor: s
         return file.identity, header
 
 
-def _read_saved_layout(folder: str) -> tuple[Layout, str, StoredFile]:
+def read_saved_layout(folder: str) -> tuple[Layout, str, StoredFile]:
     """What layout.json says: the layout of the tiles and the name of their save."""
     path = os.path.join(folder, "layout.json")
     content, identity = read_metadata(path)
