@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from reshard.errors import FileError, did_you_mean, quoted
 from reshard.files.open import open as open_checkpoint
 from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together
+from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together, sync_files, sync_folder
 from reshard.runtime.on_files.drivers import check_missing, create_stored, describe_stored_array, open_driver
 from reshard.runtime.on_files.formats.hdf5 import read_hdf5
 from reshard.runtime.on_files.formats.npy import read_npy
-from reshard.runtime.on_files.formats.zarr import read_zarr
+from reshard.runtime.on_files.formats.zarr import MOST_LISTED, read_zarr
 from reshard.runtime.on_files.rechunking import BoxReader, BoxWriter, run_array
 from reshard.runtime.on_files.stored_boxes import (
     StoredReader,
@@ -126,8 +127,12 @@ def rechunk(
         store = _plan_store(ckpt, chunks, memory, processes.size, kind, shards, codec)
         if os.path.lexists(path):
             raise FileError(f"{quoted(path)} is there already; remove it, or give another target")
-        if kind == "hdf5" and processes.size > 1:
-            raise FileError(f"{quoted(path)}: one process writes an HDF5 file; take zarr, or leave comm= out")
+        coded = [name for name in store.arrays if name not in store.raw and ckpt[name].shape]
+        if kind == "hdf5" and processes.size > 1 and coded:
+            raise FileError(
+                f"{quoted(path)}: one process writes chunks of HDF5 that are compressed, or more than {MOST_LISTED:,}, "
+                f"as those of {quoted(coded[0])} are; give codec=None or larger chunks, take zarr, or leave comm= out"
+            )
         check_missing(ckpt, list(store.arrays), missing)
         return ckpt, kind, store
 
@@ -136,7 +141,9 @@ def rechunk(
         if processes.rank == 0 and kind == "npy":
             create_npy(built, store.arrays)
         elif processes.rank == 0:
-            create_stored(built, kind, store.arrays, _read_group_attributes(ckpt))
+            # A zarr store that is one array has no name for it, which HDF5 wants.
+            named = {name or ("data" if kind == "hdf5" else ""): new for name, new in store.arrays.items()}
+            create_stored(built, kind, named, _read_group_attributes(ckpt))
 
     def look() -> Checkpoint:
         # All of them before one writes: half a file of another would be taken for a fault.
@@ -149,8 +156,11 @@ def rechunk(
         together(make)
         made = together(look)
         _fill_store(ckpt, made, kind, store, processes, comm, missing)
-        # All have written all that is theirs.
+        # All have written all that is theirs. It is on disk before it has its name.
+        together(lambda: sync_files(Path(built), processes))
         together(lambda: os.rename(built, path) if processes.rank == 0 else None)
+        if processes.rank == 0:
+            sync_folder(Path(folder))
     finally:
         # What is there still is of a run that failed.
         if processes.rank == 0 and os.path.isdir(built):
@@ -195,10 +205,10 @@ def _fill_store(
                 driver = reading if needs_driver(stored) else None
                 batches = _count_batches(plan, threads)
                 reader: BoxReader = StoredReader(ckpt, stored, driver, batches[0], pool)
-                # An array alone in a .npy file is called as the file is.
+                # An array alone may be called otherwise there: in a .npy file as the file is.
                 into = made[name if name in made else next(iter(made))]
                 base = os.path.join(made.path, name, "c" if kind == "zarr" else "", "")
-                raw = ("" if kind == "npy" else base) if name in store.raw else ""
+                raw = base if name in store.raw and kind in ("zarr", "zarr2") else ""
                 writer: BoxWriter = StoredWriter(
                     made,
                     into,
@@ -263,7 +273,10 @@ def _plan_store(
         )
         # Raw pieces are read straight into place, and so are those of .npy written.
         coded = needs_driver(stored)
-        if kind == "npy" or (kind in ("zarr", "zarr2") and shard is None and new_codec is None and each.shape):
+        # Of more chunks of HDF5 no list says where they lie.
+        count = math.prod(-(-size // chunk) for size, chunk in zip(each.shape, cut, strict=True))
+        plain = shard is None and new_codec is None and each.shape and (kind != "hdf5" or count <= MOST_LISTED)
+        if kind == "npy" or plain:
             raw.add(name)
         task = RechunkTask(
             stored.shape,

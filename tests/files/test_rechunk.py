@@ -68,6 +68,26 @@ def test_a_shard_is_written_whole(tmp_path: Path):
     assert plan.arrays["t2m"].task.target_chunks == (30, 12, 9)
 
 
+def test_all_of_a_store_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_source(tmp_path / "in.zarr", 3, (5, 23, 17))
+    synced: list[str] = []
+    seen: list[set[str]] = []
+    sync, rename = os.fsync, os.rename
+
+    def note_sync(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        sync(file)
+
+    def note_rename(old: str, new: str) -> None:
+        seen.append({str(path) for path in Path(old).rglob("*")} - set(synced))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    reshard.files.rechunk(tmp_path / "in.zarr", tmp_path / "out.zarr", chunks=(30, 4, 3), memory="1MiB")
+    assert seen == [set()] and synced[-1] == str(tmp_path)
+
+
 def test_nothing_is_left_of_a_run_that_fails(tmp_path: Path):
     write_source(tmp_path / "in.zarr", 3, (5, 23, 17))
     part = next(path for path in (tmp_path / "in.zarr/t2m/c").rglob("0") if path.is_file())

@@ -43,6 +43,13 @@ try:
     raise SystemExit("no error")
 except reshard.errors.FileError as error:
     assert "torn.zarr" in str(error), error
+asked = {"chunks": (9, 7, 6), "memory": "60KiB", "format": "hdf5", "comm": comm}
+reshard.files.rechunk(f"{folder}/maps.zarr", f"{folder}/maps.h5", **asked)
+try:
+    reshard.files.rechunk(f"{folder}/bricks.zarr", f"{folder}/torn.h5", **asked)
+    raise SystemExit("no error")
+except reshard.errors.FileError as error:
+    assert "codec=None" in str(error), error
 # A rank that can write nothing, and meets that with the last chunks, when no rank reads any more.
 most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if comm.rank == 1 else most, hard))
@@ -60,6 +67,7 @@ if comm.rank == 0:
 @pytest.mark.slow
 def test_ranks_share_windows_regions_and_files(tmp_path: Path):
     zarr: Any = pytest.importorskip("zarr")
+    h5py: Any = pytest.importorskip("h5py")
     data = np.arange(np.prod(SHAPE), dtype="float32").reshape(SHAPE)
     for name, chunks, codec in [
         ("maps", (1, 24, 20), None),
@@ -81,5 +89,6 @@ def test_ranks_share_windows_regions_and_files(tmp_path: Path):
     for target, chunks, _, _ in done:
         array = zarr.open_array(target, mode="r")
         assert array.chunks == tuple(chunks) and np.array_equal(array[...], data), target
-    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("torn-")]
+    with h5py.File(tmp_path / "maps.h5") as file:
+        assert file["data"].chunks == (9, 7, 6) and np.array_equal(file["data"][()], data)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".", "torn-", "torn.h5"))]

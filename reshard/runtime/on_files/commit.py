@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
@@ -187,6 +188,26 @@ def sync_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
+
+
+def sync_files(path: Path, processes: Processes) -> None:
+    """Brings this process's share of the files at and below a path to disk, several at a time; all processes call it.
+
+    Their libraries sync nothing, so that each file is synced once. Raises `OSError`.
+    """
+    listed = sorted((Path(folder), names) for folder, _, names in os.walk(path))
+    files = [folder / name for folder, names in listed for name in sorted(names)] or [path]
+
+    def sync_file(file: Path) -> None:
+        # A database of several writers removes what it has no use for when it finds the time.
+        with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+    # A disk syncs several at once in hardly more time than one.
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(sync_file, files[processes.rank :: processes.size]))
+    for folder, _ in listed if processes.rank == 0 else ():
+        sync_folder(folder)
 
 
 def commit_files(parts: PartFiles, sidecar: Path, processes: Processes, error: Exception | None = None) -> None:

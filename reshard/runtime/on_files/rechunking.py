@@ -28,6 +28,7 @@ from reshard.runtime.on_files.commit import OneProcess, Processes, raise_togethe
 from reshard.runtime.on_files.stored_boxes import (
     STAGING,
     intersect_boxes,
+    iterate_grid,
     iterate_slabs,
     read_all,
     select_part,
@@ -308,19 +309,6 @@ def _read_spill_runs(
         data = buffer[: math.prod(extents)].reshape(extents)
         spilled.read_block(box, data)
         yield box, data
-
-
-def iterate_grid(box: Box, origin: Sequence[int], block: Sequence[int]) -> Iterator[Box]:
-    """The parts of a box that a grid of blocks makes, in C order.
-
-    >>> list(iterate_grid(((2, 7), (0, 2)), (1, 0), (3, 2)))
-    [((2, 4), (0, 2)), ((4, 7), (0, 2))]
-    """
-    cuts: list[list[tuple[int, int]]] = []
-    for (start, stop), zero, size in zip(box, origin, block, strict=True):
-        bounds = [start, *range(start + size - (start - zero) % size, stop, size), stop]
-        cuts.append([pair for pair in pairwise(bounds) if pair[0] < pair[1]])
-    return product(*cuts)
 
 
 def _take_rows(array: NDArray[Any], along: int, start: int, rows: int) -> NDArray[Any]:

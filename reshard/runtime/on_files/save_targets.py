@@ -30,7 +30,7 @@ from reshard.runtime.on_files.commit import (
     publish_files,
     raise_together,
     replace_folder,
-    sync_folder,
+    sync_files,
     write_fully,
 )
 from reshard.runtime.on_files.drivers import create_stored, open_driver
@@ -152,7 +152,6 @@ class StoreTarget:
             descriptor = os.open(self._part, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 write_piece_runs(pieces, lambda _, offset, buffers: write_fully(descriptor, offset, buffers))
-                os.fsync(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -167,6 +166,11 @@ class StoreTarget:
     def commit(self, error: Exception | None) -> None:
         """Ends the save on all processes: their sums go into the sidecar, and the store takes its place."""
         try:
+            raise_together(self._processes, error)
+            try:
+                sync_files(self._part, self._processes)
+            except OSError as caught:
+                error = FileError(f"{quoted(str(self._path))} cannot be brought to disk: {caught.strerror or caught}")
             raise_together(self._processes, error)
             gathered = [json.loads(each) for each in self._processes.gather(json.dumps(self._sums))]
             if self._processes.rank == 0:
@@ -185,7 +189,7 @@ class StoreTarget:
             raise
 
     def _publish(self, tensors: Mapping[str, ChunkSums]) -> None:
-        """Brings the store to disk and makes it what is at the path."""
+        """Makes the store, which is on disk, what is at the path."""
         if self._part.is_file():
             # One file, as safetensors may be: its sums are those of blocks that end where arrays begin.
             size = self._part.stat().st_size
@@ -199,25 +203,19 @@ class StoreTarget:
             }
             parts = PartFiles(self._path.parent, self._save, [NewFile(self._path.name, size, tuple(edges))], 0)
             with self._part.open("rb") as opened:
-                os.fsync(opened.fileno())
                 for at in range(0, size, BLOCK):
                     parts.sums.add(0, at, opened.read(BLOCK))
             publish_files(parts, self._path.with_name(f"{self._path.name}.{SIDECAR}"), tensors)
             return
         files: dict[str, FileSums] = {}
-        # The libraries sync nothing, so that each file is synced once.
         for folder, _, names in os.walk(self._part):
             for name in names:
-                # A database of several writers removes what it has no use for when it finds the time.
-                with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as opened:
-                    os.fsync(opened.fileno())
-                    if name in _METADATA:
-                        content = opened.read()
-                        starts = list_blocks(len(content), ())
-                        found = [zlib.crc32(content[at : at + BLOCK]) for at in starts]
-                        here = os.path.relpath(opened.name, self._part)
-                        files[here] = FileSums(len(content), starts, np.array(found, np.uint32))
-            sync_folder(Path(folder))
+                if name in _METADATA:
+                    content = Path(folder, name).read_bytes()
+                    starts = list_blocks(len(content), ())
+                    found = [zlib.crc32(content[at : at + BLOCK]) for at in starts]
+                    here = os.path.relpath(os.path.join(folder, name), self._part)
+                    files[here] = FileSums(len(content), starts, np.array(found, np.uint32))
         with create_synced_file(self._part / SIDECAR) as file:
             file.write(write_sums([SavedSums(self._save, files, tensors)]))
         replace_folder(self._part, self._path)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from reshard.geometry.blocks import Axis, Block
 from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.runtime.numpy_tiles import numpy_dtype
+from reshard.runtime.on_files.commit import write_fully
 from reshard.runtime.on_files.drivers import Driver
 from reshard.runtime.on_files.formats.metadata_files import file_error
 from reshard.runtime.on_files.formats.new_arrays import NewArray
@@ -32,6 +33,7 @@ from reshard.types.stored import Box, Checkpoint, ChunkGrid, Stored, StoredPiece
 STAGING = 1 << 20
 """Bytes of the buffer through which elements go that lie otherwise in memory than in a file."""
 
+_WRITING = os.O_WRONLY | os.O_CLOEXEC
 _LONG_RUN = 4096
 """A run of so many bytes is read alone where most of what lies between it and the next one is not asked for."""
 
@@ -68,13 +70,9 @@ class StoredReader:
                 each for each in pieces if all(a < d and c < b for (a, b), (c, d) in zip(box, each.box, strict=True))
             )
             return
-        # Pieces of a grid are in C order, so that their numbers are digits.
         counts = [-(-size // chunk) for size, chunk in zip(self._stored.shape, chunks, strict=True)]
         for index in product(*(range(a // chunk, -(-b // chunk)) for (a, b), chunk in zip(box, chunks, strict=True))):
-            number = 0
-            for at, count in zip(index, counts, strict=True):
-                number = number * count + at
-            yield pieces[number]
+            yield pieces[number_chunk(index, counts)]
 
     def _read_pieces(self, box: Box, out: NDArray[Any], pieces: Sequence[StoredPiece]) -> int:
         staging = np.empty(max(1, STAGING // out.itemsize), out.dtype)
@@ -112,7 +110,7 @@ class StoredWriter:
     """Writes boxes of whole chunks of a stored tensor: by a driver, or as raw bytes without one.
 
     Raw chunks of zarr are files of their own, named `chunk_files` with the numbers of the chunk, joined by `separator`;
-    without such a name the tensor is one raw piece.
+    without such a name they lie where the tensor's pieces are, or it is one raw piece.
     """
 
     def __init__(
@@ -139,7 +137,7 @@ class StoredWriter:
             do = partial(_run_batch, self._driver.write_box, self._stored, box, data)
             list(self._pool.map(do, cut_batches(box, self._unit, self._batch)))
             return
-        if self._chunk_files:
+        if self._chunk_files or len(self._stored.pieces) > 1:
             # Each thread writes its share of the chunks, through a buffer of its own.
             chunks = list(cut_batches(box, self._unit, 1))
             shares = [chunks[at :: self._threads] for at in range(min(self._threads, len(chunks)))]
@@ -148,7 +146,7 @@ class StoredWriter:
         # A new .npy file: one piece, in C order.
         (piece,) = self._stored.pieces
         path = self._ckpt.files[piece.file].path
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, _WRITING)
         try:
             _write_strided(descriptor, piece.offset, self._stored.shape, box, data)
         except OSError as error:
@@ -160,11 +158,15 @@ class StoredWriter:
         staging = np.empty(max(1, STAGING // data.itemsize), data.dtype)
         for chunk in chunks:
             numbers = [start // size for (start, _), size in zip(chunk, self._unit, strict=True)]
-            path = self._chunk_files + self._separator.join(map(str, numbers))
+            path, offset = self._chunk_files + self._separator.join(map(str, numbers)), 0
+            if not self._chunk_files:
+                counts = [-(-size // of) for size, of in zip(self._stored.shape, self._unit, strict=True)]
+                piece = self._stored.pieces[number_chunk(numbers, counts)]
+                path, offset = self._ckpt.files[piece.file].path, piece.offset
             try:
-                descriptor = _create_chunk_file(path)
+                descriptor = _create_chunk_file(path) if self._chunk_files else os.open(path, _WRITING)
                 try:
-                    _write_padded(descriptor, data[select_part(chunk, box)], self._unit, staging)
+                    _write_padded(descriptor, data[select_part(chunk, box)], self._unit, staging, offset)
                 finally:
                     os.close(descriptor)
             except OSError as error:
@@ -172,7 +174,7 @@ class StoredWriter:
 
 
 def _create_chunk_file(path: str) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = _WRITING | os.O_CREAT | os.O_EXCL
     try:
         return os.open(path, flags, 0o666)
     except FileNotFoundError:
@@ -181,10 +183,11 @@ def _create_chunk_file(path: str) -> int:
         return os.open(path, flags, 0o666)
 
 
-def _write_padded(descriptor: int, data: NDArray[Any], chunk: Sequence[int], staging: NDArray[Any]) -> None:
+def _write_padded(
+    descriptor: int, data: NDArray[Any], chunk: Sequence[int], staging: NDArray[Any], offset: int
+) -> None:
     """Writes a chunk whole, with zeros where the shape clips it."""
     whole = data.shape == tuple(chunk)
-    offset = 0
     for slab in iterate_slabs(chunk, len(staging)):
         depth = len(slab) if slab != (...,) else 0
         # A slab that lies in one piece in memory needs no copy.
@@ -207,6 +210,18 @@ def _run_batch(
     do: Callable[[Stored, Box, NDArray[Any]], None], stored: Stored, box: Box, data: NDArray[Any], part: Box
 ) -> None:
     do(stored, part, data[select_part(part, box)])
+
+
+def number_chunk(index: Sequence[int], counts: Sequence[int]) -> int:
+    """The number of a chunk in C order.
+
+    >>> number_chunk((2, 1), (3, 4))
+    9
+    """
+    number = 0
+    for at, count in zip(index, counts, strict=True):
+        number = number * count + at
+    return number
 
 
 def needs_driver(stored: Stored) -> bool:
@@ -244,19 +259,29 @@ def cut_batches(box: Box, chunks: Sequence[int], most: int) -> Iterator[Box]:
     [((0, 2), (2, 8)), ((0, 2), (8, 10)), ((2, 4), (2, 8)), ((2, 4), (8, 10))]
     """
     # In chunks: from the last dim on whole rows of the box are taken while there is room.
-    spans = [(start // chunk, -(-stop // chunk)) for (start, stop), chunk in zip(box, chunks, strict=True)]
-    steps = [1] * len(spans)
-    for dim in reversed(range(len(spans))):
-        steps[dim] = min(max(1, most), spans[dim][1] - spans[dim][0])
-        most //= steps[dim]
-        if steps[dim] < spans[dim][1] - spans[dim][0]:
+    origin = [start // chunk * chunk for (start, _), chunk in zip(box, chunks, strict=True)]
+    block = list(chunks)
+    for dim, (_, stop) in reversed([*enumerate(box)]):
+        count = -(-(stop - origin[dim]) // chunks[dim])
+        taken = max(1, min(most, count))
+        block[dim] *= taken
+        most //= taken
+        if taken < count:
             break
-    firsts = [range(low, high, step) for (low, high), step in zip(spans, steps, strict=True)]
-    for corner in product(*firsts):
-        yield tuple(
-            (max(start, at * chunk), min(stop, (at + step) * chunk))
-            for at, step, chunk, (start, stop) in zip(corner, steps, chunks, box, strict=True)
-        )
+    return iterate_grid(box, origin, block)
+
+
+def iterate_grid(box: Box, origin: Sequence[int], block: Sequence[int]) -> Iterator[Box]:
+    """The parts of a box that a grid of blocks makes, in C order.
+
+    >>> list(iterate_grid(((2, 7), (0, 2)), (1, 0), (3, 2)))
+    [((2, 4), (0, 2)), ((4, 7), (0, 2))]
+    """
+    cuts: list[list[tuple[int, int]]] = []
+    for (start, stop), zero, size in zip(box, origin, block, strict=True):
+        bounds = [start, *range(start + size - (start - zero) % size, stop, size), stop]
+        cuts.append([pair for pair in pairwise(bounds) if pair[0] < pair[1]])
+    return product(*cuts)
 
 
 def intersect_boxes(one: Box, other: Box) -> Box:
@@ -284,11 +309,8 @@ def select_part(part: Box, box: Box) -> tuple[slice, ...]:
 
 
 def write_all(descriptor: int, data: NDArray[Any], offset: int) -> None:
-    """Writes a contiguous array at an offset, however often the system takes only a part."""
-    view = memoryview(data.reshape(-1).view(np.uint8))
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
+    """Writes a contiguous array at an offset."""
+    write_fully(descriptor, offset, [memoryview(data.reshape(-1).view(np.uint8))])
 
 
 def read_all(descriptor: int, out: NDArray[Any], offset: int) -> None:
