@@ -34,7 +34,7 @@ from reshard.geometry.remesh import disjoint
 from reshard.geometry.view_layouts import count_shared, pick_numbers
 from reshard.types.dims import numbers_along
 from reshard.types.layout import Layout
-from reshard.types.mesh import is_chain
+from reshard.types.mesh import Mesh, is_chain
 from reshard.types.view import View
 from reshard.types.whole import MOST_DEVICES
 
@@ -60,25 +60,35 @@ def home_tile(layout: Layout, position: int) -> Tile:
 
 def tiles(layout: Layout) -> dict[int, Tile]:
     """The tile that each device holds, in the order of the mesh."""
-    mesh = layout.mesh
-    summands = [numbers_along(mesh.size, [(mesh.stride(axis), axis.size)]) for axis in layout.partial]
-    columns = [*piece_columns(layout), *summands]
-    rows = zip(*columns, strict=True) if columns else itertools.repeat((), mesh.size)
-    return dict(zip(mesh.devices, rows, strict=True))
+    return dict(_list_tiles(layout.mesh, tile_factors(layout)))
+
+
+def _list_tiles(mesh: Mesh, factors: TileFactors) -> Iterator[tuple[int, Tile]]:
+    columns = _number_pieces(mesh, factors)
+    return zip(mesh.devices, zip(*columns, strict=True) if columns else itertools.repeat((), mesh.size), strict=True)
 
 
 def piece_columns(layout: Layout) -> list[list[int]]:
     """For each dim, the number of the piece at each position of the mesh; `MeshError` for a mesh too large to list."""
-    mesh = layout.mesh
+    return _number_pieces(layout.mesh, tile_factors(layout)[: len(layout.dims)])
+
+
+def _number_pieces(mesh: Mesh, factors: TileFactors) -> list[list[int]]:
     if mesh.size > MOST_DEVICES:
         raise MeshError(f"mesh {mesh} has {mesh.size} devices, too many to list; at most {MOST_DEVICES} are")
-    return [numbers_along(mesh.size, factors) for factors in _held_factors(layout)]
+    return [numbers_along(mesh.size, each) for each in factors]
 
 
-def _held_factors(layout: Layout) -> list[list[tuple[int, int]]]:
-    """For each dim, the (stride, size) of its held digits, major first."""
+TileFactors = tuple[tuple[tuple[int, int], ...], ...]
+"""The (stride, size) of held digits, major first, for each dim, and then for each partial sub-axis: which device has
+which tile, whatever the sizes of the tiles."""
+
+
+def tile_factors(layout: Layout) -> TileFactors:
+    """What decides which device has which tile: layouts of many shapes have the same."""
     stride = layout.mesh.stride
-    return [[(stride(axis), radix) for radix, axis in dim.digits if axis is not None] for dim in layout.dims]
+    dims = [tuple([(stride(axis), radix) for radix, axis in dim.digits if axis is not None]) for dim in layout.dims]
+    return (*dims, *(((stride(axis), axis.size),) for axis in layout.partial))
 
 
 class TileHolders:
@@ -94,9 +104,9 @@ class TileHolders:
     """
 
     def __init__(self, layout: Layout, *, any_summand: bool = False) -> None:
-        mesh, keys = layout.mesh, _held_factors(layout)
-        if not any_summand:
-            keys += [[(mesh.stride(axis), axis.size)] for axis in layout.partial]
+        mesh, keys = layout.mesh, tile_factors(layout)
+        if any_summand:
+            keys = keys[: len(layout.dims)]
         held = sorted((stride, stride * size) for key in keys for stride, size in key if size > 1)
         self._listed: dict[Tile, tuple[int, ...]] = {}
         self.offsets: list[list[int]] | None = None
@@ -140,11 +150,16 @@ def holders(layout: Layout, *, any_summand: bool = False) -> TileHolders:
     return TileHolders(layout, any_summand=any_summand)
 
 
-@lru_cache(maxsize=64)
 def holders_of(layout: Layout) -> Mapping[Tile, list[int]]:
     """The devices that hold each tile, tiles in the order of their first holder."""
+    return list_holders(layout.mesh, tile_factors(layout))
+
+
+@lru_cache(maxsize=64)
+def list_holders(mesh: Mesh, factors: TileFactors) -> Mapping[Tile, list[int]]:
+    """`holders_of`, for what decides it: a thousand arrays of their own shapes are listed once."""
     listed: dict[Tile, list[int]] = {}
-    for device, tile in tiles(layout).items():
+    for device, tile in _list_tiles(mesh, factors):
         listed.setdefault(tile, []).append(device)
     return listed
 

@@ -32,18 +32,29 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.geometry.blocks import Axis, Block, Product, count_product
 from reshard.geometry.dealing import assign_by_quota, assign_whole
-from reshard.geometry.holders import Tile, fewest_through, holders_of, piece_columns, tile_of, tiles
+from reshard.geometry.holders import (
+    Tile,
+    TileFactors,
+    fewest_through,
+    holders_of,
+    list_holders,
+    piece_columns,
+    tile_factors,
+    tile_of,
+    tiles,
+)
 from reshard.geometry.messages import Message, cut_products, fewest_beside, list_needed, tally_messages
 from reshard.geometry.overlap import shared_elements
 from reshard.types.index_set import Holding
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.view import View
 from reshard.types.whole import check_deadline
 
@@ -287,13 +298,13 @@ class ReplicaGroups:
     A device of the layout has the same place in all groups as in its own, any other one that of its number.
 
     >>> from reshard.types import Mesh
-    >>> groups = ReplicaGroups(Layout.parse("f32[{tp}6]", Mesh(rep=4, tp=2)))
-    >>> groups.members, groups.find_landing(2, 1), groups.find_landing(9, 0)
-    ([[0, 2, 4, 6], [1, 3, 5, 7]], 3, 2)
+    >>> groups = find_replica_groups(Layout.parse("f32[{tp}6]", Mesh(rep=4, tp=2)))
+    >>> groups.members, groups.find_place(2), groups.find_place(9)
+    ([[0, 2, 4, 6], [1, 3, 5, 7]], 1, 1)
     """
 
-    def __init__(self, result: Layout) -> None:
-        held = holders_of(result)
+    def __init__(self, mesh: Mesh, factors: TileFactors) -> None:
+        held = list_holders(mesh, factors)
         self.members = [*held.values()]
         self.numbers = {tile: number for number, tile in enumerate(held)}
         self.homes = {device: number for number, group in enumerate(self.members) for device in group}
@@ -301,15 +312,16 @@ class ReplicaGroups:
         self.copies = max(map(len, self.members))
 
     def find_place(self, device: int) -> int:
-        """The place of a device in all groups."""
+        """The place of a device in all groups: to the device at it of another group it sends."""
         return self._places.get(device, device % self.copies)
 
-    def find_landing(self, sender: int, group: int) -> int:
-        """The device of a group to which a device sends: itself, if it is one of them."""
-        return self.members[group][self.find_place(sender)]
+
+def find_replica_groups(result: Layout) -> ReplicaGroups:
+    """The groups of a layout; layouts of many shapes have the same."""
+    return _KNOWN_GROUPS(result.mesh, tile_factors(result))
 
 
-find_replica_groups = lru_cache(maxsize=256)(ReplicaGroups)
+_KNOWN_GROUPS = lru_cache(maxsize=64)(ReplicaGroups)
 
 
 class Given(NamedTuple):
@@ -420,7 +432,7 @@ def gathering_figures(operand: Layout, result: Layout, view: View | None = None)
     GatheringFigures(received=6, rounds=1, message=4, gathered=6)
     """
     groups, given = find_replica_groups(result), list_given(operand, result, view)
-    totals, kept = [0] * len(groups.members), dict[int, int]()
+    totals, kept = [0] * len(groups.members), dict[int, list[int]]()
     message = 0
     for senders, parts in given:
         sizes = dict(parts)
@@ -428,22 +440,19 @@ def gathering_figures(operand: Layout, result: Layout, view: View | None = None)
             totals[group] += elements * len(senders)
         away = max(sizes.values())
         for sender in senders:
-            own = sizes.get(groups.homes.get(sender, -1), 0)
+            home = groups.homes.get(sender, -1)
+            own = sizes.get(home, 0)
             if own:
-                kept[sender] = own
+                kept.setdefault(home, []).append(own)
             if message < away and (away > own or len(sizes) > 1):
-                others = [count for group, count in parts if group != groups.homes.get(sender, -1)]
+                others = [count for group, count in parts if group != home]
                 message = max(message, *others)
-    received = max(
-        total - min([kept.get(device, 0) for device in members] if len(kept) >= len(members) else [0])
-        for total, members in zip(totals, groups.members, strict=True)
-    )
-    return GatheringFigures(
-        received,
-        count_gathered_rounds([(operand, result, view)]),
-        message,
-        max(totals) if groups.copies > 1 else 0,
-    )
+    gathered = max(totals) if groups.copies > 1 else 0
+    # All of a group receive less than what it is given only where each of them has some of it.
+    for group, own in kept.items():
+        if len(own) == len(groups.members[group]):
+            totals[group] -= min(own)
+    return GatheringFigures(max(totals), count_gathered_rounds([(operand, result, view)]), message, gathered)
 
 
 _MOST_COUNTED = 1 << 11
@@ -456,24 +465,26 @@ def count_gathering_buffers(moves: Iterable[tuple[Layout, Layout, View | None]])
     In the first turn it is what the device sends, and what it receives, of each array; in the second what it passes on
     and what it gathers, together all that its group is given.
     """
-    staged, totals, everywhere = Counter[int](), Counter[int](), 0
+    staged, totals, everywhere = defaultdict[int, int](int), defaultdict[int, int](int), 0
     for move in moves:
         groups, given = find_replica_groups(move[1]), list_given(*move)
         listed = sum(len(senders) * len(parts) for senders, parts in given) <= _MOST_COUNTED
         arriving = dict[int, int]()
         for senders, parts in given:
-            for group, elements in parts:
-                totals[group] += elements * len(senders) if groups.copies > 1 else 0
+            for group, elements in parts if groups.copies > 1 else ():
+                totals[group] += elements * len(senders)
             largest, most = max(parts, key=lambda part: part[1])
             others = max((elements for group, elements in parts if group != largest), default=0)
             for sender in senders:
                 home = groups.homes.get(sender, -1)
                 staged[sender] += others if home == largest else most
+                place = groups.find_place(sender)
                 for group, elements in parts if listed else ():
-                    if group != home:
-                        lands = groups.find_landing(sender, group)
-                        arriving[lands] = max(elements, arriving.get(lands, 0))
-        staged.update(arriving)
+                    lands = groups.members[group][place]
+                    if group != home and elements > arriving.get(lands, 0):
+                        arriving[lands] = elements
+        for device, elements in arriving.items():
+            staged[device] += elements
         everywhere += 0 if listed else gathering_figures(*move).message
     return max(max(staged.values(), default=0) + everywhere, *totals.values(), 0)
 
@@ -485,7 +496,7 @@ def _list_gathered(operand: Layout, result: Layout, view: View | None) -> Relay:
     for tile, wanted in list_needed(operand, result, view, None).items():
         (sender,) = holders_of(operand)[tile]
         for group, products in {groups.numbers[whole[device]]: products for device, products in wanted}.items():
-            lands = groups.find_landing(sender, group)
+            lands = groups.members[group][groups.find_place(sender)]
             first.append(Message(sender, lands, products))
             passed.setdefault(lands, []).extend(map(read_from_result, products))
     second: list[Message] = []

@@ -22,6 +22,7 @@ counts as kept beside a step only where some device of the step may hold it.
 
 from __future__ import annotations
 
+import itertools
 import json
 from abc import abstractmethod
 from collections import Counter
@@ -659,36 +660,39 @@ class Batch:
         For one array on one set of devices, the most while it runs is `Plan.peak_bytes`, which has a closed form.
         """
         arrays = LiveArrays(self.names, self.plans) if arrays is None else arrays
-        # Of plans that share no array, equal ones need the same.
+        # Of plans that share no array, equal ones need the same, and those on the same sets of devices add up.
         alone, together = Counter[Plan](), list[tuple[str, Plan]]()
         for name, plan in zip(self.names, self.plans, strict=True):
             if name in arrays.together:
                 together.append((name, plan))
             else:
                 alone[plan] += 1
-        each: list[tuple[_Needs, int]] = []
+        groups: dict[int, tuple[Sequence[int], list[tuple[_Needs, int]]]] = {}
         for plan, count in alone.items():
-            needs = kinds.known.get(plan)
+            few, numbers = kinds.among(_list_meshes(plan))
+            needs = few.known.get(plan)
             if needs is None:
                 batch = Batch(("",), (plan,))
-                needs = kinds.known[plan] = _list_needs([("", plan)], LiveArrays(("",), (plan,)), batch, kinds)
-            each.append((needs, count))
+                needs = few.known[plan] = _list_needs([("", plan)], LiveArrays(("",), (plan,)), batch, few)
+            groups.setdefault(id(few), (numbers, []))[1].append((needs, count))
+        each = [*groups.values()]
         if together:
-            each.append((_list_needs(together, arrays, self, kinds), 1))
+            each.append((range(kinds.count), [(_list_needs(together, arrays, self, kinds), 1)]))
 
         def add_up(bytes_of: Callable[[_Needs], Bytes]) -> Bytes:
-            # Where senders differ, there are thousands of kinds of devices, and as many plans.
-            counted_bytes: list[Iterable[int]] = []
-            for needs, count in each:
-                figures = bytes_of(needs)
-                counted_bytes.append(figures if count == 1 else [figure * count for figure in figures])
-            return tuple(map(sum, zip(*counted_bytes, strict=True)))
+            totals: list[Iterable[int]] = []
+            for numbers, needs in each:
+                sums = [*map(sum, zip(*([n * count for n in bytes_of(one)] for one, count in needs), strict=True))]
+                totals.append([sums[number] for number in numbers])
+            return tuple(map(sum, zip(*totals, strict=True)))
 
         before, after = add_up(lambda needs: needs.before), add_up(lambda needs: needs.after)
         live = [before, add_up(lambda needs: needs.last)]
         for number, scratch in enumerate(self.scratch_bytes):
-            beside = (needs.buffers[number] for needs, _ in each)
-            held = tuple(map(max, zip(*beside, strict=True)))
+            held: Bytes = (0,) * kinds.count
+            for numbers, needs in each:
+                there = [*map(max, zip(*(one.buffers[number] for one, _ in needs), strict=True))]
+                held = tuple([max(one, there[at]) for one, at in zip(held, numbers, strict=True)])
             step = add_up(lambda needs: needs.steps[number])  # noqa: B023
             live.append(tuple(nbytes + scratch * one for nbytes, one in zip(step, held, strict=True)))
         return Footprint(before, tuple(map(max, zip(*live, strict=True))), after)
@@ -752,9 +756,12 @@ def _list_needs(named: Sequence[tuple[str, Plan]], arrays: LiveArrays, batch: Ba
 
 def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
     """The kinds of devices that the steps of some plans run on."""
-    layouts = [layout for plan in dict.fromkeys(plans) for layout in (plan.source, *(s.result for s in plan.steps))]
-    layouts += [plan.have for plan in dict.fromkeys(plans) if plan.have is not None]
-    return DeviceKinds(layout.mesh for layout in layouts)
+    return DeviceKinds(dict.fromkeys(itertools.chain.from_iterable(map(_list_meshes, dict.fromkeys(plans)))))
+
+
+def _list_meshes(plan: Plan) -> list[Mesh]:
+    held = [] if plan.have is None else [plan.have.mesh]
+    return [plan.source.mesh, *(step.result.mesh for step in plan.steps), *held]
 
 
 def _subtract_bytes(one: Bytes, other: Bytes) -> Bytes:

@@ -216,12 +216,33 @@ class DeviceKinds:
         self._in = {each: tuple(int(kind[at]) for kind in kinds) or (1,) for at, each in enumerate(sets)}
         self.count = max(1, len(kinds))
         self._tiles: dict[Layout, Bytes] = {}  # Hundreds of arrays have a few layouts.
+        self._among: dict[tuple[tuple[int, ...] | int, ...], tuple[DeviceKinds, Sequence[int]]] = {}
         self.known: dict[Any, Any] = {}
         """What plans need, kept by whoever asks for it again and again."""
 
     def of(self, mesh: Mesh) -> Bytes:
         """For each kind, 1 if its devices belong to a mesh, else 0."""
         return self._in.get(_device_set(mesh)) or (1,)
+
+    def among(self, meshes: Iterable[Mesh]) -> tuple[DeviceKinds, Sequence[int]]:
+        """The few kinds that some of the meshes tell apart, and for each kind its number among these.
+
+        Where senders differ from array to array there are hundreds of kinds, of which one array has three.
+
+        >>> meshes = [Mesh({"x": 2}, device_ids=[at, at + 1]) for at in range(0, 6, 2)]
+        >>> few, numbers = DeviceKinds(meshes).among(meshes[1:2])
+        >>> few.count, numbers, few.of(meshes[1])
+        (2, [0, 1, 0], (0, 1))
+        """
+        sets = tuple(dict.fromkeys(map(_device_set, meshes)))
+        if sets not in self._among:
+            members = [*zip(*(self._in.get(each) or (1,) for each in sets), strict=True)]
+            kinds = {kind: at for at, kind in enumerate(dict.fromkeys(members))}
+            few = DeviceKinds(())
+            few._in = {each: tuple(kind[at] for kind in kinds) for at, each in enumerate(sets)}
+            few.count = len(kinds)
+            self._among[sets] = few, [kinds[member] for member in members]
+        return self._among[sets]
 
     def tile(self, layout: Layout) -> Bytes:
         """The bytes of a layout's tile on the devices of each kind."""

@@ -96,6 +96,22 @@ def test_small_tensors_take_one_launch():
     assert {*plan.reads.values()} == {1} and max(plan.read_bytes.values()) - min(plan.read_bytes.values()) <= 64
 
 
+def test_tensors_with_shapes_of_their_own_share_launches():
+    """Readers of a part, others for each tensor, send to few devices each, and to the same ones."""
+    rng, mesh, stored, at = random.Random(5), rs.Mesh(rep=2, fsdp=16, tp=4), dict[str, Stored](), 0
+    for number in range(40):
+        stored[f"w{number}"] = store(f"w{number}", (rng.randrange(16, 99), 4 * rng.randrange(4, 25)), at=at)
+        at += stored[f"w{number}"].nbytes
+    goal = {n: rs.Layout.from_spec(mesh, s.shape, "float32", ["fsdp", "tp"]) for n, s in stored.items()}
+    moves = {n: rs.Move(s.as_stored, goal[n]) for n, s in stored.items()}
+    plan = plan_reading(stored, moves, {}, {}, None, ReadOptions(8192))
+    check_load(plan, moves, {}, {}, stored)
+    assert {each.layout.mesh.size for each in plan.waves[0].readings} <= {4, 8}
+    assert len(plan.waves) == 1 and plan.launches <= 40
+    totals = plan.read_bytes.values()
+    assert max(totals) * 128 <= 1.6 * sum(totals)
+
+
 def test_reads_are_no_more_than_their_size_asks_for():
     stored = model()
     for read_size in (1024, 16 << 10, 1 << 20):

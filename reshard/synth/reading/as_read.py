@@ -145,26 +145,35 @@ def place_readers(
         # chunks divide would be in memory beside the target, and be copied once more.
         return PlacedReaders(move.target, (), 1, len(stored.pieces))
     every = math.prod(axis.size for axis in (*itertools.chain(*own), *what.idle) if not readers.is_inside(mesh, axis))
-    found: dict[Layout, tuple[int, PlacedReaders]] = {}
-    for by_dim, dropped in _list_placings(what, readers, most):
+
+    def place(
+        by_dim: Sequence[Sequence[SubAxis]], dropped: tuple[SubAxis, ...], processes: int, runs: int
+    ) -> PlacedReaders:
         dims = [
             fit_digits([*(Digit(axis.size, axis) for axis in axes), Digit(_piece_size(size, unit, axes), None)], size)
             for axes, size, unit in zip(by_dim, what.shape, what.units, strict=True)
         ]
-        layout = Layout(mesh, tuple(dims), what.dtype)
-        if layout in found:
+        return PlacedReaders(Layout(mesh, tuple(dims), what.dtype), dropped, processes, runs)
+
+    # Layouts take long to make, and most would be made for nothing: what a placing costs is known without.
+    priced: dict[tuple[tuple[SubAxis, ...], ...], tuple[int, tuple[tuple[SubAxis, ...], int, int]]] = {}
+    for by_dim, dropped in _list_placings(what, readers, most):
+        axes = tuple(map(tuple, by_dim))
+        if axes in priced:
             continue
         runs, nbytes, pieces = _measure_reads(stored, what, by_dim, readers)
-        placed = PlacedReaders(layout, tuple(dropped), min(every, pieces), runs)
+        processes = min(every, pieces)
         few = runs * options.read_size <= max(nbytes, options.read_size)
-        if not found and layout == move.target and not dropped and few:
-            return placed  # Whoever needs it reads it, in few runs: nothing is better.
+        if not priced and not dropped and few:
+            placed = place(axes, (), processes, runs)
+            if placed.layout == move.target:
+                return placed  # Whoever needs it reads it, in few runs: nothing is better.
         # A read costs as much as the bytes that take as long.
-        found[layout] = nbytes + runs * options.read_size, placed
+        priced[axes] = nbytes + runs * options.read_size, (tuple(dropped), processes, runs)
     # What is received costs too, and takes long to find: only where it can decide. It is at most what a device needs.
     needed = dtypes.nbytes(math.prod(move.target.tile_shape), what.dtype)
-    least = min(cost for cost, _ in found.values()) + needed
-    left = [each for each in found.values() if each[0] <= least]
+    least = min(cost for cost, _ in priced.values()) + needed
+    left = [(cost, place(axes, *rest)) for axes, (cost, rest) in priced.items() if cost <= least]
     if len(left) == 1:
         return left[0][1]
     view = None if move.view.plain else move.view

@@ -54,6 +54,9 @@ WAVE = 64 << 20
 LEAST_WAVE = 1 << 18
 """The least that a wave is tried with for a budget."""
 
+MOST_RECEIVERS = 16
+"""The most tiles of which a reader has parts, if that is not too many reads: to each of them it sends in a launch."""
+
 SMALL = 16
 """A tensor is packed if its devices receive at most a part in this many of `read_size` that they do not need."""
 
@@ -238,20 +241,27 @@ def reduce_readers(
     whole = reads > allowed
     if whole:
         reads += len(packed) - sum(each.at not in ends for each in packed) - cuts
-    smallest = sorted(range(len(made)), key=lambda at: made[at].stored.nbytes / max(1, made[at].placed.processes))
+    # Those that are read where they are wanted come last, since with fewer readers they move: the others move anyway,
+    # and from fewer readers in fewer launches.
+    largest = [max(each.moves.values(), key=lambda move: move.target.tile_bytes) for each in made]
+    straight = [each.placed.layout == move.target for each, move in zip(made, largest, strict=True)]
+    parts = [each.stored.nbytes / max(1, each.placed.processes) for each in made]
+    order = sorted(range(len(made)), key=lambda at: (straight[at], parts[at]))
     known: dict[object, PlacedReaders] = {}
-    # Where parts of `read_size` do not do, since a tensor lies in many pieces, twice as large ones may.
-    for factor, at in itertools.product((1, 2, 4, 8), smallest):
-        if reads <= allowed:
+    # Where parts of `read_size` do not do, since readers send to few or a tensor lies in many pieces, larger ones may.
+    for (receivers, factor), at in itertools.product(((MOST_RECEIVERS, 1), (0, 1), (0, 2), (0, 4), (0, 8)), order):
+        if reads <= allowed and (straight[at] or not receivers or not whole):
             break
-        each = made[at]
+        each, move = made[at], largest[at]
         most = max(1, each.stored.nbytes // (factor * options.read_size))
+        if receivers:
+            crossing = (axis.size for axis in move.target.held if not readers.is_inside(each.mesh, axis))
+            most = max(most, math.prod(crossing) // receivers)
         if most >= each.placed.processes:
             continue
-        largest = max(each.moves.values(), key=lambda move: move.target.tile_bytes)
-        key = each.stored.shape, each.stored.dtype, each.stored.chunks, largest.target, largest.view, most
+        key = each.stored.shape, each.stored.dtype, each.stored.chunks, move.target, move.view, most
         if key not in known:
-            known[key] = place_readers(each.stored, largest, readers, options, most)
+            known[key] = place_readers(each.stored, move, readers, options, most)
         fewer = replace(each, placed=known[key])
         reads += count_file_runs(fewer) - count_file_runs(each)
         made[at] = fewer
@@ -442,7 +452,7 @@ def read_straight(name: str, target: str, move: Move) -> DirectRead | None:
 def cut_waves(items: Sequence[ReadItem], readers: Readers, size: int) -> Iterator[list[ReadItem]]:
     """The items of each wave: as many as stage about so many bytes in a process, or one alone."""
     # What some processes read is taken to be shared out evenly by then; a wave's own figure is exact.
-    most = max((item.reading.layout.mesh.size for item in items), default=1)
+    most = max((move.target.mesh.size for item in items for move in item.moves.values()), default=1)
     wave: list[ReadItem] = []
     staged = 0.0
     for item in items:
