@@ -128,7 +128,7 @@ class _RankLoad:
     def __init__(self, team: Team, watch: Watch, plan: LoadPlan, reader: CheckpointReader) -> None:
         self._team, self._watch, self._plan, self._reader = team, watch, plan, reader
         self._results: dict[str, WindowTile] = {}
-        self._memory = ResultMemory()
+        self._memory = ResultMemory({n: of for n, of in plan.targets.items() if self._seat(of) is not None})
         self._length = longest_buffers(plan)
         # Buffers in the node's memory, so that its ranks read in each other's; in private memory where it has no room.
         # While ranks read in one, the next wave is read to the other.
@@ -169,7 +169,7 @@ class _RankLoad:
             if self._seat(layout) is None:
                 self._results[name] = absent_tile(layout, numpy_dtype(layout.dtype))._replace(place=0)
             else:
-                self._results[name] = WindowTile(self._memory.new_tile(layout), counted=True)
+                self._results[name] = WindowTile(self._memory.make_tile(name), counted=True)
         return self._results[name]
 
     def _staged_tiles(self, number: int) -> dict[str, WindowTile]:

@@ -9,7 +9,7 @@
     writing       tiles as spans of new files, from copies if the tiles go on changing
     save_targets  what a save writes to: files laid out here, or stores that a library makes
     commit        files of several processes become a checkpoint in one step, or not at all
-    result_memory   new memory for results, in huge pages as long as these come at once
+    result_memory   memory for results: what has died, or new, in huge pages as long as these come at once
     sidecar       checksums of what a save wrote, and which files are of one save
 
 Every stored byte is read once.

@@ -34,9 +34,10 @@ Tiles = dict[int, Array]
 def load_in_process(plan: LoadPlan, reader: CheckpointReader, progress: Progress) -> dict[str, Tiles]:
     """Reads and moves all waves of a plan; the tiles of its targets, by name and device."""
     results: dict[str, Tiles] = {}
-    memory = ResultMemory()
-    for name, layout in plan.targets.items():
-        results[name] = {device: memory.new_tile(layout) for device in layout.mesh.devices}
+    every = {(name, device): layout for name, layout in plan.targets.items() for device in layout.mesh.devices}
+    memory = ResultMemory(every)
+    for name, device in every:
+        results.setdefault(name, {})[device] = memory.make_tile((name, device))
     length = longest_buffers(plan, together=True)
     buffers = [np.empty(length, np.uint8) for _ in range(min(2, len(plan.waves)))]
 

@@ -1,67 +1,114 @@
-"""New memory for what is loaded: in pages of 4 KiB, though numpy asks for huge ones from 4 MiB on.
+"""New memory for what is loaded, in huge pages as long as the kernel has them at hand.
 
-Whatever takes the place of a file's bytes is fresh memory: this, and not the files, is most of what a load waits for. A
-huge page is zeroed whole before its first byte is copied, and the kernel may have to make room for it:
+Whatever takes the place of a file's bytes is fresh memory: this, and not the files, is most of what a load waits for.
 
-    260 MiB on 4 ranks with 2 cores, all loads' results kept      seconds of the second to sixth load
-    huge pages                                                    0.08 to 0.32
-    pages of 4 KiB                                                0.07 to 0.15
+    256 MiB, touched by one core      pages of 4 KiB                  97 ms
+                                      huge pages                      25 ms
+                                      huge ones for which the kernel, or the machine's host, makes room first   340 ms
 
-Tiles of less than 4 MiB lie one behind another: a thousand small ones would each fault in pages of their own.
+So huge pages are asked for one by one, and no more of them once they take longer than small ones. Tiles of less than
+`SLAB` lie one behind another in memory of about that size: a thousand small ones would each fault in pages of their
+own.
+
+Memory whose tiles have died is the kernel's to take back whenever it needs some (`MADV_FREE`); what it has not taken
+is used by the next load of the same sizes, without a fault. Any other load gives it back first.
 """
 
 from __future__ import annotations
 
-import sys
+import mmap
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi.node.arena import call_libc
+from reshard.runtime.on_mpi.node.arena import HUGE
 from reshard.types.layout import Layout
 
-LARGE = 4 << 20
-"""Bytes from which numpy asks for huge pages."""
+SLAB = 16 << 20
+"""Bytes of memory that small tiles share; it is there as long as any of them."""
 
-SLAB = 8 << 20
-"""Bytes of memory that tiles of less than `LARGE` share; it is there as long as any of them."""
-
-_PAGE = 4096
 _LINE = 64
-_NO_HUGE_PAGES = 15  # MADV_NOHUGEPAGE
+_WORTH = 0.8e-3  # Seconds of a core for as much in small pages, zeroed and mapped, as a huge one has.
+_PATIENT = 1e-3  # Seconds beyond these after which no more huge ones are asked for.
 
 
 class ResultMemory:
-    """The memory of one load: new tiles, uninitialized or, where they have padding, zero."""
+    """The memory of one load: tiles, uninitialized or, where they have padding, zero.
 
-    def __init__(self) -> None:
+    `layouts` are those of all tiles that there will be, under any keys, about in the order in which they are filled.
+    """
+
+    def __init__(self, layouts: Mapping[Any, Layout]) -> None:
+        self._layouts = layouts
+        self._places: dict[Hashable, tuple[int, int]] = {}
+        self._lengths: list[int] = []
         self._slabs: dict[int, NDArray[np.uint8]] = {}
+        self._spent, self._worth = 0.0, _PATIENT
+        # Known before: a slab is as long as its tiles, and no page of it is there for nothing.
+        for key, layout in layouts.items():
+            size = -(-layout.tile_bytes // _LINE) * _LINE
+            if not self._lengths or self._lengths[-1] + size > SLAB:
+                self._lengths.append(0)
+            self._places[key] = len(self._lengths) - 1, self._lengths[-1]
+            self._lengths[-1] += size
+        wanted = Counter(self._lengths)
+        for size, idle in list(_idle.items()):
+            del idle[wanted[size] :]
 
-    def new_tile(self, layout: Layout) -> NDArray[Any]:
-        """A tile of a layout, C-ordered."""
-        size = layout.tile_bytes
-        if size < LARGE:
-            # One behind another: a thousand small tiles would each fault in pages of their own. Those of a size lie
-            # together, so that no memory between them is wasted.
-            room = max(_LINE, -(-size // _LINE) * _LINE)
-            slab = self._slabs.get(room)
-            if slab is None or not slab.size:
-                slab = self._new_memory(max(1, SLAB // room) * room)
-            memory, self._slabs[room] = slab[:size], slab[room:]
-        else:
-            memory = self._new_memory(size)
+    def make_tile(self, key: Hashable) -> NDArray[Any]:
+        """The tile of a key, C-ordered, which is asked for once."""
+        layout, (number, start) = self._layouts[key], self._places[key]
+        if number not in self._slabs:
+            self._slabs[number] = self._map_memory(self._lengths[number])
+        memory = self._slabs[number][start : start + layout.tile_bytes]
         tile = memory.view(numpy_dtype(layout.dtype)).reshape(layout.tile_shape)
         if not layout.even:
             tile[...] = 0
         return tile
 
-    def _new_memory(self, size: int) -> NDArray[np.uint8]:
-        memory = np.empty(size, np.uint8)
-        if sys.platform == "linux" and size >= LARGE:
-            start: int = memory.__array_interface__["data"][0]
-            page = -start % _PAGE
-            # The kernel's reply does not matter: without it, what is slow is right all the same.
-            call_libc("madvise", start + page, (size - page) // _PAGE * _PAGE, _NO_HUGE_PAGES)
+    def _map_memory(self, size: int) -> NDArray[np.uint8]:
+        """Memory that lives as long as any array on it."""
+        if size < HUGE or not hasattr(mmap, "MADV_FREE"):
+            return np.empty(size, np.uint8)
+        with suppress(IndexError):
+            return np.asarray(_ResultMapping(*_idle[size].pop(), size))
+        # What is not touched takes no memory.
+        mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        first, length = -np.frombuffer(mapped, np.uint8).ctypes.data % HUGE, size // HUGE * HUGE
+        memory = np.asarray(_ResultMapping(mapped, first, size))
+        if not hasattr(mmap, "MADV_HUGEPAGE"):
+            return memory
+        if self._spent < self._worth:
+            mapped.madvise(mmap.MADV_HUGEPAGE, first, length)
+        for at in range(0, length, HUGE):
+            if self._spent > self._worth:
+                mapped.madvise(mmap.MADV_NOHUGEPAGE, first + at, length - at)
+                break
+            # In seconds of this core: other processes may have it meanwhile.
+            begun = time.thread_time()
+            memory[at] = 0
+            self._spent += time.thread_time() - begun
+            self._worth += _WORTH
         return memory
+
+
+class _ResultMapping:
+    """Mapped memory from a byte on, as numpy's array interface; it is idle when the last array on it dies."""
+
+    def __init__(self, mapped: mmap.mmap, first: int, size: int) -> None:
+        start: int = np.frombuffer(mapped, np.uint8).ctypes.data + first
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 3}
+        # The last one is called first: the kernel may have it, then it is idle.
+        weakref.finalize(self, _idle[size].append, (mapped, first)).atexit = False
+        weakref.finalize(self, mapped.madvise, mmap.MADV_FREE).atexit = False
+
+
+_idle: defaultdict[int, list[tuple[mmap.mmap, int]]] = defaultdict(list)
+"""Memory whose tiles have died, by its size, and the byte of it at which they began."""

@@ -49,7 +49,11 @@ from reshard.types.stored import NO_FILE, ChunkGrid, Stored
 from reshard.types.units import counted
 
 WAVE = 64 << 20
-"""The bytes of readings in a process that a wave stages, where nobody says."""
+"""The most bytes of readings in a process that a wave stages, where nobody says."""
+
+WAVES, LITTLE_WAVE = 8, 8 << 20
+"""Where each device is a process, a wave is one in so many of a load, but no less than this: moves there are copies out
+of staging, which is small enough to stay in caches, and the first read and the last move hide behind nothing."""
 
 LEAST_WAVE = 1 << 18
 """The least that a wave is tried with for a budget."""
@@ -132,7 +136,11 @@ def plan_reading(
     turned = turn_readers(tensors, readers)
     # What a wave stages is found by trying: buffers of moves are known once they are planned.
     least: LoadPlan | None = None
+    total = sum(stored[name].stored_bytes for name in of_tensor)
     size = options.wave or WAVE
+    if options.wave is None and process_of is None:
+        devices = max((move.target.mesh.size for move in moves.values()), default=1)
+        size = max(LITTLE_WAVE, min(WAVE, total // (WAVES * devices)))
     while True:
         items = [*pack_items(packed, readers, size, whole), *list_items(turned, filled, readers, size)]
         # In the order of files, so that what is read next is what comes next in them.
@@ -143,7 +151,6 @@ def plan_reading(
         asked = sum(count_asked(each, readers) for each in (*tensors, *packed))
         listed = [stored[name].pieces for name in of_tensor if not isinstance(stored[name].pieces, ChunkGrid)]
         files = {piece.file for pieces in listed for piece in pieces if piece.file != NO_FILE}
-        total = sum(stored[name].stored_bytes for name in of_tensor)
         plan = LoadPlan(targets, tuple(waves), process_of, figures, total, asked, len(files))
         if options.budget is None or plan.peak_bytes <= options.budget:
             return plan
