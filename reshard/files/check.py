@@ -195,7 +195,7 @@ class _Checking:
                     # Of a chunk that is filled, the elements are the fill value, and have a sum as well.
                     elements = np.empty([stop - start for start, stop in piece.box], numpy_dtype(stored.dtype))
                     try:
-                        driver.read_box(stored, piece.box, elements)
+                        driver.start_boxes([(stored, piece.box, elements)])()
                         self._compare.add_chunks(stored, piece.box, elements)
                         self.checked[what] += piece.nbytes
                         if self._record:

@@ -38,6 +38,9 @@ from reshard.types.mesh import Mesh
 from reshard.types.stored import Box
 from reshard.types.units import bytes_text, counted, seconds_text
 
+DECODED = 2 << 20
+"""Bytes of elements that are decoded at once for a wave, or two chunks where chunks are larger."""
+
 READ_BANDWIDTH = 2e9
 """Bytes/second that a process is taken to read, for the seconds of a plan that has a network."""
 
@@ -100,7 +103,8 @@ class Wave:
 
     Packs are gathered by `tree`, as targets of their own names. The sources of `split_tree` are the tensors in them, by
     their stored names: parts of what was gathered, whole on each device, so that its moves send nothing.
-    `staging_bytes` is what readings and gathered packs take beside targets, in the process where that is most.
+    `staging_bytes` is what readings, gathered packs and chunks that are being decoded take beside targets, in the
+    process where that is most.
     """
 
     readings: tuple[Reading, ...]

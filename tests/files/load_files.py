@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ class ChunkDriver:
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays, self.bytes, self.requests = arrays, 0, 0
         self.given: set[tuple[str, tuple[int, ...]]] = set()
+
+    def start_boxes(self, parts: Sequence[tuple[Stored, Box, np.ndarray]]) -> Callable[[], None]:
+        return lambda: [self.read_box(*part) for part in parts] and None
 
     def read_box(self, stored: Stored, box: Box, out: np.ndarray) -> None:
         assert stored.chunks is not None

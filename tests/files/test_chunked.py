@@ -44,7 +44,7 @@ def read_chunks(ckpt: Checkpoint, name: str, dtype: object = "float32") -> np.nd
             part = np.lib.stride_tricks.as_strided(flat, shape, strides) if strides else flat.reshape(shape)
         else:
             part = np.empty(shape, dtype)
-            driver.read_box(stored, piece.box, part)
+            driver.start_boxes([(stored, piece.box, part)])()
         out[tuple(slice(*each) for each in piece.box)] = part
     driver.close()
     return out
@@ -107,9 +107,9 @@ def test_chunks_that_are_missing_are_refused_together_or_filled(tmp_path: Path):
     box = ((0, 10), (0, 12))
     for name, stored in ckpt.items():
         with pytest.raises(FileError, match="missing"):
-            open_driver(ckpt).read_box(stored, box, np.empty((10, 12), "float32"))
+            open_driver(ckpt).start_boxes([(stored, box, np.empty((10, 12), "float32"))])()
         out = np.empty((10, 12), "float32")
-        open_driver(ckpt, missing="fill").read_box(stored, box, out)
+        open_driver(ckpt, missing="fill").start_boxes([(stored, box, out)])()
         np.testing.assert_array_equal(out, group[name][...])
         there = sum(piece.nbytes > 0 for piece in stored.pieces)
         assert 0 < there < len(stored.pieces)
@@ -166,7 +166,7 @@ def test_each_byte_of_orbax_is_read_once(orbax: Path):
     driver = open_driver(ckpt)
     stored = ckpt["params.w"]
     for piece in stored.pieces:
-        driver.read_box(stored, piece.box, np.empty((8, 12), "float32"))
+        driver.start_boxes([(stored, piece.box, np.empty((8, 12), "float32"))])()
     counts = driver.read_counts()
     assert 0 < counts.bytes < sum(file.size for file in ckpt.files)
     assert counts.requests <= len(stored.pieces) + 8

@@ -1,9 +1,9 @@
 """Drivers: who reads and writes the pieces of a checkpoint that only the library of their format can.
 
-    driver = open_driver(ckpt)                   one for a checkpoint that is read, or written
-    driver.read_box(stored, box, out)            a box of whole chunks, clipped at the end of the tensor
-    driver.write_box(stored, box, data)          the same, of whole shards where there are shards
-    driver.read_counts()                         bytes and requests that the library made
+    driver = open_driver(ckpt)                               one for a checkpoint that is read, or written
+    wait = driver.start_boxes([(stored, box, out), ...])     boxes of whole chunks, clipped at the end of the tensor
+    driver.write_box(stored, box, data)                      one box, of whole shards where there are shards
+    driver.read_counts()                                     bytes and requests that the library made
 
 Raw pieces need none: they are read by offset.
 
@@ -17,7 +17,7 @@ Orbax writes by default), "orbax3" and "hdf5". Several processes may write the b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from reshard.errors import FileError, MissingTensorError, quoted
 from reshard.runtime.on_files.formats.hdf5 import Hdf5Driver, create_hdf5, read_hdf5, read_hdf5_attributes
 from reshard.runtime.on_files.formats.metadata_files import box_text
-from reshard.runtime.on_files.formats.new_arrays import NewArray, RequestCounts
+from reshard.runtime.on_files.formats.new_arrays import BoxToRead, NewArray, RequestCounts
 from reshard.runtime.on_files.formats.orbax import create_orbax, read_orbax, read_orbax_tree
 from reshard.runtime.on_files.formats.tensorstore_arrays import TensorStoreDriver, create_zarr, locate_store
 from reshard.runtime.on_files.formats.zarr import describe_zarr, read_zarr, write_zarr_attributes, write_zarr_group
@@ -38,8 +38,12 @@ Missing = Literal["refuse", "fill"]
 class Driver(Protocol):
     """What reads and writes the coded pieces of one checkpoint; threads may share it."""
 
-    def read_box(self, stored: Stored, box: Box, out: NDArray[Any]) -> None:
-        """Fills `out` with the elements of a box of whole chunks."""
+    def start_boxes(self, parts: Sequence[BoxToRead]) -> Callable[[], None]:
+        """Begins to fill arrays with the elements of boxes of whole chunks, side by side where the library can.
+
+        What it returns waits for all of them, and raises what went wrong; nobody writes to the arrays any more then.
+        """
+        ...
 
     def write_box(self, stored: Stored, box: Box, data: NDArray[Any]) -> None:
         """Writes the elements of a box of whole chunks (whole shards, where there are any)."""

@@ -16,7 +16,8 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
@@ -38,15 +39,21 @@ from reshard.lower.to_files.file_reads import (
     list_spans,
 )
 from reshard.lower.to_mpi.tile_blocks import list_strides
-from reshard.plans.load_plan import Reading
+from reshard.plans.load_plan import DECODED, Reading
 from reshard.runtime.on_files.drivers import Driver, Missing, open_driver
+from reshard.runtime.on_files.formats.new_arrays import BoxToRead
+from reshard.runtime.on_files.stored_boxes import cut_batches, select_part
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
+from reshard.runtime.on_mpi.node.arena import call_libc
 from reshard.types.stored import Box, Checkpoint, Stored, StoredFile
 
 Array = NDArray[Any]
 
 REQUESTS = 4
 """Calls that are under way at once, where files take their time."""
+
+REQUESTED = 1 << 20
+"""Bytes of elements that a library is asked to decode in one request: beyond that nothing is gained."""
 
 SLOW, SLOW_BYTES = 10e-3, 250e6
 """Seconds of a call, and bytes a second beyond them, from which files take their time, as those on a network do."""
@@ -82,6 +89,21 @@ class _Tile(NamedTuple):
     reads: Sequence[tuple[Stored, FileRead]]
 
 
+class _CodedPart(NamedTuple):
+    """Whole chunks of a tensor: where they go, or None and the shares that tiles have of them, by their blocks."""
+
+    stored: Stored
+    box: Box
+    out: Array | None
+    shares: Sequence[tuple[Array, Sequence[Block]]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        words = self.shares[0][0] if self.out is None else self.out
+        return math.prod(stop - start for start, stop in self.box) * words.itemsize
+
+
 class LateDriver:
     """The driver of a checkpoint's format, opened when it is first needed; several readers may share one.
 
@@ -94,12 +116,12 @@ class LateDriver:
         self._driver: Driver | None = None
         self._opening = threading.Lock()
 
-    def read_box(self, stored: Stored, box: Box, out: Array) -> None:
-        """Fills an array with the elements of a box of whole chunks."""
+    def start_boxes(self, parts: Sequence[BoxToRead]) -> Callable[[], None]:
+        """Begins to fill arrays with the elements of boxes of whole chunks; what it returns waits for them."""
         with self._opening:
             if self._driver is None:
                 self._driver = open_driver(self._ckpt, self._missing)
-        self._driver.read_box(stored, box, out)
+        return self._driver.start_boxes(parts)
 
     def close(self, counts: ReadCounts) -> None:
         """Closes it, if it was opened, and adds what the library has counted."""
@@ -218,7 +240,8 @@ class CheckpointReader:
             for stored, read in tile.reads:
                 if not read.piece.raw:
                     users.setdefault((stored.name, read.piece.box), []).append((tile, stored, read))
-        # Libraries decode chunks of one request beside each other: a tile of many chunks is one request.
+        # Of a tile that is a box of its tensor many chunks are one request.
+        parts: list[_CodedPart] = []
         whole: set[tuple[str, Box]] = set()
         for tile in tiles:
             coded = [(stored, read) for stored, read in tile.reads if not read.piece.raw]
@@ -237,28 +260,52 @@ class CheckpointReader:
             elements = sum(block.elements for _, read in coded for block in read.blocks)
             # The tile is this box of its tensor, if it has its dims and as many elements as are taken.
             if elements == math.prod(extents) and is_box_of_tile(coded, around, tile.words.shape):
-                # The dots: without dims, numpy gives the element and not a view of it.
-                self._read_box(stored, around, tile.words[(..., *map(slice, extents))])
+                chunks = [max(1, size) for size in stored.chunks or stored.shape]
+                most = REQUESTED // (math.prod(chunks) * tile.words.itemsize)
+                for box in cut_batches(around, chunks, most):
+                    # The dots: without dims, numpy gives the element and not a view of it.
+                    parts.append(_CodedPart(stored, box, tile.words[(..., *select_part(box, around))], []))
                 whole.update((stored.name, box) for box in boxes)
-        scratch = np.empty(0, np.uint8)
+        # A chunk that several tiles share, or that a tile has a part of.
         for at, several in users.items():
-            if at in whole:
-                continue
-            # A chunk that several tiles share, or that a tile has a part of.
-            (tile, stored, read), box = several[0], at[1]
-            shape, words = tuple(stop - start for start, stop in box), tile.words
-            nbytes = math.prod(shape) * words.itemsize
-            scratch = scratch if scratch.size >= nbytes else np.empty(nbytes, np.uint8)
-            chunk = scratch[:nbytes].view(words.dtype).reshape(shape)
-            self._read_box(stored, box, chunk)
-            for tile, _, read in several:
-                for block in read.blocks:
-                    copy_view(view_block(tile.words, block, "dst"), view_block(chunk, block, "src"))
+            if at not in whole:
+                shares = [(tile.words, read.blocks) for tile, _, read in several]
+                parts.append(_CodedPart(several[0][1], at[1], None, shares))
+        # Libraries decode what is asked for beside each other, and keep it meanwhile.
+        under_way: deque[tuple[int, Sequence[_CodedPart], Callable[[], None]]] = deque()
+        try:
+            for group in _group_parts(parts):
+                size = sum(part.nbytes for part in group)
+                while len(under_way) > 1 and sum(each for each, *_ in under_way) + size > DECODED:
+                    self._finish_coded(*under_way.popleft()[1:])
+                asked: list[BoxToRead] = []
+                for part in group:
+                    shape = [stop - start for start, stop in part.box]
+                    out = np.empty(shape, part.shares[0][0].dtype) if part.out is None else part.out
+                    asked.append((part.stored, part.box, out))
+                filled = [part._replace(out=out) for part, (_, _, out) in zip(group, asked, strict=True)]
+                under_way.append((size, filled, self._driver.start_boxes(asked)))
+            while under_way:
+                self._finish_coded(*under_way.popleft()[1:])
+        finally:
+            # Nobody writes to a tile any more when this raises.
+            for *_, wait in under_way:
+                with contextlib.suppress(FileError):
+                    wait()
 
-    def _read_box(self, stored: Stored, box: Box, out: Array) -> None:
-        self._driver.read_box(stored, box, out)
-        if self._checks is not None:
-            self._checks.add_chunks(stored, box, out)
+    def _finish_coded(self, parts: Sequence[_CodedPart], wait: Callable[[], None]) -> None:
+        """Waits for chunks, and puts those that were read to a buffer where they belong."""
+        wait()
+        for part in parts:
+            if part.out is None:
+                continue
+            if self._checks is not None:
+                self._checks.add_chunks(part.stored, part.box, part.out)
+            for words, blocks in part.shares:
+                for block in blocks:
+                    copy_view(view_block(words, block, "dst"), view_block(part.out, block, "src"))
+        # What libraries have freed would stay with the process: several chunks for each of their threads.
+        call_libc("malloc_trim", 0)
 
     def _read_bytes(self, number: int, offset: int, buffers: Sequence[Array]) -> None:
         """Fills buffers with the bytes of a file from an offset on; what the kernel left out is asked for again."""
@@ -392,6 +439,20 @@ def is_box_of_tile(reads: Sequence[tuple[Stored, FileRead]], box: Box, shape: Se
         if any(axis.dst != step for axis, step in zip(read.blocks[0].axes, below, strict=False)):
             return False
     return True
+
+
+def _group_parts(parts: Iterable[_CodedPart]) -> Iterator[list[_CodedPart]]:
+    """Parts in the order in which they are, as many in a group as one request is for."""
+    group: list[_CodedPart] = []
+    nbytes = 0
+    for part in parts:
+        if group and nbytes + part.nbytes > REQUESTED:
+            yield group
+            group, nbytes = [], 0
+        group.append(part)
+        nbytes += part.nbytes
+    if group:
+        yield group
 
 
 def _list_run_buffers(words: Array, block: Block, size: int) -> Iterator[tuple[int, Array]]:

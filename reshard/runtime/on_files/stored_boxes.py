@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise, product
@@ -55,8 +55,12 @@ class StoredReader:
         if self._driver is not None:
             chunks = self._stored.chunks or self._stored.shape
             # Each thread asks for one batch at a time, so as many batches as threads are decoded at once.
-            do = partial(_run_batch, self._driver.read_box, self._stored, box, out)
-            list(self._pool.map(do, cut_batches(box, chunks, self._batch)))
+            driver = self._driver
+
+            def read_part(part: Box) -> None:
+                driver.start_boxes([(self._stored, part, out[select_part(part, box)])])()
+
+            list(self._pool.map(read_part, cut_batches(box, chunks, self._batch)))
             return
         pieces = list(self._find_pieces(box))
         # Each thread reads its share of the pieces, through a buffer of its own.
@@ -134,8 +138,12 @@ class StoredWriter:
         if not data.size:
             return
         if self._driver is not None:
-            do = partial(_run_batch, self._driver.write_box, self._stored, box, data)
-            list(self._pool.map(do, cut_batches(box, self._unit, self._batch)))
+            driver = self._driver
+
+            def write_part(part: Box) -> None:
+                driver.write_box(self._stored, part, data[select_part(part, box)])
+
+            list(self._pool.map(write_part, cut_batches(box, self._unit, self._batch)))
             return
         if self._chunk_files or len(self._stored.pieces) > 1:
             # Each thread writes its share of the chunks, through a buffer of its own.
@@ -204,12 +212,6 @@ def _write_padded(
                 rows[tuple(map(slice, part.shape))] = part
         write_all(descriptor, rows, offset)
         offset += rows.nbytes
-
-
-def _run_batch(
-    do: Callable[[Stored, Box, NDArray[Any]], None], stored: Stored, box: Box, data: NDArray[Any], part: Box
-) -> None:
-    do(stored, part, data[select_part(part, box)])
 
 
 def number_chunk(index: Sequence[int], counts: Sequence[int]) -> int:

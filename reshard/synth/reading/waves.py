@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from reshard.errors import BudgetError
 from reshard.geometry.holders import multiply_by_piece, piece_columns
 from reshard.geometry.overlap import piece_extents
-from reshard.plans.load_plan import DirectRead, LoadPlan, ReaderFigures, Reading, Wave, sum_by_process
+from reshard.plans.load_plan import DECODED, DirectRead, LoadPlan, ReaderFigures, Reading, Wave, sum_by_process
 from reshard.plans.plan import TreePlan
 from reshard.synth.network import Network
 from reshard.synth.options import PlanOptions
@@ -134,6 +134,8 @@ def plan_reading(
     tensors, packed = pick_packed(placed, filled, readers, options)
     tensors, whole = reduce_readers(tensors, packed, readers, options)
     turned = turn_readers(tensors, readers)
+    coded = [stored[name] for name in of_tensor if not is_raw(stored[name])]
+    chunks = {each.name: dtypes.nbytes(math.prod(list_units(each)), each.dtype) for each in coded}
     # What a wave stages is found by trying: buffers of moves are known once they are planned.
     least: LoadPlan | None = None
     total = sum(stored[name].stored_bytes for name in of_tensor)
@@ -145,7 +147,7 @@ def plan_reading(
         items = [*pack_items(packed, readers, size, whole), *list_items(turned, filled, readers, size)]
         # In the order of files, so that what is read next is what comes next in them.
         items.sort(key=lambda item: item.at)
-        waves = [make_wave(part, filled, readers, network) for part in cut_waves(items, readers, size)]
+        waves = [make_wave(part, filled, readers, network, chunks) for part in cut_waves(items, readers, size)]
         targets = {filled[name]: move.target for name, move in moves.items()}
         figures = count_reads(items, {each.stored.name: each for each in (*tensors, *packed)}, readers)
         asked = sum(count_asked(each, readers) for each in (*tensors, *packed))
@@ -475,8 +477,17 @@ def cut_waves(items: Sequence[ReadItem], readers: Readers, size: int) -> Iterato
         yield wave
 
 
-def make_wave(items: Sequence[ReadItem], filled: Mapping[str, str], readers: Readers, network: Network | None) -> Wave:
-    """The wave of some readings: what is read straight into targets, and the trees of the other moves."""
+def make_wave(
+    items: Sequence[ReadItem],
+    filled: Mapping[str, str],
+    readers: Readers,
+    network: Network | None,
+    chunks: Mapping[str, int],
+) -> Wave:
+    """The wave of some readings: what is read straight into targets, and the trees of the other moves.
+
+    `chunks` has the bytes of the elements of a chunk, of each tensor whose chunks are coded.
+    """
     # A tree never sees what stays where it was read: its bytes are read into the result, and staged nowhere.
     direct = tuple(item.direct for item in items if item.direct is not None)
     moving = [item for item in items if item.direct is None]
@@ -493,6 +504,11 @@ def make_wave(items: Sequence[ReadItem], filled: Mapping[str, str], readers: Rea
     # Packs count twice: as they are read, and as they are gathered.
     staged = [layout for item in moving for layout in item.staged]
     staging = max(sum_by_process(staged, readers.process_of).values(), default=0)
+    # Chunks as they are stored, as a filter makes them, decoded, and where several tiles share them in a buffer.
+    coded = [item.reading for item in items if not chunks.keys().isdisjoint(item.reading.tensors)]
+    largest = max((chunks.get(name, 0) for reading in coded for name in reading.tensors), default=0)
+    decoded = max(sum_by_process([reading.layout for reading in coded], readers.process_of).values(), default=0)
+    staging += 4 * min(max(decoded, largest), max(DECODED, 2 * largest))
     return Wave(tuple(item.reading for item in items), direct, tree, split, staging)
 
 

@@ -21,7 +21,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, LayoutError, ReshardError, quoted, shortened
 from reshard.runtime.on_files.formats.metadata_files import box_text, file_error, open_regular, resolve_inside
-from reshard.runtime.on_files.formats.new_arrays import NewArray, RequestCounts
+from reshard.runtime.on_files.formats.new_arrays import BoxToRead, NewArray, RequestCounts
 from reshard.runtime.on_files.formats.zarr import MOST_LISTED, place_uncoded
 from reshard.types import dtypes
 from reshard.types.stored import NO_FILE, Box, Checkpoint, ChunkGrid, Stored, StoredFile, StoredPiece
@@ -130,26 +130,37 @@ class Hdf5Driver:
         self._writes = False
         self._bytes = self._requests = 0
 
-    def read_box(self, stored: Stored, box: Box, out: NDArray[Any]) -> None:
-        """Fills `out` with the elements of a box."""
-        with self._lock:
-            try:
-                data = self._open_file(writes=False)[stored.name]
-                part = np.asarray(data[tuple(slice(start, stop) for start, stop in box)])
-                # In this machine's order; then bits are copied, whatever elements `out` calls them.
-                native = part if part.dtype.kind == "V" else part.astype(part.dtype.newbyteorder("="), copy=False)
-                out[...] = native.view(out.dtype)
-            except Exception as error:  # h5py raises OSError, KeyError, RuntimeError and others.
-                raise self._explain_failure(error, stored, box, "read") from None
-            chunks = stored.chunks or tuple(max(1, size) for size in stored.shape)
-            counts = [-(-size // chunk) for size, chunk in zip(stored.shape, chunks, strict=True)]
-            along = [range(a // chunk, -(-b // chunk)) for (a, b), chunk in zip(box, chunks, strict=True)]
-            for at in itertools.product(*along):
-                number = functools.reduce(
-                    lambda so_far, each: so_far * each[0] + each[1], zip(counts, at, strict=True), 0
-                )
-                self._bytes += stored.pieces[number].nbytes
-                self._requests += 1
+    def start_boxes(self, parts: Sequence[BoxToRead]) -> Callable[[], None]:
+        """What fills arrays with the elements of boxes: HDF5 does nothing beside it."""
+        return functools.partial(self._read_boxes, parts)
+
+    def _read_boxes(self, parts: Sequence[BoxToRead]) -> None:
+        for stored, box, out in parts:
+            with self._lock:
+                try:
+                    self._read_box(self._open_file(writes=False)[stored.name], box, out)
+                except Exception as error:  # h5py raises OSError, KeyError, RuntimeError and others.
+                    raise self._explain_failure(error, stored, box, "read") from None
+                chunks = stored.chunks or tuple(max(1, size) for size in stored.shape)
+                counts = [-(-size // chunk) for size, chunk in zip(stored.shape, chunks, strict=True)]
+                along = [range(a // chunk, -(-b // chunk)) for (a, b), chunk in zip(box, chunks, strict=True)]
+                for at in itertools.product(*along):
+                    number = functools.reduce(
+                        lambda so_far, each: so_far * each[0] + each[1], zip(counts, at, strict=True), 0
+                    )
+                    self._bytes += stored.pieces[number].nbytes
+                    self._requests += 1
+
+    def _read_box(self, data: Any, box: Box, out: NDArray[Any]) -> None:
+        # In this machine's order; then bits are copied, whatever elements `out` calls them.
+        native = data.dtype if data.dtype.kind == "V" else data.dtype.newbyteorder("=")
+        part = out.view(native)
+        where = tuple(slice(start, stop) for start, stop in box)
+        # Straight to where they go, if they lie one behind another there: no array of the whole box beside it.
+        if box and part.size and part.flags.c_contiguous:
+            data.read_direct(part, where)
+        else:
+            part[...] = data[where]
 
     def write_box(self, stored: Stored, box: Box, data: NDArray[Any]) -> None:
         """Writes the elements of a box."""

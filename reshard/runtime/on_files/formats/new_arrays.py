@@ -6,6 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
+from reshard.types.stored import Box, Stored
+
+BoxToRead = tuple[Stored, Box, NDArray[Any]]
+"""A box of whole chunks of a stored tensor, and the array that is filled with its elements."""
+
 
 class RequestCounts(NamedTuple):
     """Bytes that a library has read, and its requests."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
 from reshard.errors import ChecksumError, FileError, quoted, shortened
 from reshard.runtime.on_files.formats.metadata_files import box_text
-from reshard.runtime.on_files.formats.new_arrays import NewArray, RequestCounts
+from reshard.runtime.on_files.formats.new_arrays import BoxToRead, NewArray, RequestCounts
 from reshard.types import dtypes
 from reshard.types.stored import Box, Stored
 
 _CACHED = 1 << 24
 _COUNTED = "/tensorstore/kvstore/file/"
+_METADATA = {"zarr3": "zarr.json", "zarr": ".zarray"}
 
 
 def import_tensorstore() -> Any:
@@ -143,22 +144,39 @@ class TensorStoreDriver:
         self._path, self._store, self._fill = path, dict(store), fill
         self._context = make_context(self._library)
         self._opened: dict[str, Any] = {}
+        self._values: Any = None
+        self._driver = "zarr3"
         self._lock = threading.Lock()
         self._before = self._count_all()
 
-    def read_box(self, stored: Stored, box: Box, out: NDArray[Any]) -> None:
-        """Fills `out` with the elements of a box."""
-        store = self._open_array(stored)
-        try:
+    def start_boxes(self, parts: Sequence[BoxToRead]) -> Callable[[], None]:
+        """Begins to read boxes into arrays: a shard's chunks in one request, decoded side by side."""
+        self._open_arrays([stored for stored, _, _ in parts])
+        batch, reading = self._library.Batch(), list[Any]()
+        for stored, box, out in parts:
+            store = self._opened[stored.name]
             # Into the caller's memory: no array of the whole box beside it.
             into = self._library.array(out.view(store.dtype.numpy_dtype), copy=False, write=True)
-            into.write(self._select_box(store, box)).result()
-        except Exception as error:  # tensorstore raises ValueError, RuntimeError and others, by what its files do.
-            raise self._explain_failure(error, stored, f"elements {box_text(box)} cannot be read") from None
+            reading.append(into.write(self._select_box(store, box), batch=batch))
+        batch.submit()
+
+        def wait() -> None:
+            failed: FileError | None = None
+            for (stored, box, _), each in zip(parts, reading, strict=True):
+                try:
+                    each.result()
+                except Exception as error:  # tensorstore raises ValueError, RuntimeError and others, by its files.
+                    what = f"elements {box_text(box)} cannot be read"
+                    failed = failed or self._explain_failure(error, stored, what)
+            if failed is not None:
+                raise failed
+
+        return wait
 
     def write_box(self, stored: Stored, box: Box, data: NDArray[Any]) -> None:
         """Writes the elements of a box; who writes the other chunks may do so at the same time."""
-        store = self._open_array(stored)
+        self._open_arrays([stored])
+        store = self._opened[stored.name]
         try:
             self._select_box(store, box).write(data.view(store.dtype.numpy_dtype)).result()
         except Exception as error:
@@ -173,36 +191,49 @@ class TensorStoreDriver:
         """Lets go of what was opened."""
         self._opened.clear()
 
-    def _open_array(self, stored: Stored) -> Any:
+    def _open_arrays(self, tensors: Sequence[Stored]) -> None:
+        """Opens arrays that are not open yet: all at once, as on a slow store each request waits."""
         with self._lock:
-            if stored.name in self._opened:
-                return self._opened[stored.name]
-        at = {**self._store, "path": self._store.get("path", "") + (f"{stored.name}/" if stored.name else "")}
-        try:
-            values = self._library.KvStore.open(at, context=self._context).result()
-            said = values.read("zarr.json").result()
-            driver = "zarr3" if said.state == "value" else "zarr"
-            if driver == "zarr":
-                said = values.read(".zarray").result()
-            spec = {
-                "driver": driver,
-                "kvstore": at,
-                "metadata": json.loads(said.value),
-                "fill_missing_data_reads": self._fill,
-                "store_data_equal_to_fill_value": True,
-            }
-            # They were read just now: on a slow store a second read would cost as much as a chunk.
-            opened = self._library.open(spec, open=True, assume_metadata=True, context=self._context).result()
-        except Exception as error:
-            raise self._explain_failure(error, stored, "its array cannot be opened") from None
-        if tuple(opened.shape) != stored.shape or opened.dtype.name != stored.dtype:
-            raise FileError(
-                f"{quoted(self._path)}, tensor {quoted(stored.name)}: it is {opened.dtype.name} of shape "
-                f"{tuple(opened.shape)} now, and was {stored.dtype} of shape {stored.shape}; open it again"
-            )
-        # Another thread may have opened it meanwhile.
-        with self._lock:
-            return self._opened.setdefault(stored.name, opened)
+            new = {stored.name: stored for stored in tensors if stored.name not in self._opened}
+            found: dict[str, tuple[str, bytes]] = {}
+            opening: dict[str, Any] = {}
+            stored = tensors[0]
+            try:
+                if self._values is None:
+                    self._values = self._library.KvStore.open(self._store, context=self._context).result()
+                # Arrays of a store are usually of one version, that of the last one.
+                for driver in sorted(_METADATA, key=lambda name: name != self._driver):
+                    left = [name for name in new if name not in found]
+                    reading = [self._values.read(f"{name}/{_METADATA[driver]}".lstrip("/")) for name in left]
+                    for name, each in zip(left, reading, strict=True):
+                        stored, said = new[name], each.result()
+                        if said.state == "value":
+                            self._driver, found[name] = driver, (driver, said.value)
+                for name in new:
+                    stored = new[name]
+                    driver, text = found.get(name, (self._driver, b"{}"))
+                    spec = {
+                        "driver": driver,
+                        "kvstore": {**self._store, "path": self._store.get("path", "") + (f"{name}/" if name else "")},
+                        "metadata": json.loads(text),
+                        "fill_missing_data_reads": self._fill,
+                        "store_data_equal_to_fill_value": True,
+                    }
+                    # They were read just now: on a slow store a second read would cost as much as a chunk.
+                    how = {"open": True, "assume_metadata": True, "context": self._context}
+                    opening[name] = self._library.open(spec, **how)
+                for name, stored in new.items():
+                    opened = opening[name].result()
+                    if tuple(opened.shape) != stored.shape or opened.dtype.name != stored.dtype:
+                        raise FileError(
+                            f"{quoted(self._path)}, tensor {quoted(name)}: it is {opened.dtype.name} of shape "
+                            f"{tuple(opened.shape)} now, and was {stored.dtype} of shape {stored.shape}; open it again"
+                        )
+                    self._opened[name] = opened
+            except FileError:
+                raise
+            except Exception as error:
+                raise self._explain_failure(error, stored, "its array cannot be opened") from None
 
     def _select_box(self, store: Any, box: Box) -> Any:
         # tensorstore keeps the indices of a part; those of the memory begin at 0.

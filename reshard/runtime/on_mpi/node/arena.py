@@ -408,6 +408,7 @@ _ARGUMENTS = {
     "mmap": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
     "munmap": (ctypes.c_void_p, ctypes.c_size_t),
     "madvise": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+    "malloc_trim": (ctypes.c_size_t,),
 }
 
 
