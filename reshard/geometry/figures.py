@@ -26,6 +26,7 @@ from reshard.geometry.blocks import Factor, measure_pieces
 from reshard.geometry.dealing import Queue, tile_queues
 from reshard.geometry.exchange_stats import count_overlaps, dim_shares, largest_sent
 from reshard.geometry.holders import (
+    ByDevice,
     Tile,
     count_copies,
     count_kept,
@@ -175,7 +176,7 @@ def _figures_through(
     shared = _share_out(operand, result, view)
     rounds = max(*itertools.chain(*shared.sends.values()), *_count_receives(operand, result, shared, view))
     run = shared.message if not shared.extra and _sends_runs(operand, result, view) else 1
-    received, sent = ByDevice(0, count_lacked(operand, result, view)), ByDevice(0, shared.sent)
+    received, sent = count_lacked(operand, result, view), ByDevice(0, shared.sent)
     return ExchangeFigures(rounds, shared.message, run, loads), received, sent
 
 
@@ -226,29 +227,6 @@ MOST_DEVICES = 1 << 14
 
 MOST_LISTED = 1 << 10
 """The messages of an uneven exchange are listed on meshes of at most this many devices."""
-
-
-class ByDevice(NamedTuple):
-    """A figure of each device: `each` on all devices of a mesh, unless `listed` has one for every device id."""
-
-    each: int
-    listed: Mapping[int, int] | None = None
-
-    @property
-    def most(self) -> int:
-        """The figure of the device that has the most."""
-        return self.each if self.listed is None else max(self.listed.values(), default=0)
-
-    def on(self, devices: Sequence[int]) -> Mapping[int, int]:
-        """The figure of each of these devices."""
-        return dict.fromkeys(devices, self.each) if self.listed is None else self.listed
-
-    def scaled(self, nbytes: Layout) -> ByDevice:
-        """Elements as bytes of a layout's dtype."""
-        if self.listed is None:
-            return ByDevice(nbytes.nbytes(self.each))
-        known = {count: nbytes.nbytes(count) for count in set(self.listed.values())}
-        return ByDevice(0, {device: known[count] for device, count in self.listed.items()})
 
 
 def most_sent(
@@ -305,7 +283,7 @@ def received_by_device(
     if view is not None or holding is not None:
         return _list_figures(operand, result, view, holding)[1]
     if not one_set(operand.mesh, result.mesh):
-        return ByDevice(0, count_lacked(operand, result))
+        return count_lacked(operand, result)
     return lacked_by_device(operand, result)
 
 
@@ -347,7 +325,7 @@ def lacked_by_device(source: Layout, target: Layout) -> ByDevice:
     if r is None or not r.exact:
         if target.mesh.size > MOST_DEVICES:
             return ByDevice(fullest_tile(target))
-        return ByDevice(0, count_lacked(source, target))
+        return count_lacked(source, target)
     tile = math.prod(target.tile_shape)
     if not r.swapped:
         return ByDevice(tile - r.common)

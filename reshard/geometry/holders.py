@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import mul
+from typing import NamedTuple
 
 from reshard.errors import MeshError
 from reshard.geometry.overlap import (
@@ -68,12 +69,13 @@ def _list_tiles(mesh: Mesh, factors: TileFactors) -> Iterator[tuple[int, Tile]]:
     return zip(mesh.devices, zip(*columns, strict=True) if columns else itertools.repeat((), mesh.size), strict=True)
 
 
-def piece_columns(layout: Layout) -> list[list[int]]:
+def piece_columns(layout: Layout) -> Sequence[Sequence[int]]:
     """For each dim, the number of the piece at each position of the mesh; `MeshError` for a mesh too large to list."""
     return _number_pieces(layout.mesh, tile_factors(layout)[: len(layout.dims)])
 
 
-def _number_pieces(mesh: Mesh, factors: TileFactors) -> list[list[int]]:
+@lru_cache(maxsize=16)
+def _number_pieces(mesh: Mesh, factors: TileFactors) -> Sequence[Sequence[int]]:
     if mesh.size > MOST_DEVICES:
         raise MeshError(f"mesh {mesh} has {mesh.size} devices, too many to list; at most {MOST_DEVICES} are")
     return [numbers_along(mesh.size, each) for each in factors]
@@ -181,9 +183,11 @@ def multiply_by_piece(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list
     >>> multiply_by_piece(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)), [[3, 2], [1, 10]])
     [3, 30, 2, 20]
     """
-    counts = [1] * layout.mesh.size
-    for each, column in zip(by_piece, piece_columns(layout), strict=True):
-        counts = [*map(mul, counts, [each[number] for number in column])]
+    # Most dims have pieces that are alike, so that most lists are short work.
+    alike = [len(set(each)) == 1 for each in by_piece]
+    counts = [math.prod(each[0] for each, same in zip(by_piece, alike, strict=True) if same)] * layout.mesh.size
+    for each, column, same in zip(by_piece, piece_columns(layout), alike, strict=True):
+        counts = counts if same else [*map(mul, counts, [each[number] for number in column])]
     return counts
 
 
@@ -212,15 +216,16 @@ def count_kept(source: Layout, target: Layout, view: View | None = None) -> Mapp
         both = ((device, math.prod([each.count(s, t) for each in groups])) for device, s, t in here)
         return {device: count for device, count in both if count}
     one, other = source.mesh, target.mesh
-    columns = [piece_columns(source), piece_columns(target)]
+    columns = [[*piece_columns(each)] for each in (source, target)]
     if one.device_ids is None and other.device_ids is None:
         devices: Sequence[int] = range(min(one.size, other.size))
         columns = [[column[: len(devices)] for column in side] for side in columns]
     else:
-        here = frozenset(one.devices)
-        devices = [device for device in other.devices if device in here]
+        # The smaller mesh says which devices may be in both: of thousands, often a few dozen.
+        few, many = (one, other) if one.size <= other.size else (other, one)
+        devices = [device for device in few.devices if device in many.positions]
         for side, mesh in enumerate((one, other)):
-            places = [mesh.position(device) for device in devices]
+            places = [mesh.positions[device] for device in devices]
             columns[side] = [[column[at] for at in places] for column in columns[side]]
     counts = [1] * len(devices)
     for s, t, held, wanted in zip(source.dims, target.dims, columns[0], columns[1], strict=True):
@@ -234,15 +239,44 @@ def count_kept(source: Layout, target: Layout, view: View | None = None) -> Mapp
     return {device: count for device, count in zip(devices, counts, strict=True) if count}
 
 
-def count_lacked(source: Layout, target: Layout, view: View | None = None) -> dict[int, int]:
+class ByDevice(NamedTuple):
+    """A figure of each device of a mesh: `each`, but for those that are `listed`, which may be none, a few or all."""
+
+    each: int
+    listed: Mapping[int, int] | None = None
+
+    @property
+    def most(self) -> int:
+        """The figure of the device that has the most; where all are listed, `each` is 0."""
+        return max([self.each, *(self.listed or {}).values()])
+
+    def on(self, devices: Sequence[int]) -> Mapping[int, int]:
+        """The figure of each of these devices."""
+        return {**dict.fromkeys(devices, self.each), **(self.listed or {})}
+
+    def scaled(self, nbytes: Layout) -> ByDevice:
+        """Elements as bytes of a layout's dtype."""
+        if self.listed is None:
+            return ByDevice(nbytes.nbytes(self.each))
+        known = {count: nbytes.nbytes(count) for count in {self.each, *self.listed.values()}}
+        return ByDevice(known[self.each], {device: known[count] for device, count in self.listed.items()})
+
+
+@lru_cache(maxsize=1024)
+def count_lacked(source: Layout, target: Layout, view: View | None = None) -> ByDevice:
     """The elements of its target tile that each device does not hold already; of a part, those that fill it."""
-    own = count_kept(source, target, view)
-    sizes = tile_elements(target)
+    own, devices = count_kept(source, target, view), target.mesh.devices
+    # A thousand arrays on thousands of devices have few tiles that are not full, and few that are there in part.
+    full, listed = fullest_tile(target), dict[int, int]()
     if view is not None:
-        groups = count_shared(source, target, view)
+        full, groups = 0, count_shared(source, target, view)
         sizes = [math.prod([each.total(tile)[0] for each in groups]) for tile in tiles(target).values()]
-    each = zip(target.mesh.devices, sizes, strict=True)
-    return {device: size - own.get(device, 0) for device, size in each}
+        listed = dict(zip(devices, sizes, strict=True))
+    elif not target.even:
+        listed = {device: size for device, size in zip(devices, tile_elements(target), strict=True) if size != full}
+    for device, kept in own.items():
+        listed[device] = listed.get(device, full) - kept
+    return ByDevice(0 if len(listed) == len(devices) else full, listed or None)
 
 
 @lru_cache(maxsize=1024)
@@ -250,7 +284,7 @@ def least_received_across(source: Layout, target: Layout, view: View | None = No
     """The elements that the busiest device of the target lacks."""
     if view is None and disjoint(source.mesh, target.mesh):
         return fullest_tile(target)
-    return max(count_lacked(source, target, view).values(), default=0)
+    return count_lacked(source, target, view).most
 
 
 def count_taken(source: Layout, target: Layout, view: View | None) -> Sequence[int]:

@@ -527,11 +527,18 @@ def _count_gathered(operand: Layout, result: Layout, view: View | None) -> Relay
             for place, count in at_place.items():
                 has[groups.members[group][place]] += elements * count
     received.update(has)
-    single = groups.copies == 1
-    passes = {d: 0 if single else max(totals[group] - has[d], has[d]) for d, group in groups.homes.items()}
-    most, figures = max(passes.values(), default=0), gathering_figures(operand, result, view)
+    listed = Counter(map(groups.homes.__getitem__, has))
+
+    def count_passed(device: int) -> int:
+        whole = totals[groups.homes[device]] if groups.copies > 1 and device in groups.homes else 0
+        return max(whole - has[device], has[device]) if whole else 0
+
+    # A device that is given nothing gathers all that its group is given.
+    most = [totals[group] for group, members in enumerate(groups.members) if listed[group] < len(members)]
+    most = max([*map(count_passed, has), *most]) if groups.copies > 1 else 0
+    figures = gathering_figures(operand, result, view)
     first = RelayTurn(max(received.values(), default=0), max(sent.values(), default=0), figures.rounds)
-    busiest = max([most, *(count + passes.get(device, 0) for device, count in sent.items())])
+    busiest = max([most, *(count + count_passed(device) for device, count in sent.items())])
     return RelayFigures((first, RelayTurn(most, most, int(figures.gathered > 0))), busiest, figures.message)
 
 

@@ -31,7 +31,7 @@ from reshard.errors import PlanError, quoted
 from reshard.plans.plan import ShownPlan, TreePlan, device_kinds
 from reshard.plans.plan_data import FORMAT, check_format, compare_figures
 from reshard.plans.rules.bounds import busiest_bytes, joint_lower_bound
-from reshard.plans.rules.collectives import step_loads
+from reshard.plans.rules.collectives import received_in_step
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -215,7 +215,7 @@ class LoadPlan(ShownPlan):
         # The sum over waves of their busiest devices would be more: which device that is differs from wave to wave.
         steps = Counter(step for tree in self._trees for plan in tree.plans.values() for step in plan.steps)
         return busiest_bytes(
-            (step.result.mesh, step_loads(*step.judgement).received, count) for step, count in steps.items()
+            (step.result.mesh, received_in_step(*step.judgement), count) for step, count in steps.items()
         )
 
     @cached_property

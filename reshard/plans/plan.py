@@ -1126,14 +1126,15 @@ class TreePlan(ShownPlan):
         """
         for moves in group_moves(self.names, self.sources).values():
             counted_views: list[View] = []
-            plans = sorted((self.plans[name] for name in moves), key=lambda plan: -plan.lower_bound_bytes)
-            for plan in plans if len(plans) > 1 else ():
+            plans = [self.plans[name] for name in moves]
+            if len(plans) == 1:
+                yield plans[0].source, plans[0].target, plans[0].view, plans[0].holding
+                continue
+            for plan in sorted(plans, key=lambda plan: -plan.lower_bound_bytes):
                 taken = invert_view(_view_of(plan))
                 if all(find_overlap((other, taken)) is None for other in counted_views):
                     counted_views.append(taken)
                     yield plan.source, plan.target, plan.view, plan.holding
-            if len(plans) == 1:
-                yield plans[0].source, plans[0].target, plans[0].view, plans[0].holding
 
     @property
     def launches(self) -> int:

@@ -208,13 +208,14 @@ class Mesh:
         if self.device_ids is None:
             position = whole(device, 0, self.size - 1)
         else:
-            position = None if whole(device) is None else self._positions.get(device)
+            position = None if whole(device) is None else self.positions.get(device)
         if position is None:
             raise MeshError(f"device {quoted(device)} is not in mesh {self} of {self.size} devices")
         return position
 
     @cached_property
-    def _positions(self) -> dict[int, int]:
+    def positions(self) -> Mapping[int, int]:
+        """The position of each device id."""
         return {device: at for at, device in enumerate(self.devices)}
 
     def sub_axis(self, text: str) -> SubAxis:

@@ -381,10 +381,11 @@ def test_overlaps_are_those_of_the_pieces(seed: int):
 @settings(max_examples=80, deadline=None)
 def test_it_is_a_count_of_elements(ends: tuple[Layout, Layout]):
     source, target = ends
-    held, wanted, lacks = tiles_of(source), tiles_of(target), lacked_by_device(source, target)
+    held, wanted = tiles_of(source), tiles_of(target)
+    lacks = lacked_by_device(source, target).on(target.mesh.devices)
     for device in target.mesh.devices:
         count = len({*wanted[device].flat} - {*held[device].flat} - {PADDING})
-        assert count == (lacks.each if lacks.listed is None else lacks.listed[device])
+        assert count == lacks[device]
 
 
 def test_meshes_too_large_to_list_have_the_worst_devices_figure():

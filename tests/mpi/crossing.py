@@ -183,7 +183,7 @@ def _check_accounts(
     if team.facts.nodes == tuple(range(comm.size)):
         assert counted.received == received, f"{counted.received} B on the wire, {received} in the account"
     if plan.crosses and plan.steps and (len(plan.steps) == 1 or (move.way == "natural" and move.budget is None)):
-        wanted = count_lacked(plan.source, plan.target).get(comm.rank, 0)
+        wanted = count_lacked(plan.source, plan.target).on(plan.target.mesh.devices).get(comm.rank, 0)
         assert received == plan.source.nbytes(wanted), f"{received} received, {wanted} elements lacking: {plan}"
         if team.facts.nodes == tuple(range(comm.size)):
             sent = _sent(plan).get(comm.rank, 0)

@@ -108,8 +108,6 @@ def test_tensors_with_shapes_of_their_own_share_launches():
     check_load(plan, moves, {}, {}, stored)
     assert {each.layout.mesh.size for each in plan.waves[0].readings} <= {4, 8}
     assert len(plan.waves) == 1 and plan.launches <= 40
-    totals = plan.read_bytes.values()
-    assert max(totals) * 128 <= 1.6 * sum(totals)
 
 
 def test_reads_are_no_more_than_their_size_asks_for():

@@ -206,17 +206,22 @@ def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
 
 def busiest_bytes(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
     """The most bytes on one device, given the figures of several arrays on their meshes, and how often each occurs."""
-    given = list(loads)
-    one_set = len({mesh.size if mesh.device_ids is None else frozenset(mesh.devices) for mesh, _, _ in given}) <= 1
-    everywhere = 0
-    by_device: Counter[int] = Counter()
-    for mesh, load, count in given:
-        if load.listed is None and (one_set or mesh.size > MOST_DEVICES):
-            everywhere += load.each * count
+    # What all devices of a mesh have is added up mesh by mesh, and what a few have more or less than that by device.
+    each, totals = Counter[Mesh](), Counter[int]()
+    for mesh, load, count in loads:
+        each[mesh] += load.each * count
+        for device, nbytes in (load.listed or {}).items():
+            totals[device] += (nbytes - load.each) * count
+    sets, everywhere = Counter[range | frozenset[int]](), 0
+    for mesh, nbytes in each.items():
+        sets[range(mesh.size) if mesh.device_ids is None else frozenset(mesh.devices)] += nbytes
+    for devices, nbytes in sets.items():
+        if len(sets) == 1 or len(devices) > MOST_DEVICES:
+            everywhere += nbytes
         else:
-            for device, nbytes in (load.listed or dict.fromkeys(mesh.devices, load.each)).items():
-                by_device[device] += nbytes * count
-    return everywhere + max(by_device.values(), default=0)
+            totals.update(dict.fromkeys(devices, nbytes))
+    unlisted = [0] if any(len(devices) > len(totals) for devices in sets) else []
+    return everywhere + max([*unlisted, *totals.values()], default=0)
 
 
 def _average_bound(counts: Counter[Ends]) -> int:
@@ -232,7 +237,7 @@ def _average_bound(counts: Counter[Ends]) -> int:
     for (source, target), count in plain.items():
         if sums_stay(source, target):
             each, listed = _must_receive(source, target, None, None)
-            total += count * (each * size if listed is None else sum(listed.values()))
+            total += count * (each * (size - len(listed or {})) + sum((listed or {}).values()))
         elif _reduces_evenly(source, target):
             total += count * lower_bound(source, target) * size
     return -(-total // size)

@@ -194,7 +194,7 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
         real = wanted[device] != PADDING
         assert np.array_equal(tile[real], wanted[device][real])
         lacking = sum(elements(blocks) for giver, blocks in fetched.items() if giver != device)
-        assert lacking == count_lacked(source, target)[device]
+        assert lacking == count_lacked(source, target).on(target.mesh.devices)[device]
     if nodes is ONE_NODE:
         assert +sent == +Counter(count_sent_across(source, target)), "the shares are those of the plan"
 

@@ -66,6 +66,6 @@ def test_each_device_receives_and_sends_what_runs(ends: tuple[rs.Layout, rs.Layo
         rs.simulate(one, source_tiles(one), account)
         received, sent = step_loads(step.kind, step.operand, step.result, step.mode)
         for device in step.operand.mesh.devices:
-            assert account.received[device] == (received.each if received.listed is None else received.listed[device])
+            assert account.received[device] == received.on(step.result.mesh.devices)[device]
             if step.kind not in ("all_reduce",):
-                assert matrix.sent[device] == (sent.each if sent.listed is None else sent.listed[device])
+                assert matrix.sent[device] == sent.on(step.operand.mesh.devices)[device]
