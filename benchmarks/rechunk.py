@@ -1,7 +1,7 @@
 """New chunks beside rechunker, cubed and dask: what their plans move, and what runs take.
 
     python benchmarks/rechunk.py model --peers PYTHON [--problems 275] [--seed S]
-    python benchmarks/rechunk.py real --peers PYTHON [--only N ...] [--repeat 3] [--folder /tmp]
+    python benchmarks/rechunk.py real --peers PYTHON [--only N ...] [--repeat 3] [--folder /tmp] [--processes 4]
 
 `--peers` is a Python that has rechunker, cubed, dask and distributed; this Python needs tensorstore and zarr.
 
@@ -13,12 +13,18 @@ elements off the memory of both.
 
 `real` runs eight problems of at most 256 MiB in fresh processes, all tools in turns: bytes by /proc/self/io, from the
 call on; the peak of private and shared memory (Pss_Anon + Pss_Shmem, every 5 ms) above what the process had before the
-call; seconds, the median. Every element is compared with numpy's.
+call; seconds, the median, until the new store is on disk (the others' are synced behind their runs). Memory is watched
+in a run of its own, which is not timed. Every element is compared with numpy's. dask has no limit of memory: "own+" is
+our run with the memory that dask was seen to take.
+
+With `--processes N` we run on N ranks of MPI, the others on N workers of their own kind. Then the peak is that of the
+worst process, above what the first one had before; workers that start during the run read their libraries, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -32,6 +38,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +167,9 @@ def call_peer(python: str, what: str, given: Any) -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def answer_peer(what: str) -> None:
+def answer_peer(what: str, given: Any) -> None:
     """Runs in a process of its own, by any Python: a tool on one problem, or rechunker's plans of many."""
     warnings.simplefilter("ignore")
-    given = json.load(sys.stdin)
     if what == "plan":
         from rechunker.algorithm import rechunking_plan
 
@@ -173,33 +179,80 @@ def answer_peer(what: str) -> None:
         ]
         print(json.dumps(plans))
         return
+    if what == "own" and given["processes"] > 1 and "rank" not in given:
+        from reshard.mpi import launch
+
+        raise SystemExit(launch(given["processes"], [__file__, "peer", "own", json.dumps(given | {"rank": True})]))
     run = {"own": run_own, "rechunker": run_rechunker, "cubed": run_cubed, "dask": run_dask}[what](given)
-    base = read_memory()
-    peak, done = [base], threading.Event()
+    base, peak, done = read_memory(), [0], threading.Event()
+    before = {pid: read_traffic(pid) for pid in list_family(what)}
+    after = dict(before)
 
     def watch() -> None:
-        while not done.wait(0.005):
-            peak[0] = max(peak[0], read_memory())
+        while not done.wait(0.005 if given["watch"] else 0.05):
+            for pid in list_family(what):
+                with contextlib.suppress(OSError, KeyError, IndexError):
+                    after[pid] = read_traffic(pid)
+                    if given["watch"]:
+                        peak[0] = max(peak[0], read_memory(pid) - base)
 
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    before, start = read_traffic(), time.perf_counter()
+    if given["watch"] or given["processes"] > 1:
+        watcher.start()
+    start = time.perf_counter()
     run()
-    seconds, after = time.perf_counter() - start, read_traffic()
+    if what != "own":
+        sync_tree(given["target"])
+    seconds = time.perf_counter() - start
+    after[os.getpid()] = read_traffic(os.getpid())
     done.set()
-    watcher.join()
-    print(json.dumps({"seconds": seconds, "traffic": after - before, "peak": peak[0] - base}))
+    if watcher.is_alive():
+        watcher.join()
+    traffic = sum(count - before.get(pid, 0) for pid, count in after.items())
+    if "rank" in given:
+        from mpi4py import MPI
+
+        ranks = MPI.COMM_WORLD.gather((seconds, traffic, peak[0]))
+        if ranks is None:
+            return
+        seconds, traffic, peak[0] = (
+            max(each[0] for each in ranks),
+            sum(each[1] for each in ranks),
+            max(each[2] for each in ranks),
+        )
+    print(json.dumps({"seconds": seconds, "traffic": traffic, "peak": peak[0]}), flush=True)
 
 
-def read_memory() -> int:
-    """Bytes of memory that are this process's: its own, and its share of shared memory."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+def sync_tree(path: str) -> None:
+    """Brings the files below a folder to disk, several at a time, as ours are."""
+
+    def sync_file(file: str) -> None:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(sync_file, (str(each) for each in Path(path).rglob("*") if each.is_file())))
+
+
+def list_family(what: str) -> list[int]:
+    """This process, and those that it has started, if it is a peer's."""
+    if what == "own":
+        return [os.getpid()]
+    import psutil
+
+    return [os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))]
+
+
+def read_memory(pid: int | str = "self") -> int:
+    """Bytes of memory that are a process's: its own, and its share of shared memory."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return 1024 * sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem"))
 
 
-def read_traffic() -> int:
-    """Bytes that this process has read and written by system calls, less what reading that takes."""
-    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+def read_traffic(pid: int) -> int:
+    """Bytes that a process has read and written by system calls."""
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(fields["rchar"]) + int(fields["wchar"])
 
 
@@ -210,18 +263,27 @@ def run_own(given: dict[str, Any]) -> Callable[[], object]:
     from reshard.runtime.on_files.formats.tensorstore_arrays import import_tensorstore
 
     import_tensorstore()
+    comm: Any = None
+    if "rank" in given:
+        from mpi4py import MPI
+
+        import reshard.mpi.rechunking
+
+        comm = MPI.COMM_WORLD
+        comm.barrier()
     return lambda: reshard.files.rechunk(
-        given["source"], given["target"], chunks=tuple(given["new"]), memory=given["memory"] * MIB
+        given["source"], given["target"], chunks=tuple(given["new"]), memory=int(given["memory"] * MIB), comm=comm
     )
 
 
 def run_rechunker(given: dict[str, Any]) -> Callable[[], object]:
-    """rechunker, whose tasks dask runs on two threads."""
+    """rechunker, whose tasks dask runs on two threads, or on processes."""
     import dask
     import zarr
     from rechunker import rechunk
 
-    dask.config.set(scheduler="threads", num_workers=2)
+    count = given["processes"]
+    dask.config.set(scheduler="threads" if count == 1 else "processes", num_workers=2 if count == 1 else count)
     source = zarr.open(given["source"], mode="r")
     plan = rechunk(source, tuple(given["new"]), f"{given['memory']}MiB", given["target"], temp_store=given["temp"])
     return plan.execute
@@ -234,18 +296,30 @@ def run_cubed(given: dict[str, Any]) -> Callable[[], object]:
     reserved = 0
     spec = cubed.Spec(given["temp"], allowed_mem=given["memory"] * MIB + reserved, reserved_mem=reserved)
     source = cubed.from_zarr(given["source"], spec=spec)
-    return lambda: cubed.to_zarr(source.rechunk(tuple(given["new"])), given["target"])
+    executor = None
+    if given["processes"] > 1:
+        from cubed.runtime.create import create_executor
+
+        executor = create_executor("processes", {"max_workers": given["processes"]})
+    return lambda: cubed.to_zarr(source.rechunk(tuple(given["new"])), given["target"], executor=executor)
 
 
 def run_dask(given: dict[str, Any]) -> Callable[[], object]:
-    """dask, its rechunking from peer to peer, in this process; it takes the memory that it takes."""
+    """dask, its rechunking from peer to peer, in this process or in workers; it takes the memory that it takes."""
     import dask
     import dask.array
     from distributed import Client
 
     dask.config.set({"temporary-directory": given["temp"], "distributed.worker.memory.target": False})
     dask.config.set({"distributed.worker.memory.spill": False, "distributed.worker.memory.pause": False})
-    client = Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address=None, memory_limit=0)
+    count = given["processes"]
+    client = Client(
+        processes=count > 1,
+        n_workers=count,
+        threads_per_worker=2 if count == 1 else 1,
+        dashboard_address=None,
+        memory_limit=0,
+    )
 
     def run() -> None:
         with dask.config.set({"optimization.fuse.active": False}):
@@ -284,11 +358,15 @@ def compare_real(options: argparse.Namespace) -> None:
             )
             source[...] = data
             results: dict[str, list[dict[str, Any]]] = {tool: [] for tool in options.tools}
-            for _ in range(options.repeat):
+            memory = dict.fromkeys(options.tools, problem["memory"])
+            for number in range(options.repeat + 1):
                 for tool in options.tools:
+                    if tool == "own+" and results.get("dask"):
+                        memory[tool] = max(problem["memory"], results["dask"][0]["peak"] // MIB)
                     given = problem | {each: str(folder / each) for each in ("source", "target", "temp")}
-                    python = sys.executable if tool == "own" else options.peers
-                    result = call_peer(python, tool, given)
+                    given |= {"memory": memory[tool], "processes": options.processes, "watch": not number}
+                    own = tool.startswith("own")
+                    result = call_peer(sys.executable if own else options.peers, "own" if own else tool, given)
                     found = zarr.open(folder / "target", mode="r")
                     assert found.chunks == problem["new"], found.chunks
                     result["wrong"] = int((found[...] != data).sum())
@@ -297,11 +375,10 @@ def compare_real(options: argparse.Namespace) -> None:
                         shutil.rmtree(folder / each, ignore_errors=True)
             for tool, found in results.items():
                 first = found[0]
-                seconds = statistics.median(each["seconds"] for each in found)
-                peak = max(each["peak"] for each in found) / MIB
+                seconds = statistics.median(each["seconds"] for each in found[1:] or found)
                 print(
-                    f"{problem['name']:20} {problem['memory']:4} MiB  {tool:10} {first['traffic'] / data.nbytes:6.2f} "
-                    f"{seconds:8.2f} {peak:6.0f} MiB {sum(each['wrong'] for each in found):6}",
+                    f"{problem['name']:20} {memory[tool]:4} MiB  {tool:10} {first['traffic'] / data.nbytes:6.2f} "
+                    f"{seconds:8.2f} {first['peak'] / MIB:6.0f} MiB {sum(each['wrong'] for each in found):6}",
                     flush=True,
                 )
         finally:
@@ -313,16 +390,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["model", "real", "peer"])
     parser.add_argument("tool", nargs="?")
+    parser.add_argument("given", nargs="?")
     parser.add_argument("--peers", default=os.environ.get("RESHARD_PEERS", sys.executable))
     parser.add_argument("--problems", type=int, default=275)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--only", type=int, nargs="*")
-    parser.add_argument("--tools", nargs="*", default=["own", "rechunker", "cubed", "dask"])
+    parser.add_argument("--tools", nargs="*", default=["own", "rechunker", "cubed", "dask", "own+"])
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--folder")
     options = parser.parse_args()
     if options.what == "peer":
-        answer_peer(options.tool)
+        answer_peer(options.tool, json.loads(options.given) if options.given else json.load(sys.stdin))
         return
     print(f"seed {options.seed}")
     (compare_model if options.what == "model" else compare_real)(options)
