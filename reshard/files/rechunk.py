@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from reshard.errors import FileError, did_you_mean, quoted
+from reshard.errors import BudgetError, FileError, did_you_mean, quoted
 from reshard.files.open import open as open_checkpoint
 from reshard.plans.rechunk_plan import ArrayRechunk, RechunkPlan, RechunkTask
 from reshard.runtime.numpy_tiles import numpy_dtype
@@ -51,6 +51,9 @@ T = TypeVar("T")
 
 _PATIENCE = 7 * 24 * 3600.0
 """Seconds for which ranks wait for each other."""
+
+_RUNS = (1 << 22, 1 << 16, 1 << 14, 1 << 12)
+"""Bytes of raw elements that plans count as read together: in runs of less than a page, more is read than is wanted."""
 
 _BATCH = 8 << 20
 """Bytes of chunks that a thread asks a library for at once: more saves no time."""
@@ -266,11 +269,9 @@ def _plan_store(
         if kind == "hdf5" and new_codec is not None:
             new_codec = "gzip"  # The one that every HDF5 has.
         arrays[name] = replace(each, chunks=cut, shards=shard, codec=new_codec)
-        least = min(1 << 16, limit // 8)  # Of elements without chunks so many bytes at least are read at once.
-        read_unit = find_read_unit(stored, itemsize, least)
-        unit = (
-            find_read_unit(replace(stored, pieces=(), chunks=None), itemsize, least) if kind == "npy" else shard or cut
-        )
+        unit = shard or cut
+        if kind == "npy":
+            unit = find_read_unit(replace(stored, pieces=(), chunks=None), itemsize, min(1 << 16, limit // 8))
         # Raw pieces are read straight into place, and so are those of .npy written.
         coded = needs_driver(stored)
         # Of more chunks of HDF5 no list says where they lie.
@@ -278,17 +279,22 @@ def _plan_store(
         plain = shard is None and new_codec is None and each.shape and (kind != "hdf5" or count <= MOST_LISTED)
         if kind == "npy" or plain:
             raw.add(name)
-        task = RechunkTask(
-            stored.shape,
-            read_unit,
-            unit,
-            itemsize,
-            limit,
-            processes,
-            _CODED * math.prod(read_unit) * itemsize if coded else 0,
-            0 if name in raw else _CODED * math.prod(unit) * itemsize,
-        )
-        plans[name], units[name] = plan_rechunking(task), unit
+        units[name] = unit
+        # Any part of raw elements can be read: of those in long runs first, in shorter ones if that moves fewer bytes.
+        fits: list[ArrayRechunk] = []
+        refused: BudgetError | None = None
+        read_units = [find_read_unit(stored, itemsize, min(least, limit // 8)) for least in _RUNS]
+        for read_unit in dict.fromkeys(read_units):
+            read_buffer = _CODED * math.prod(read_unit) * itemsize if coded else 0
+            write_buffer = 0 if name in raw else _CODED * math.prod(unit) * itemsize
+            task = RechunkTask(stored.shape, read_unit, unit, itemsize, limit, processes, read_buffer, write_buffer)
+            try:
+                fits.append(plan_rechunking(task))
+            except BudgetError as error:
+                refused = error
+        if refused is not None and not fits:
+            raise refused
+        plans[name] = min(fits, key=lambda plan: plan.priced_bytes)
     return _NewStore(RechunkPlan(plans), arrays, units, frozenset(raw))
 
 

@@ -57,6 +57,28 @@ def test_every_element_is_where_numpy_has_it(version: int, target: str, memory: 
     assert isinstance(plan, RechunkPlan) and "traffic" in str(plan)
 
 
+def test_parts_of_raw_chunks_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = np.arange(8 * 64 * 1024, dtype="float32").reshape(8, 64, 1024)
+    source = zarr.create_array(
+        tmp_path / "in.zarr", shape=data.shape, chunks=(1, 64, 1024), dtype="float32", compressors=None
+    )
+    source[...] = data
+    asked: dict[str, Any] = {"chunks": (8, 8, 32), "memory": "260KiB"}
+    plan = reshard.files.plan_rechunk(tmp_path / "in.zarr", **asked)
+    # In memory for an eighth of the array all of it moves once: regions of 8 rows of each chunk, and no file between.
+    assert plan.arrays[""].method == "direct" and plan.traffic_bytes == 2 * data.nbytes
+    counts: list[int] = []
+    read = os.preadv
+
+    def count_read(*arguments: Any) -> int:
+        counts.append(read(*arguments))
+        return counts[-1]
+
+    monkeypatch.setattr(os, "preadv", count_read)
+    reshard.files.rechunk(tmp_path / "in.zarr", tmp_path / "out.zarr", **asked)
+    assert sum(counts) == data.nbytes and np.array_equal(zarr.open_array(tmp_path / "out.zarr")[...], data)
+
+
 def test_a_shard_is_written_whole(tmp_path: Path):
     write_source(tmp_path / "in.zarr", 3, (5, 23, 17), dimension_names=["time", "y", "x"])
     plan = reshard.files.rechunk(

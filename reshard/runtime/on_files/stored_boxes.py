@@ -35,7 +35,7 @@ STAGING = 1 << 20
 
 _WRITING = os.O_WRONLY | os.O_CLOEXEC
 _LONG_RUN = 4096
-"""A run of so many bytes is read alone where most of what lies between it and the next one is not asked for."""
+"""Bytes of a gap between two runs from which each is read alone, and of a run that needs no buffer."""
 
 
 class StoredReader:
@@ -232,24 +232,31 @@ def needs_driver(stored: Stored) -> bool:
 
 
 def find_read_unit(stored: Stored, itemsize: int, least: int) -> tuple[int, ...]:
-    """What is read whole: a chunk, or of raw elements in one piece as many as lie together in `least` bytes.
+    """What is read whole: a coded chunk, or as many raw elements of a piece as lie together in `least` bytes.
+
+    Parts of raw chunks divide them, so that they are a grid of the tensor, too.
 
     >>> from reshard.types.stored import StoredPiece
     >>> piece = StoredPiece(((0, 64), (0, 128), (0, 256)), 0, 0, 8388608)
     >>> find_read_unit(Stored("w", "float32", (64, 128, 256), (piece,)), 4, 65536)
     (1, 64, 256)
+    >>> halves = [StoredPiece(((0, 64), (at, at + 64), (0, 256)), 0, 0, 4194304) for at in (0, 64)]
+    >>> find_read_unit(Stored("w", "float32", (64, 128, 256), halves, (64, 64, 256)), 4, 49152)
+    (1, 32, 256)
     """
-    if stored.chunks is not None and (needs_driver(stored) or len(stored.pieces) > 1):
-        return stored.chunks
+    chunked = stored.chunks is not None and (needs_driver(stored) or len(stored.pieces) > 1)
+    whole = stored.chunks if stored.chunks is not None and chunked else stored.shape
+    if chunked and needs_driver(stored):
+        return whole
     # From the densest dim on, rows lie together until one is cut.
-    unit = [1] * len(stored.shape)
-    strides = stored.pieces[0].strides if len(stored.pieces) == 1 else None
-    order = sorted(range(len(unit)), key=lambda dim: strides[dim] if strides else -dim)
+    unit = [1] * len(whole)
+    strides = stored.pieces[0].strides if stored.pieces else None
     room = max(1, least // itemsize)
-    for dim in order:
-        unit[dim] = max(1, min(stored.shape[dim], room))
+    for dim in sorted(range(len(unit)), key=lambda dim: strides[dim] if strides else -dim):
+        most = max(1, min(whole[dim], room))
+        unit[dim] = next(each for each in range(most, 0, -1) if not chunked or whole[dim] % each == 0)
         room //= unit[dim]
-        if unit[dim] < stored.shape[dim]:
+        if unit[dim] < whole[dim]:
             break
     return tuple(unit)
 
@@ -354,17 +361,21 @@ def _read_strided(
     if dense and out.flags.c_contiguous and out.nbytes >= _LONG_RUN:
         read_all(descriptor, out, offset)
         return out.nbytes
-    # Gaps are read with the rest if they are less than half of it, or if runs are too short to be read alone.
-    run = next((out.shape[dim] for dim in reversed(range(out.ndim)) if out.shape[dim] > 1), 1) * out.itemsize
-    if span <= staging.size and (2 * out.size >= span or run < _LONG_RUN):
+    # A gap is read with what lies around it if it is no longer than a call is worth.
+    run = 1
+    for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
+        if size != 1 and stride != run:
+            break
+        run *= size
+    if span <= staging.size and (span - out.size) * out.itemsize <= _LONG_RUN * (out.size // run):
         read_all(descriptor, staging[:span], offset)
         shifts = [stride * out.itemsize for stride in strides]
         out[...] = np.ndarray(out.shape, out.dtype, staging, 0, shifts)
         return span * out.itemsize
     # Rows of the largest stride one by one, or as many together as the buffer takes.
     inner = 1 + sum((size - 1) * stride for size, stride in zip(out.shape[1:], strides[1:], strict=True))
-    rows = 1
-    if inner <= staging.size and (2 * inner >= strides[0] or run < _LONG_RUN):
+    row, rows = out.size // out.shape[0], 1
+    if inner <= staging.size and (strides[0] - row) * out.itemsize <= _LONG_RUN * max(1, row // run):
         rows = max(1, (staging.size - inner) // strides[0] + 1)
     count = 0
     for start in range(0, out.shape[0], rows):
