@@ -314,7 +314,7 @@ def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:
     if comm is not None:
         return import_module("reshard.mpi.saving").RankProcesses(comm, limit)
     if hasattr(leaf, "addressable_shards"):
-        return import_module("reshard.jax.saving").JaxProcesses(limit)
+        return import_module("reshard.jax.agreement").JaxProcesses(limit)
     return OneProcess()
 
 

@@ -26,6 +26,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -275,3 +276,45 @@ def agree_between(processes: set[int], ask: str, *, once: bool = True, explain: 
     if not _agreements or _agreements[0].store is not client:
         _agreements[:] = [Agreement(client, jax.process_index(), read_time_limit())]
     _agreements[0].agree(processes, ask, once=once, explain=explain)
+
+
+_calls = Counter[tuple[int, ...]]()
+"""How often the same processes have told each other something: all count alike."""
+
+
+class JaxProcesses:
+    """Processes that tell each other things through the store of `jax.distributed`, by default all of them.
+
+    They make the same calls in the same order.
+    """
+
+    def __init__(self, limit: float, members: Sequence[int] | None = None) -> None:
+        self._members = tuple(range(jax.process_count())) if members is None else tuple(members)
+        self.rank, self.size = self._members.index(jax.process_index()), len(self._members)
+        self._folder = f"{_FOLDER}/told/{hashlib.sha256(str(self._members).encode()).hexdigest()[:16]}"
+        self._limit = limit
+
+    def gather(self, mine: str) -> list[str]:
+        """What each process gives."""
+        client: Any = find_store()
+        if self.size == 1 or client is None:
+            return [mine]
+        number = _calls[self._members]
+        _calls[self._members] += 1
+        place, before = (f"{self._folder}/{each}" for each in (number, number - 1))
+        deadline = time.monotonic() + self._limit
+        texts: list[str] = []
+        try:
+            client.key_value_set(f"{place}/{self.rank}", f"={mine}")
+            for process in range(self.size):
+                left = max(1, int(1000 * (deadline - time.monotonic())))
+                texts.append(str(client.blocking_key_value_get(f"{place}/{process}", left))[1:])
+            # All that are here have read what they were told the last time.
+            client.key_value_delete(f"{before}/{self.rank}")
+        except jax.errors.JaxRuntimeError as error:
+            raise AgreementError(
+                f"process {self._members[len(texts)]} did not come to the same point within {self._limit:g} s "
+                f"({error}); all processes make the same calls in the same order; if some are only slow, give limit= "
+                f"or RESHARD_JAX_LIMIT more seconds"
+            ) from None
+        return texts

@@ -1,12 +1,13 @@
 """Loads into shardings: tiles are read and put together in the memory of a process, and put on its devices from there.
 
-    read        each stored byte once, by one process, into one tile for all of its devices that hold the same
-    exchange    what another process has read: one program a wave (`process_exchange`)
+    read        each stored byte once, by one process, where it belongs if it is wanted in one tile as it is
     fill        by copies, with views, parts and casts on the way: one tile for all devices that hold the same
+    exchange    what processes of other hosts have read: one program a wave (`process_exchange`)
     place       on the devices, a target as soon as it is complete
 
-Between the devices of a process nothing moves: what several of them hold has been read, received and put together once.
-While a wave is exchanged and filled, a thread reads the next one; programs are compiled while it reads the first.
+Between the devices of a host nothing moves: its processes share the memory of what one of them reads for others
+(`host_memory`), and what several devices hold has been read, received and put together once. While a wave is exchanged
+and filled, a thread reads the next one; programs are compiled while it reads the first.
 """
 
 # jax annotates its functions only in part.
@@ -24,7 +25,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -48,13 +48,21 @@ from reshard.errors import (
 from reshard.geometry.holders import tile_of
 from reshard.jax import placement
 from reshard.jax.agreement import agree_between, find_store, read_time_limit
+from reshard.jax.host_memory import group_by_host, share_tiles
 from reshard.jax.placement import Part, Target, ViewOptions
-from reshard.jax.process_exchange import ByteLaunch, exchange_on, plan_launches
+from reshard.jax.process_exchange import LAST, ByteLaunch, exchange_on, plan_launches
 from reshard.jax.request import number_devices
 from reshard.jax.view_moves import check_parts_cover, resolve_given_view
 from reshard.plans.load_plan import LoadPlan, Reading, Wave
 from reshard.plans.plan import Plan
-from reshard.runtime.on_files.host_moves import TileCopy, copy_tile, list_process_copies, pack_tile, unpack_tile
+from reshard.runtime.on_files.host_moves import (
+    TileCopy,
+    copy_tile,
+    list_process_copies,
+    pack_tile,
+    unpack_tile,
+    view_whole_tile,
+)
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -67,6 +75,8 @@ ReadWave = Callable[[Sequence[tuple[Reading, Tiles]]], None]
 """Fills the tiles of some readings."""
 _PIECE = 2 << 20
 """Bytes of memory that are taken at once for small tiles."""
+_AT_ONCE = 256 << 20
+"""About the bytes of a device's targets that are made at once: processes of a host have to meet to share memory."""
 _ALIGNMENT = 64
 """XLA's CPU devices take memory as it is from this alignment on."""
 
@@ -227,12 +237,13 @@ def _resolve_load_sharding(goal: _Goal, shape: tuple[int, ...], dtype: str) -> N
 
 
 class TileStep(NamedTuple):
-    """A copy of a wave: of which array into which one, and the dtype in which it is sent."""
+    """A copy of a wave: of which array into which one, the dtype in which it is sent, and whether both have it."""
 
     source: str
     target: str
     copy: TileCopy
     wire: np.dtype[Any]
+    same: bool
 
     @property
     def nbytes(self) -> int:
@@ -242,19 +253,26 @@ class TileStep(NamedTuple):
 
 @dataclass
 class WaveSteps:
-    """What a process does for a wave once it is read: messages by the process at the other end, and copies."""
+    """What a process does for a wave: messages by the process at the other end, and copies; `straight` has those of
+    whole tiles, by the reading and the device that reads it.
+    """
 
     sends: dict[int, list[TileStep]] = field(default_factory=lambda: defaultdict(list[TileStep]))
     takes: dict[int, list[TileStep]] = field(default_factory=lambda: defaultdict(list[TileStep]))
     copies: list[TileStep] = field(default_factory=list[TileStep])
     splits: list[TileStep] = field(default_factory=list[TileStep])
+    straight: dict[tuple[str, int], TileStep] = field(default_factory=dict[tuple[str, int], TileStep])
 
 
 def list_wave_steps(
-    wave: Wave, processes: tuple[tuple[int, int], ...], numbers: Mapping[int, int], mine: int
+    wave: Wave, process_of: Mapping[int, int], exchange: tuple[int, ...], hosts: Mapping[int, int], mine: int
 ) -> tuple[WaveSteps, NDArray[np.int64]]:
-    """The steps of the process `mine`, and the bytes that each process sends to each; `numbers` are their places."""
-    process_of = dict(processes)
+    """The steps of the process `mine`, and the bytes that each process of an exchange sends to each.
+
+    `hosts` has a number for the host of each process: what its processes read is copied, and each tile filled once.
+    """
+    numbers = {process: at for at, process in enumerate(exchange)}
+    host_of = tuple(sorted((device, hosts[process]) for device, process in process_of.items()))
     steps, amounts = WaveSteps(), np.zeros((len(numbers), len(numbers)), np.int64)
     for tree in wave.trees:
         for name, source, target in zip(tree.names, tree.sources, tree.targets, strict=True):
@@ -262,20 +280,25 @@ def list_wave_steps(
             kinds = [jnp.dtype(end.dtype) for end in (plan.source, plan.target)]
             # Casts that narrow are made before the wire, and those that widen after it.
             wire = min(kinds, key=lambda kind: kind.itemsize)
-            for copy in list_process_copies(plan.source, plan.target, plan.view, processes):
+            for copy in list_process_copies(plan.source, plan.target, plan.view, host_of):
                 sender, receiver = process_of[copy.sender], process_of[copy.receiver]
-                step = TileStep(source, target, copy, wire)
+                step = TileStep(source, target, copy, wire, kinds[0] == kinds[1])
                 # Both ends list all messages between them in this order, and so agree on where each one lies.
                 if tree is wave.split_tree:
                     steps.splits += [step] * (receiver == mine)
-                elif sender == receiver:
-                    steps.copies += [step] * (receiver == mine)
+                elif hosts[sender] == hosts[receiver]:
+                    # By who has read it, into a tile that both have.
+                    steps.copies += [step] * (sender == mine)
                 else:
                     amounts[numbers[sender], numbers[receiver]] += step.nbytes
                     if sender == mine:
                         steps.sends[receiver].append(step)
                     elif receiver == mine:
                         steps.takes[sender].append(step)
+    # A tile of which one copy is made, and nothing sent, is read where that is to be.
+    uses = Counter((step.source, step.copy.sender) for step in itertools.chain(steps.copies, *steps.sends.values()))
+    plain = [step for step in steps.copies if step.same and len(step.copy.blocks) == 1]
+    steps.straight = {at: step for step in plain if uses[at := (step.source, step.copy.sender)] == 1}
     return steps, amounts
 
 
@@ -312,144 +335,202 @@ class ShardedLoad:
         plan, goals = prepared.plan, prepared.goals
         self.plan, self.goals, self.mine = plan, goals, jax.process_index()
         self._prepared = prepared
-        self._processes = tuple(sorted(goals.process_of.items()))
         # Processes without devices of the targets take part as well: they must hear of what goes wrong elsewhere.
         self.exchange = exchange_on(tuple(jax.devices())) if jax.process_count() > 1 else None
-        every = self.exchange.processes if self.exchange else (self.mine,)
-        numbers = {process: at for at, process in enumerate(every)}
-        listed = [list_wave_steps(wave, self._processes, numbers, self.mine) for wave in plan.waves]
+        groups = group_by_host(self.exchange) if self.exchange else {self.mine: (self.mine,)}
+        self._near = groups[self.mine]
+        self._together = any(len(group) > 1 for group in groups.values())
+        hosts = {process: group[0] for process, group in groups.items()}
+        listed = [list_wave_steps(wave, goals.process_of, tuple(groups), hosts, self.mine) for wave in plan.waves]
         self._steps = [steps for steps, _ in listed]
         self._launches = plan_launches([amounts for _, amounts in listed])
         self._memory = TilePool()
-        self._tiles: dict[str, Tiles] = {}
-        self._making = threading.Lock()  # Slabs of a target are read in one thread and filled in another.
+        self._tiles: dict[str, dict[int, Array]] = {}
         # A target is placed after the last wave that fills some of it.
         self._last: dict[str, int] = {}
+        self._made = 0  # Waves whose targets have memory.
+        self._moved: set[str] = set()
+        """Targets into which one process may copy for another."""
         for at, wave in enumerate(plan.waves):
-            filled = [each.target for each in wave.direct] + [name for tree in wave.trees for name in tree.targets]
-            self._last |= {name: at for name in filled if name in plan.targets}
+            moved = [name for tree in wave.trees for name in tree.targets]
+            self._moved.update(moved)
+            self._last |= {
+                name: at for name in [*(each.target for each in wave.direct), *moved] if name in plan.targets
+            }
 
     def run(self) -> dict[str, jax.Array]:
         """Reads wave by wave and makes the arrays; all processes raise together."""
         arrays: dict[str, jax.Array] = {}
-        failed: BaseException | None = None
+        waves = self.plan.waves
         with ThreadPoolExecutor(1, thread_name_prefix="reshard-read") as pool:
-            reads = [partial(self._read_wave, wave) for wave in self.plan.waves]
-            ahead = pool.submit(reads[0]) if reads else None
+
+            def begin(at: int, failed: BaseException | None) -> tuple[Any, BaseException | None]:
+                """Starts to read a wave, unless something has failed, and says what has."""
+                if at == len(waves):
+                    return None, failed
+                # Here and not in the thread that reads: processes of a host make tiles together, whatever failed.
+                try:
+                    self._make_targets(at)
+                except Exception as error:
+                    failed = failed or error
+                return (None if failed else pool.submit(self._read_wave, at)), failed
+
+            ahead, failed = begin(0, None)
             # Compiled while the first wave is read: a load is always a first call.
             if self.exchange is not None:
-                for launch in dict.fromkeys([*self._launches, _LAST]):
+                for launch in dict.fromkeys([*self._launches, LAST]):
                     self.exchange.compile_launch(launch)
-            for at in range(len(reads)):
-                staged: dict[str, Tiles] = {}
+            for at in range(len(waves)):
                 if ahead is not None:
                     failed = ahead.exception()
-                    staged = {} if failed else ahead.result()
+                staged: dict[str, Tiles] = {} if failed or ahead is None else ahead.result()
                 # The next wave is read into memory of its own, so that it need not wait for this one to be moved.
-                ahead = pool.submit(reads[at + 1]) if failed is None and at + 1 < len(reads) else None
+                ahead, failed = begin(at + 1, failed)
                 # What goes wrong here stops this process, and the others hear of it at the next exchange.
                 failed = self._move_wave(at, staged, failed)
                 if failed is not None and self.exchange is None:
                     raise failed
-                placed = [name for name, last in self._last.items() if last == at and failed is None]
-                arrays |= {name: self._place_target(name) for name in placed}
+                # What the last wave has filled is placed when all are done.
+                placed = [name for name, last in self._last.items() if last == at < len(waves) - 1]
+                if placed and self._together:
+                    self._meet(failed)
+                arrays |= {name: self._place_target(name) for name in placed if failed is None}
         failed = self._finish_reads(failed)
         if failed is not None:
             raise failed
         return arrays | {name: self._place_target(name) for name in self.goals.shardings if name not in arrays}
 
-    def _read_wave(self, wave: Wave) -> dict[str, Tiles]:
+    def _meet(self, failed: BaseException | None) -> None:
+        """Waits for all processes; raises in all if one has failed."""
+        if self.exchange is not None:
+            _, states = self.exchange.run(LAST, {}, 0 if failed is None else _ILL)
+            raise_if_any_failed(states, failed)
+
+    def _read_wave(self, at: int) -> dict[str, dict[int, Array]]:
         """Reads a wave: into targets, and into new tiles for what then moves, which are returned."""
-        straight = {each.reading: each for each in wave.direct}
-        staged: dict[str, Tiles] = {}
+        wave, straight = self.plan.waves[at], self._steps[at].straight
+        direct = {each.reading: each for each in wave.direct}
+        staged: defaultdict[str, dict[int, Array]] = defaultdict(dict)
         wanted: list[tuple[Reading, Tiles]] = []
         for reading in wave.readings:
-            direct = straight.get(reading.name)
-            if direct is None:
-                staged[reading.name] = self._make_tiles(reading.layout)
-                wanted.append((reading, staged[reading.name]))
-                continue
-            tiles, box = self._target_tiles(direct.target), direct.box
-            if box is not None:
-                # The part that is filled, in the tile's memory: numpy refuses a shape that would need a copy.
-                window, shape = tuple(slice(*ends) for ends in box), reading.layout.tile_shape
-                tiles = {at: np.reshape(tile[window], shape, copy=False) for at, tile in tiles.items()}
+            shape, kind, tiles = reading.layout.tile_shape, jnp.dtype(reading.layout.dtype), dict[int, Array]()
+            found = direct.get(reading.name)
+            for device in self._list_holders(reading.layout, (self.mine,)):
+                if found is not None:
+                    # The part that is filled, in the tile's memory: numpy refuses a shape that would need a copy.
+                    tile = self._tiles[found.target][device]
+                    window = ... if found.box is None else tuple(slice(*ends) for ends in found.box)
+                    tiles[device] = np.reshape(tile[window], shape, copy=False)
+                    continue
+                step = straight.get((reading.name, device))
+                whole = None if step is None else view_whole_tile(step.copy, shape, self._target_tile(step))
+                if whole is None:
+                    straight.pop((reading.name, device), None)
+                    whole = staged[reading.name][device] = self._memory.make_tile(shape, kind)
+                tiles[device] = whole
             wanted.append((reading, tiles))
         self._prepared.read(wanted)
         return staged
 
-    def _target_tiles(self, name: str) -> Tiles:
-        with self._making:
-            if name not in self._tiles:
-                self._tiles[name] = self._make_tiles(self.plan.targets[name])
-            return self._tiles[name]
-
-    def _make_tiles(self, layout: Layout) -> Tiles:
-        """New memory for each tile that devices of this process hold, under the number of the first of them."""
-        process_of = self.goals.process_of
+    def _list_holders(self, layout: Layout, processes: Sequence[int]) -> list[int]:
+        """The first device of these processes with each tile that they hold: others of them share its memory."""
         # Replicas in one process are one tile here, and on CPU devices stay one: XLA copies it before it writes.
         first: dict[object, int] = {}
         for device in layout.mesh.devices:
-            if process_of[device] == self.mine:
+            if self.goals.process_of[device] in processes:
                 first.setdefault(tile_of(layout, device), device)
-        return {device: self._memory.make_tile(layout.tile_shape, jnp.dtype(layout.dtype)) for device in first.values()}
+        return [*first.values()]
+
+    def _make_targets(self, at: int) -> None:
+        """New memory for the targets and whole packs of a wave, and of some after it."""
+        layouts: dict[str, Layout] = {}
+        nbytes = 0
+        for number in range(max(at, self._made), len(self.plan.waves)):
+            if number > at and nbytes > _AT_ONCE:
+                break
+            new = {name: layout for name, layout in self._list_filled(number).items() if name not in self._tiles}
+            layouts |= new
+            nbytes += sum(layout.tile_bytes for layout in new.values())
+            self._made = number + 1
+        # Where others may fill a tile, or hold it, it is one for all of this host.
+        shared = {name: len(self._near) > 1 and name in self._moved for name in layouts}
+        places = [
+            (name, at) for name in layouts if shared[name] for at in self._list_holders(layouts[name], self._near)
+        ]
+        memory = share_tiles([layouts[name].tile_bytes for name, _ in places], self._near) if places else []
+        self._tiles |= {name: {} for name in layouts}
+        for (name, device), tile in zip(places, memory, strict=True):
+            layout = layouts[name]
+            self._tiles[name][device] = tile.view(jnp.dtype(layout.dtype)).reshape(layout.tile_shape)
+        for name, layout in layouts.items():
+            for device in () if shared[name] else self._list_holders(layout, (self.mine,)):
+                self._tiles[name][device] = self._memory.make_tile(layout.tile_shape, jnp.dtype(layout.dtype))
+
+    def _list_filled(self, at: int) -> dict[str, Layout]:
+        """The targets and whole packs that a wave fills; with the first, those without elements, which none does."""
+        wave, made = self.plan.waves[at], dict[str, Layout]()
+        for tree in wave.trees:
+            made |= tree.target_layouts
+        empty = [] if at else [name for name in self.plan.targets if name not in self._last]
+        names = dict.fromkeys([*(each.target for each in wave.direct), *made, *empty])
+        return {name: self.plan.targets.get(name) or made[name] for name in names}
 
     def _move_wave(self, at: int, staged: Mapping[str, Tiles], failed: BaseException | None) -> BaseException | None:
-        """Exchanges what processes have read for each other and fills targets; what went wrong in this process."""
-        steps, launch, exchange = self._steps[at], self._launches[at], self.exchange
+        """Fills targets with what this process has read, and what others have; what went wrong in this process."""
+        wave, steps, launch, exchange = self.plan.waves[at], self._steps[at], self._launches[at], self.exchange
+        messages = {
+            far: np.empty(nbytes, np.uint8) for far, nbytes in zip(launch.distances, launch.lengths, strict=True)
+        }
         arrived: dict[int, Array] = {}
+
+        def write() -> None:
+            for step in steps.copies:
+                if (step.source, step.copy.sender) not in steps.straight:
+                    copy_tile(step.copy, staged[step.source][step.copy.sender], self._target_tile(step))
+            for receiver, its in steps.sends.items():
+                assert exchange is not None
+                for step, part in _cut_tile_bytes(messages[exchange.distance(self.mine, receiver)], its):
+                    pack_tile(step.copy, staged[step.source][step.copy.sender], part)
+
+        def take() -> None:
+            for sender, its in steps.takes.items():
+                assert exchange is not None
+                for step, part in _cut_tile_bytes(arrived[exchange.distance(sender, self.mine)], its):
+                    unpack_tile(step.copy, part, self._target_tile(step))
+
+        # The others wait in the exchange, which is run whatever happened here.
+        failed = failed or _find_failure(write)
         if exchange is not None and launch.distances:
-            messages = {
-                far: np.empty(nbytes, np.uint8) for far, nbytes in zip(launch.distances, launch.lengths, strict=True)
-            }
-            try:
-                for receiver, its in steps.sends.items() if failed is None else ():
-                    for step, part in _cut_tile_bytes(messages[exchange.distance(self.mine, receiver)], its):
-                        pack_tile(step.copy, staged[step.source][step.copy.sender], part)
-            except Exception as error:  # The others wait in the exchange: it is run whatever happened here.
-                failed = error
             arrived, states = exchange.run(launch, messages, 0 if failed is None else _ILL)
-            self._check_well(states, failed)
-        try:
-            if failed is None:
-                self._fill_targets(self.plan.waves[at], steps, staged, arrived)
-        except Exception as error:
-            failed = error
+            raise_if_any_failed(states, failed)
+            failed = failed or _find_failure(take)
+        if wave.split_tree is not None:
+            # A pack is gathered whole on each host before tensors are taken out of it.
+            if self._together:
+                self._meet(failed)
+            failed = failed or _find_failure(lambda: self._split_packs(wave, steps, staged))
+        for pack in (reading.name for reading in wave.readings if reading.packed):
+            self._tiles.pop(pack, None)
         return failed
 
-    def _fill_targets(
-        self, wave: Wave, steps: WaveSteps, staged: Mapping[str, Tiles], arrived: Mapping[int, Array]
-    ) -> None:
-        """Writes what a wave has for targets: messages that arrived, copies, and the tensors of packs."""
-        packs = {reading.name: reading for reading in wave.readings if reading.packed}
-        made = {} if wave.tree is None else wave.tree.target_layouts
-        gathered = {name: self._make_tiles(made[name]) for name in packs if name in made}
+    def _target_tile(self, step: TileStep) -> Array:
+        return self._tiles[step.target][step.copy.receiver]
 
-        def target_tile(step: TileStep) -> Array:
-            return (gathered.get(step.target) or self._target_tiles(step.target))[step.copy.receiver]
-
-        for sender, its in steps.takes.items():
-            assert self.exchange is not None
-            for step, part in _cut_tile_bytes(arrived[self.exchange.distance(sender, self.mine)], its):
-                unpack_tile(step.copy, part, target_tile(step))
-        for step in steps.copies:
-            copy_tile(step.copy, staged[step.source][step.copy.sender], target_tile(step))
-        # All of a pack is in each process once it is gathered.
-        # A pack is gathered whole in each process before tensors are taken out of it.
-        starts = {part.stored: (name, part.start) for name, pack in packs.items() for part in pack.packed}
+    def _split_packs(self, wave: Wave, steps: WaveSteps, staged: Mapping[str, Tiles]) -> None:
+        """Takes tensors out of packs."""
+        assert wave.split_tree is not None
+        starts = {part.stored: (each.name, part.start) for each in wave.readings for part in each.packed}
         for step in steps.splits:
             name, start = starts[step.source]
-            assert wave.split_tree is not None
             shape = wave.split_tree.source_layouts[step.source].shape
-            pack = next(iter((gathered.get(name) or staged[name]).values()))
-            copy_tile(step.copy, pack[start : start + math.prod(shape)].reshape(shape), target_tile(step))
+            pack = next(iter((self._tiles.get(name) or staged[name]).values()))
+            copy_tile(step.copy, pack[start : start + math.prod(shape)].reshape(shape), self._target_tile(step))
 
     def _place_target(self, name: str) -> jax.Array:
         """The array of a target, whose tiles are given to its devices."""
         sharding, layout = self.goals.shardings[name], self.plan.targets[name]
         # JAX asks by indices; popped here, memory of the host is freed once accelerators have a copy.
-        tiles = {tile_of(layout, device): tile for device, tile in self._target_tiles(name).items()}
-        del self._tiles[name]
+        tiles = {tile_of(layout, device): tile for device, tile in self._tiles.pop(name).items()}
         numbers = {device: number for number, device in enumerate(self.goals.devices)}
         by_index = {
             index: tiles[tile_of(layout, numbers[device])]
@@ -473,8 +554,8 @@ class ShardedLoad:
         if exchange is None:
             return failed
         mine = json.dumps(sums).encode() if sums else b""
-        _, states = exchange.run(_LAST, {}, len(mine) if failed is None else _ILL)
-        self._check_well(states, failed)
+        _, states = exchange.run(LAST, {}, len(mine) if failed is None else _ILL)
+        raise_if_any_failed(states, failed)
         longest = max(states.values())
         if not longest:
             return None
@@ -488,13 +569,17 @@ class ShardedLoad:
                 self._prepared.checks.merge(json.loads(text) for text in texts if text)
         except Exception as error:
             failed = error
-        _, states = exchange.run(_LAST, {}, 0 if failed is None else _ILL)
-        self._check_well(states, failed)
+        _, states = exchange.run(LAST, {}, 0 if failed is None else _ILL)
+        raise_if_any_failed(states, failed)
         return failed
 
-    def _check_well(self, states: Mapping[int, int], failed: BaseException | None) -> None:
-        """Raises in all processes if one is ill."""
-        raise_if_any_failed(states, failed)
+
+def _find_failure(work: Callable[[], None]) -> Exception | None:
+    try:
+        work()
+    except Exception as error:
+        return error
+    return None
 
 
 def raise_if_any_failed(states: Mapping[int, int], failed: BaseException | None) -> None:
@@ -519,8 +604,6 @@ def raise_if_any_failed(states: Mapping[int, int], failed: BaseException | None)
 
 
 _failures = itertools.count()
-_LAST = ByteLaunch((), ())
-"""That in which processes only say how they are."""
 _ILL = -1
 """What a process says that could not go on."""
 
@@ -579,7 +662,7 @@ def load_shardings(prepare: Callable[[], PreparedLoad], about: str) -> Any:
         agree_between(set(range(jax.process_count())), about, once=False)
         # Plans are equal where targets and files are, and unequal ones would exchange bytes for others.
         plan = 0 if prepared is None else zlib.crc32(prepared.plan.to_json().encode()) >> 1
-        _, states = exchange_on(tuple(jax.devices())).run(_LAST, {}, plan if failed is None else _ILL)
+        _, states = exchange_on(tuple(jax.devices())).run(LAST, {}, plan if failed is None else _ILL)
         raise_if_any_failed(states, failed)
         if len(set(states.values())) > 1:
             listed = "; ".join(f"process {process} by plan {state:08x}" for process, state in states.items())

@@ -40,6 +40,10 @@ class ByteLaunch(NamedTuple):
     lengths: tuple[int, ...]
 
 
+LAST = ByteLaunch((), ())
+"""That in which processes only say how they are."""
+
+
 def plan_launches(amounts: Sequence[NDArray[np.int64]]) -> list[ByteLaunch]:
     """The launches of some exchanges, by the bytes that each process sends to each.
 

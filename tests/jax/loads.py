@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import ml_dtypes
@@ -25,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 import reshard.files
 from reshard.errors import AgreementError, FileError, MissingTensorError
 from reshard.files.plan_load import read_targets
-from reshard.jax import Part, Target
+from reshard.jax import Part, Target, host_memory, loading
 from reshard.jax.loading import PreparedLoad, ReadWave, load_shardings
 from reshard.runtime.on_files.engine import ReadCounts
 from tests.jax.worker import SECONDS
@@ -121,10 +122,21 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
     arrays = stored_arrays(folder)
     targets, wanted = tree_of_targets(jax.devices(), arrays)
     stored = sum(array.nbytes for array in arrays.values())
-    for options in ({}, {"read_size": 1}, {"read_size": 1, "wave": "4KiB"}):
-        counts = ReadCounts()
-        assert_shards(load(folder, targets, counts=counts, **options), wanted)
-        assert multihost_utils.process_allgather(counts.bytes).sum() == stored
+    several: list[dict[str, Any]] = [{}, {"read_size": 1}, {"read_size": 1, "wave": "4KiB"}]
+    # On one host, on two, of which one has three processes, and on four.
+    for host in (0, number // 3, number):
+        with patch.object(host_memory, "describe_host", lambda host=host: f"host {host}"):
+            host_memory.group_by_host.cache_clear()
+            for options in several:
+                counts = ReadCounts()
+                with patch.object(loading, "_AT_ONCE", 1 << 10 if options else 1 << 30):
+                    assert_shards(load(folder, targets, counts=counts, **options), wanted)
+                assert multihost_utils.process_allgather(counts.bytes).sum() == stored
+    shared_memory(number, count)
+    for host in (number // 2, 0):
+        with patch.object(host_memory, "describe_host", lambda host=host: f"host {host}"):
+            host_memory.group_by_host.cache_clear()
+            assert_shards(load(folder, targets), wanted)
     of_last = {"layers": targets["layers"][2]} | {"last": NamedSharding(targets["scale"].mesh, P())}
 
     def broken(reading: Any) -> None:
@@ -161,6 +173,27 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
         sharding = NamedSharding(targets["scale"].mesh, spec)
         assert_shards(load(folder / "coded", dict.fromkeys(coded, sharding)), coded)
     damaged(folder / "saved", number, arrays, targets["layers"][0]["norm"])
+
+
+def shared_memory(number: int, count: int) -> None:
+    """All processes see what one writes, and a large tile's memory is given back by the last one that leaves it."""
+    one, other, small = host_memory.share_tiles([1 << 20, 3 << 20, 9], range(count))
+    assert not any(tile.any() for tile in (one, other, small))
+    multihost_utils.sync_global_devices("made")
+    if number == 1:
+        one[:], other[:], small[:] = 1, 2, 3
+    multihost_utils.sync_global_devices("written")
+    assert (one.sum(), other.sum(), small.sum()) == (1 << 20, 6 << 20, 27)
+    whole, start = np.asarray(other.base), other.ctypes.data - one.ctypes.data
+    at = np.flatnonzero(whole == 2)[0] - start
+    if number:
+        del one
+    multihost_utils.sync_global_devices("left by most")
+    assert whole[at : at + (1 << 20)].sum() == 1 << 20
+    multihost_utils.sync_global_devices("seen by all")
+    one = None
+    multihost_utils.sync_global_devices("left by all")
+    assert not whole[at : at + (1 << 20)].any() and (other.sum(), small.sum()) == (6 << 20, 27)
 
 
 def damaged(folder: Path, number: int, arrays: Mapping[str, np.ndarray], whole: NamedSharding) -> None:

@@ -247,7 +247,10 @@ def _span_parts(file: int, parts: Sequence[SpanPart]) -> list[FileSpan]:
         return [FileSpan(file, start, stop, tuple(parts), runs <= len(parts) or nbytes >= SHORT * runs)]
     if not any(part.block.axes for part in parts):  # Elements that are wanted twice.
         return [span for part in parts for span in _span_parts(file, [part])]
-    # Something is left out: row by row, as far as it takes.
+    groups = _group_overlapping(parts)
+    if len(groups) > 1:
+        return [span for group in groups for span in _span_parts(file, group)]
+    # Something is left out inside of them: row by row, as far as it takes.
     rows: list[SpanPart] = []
     for part in parts:
         (extent, src, dst), *rest = part.block.axes or (Axis(1, 0, 0),)
@@ -255,17 +258,19 @@ def _span_parts(file: int, parts: Sequence[SpanPart]) -> list[FileSpan]:
             part._replace(block=Block(part.block.src + n * src, part.block.dst + n * dst, tuple(rest)))
             for n in range(extent)
         )
-    rows.sort(key=lambda row: row.block.src)
-    spans: list[FileSpan] = []
-    together: list[SpanPart] = []
-    reach = 0
-    for row in rows:
-        if together and row.block.src > reach:
-            spans += _span_parts(file, together)
-            together = []
-        reach = max(reach, _end_of_part(row)) if together else _end_of_part(row)
-        together.append(row)
-    return [*spans, *_span_parts(file, together)]
+    return [span for group in _group_overlapping(rows) for span in _span_parts(file, group)]
+
+
+def _group_overlapping(parts: Sequence[SpanPart]) -> list[list[SpanPart]]:
+    """Parts in the order of the file, those together whose bytes, from their first to their last, overlap or touch."""
+    groups: list[list[SpanPart]] = []
+    reach = -1
+    for part in sorted(parts, key=lambda part: part.block.src):
+        if part.block.src > reach:
+            groups.append([])
+        groups[-1].append(part)
+        reach = max(reach, _end_of_part(part))
+    return groups
 
 
 def _end_of_part(part: SpanPart) -> int:

@@ -10,6 +10,8 @@ Blocks are those of `exchange_messages`; whether sender and receiver are in one 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from reshard.geometry.blocks import Block, fuse_axes
 from reshard.geometry.holders import tile_of
 from reshard.geometry.messages import exchange_messages
+from reshard.lower.to_mpi.tile_blocks import list_strides
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words, view_block
 from reshard.types.layout import Layout
 from reshard.types.view import View
@@ -67,6 +70,25 @@ def list_process_copies(
         blocks = tuple(map(fuse_axes, message.blocks))
         copies.append(TileCopy(sender, message.receiver, blocks, sum(block.elements for block in blocks)))
     return tuple(copies)
+
+
+def view_whole_tile(copy: TileCopy, shape: Sequence[int], target: Array) -> Array | None:
+    """Where a copy of one block puts a tile of this shape, as a view of that shape: who reads the tile may write there.
+
+    None if it takes only part of the tile, or if no view has its elements in their order.
+
+    >>> from reshard.geometry.blocks import Axis
+    >>> copy = TileCopy(0, 1, (Block(0, 2, (Axis(2, 2, 4), Axis(2, 1, 1))),), 4)
+    >>> view_whole_tile(copy, (4,), np.arange(8)), view_whole_tile(copy, (2, 2), np.arange(8)).tolist()
+    (None, [[2, 3], [6, 7]])
+    """
+    (block,) = copy.blocks
+    if copy.elements != math.prod(shape) or [axis.src for axis in block.axes] != [*list_strides(block.extents)]:
+        return None
+    try:
+        return np.reshape(view_block(target, block, "dst"), shape, copy=False)
+    except ValueError:
+        return None
 
 
 def copy_tile(copy: TileCopy, source: Array, target: Array) -> None:

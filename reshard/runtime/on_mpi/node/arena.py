@@ -446,8 +446,8 @@ Gather = Callable[[Sequence[int]], list[list[int]]]
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
 """Where files with a name are made."""
 
-_UNNAMED, _NAMED = 1, 2
-KINDS = (_UNNAMED, _NAMED)
+UNNAMED, _NAMED = 1, 2
+KINDS = (UNNAMED, _NAMED)
 """The kinds of files that are tried, in this order."""
 
 _WORD = 2**62 - 1  # The bits of a word that are safe to post.
@@ -465,13 +465,18 @@ class _Site(NamedTuple):
     @property
     def path(self) -> str:
         """The path at which all ranks open the file."""
-        if self.kind == _UNNAMED:
+        if self.kind == UNNAMED:
             return f"/proc/{self.place}/fd/{self.number}"
         return os.path.join(FOLDER, f"reshard-{self.number:016x}")
 
 
 def share_segment(
-    size: int, me: int, nbytes: int, gather: Gather, members: Sequence[int] | None = None
+    size: int,
+    me: int,
+    nbytes: int,
+    gather: Gather,
+    members: Sequence[int] | None = None,
+    kinds: Sequence[int] | None = None,
 ) -> Array | None:
     """Zeroed memory with `nbytes` (whole pages) for each of `size` ranks, in their order, or None on all of them.
 
@@ -481,7 +486,7 @@ def share_segment(
     files. The memory lives as long as any array on it.
     """
     count, mine = (size, nbytes) if members is None else (len(members), nbytes if me in members else 0)
-    for kind in KINDS:
+    for kind in kinds or KINDS:
         file, own = _create_file(kind, count * nbytes) if me == 0 else (None, _Site())
         with ExitStack() as closed, ExitStack() as unnamed:
             if own.kind == _NAMED:
