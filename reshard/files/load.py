@@ -123,7 +123,9 @@ def load(
             ckpt = opened()
             plan, asked = planned(ckpt), read_targets(ckpt, targets, **asking)
             checks = checks_of(ckpt)
-            threads = loading.count_readers()
+            # Processes of one host share its cores.
+            one = len({*asked.shardings.process_of.values()}) == 1
+            threads = min(4 if one else 2, loading.count_cores())
             reader = closing.enter_context(ParallelReader(ckpt, counts, checks, missing, threads))
             shown = closing.enter_context(show_load_progress(progress, sum(plan.read_bytes.values())))
 

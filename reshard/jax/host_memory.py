@@ -81,20 +81,20 @@ def share_tiles(sizes: Sequence[int], members: Sequence[int]) -> list[NDArray[np
             f"fewer processes on it"
         )
     gone = memory[:flags].reshape(len(sizes), len(members))
+
+    def leave_tile(gone: NDArray[np.uint8], pages: NDArray[np.uint8]) -> None:
+        gone[me] = 1
+        if gone.all():
+            call_libc("madvise", pages.ctypes.data, pages.size, _REMOVE)
+
     tiles: list[NDArray[np.uint8]] = []
     for number, (size, span) in enumerate(zip(sizes, spans, strict=True)):
         # An array of its own, which every view of it keeps alive.
         tile = np.frombuffer(memory.data, np.uint8, size, span.start) if size else np.empty(0, np.uint8)
         if size >= _LARGE:
-            weakref.finalize(tile, _leave_tile, gone[number], me, memory[span]).atexit = False
+            weakref.finalize(tile, leave_tile, gone[number], memory[span]).atexit = False
         tiles.append(tile)
     return tiles
-
-
-def _leave_tile(gone: NDArray[np.uint8], me: int, pages: NDArray[np.uint8]) -> None:
-    gone[me] = 1
-    if gone.all():
-        call_libc("madvise", pages.ctypes.data, pages.size, _REMOVE)
 
 
 def _share_pages(members: Sequence[int], nbytes: int) -> NDArray[np.uint8] | None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import threading
 import zlib
 from collections import Counter, defaultdict
@@ -48,6 +47,7 @@ from reshard.errors import (
 from reshard.geometry.holders import tile_of
 from reshard.jax import placement
 from reshard.jax.agreement import agree_between, find_store, read_time_limit
+from reshard.jax.crossing.host import count_cores as count_cores
 from reshard.jax.host_memory import group_by_host, share_tiles
 from reshard.jax.placement import Part, Target, ViewOptions
 from reshard.jax.process_exchange import LAST, ByteLaunch, exchange_on, plan_launches
@@ -320,12 +320,6 @@ class PreparedLoad(NamedTuple):
     read: ReadWave
     close: Callable[[], object] = list
     checks: PartChecks | None = None
-
-
-def count_readers() -> int:
-    """The threads that read in this process: processes of one host share its cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(4 if jax.process_count() == 1 else 2, cores)
 
 
 class ShardedLoad:

@@ -256,7 +256,7 @@ def run_host_exchanges(
     }
     plain = {number: [_as_plain_numbers(tile) for tile in each] for number, each in tiles.items()}
     total = sum(part.exchange.elements * part.near.dtype.itemsize for part in first.values())
-    alone = total < THREADED or _count_threads() < 2
+    alone = total < THREADED or count_cores() < 2
     if alone and not donated:
         for part in parts:
             _copy_all(part.exchange, plain[part.result], memory[part.read])
@@ -360,7 +360,7 @@ def _make_tiles(exchange: HostExchange, dtype: np.dtype[Any], old: Sequence[jax.
         return tiles
     pairs = zip(tiles, old, strict=True)
     pieces = (_Piece(_as_plain_numbers(tile), _as_plain_numbers(np.asarray(shard)), None) for tile, shard in pairs)
-    alone = size * len(old) < THREADED or _count_threads() < 2
+    alone = size * len(old) < THREADED or count_cores() < 2
     for _ in (map if alone else _thread_pool().map)(_copy_pieces, _share_pieces(pieces)):
         pass
     return tiles
@@ -373,13 +373,14 @@ def shards_of(x: jax.Array) -> dict[int, jax.Array]:
     return {at: by_device[device] for at, device in enumerate(placement.devices_of(sharding.mesh))}
 
 
-def _count_threads() -> int:
+def count_cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)
 def _thread_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_count_threads(), thread_name_prefix="reshard")
+    return ThreadPoolExecutor(count_cores(), thread_name_prefix="reshard")
 
 
 def _as_plain_numbers(tile: Array) -> Array:
