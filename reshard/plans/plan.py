@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import PlanError, quoted
 from reshard.geometry.cover import find_overlap, find_uncovered
 from reshard.geometry.figures import MOST_LISTED, ByDevice, received_by_device, sent_by_device
-from reshard.geometry.relay import count_gathering_buffers
+from reshard.geometry.relay import count_gathering_buffers, gathering_figures
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_layouts import invert_view
 from reshard.plans.descriptors import Descriptors, DeviceStep, describe_steps, split_by_role
@@ -874,8 +874,18 @@ def list_lanes(plan: Plan) -> tuple[object, ...] | None:
 
 
 def buffer_bytes(plan: Plan) -> int:
-    """The most bytes of shared buffers that a plan needs to share its launches with others, in any of its steps."""
-    return max((_count_buffers((step,)) for step in plan.steps if step.cost.launches), default=0)
+    """The most bytes of shared buffers that a plan needs to share its launches with others, in any of its steps.
+
+    Of a relay that gathers it is what groups gather: what devices send and are sent first, others do for other arrays.
+    """
+    most = 0
+    for step in plan.steps:
+        if step.mode.gathers:
+            figures = gathering_figures(step.operand, step.result, step.mode.view)
+            most = max(most, step.wire.nbytes(figures.gathered))
+        elif step.cost.launches:
+            most = max(most, _count_buffers((step,)))
+    return most
 
 
 def _count_buffers(steps: Sequence[Step]) -> int:

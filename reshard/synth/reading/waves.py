@@ -58,7 +58,7 @@ of staging, which is small enough to stay in caches, and the first read and the 
 LEAST_WAVE = 1 << 18
 """The least that a wave is tried with for a budget."""
 
-MOST_RECEIVERS = 16
+MOST_RECEIVERS = 8
 """The most tiles of which a reader has parts, if that is not too many reads: to each of them it sends in a launch."""
 
 SMALL = 16
