@@ -104,6 +104,9 @@ class LayoutCells:
         # any size is then short.
         dims: list[Dim] = []
         for dim, run, drawn in zip(layout.dims, self.runs, self.drawn, strict=True):
+            if dim.pieces is not None:
+                dims.append(dim)
+                continue
             digits, size = dim.digits[:-1] if run > 1 else dim.digits, -(-dim.size // run)
             if digits and digits[0].axis is None:
                 unit = math.prod(d.radix for d in digits[1:])
@@ -144,7 +147,8 @@ def count_runs(layout: Layout) -> tuple[int, ...]:
     >>> count_runs(Layout.parse("f32[2{x}8, 16, {y}5/9]", Mesh(x=4, y=2)))
     (8, 1, 2)
     """
-    return tuple(dim.padded // _measure_run(dim) if dim.padded else 0 for dim in layout.dims)
+    counts = (dim.padded if dim.pieces is None else dim.size for dim in layout.dims)
+    return tuple(count // _measure_run(dim) if count else 0 for count, dim in zip(counts, layout.dims, strict=True))
 
 
 def limit_runs(sizes: Sequence[int], most: int = MOST_CELLS) -> tuple[int, ...]:
@@ -164,7 +168,9 @@ def limit_runs(sizes: Sequence[int], most: int = MOST_CELLS) -> tuple[int, ...]:
 
 
 def _measure_run(dim: Dim) -> int:
-    """The elements of a run: the minor digit if it is local."""
+    """The elements of a run: the minor digit if it is local; pieces of any size are drawn index by index."""
+    if dim.pieces is not None:
+        return 1
     return dim.digits[-1].radix if dim.digits and dim.digits[-1].axis is None else 1
 
 
@@ -273,7 +279,7 @@ class PlanTiles:
             notes.append(f"0 + 1: each holds a summand, and the array is their {reduction}.")
         if not all(self._are_striped):
             notes.append("Where several devices hold a tile, its colour is that of the first one.")
-        if any(not layout.even for layout in self.layouts):
+        if any(not layout.even and not layout.ragged for layout in self.layouts):
             notes.append("Hatched: padding.")
         whole = [dim for dim in range(len(self.shape)) if dim not in (*self.grid, *self.slices)]
         if whole:

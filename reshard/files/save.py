@@ -43,7 +43,7 @@ from reshard.runtime.on_files.writing import (
 )
 from reshard.synth.reading import ReadOptions, choose_as_read
 from reshard.types.dtypes import canonical
-from reshard.types.layout import Layout
+from reshard.types.layout import Layout, refuse_pieces
 from reshard.types.mesh import Mesh
 from reshard.types.move import Move
 from reshard.types.stored import Stored
@@ -202,6 +202,7 @@ def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options
     arrays: dict[str, NewArray] = {}
     for name, layout in held.layouts.items():
         made = as_layouts.get(name, layout)
+        refuse_pieces(made, f"{quoted(name)} as it is saved")
         if made.shape != layout.shape or made.partial:
             raise LayoutError(f"as_layouts has {made} for {quoted(name)}, which is {layout}; give one of its shape")
         cut = tuple(chunks[name]) if name in chunks else made.tile_shape
@@ -357,6 +358,7 @@ def hold_arrays(tree: Tree, layouts: Any, comm: Any, processes: Processes) -> He
             layout, tiles, process_of = _tiles_of_leaf(name, leaf, layout)
         if layout.partial:
             raise LayoutError(f"tensor {quoted(name)} is {layout}, a sum; finish it before it is saved")
+        refuse_pieces(layout, f"{quoted(name)} as it is saved")
         held.layouts[name] = layout
         held.tiles[name] = {device: with_padding(layout, device, tile) for device, tile in tiles.items()}
         if held.process_of is not None:

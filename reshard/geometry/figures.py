@@ -418,7 +418,7 @@ def count_sent_across(operand: Layout, result: Layout) -> Mapping[int, int]:
 
 def _refine_pairs(operand: Layout, result: Layout) -> Refinement | None:
     """The common refinement of the numerals, on a mesh of all pairs of devices; holders of the two never coincide."""
-    if operand.mesh.size * result.mesh.size > MOST:
+    if operand.mesh.size * result.mesh.size > MOST or operand.ragged or result.ragged:
         return None
     sides = ("s", operand), ("t", result)
     sizes = {f"{name}{at}": n for name, each in sides for at, n in enumerate(each.mesh.axes.values())}

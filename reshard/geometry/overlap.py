@@ -15,20 +15,26 @@ below them, so together they repeat themselves after the least common multiple o
 
 One period is walked, and its runs are repeated. The time grows with the runs in a period, not with the array. Where one
 piece meets thousands that lie alike in it, the first of these is walked (`Alike`).
+
+Pieces of any size have no digits to walk down: the runs of both sides are merged in the order of the indices
+(`Meeting`), in time that grows with the runs that meet.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, Product, scale_blocks
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
+from reshard.types.pieces import Pieces
 
 # What two pieces share of one dim are blocks of local indices whose last axis is a run; the axes before repeat it.
 #
@@ -170,9 +176,7 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     >>> {p: [(each.src, each.dst, each.elements) for each in blocks] for p, blocks in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
-    by_target: tuple[Shares, ...] = tuple(
-        {} for _ in range(math.prod(radix for radix, axis in target.digits if axis is not None))
-    )
+    by_target: tuple[Shares, ...] = tuple({} for _ in range(_count_pieces(target)))
     for (p, q, _), runs in _walk_common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
@@ -293,12 +297,109 @@ def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None, joins: 
     If it `joins`, pieces that lie alike are one entry.
     """
     common: _Common = {}
+    if source.pieces is not None or target.pieces is not None:
+        for at, to, src, dst, length in _list_meetings(source, target, p, q):
+            append_block(common.setdefault((at, to, ()), []), Block(src, dst, _run_axes(length)))
+        return common
     _NumeralWalk(dim_levels(source), dim_levels(target), p, q, joins).down(_TOP, _TOP, 0, source.size, common)
     return common
 
 
+def _count_pieces(dim: Dim) -> int:
+    return math.prod(radix for radix, axis in dim.digits if axis is not None)
+
+
+# Pieces of any size.
+#
+#     {x}(3,5,0,2) against {y}5      index            0-2      3-4      5-7      8-9
+#                                    source piece     0: 0-2   1: 0-1   1: 2-4   3: 0-1
+#                                    target piece     0: 0-2   0: 3-4   1: 0-2   1: 3-4
+#
+# A numeral becomes a table, too: where the other side has no digits, nothing repeats itself.
+
+
+class Meeting(NamedTuple):
+    """Neighbouring indices of a dim that one piece of each side has, with where they start in both tiles."""
+
+    source: int
+    target: int
+    src: int
+    dst: int
+    length: int
+
+
+@lru_cache(maxsize=64)
+def tabulate_pieces(dim: Dim) -> Pieces:
+    """The runs of any dim.
+
+    >>> print(tabulate_pieces(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0]))
+    (2@0,2@1,2@0,1@1)
+    """
+    if dim.pieces is not None:
+        return dim.pieces
+    levels = dim_levels(dim)
+    block = max(1, levels[-1].radix)
+    blocks = -(-dim.size // block)
+    lengths = [block] * blocks
+    if blocks:
+        lengths[-1] = dim.size - (blocks - 1) * block
+    return Pieces(lengths, _number_blocks(levels, blocks), _count_pieces(dim))
+
+
+def _list_meetings(source: Dim, target: Dim, p: int | None, q: int | None) -> Iterator[Meeting]:
+    """The runs of both sides that meet, in the order of the indices; only those of source piece `p`, or target `q`."""
+    one, other = tabulate_pieces(source), tabulate_pieces(target)
+    if p is not None or q is not None:
+        # The few runs of the given piece are looked up among those of the other side.
+        mine, others = (one, other) if p is not None else (other, one)
+        number = cast("int", q if p is None else p)
+        for start, local, length in mine.runs_of(number):
+            at = bisect_right(others.starts, start) - 1
+            end = start + length
+            while at < len(others.starts) and (begin := others.starts[at]) < end:
+                low, high = max(start, begin), min(end, begin + others.lengths[at])
+                here, there, piece = local + low - start, others.locals[at] + low - begin, others.numbers[at]
+                if p is None:
+                    yield Meeting(piece, number, there, here, high - low)
+                elif q is None or piece == q:
+                    yield Meeting(number, piece, here, there, high - low)
+                at += 1
+        return
+    runs = [zip(of.numbers, of.locals, of.lengths, strict=True) for of in (one, other)]
+    a, b, src, dst, left, rest = 0, 0, 0, 0, 0, 0
+    while True:
+        if not left:
+            if (run := next(runs[0], None)) is None:
+                return
+            a, src, left = run
+        if not rest:
+            b, dst, rest = next(runs[1])
+        length = min(left, rest)
+        yield Meeting(a, b, src, dst, length)
+        src, dst, left, rest = src + length, dst + length, left - length, rest - length
+
+
+@lru_cache(maxsize=64)
+def _count_meetings(source: Dim, target: Dim) -> tuple[tuple[dict[int, int], ...], int]:
+    """For each piece of the target, how many indices it shares with source pieces; the fewest that are neighbours."""
+    counts: tuple[dict[int, int], ...] = tuple({} for _ in range(_count_pieces(target)))
+    shortest = source.size
+    # Where the last run that two pieces share ends in their tiles, and its length: the next one may continue it.
+    ends: dict[tuple[int, int], tuple[int, int, int]] = {}
+    for p, q, src, dst, length in _list_meetings(source, target, None, None):
+        by_source = counts[q]
+        by_source[p] = by_source.get(p, 0) + length
+        end, stop, run = ends.get((p, q), (src, dst, 0))
+        if (end, stop) != (src, dst):
+            shortest, run = min(shortest, run), 0
+        ends[p, q] = src + length, dst + length, run + length
+    return counts, min([shortest, *(run for _, _, run in ends.values())])
+
+
 def contiguous_extent(dim: Dim) -> int | None:
-    """How many indices a piece of a dim covers if all of its pieces are contiguous, else None."""
+    """How many indices a piece of a dim covers if all of its pieces are contiguous and as long, else None."""
+    if dim.pieces is not None:
+        return None
     above = dim_levels(dim)[:-1]
     return None if any(not level.held for level in above) else dim_levels(dim)[-1].radix
 
@@ -315,7 +416,7 @@ def piece_sizes(dim: Dim) -> Mapping[int, int]:
     >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
     {3: 999996, 2: 1, 0: 3}
     """
-    return _count_sizes(dim_levels(dim), dim.size)
+    return Counter(dim.pieces.sizes) if dim.pieces is not None else _count_sizes(dim_levels(dim), dim.size)
 
 
 def _count_sizes(levels: Sequence[Level], left: int) -> Counter[int]:
@@ -343,7 +444,7 @@ def _count_sizes(levels: Sequence[Level], left: int) -> Counter[int]:
 @lru_cache(maxsize=256)
 def piece_extents(dim: Dim) -> Sequence[int]:
     """How many elements each piece of a dim has, by its number."""
-    return _list_extents(dim_levels(dim), dim.size)
+    return dim.pieces.sizes if dim.pieces is not None else _list_extents(dim_levels(dim), dim.size)
 
 
 def _list_extents(levels: Sequence[Level], left: int) -> list[int]:
@@ -392,6 +493,8 @@ _Common = dict[tuple[int, int, tuple[Repeat, ...]], list[Block]]
 @lru_cache(maxsize=1024)
 def dim_levels(dim: Dim) -> tuple[Level, ...]:
     """The digits of a dim, major first; the last level is local and its values are single elements."""
+    if dim.pieces is not None:
+        raise LayoutError(f"a dim in pieces {dim.pieces:} is no numeral, whose digits could be read one by one")
     levels = [Level(1, False, 1, 1)]
     block, pieces, local = 1, 1, 1
     for radix, axis in reversed(dim.digits):
@@ -505,6 +608,8 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     >>> shared_elements(before, after)
     ({0: 2}, {0: 1, 1: 1}, {1: 2})
     """
+    if source.pieces is not None or target.pieces is not None:
+        return _count_meetings(source, target)[0]
     one, other = dim_levels(source), dim_levels(target)
     # After a period, at most the whole dim, the pieces of both sides repeat themselves.
     period = max(source.size, 1)
@@ -580,6 +685,8 @@ def shortest_shared(source: Dim, target: Dim) -> int:
     """
     if not source.size:
         return 1
+    if source.pieces is not None or target.pieces is not None:
+        return _count_meetings(source, target)[1]
     small, big = sorted((dim_levels(source)[-1].radix, dim_levels(target)[-1].radix))
     last = max((source.size - 1) // small * small, (source.size - 1) // big * big)
     tail, inner = source.size - last, _least_gap(small, big, last)

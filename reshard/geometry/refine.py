@@ -12,7 +12,8 @@ after, which the reverse, which change holders. A holder is written as its strid
 two neighbours along it, so that meshes with other axis names can be compared.
 
 Numerals that do not nest have no common refinement: 2 then 3 against 3 then 2, pieces of uneven sizes, overlapping
-sub-axes. Then `refine` returns None, and only an exchange of boxes (`messages`) leads from one to the other.
+sub-axes. Neither do pieces of any size, even where they stay as they are. Then `refine` returns None, and only an
+exchange of boxes (`messages`) leads from one to the other.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
     >>> [(digit.radix, digit.src, digit.dst) for digit in refinement.digits]
     [(2, 4, 1), (2, 2, 4), (2, 1, 2), (2, None, None)]
     """
-    if not same_devices(operand.mesh, result.mesh):
+    if not same_devices(operand.mesh, result.mesh) or operand.ragged or result.ragged:
         return None
     padded: list[int] = []
     for one, other in zip(operand.dims, result.dims, strict=True):
@@ -314,11 +315,14 @@ def release_digits(layout: Layout, factors: Iterable[Factor]) -> Layout:
 
     >>> print(release_digits(Layout.parse("f32[{x}3/10, {y}2]", Mesh(x=4, y=2)), [Factor(2, 4)]))
     f32[10, {y}2]
+    >>> print(release_digits(Layout.parse("f32[{x}{y}(3,1,4,2)]", Mesh(x=2, y=2)), [Factor(2, 2)]))
+    f32[{y}(3@0,1@1,4@0,2@1)]
     """
     mesh, spans = layout.mesh, [(factor.stride, factor.stride * factor.size) for factor in factors]
     dims: list[Dim] = []
     for dim in layout.dims:
         digits: list[Digit] = []
+        numbers = [0]  # For each piece, the number of the one that it becomes part of.
         for digit in dim.digits:
             if digit.axis is None:
                 digits.append(digit)
@@ -329,9 +333,18 @@ def release_digits(layout: Layout, factors: Iterable[Factor]) -> Layout:
                 inside = [(low, high)]  # A factor that does not nest with the holder takes all of it.
             cuts = sorted({low, high, *(end for part in inside for end in part)})
             for lower, upper in [*pairwise(cuts)][::-1]:
-                if any(start <= lower < end for start, end in inside):
-                    digits.append(Digit(upper // lower, None))
+                radix, released = upper // lower, any(start <= lower < end for start, end in inside)
+                if released:
+                    digits.append(Digit(radix, None))
                 else:
-                    digits += [Digit(axis.size, axis) for axis in mesh.sub_axes(lower, upper // lower)]
-        dims.append(fit_digits(digits, dim.size))
+                    digits += [Digit(axis.size, axis) for axis in mesh.sub_axes(lower, radix)]
+                if dim.pieces is not None:
+                    radix, copies = (1, radix) if released else (radix, 1)
+                    numbers = [n * radix + value for n in numbers for value in range(radix) for _ in range(copies)]
+        if dim.pieces is None:
+            dims.append(fit_digits(digits, dim.size))
+            continue
+        held = [digit for digit in digits if digit.axis is not None]
+        pieces = dim.pieces.renumbered(numbers, math.prod(digit.radix for digit in held))
+        dims.append(Dim((*held, Digit(pieces.largest, None)), dim.size, pieces))
     return Layout(mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)

@@ -38,7 +38,7 @@ def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
             for digit in dim.digits:
                 axes = () if digit.axis is None else _sub_axes(digit.axis, layout.mesh, mesh, weights)
                 digits += [digit] if digit.axis is None else [Digit(axis.size, axis) for axis in axes]
-            dims.append(Dim(tuple(digits), dim.size))
+            dims.append(Dim(tuple(digits), dim.size, dim.pieces))
         partial = tuple(s for axis in layout.partial for s in _sub_axes(axis, layout.mesh, mesh, weights))
         return Layout(mesh, tuple(dims), layout.dtype, layout.reduction, partial)
     except ReshardError:

@@ -34,7 +34,7 @@ Unit = tuple[int, ...]
 
 
 def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
-    """The dims of these sizes whose product a dim is, major first; None if a digit lies across two of them.
+    """The dims of these sizes whose product a dim is, major first; None if a digit, or pieces, lie across two of them.
 
     Only the first may be padded: an index past the end of the dim is one past the end of its major part.
 
@@ -48,6 +48,9 @@ def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
         return [Dim((Digit(size, None),), size) for size in sizes]
     if not sizes:
         return [] if dim.padded == 1 else None
+    if dim.pieces is not None:  # Pieces of any size have no digits to divide: all of them are of one part.
+        parts = [dim if size == dim.size > 1 else Dim((), 1) for size in sizes]
+        return parts if dim in parts else None
     rest = list(dim.digits)
     parts: list[Dim] = []
     for size in reversed(sizes[1:]):
@@ -77,10 +80,13 @@ def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
 
 
 def merge_dims(dims: Sequence[Dim]) -> Dim | None:
-    """The dim whose index is made of these, major first; None if one but the first is padded."""
+    """The dim whose index is made of these, major first; None if one but the first is padded, or pieces are cut."""
     size = math.prod(dim.size for dim in dims)
     if size == 0:
         return Dim((Digit(0, None),), 0)
+    if any(dim.pieces is not None for dim in dims):
+        large = [dim for dim in dims if dim.pieces is not None or dim.padded != 1]
+        return large[0] if len(large) == 1 else None
     if any(dim.padded != dim.size for dim in dims[1:]):
         return None
     return Dim(tuple(digit for dim in dims for digit in dim.digits), size)

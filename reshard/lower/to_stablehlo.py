@@ -25,7 +25,7 @@ from reshard.lower.program import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.plans.plan import Plan
 from reshard.types import dtypes
-from reshard.types.layout import Layout
+from reshard.types.layout import Layout, refuse_pieces
 from reshard.types.mesh import SubAxis
 
 # The stubs of jaxlib leave most types of MLIR unknown: they are Any here.
@@ -230,6 +230,7 @@ def spell_sharding(layout: Layout, mesh: str) -> str:
     >>> spell_sharding(Layout.parse("f32[{y}8] + sum{x}", Mesh(x=4, y=2)), "mesh")
     '<@mesh, [{"y"}], unreduced={"x"}>'
     """
+    refuse_pieces(layout, "a Shardy sharding")
 
     def spell(axes: Iterable[SubAxis]) -> str:
         names = map(layout.mesh.spell, axes)

@@ -68,6 +68,7 @@ from reshard.runtime.on_mpi.window_tiles import (
 from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
+from reshard.types.layout import refuse_pieces
 from reshard.types.whole import checked_flag
 
 Array = NDArray[Any]
@@ -100,6 +101,7 @@ class DistArray(NumpyMethods):
 
     def __init__(self, layout: Layout, tile: Array | None, comm: Comm) -> None:
         check_layout(layout, "layout")
+        refuse_pieces(layout, "a DistArray")
         given: Any = comm
         if isinstance(given, MPI.Comm):
             check_alive(comm)
@@ -120,6 +122,7 @@ class DistArray(NumpyMethods):
     def _of(cls, layout: Layout, held: WindowTile, comm: Comm) -> DistArray:
         """An array whose tile is known to fit."""
         array = cls.__new__(cls)
+        refuse_pieces(layout, "a DistArray")
         array._layout, array._held, array._comm = layout, held, comm
         array._seat = seat_of(layout.mesh, comm.rank, comm.size)
         return array

@@ -24,7 +24,15 @@ import numpy as np
 
 from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import Form
-from reshard.proofs.symbolic.contract import Factors, Ints, coordinate_along, find_positions, list_ids, offset_of_held
+from reshard.proofs.symbolic.contract import (
+    Factors,
+    Ints,
+    coordinate_along,
+    find_positions,
+    list_ids,
+    list_indices,
+    offset_of_held,
+)
 from reshard.proofs.symbolic.form import FormDigit, step_digits
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
@@ -134,7 +142,7 @@ def _elsewhere(source: Layout, target: Layout) -> Floor:
     if not source.partial and not target.partial:
         return _counted(source, target)
     summands = math.prod(axis.size for axis in target.partial)
-    tile = math.prod(_real(_local(dim), dim.size) for dim in target.dims)
+    tile = math.prod(map(_real, target.dims))
     if not source.partial and not set(source.mesh.devices).isdisjoint(target.mesh.devices):
         return Floor(0, "a device of both sets may hold all of its target tile before; no more is counted")
     return Floor(
@@ -158,7 +166,7 @@ def _counted(source: Layout, target: Layout) -> Floor:
         ps, at_p = _distinct(offset_of_held(a, source, at[0]))
         qs, at_q = _distinct(offset_of_held(b, target, at[1]))
         pairs, which = _distinct(at_p * len(qs) + at_q)
-        needed, held = _shared(_local(a), ps[pairs // len(qs)], _local(b), qs[pairs % len(qs)], b.size)
+        needed, held = _shared(a, ps[pairs // len(qs)], b, qs[pairs % len(qs)])
         need *= needed[which]
         have *= held[which]
     worst = int(np.argmax(need - have))
@@ -183,9 +191,24 @@ _CELLS = 1 << 20
 """Runs of pieces that are compared at once."""
 
 
-def _shared(before: _IndexRuns, p: Ints, after: _IndexRuns, q: Ints, size: int) -> tuple[Ints, Ints]:
+def _shared(source: Dim, p: Ints, target: Dim, q: Ints) -> tuple[Ints, Ints]:
     """The number of elements in each piece of the target, and how many of them are in the piece of the source."""
-    needed, held = np.empty_like(q), np.empty_like(q)
+    needed, held, size = np.empty_like(q), np.empty_like(q), target.size
+    if source.pieces is not None or target.pieces is not None:
+        # Index by index: the piece that has it on either side.
+        sides: list[tuple[Ints, Ints]] = []
+        for dim, offsets in ((source, p), (target, q)):
+            owners, (distinct, which) = np.full(size, -1), np.unique(offsets, return_inverse=True)
+            for number, offset in enumerate(distinct.tolist()):
+                indices = list_indices(dim, offset)
+                owners[indices[indices < size]] = number
+            sides.append((owners, which))
+        (before, p), (after, q) = sides
+        pairs, counts = np.unique(before * size + after, return_counts=True)
+        both = dict(zip(pairs.tolist(), counts.tolist(), strict=True))
+        shared = [both.get(number, 0) for number in (p * size + q).tolist()]
+        return np.bincount(after[after >= 0], minlength=len(q))[q], np.array(shared, np.int64)
+    before, after = _local(source), _local(target)
     step = max(1, _CELLS // max(1, len(after.starts)))
     for first in range(0, len(q), step):
         some = slice(first, first + step)
@@ -245,7 +268,7 @@ def _started(source: Layout, target: Layout, started: Factors) -> Floor:
         counts: list[tuple[int, int]] = []
         for row in kinds:  # the target's piece, then those of the source that some device of the group has
             pieces = np.unique(row[1:])
-            needed, held = _shared(_local(a), pieces, _local(b), np.full_like(pieces, row[0]), b.size)
+            needed, held = _shared(a, pieces, b, np.full_like(pieces, row[0]))
             counts.append((int(needed[0]), int(held.sum())))
         needs, haves = np.array(counts, np.int64).reshape(-1, 2).T
         need, have = need * needs[which.ravel()], have * haves[which.ravel()]
@@ -280,7 +303,7 @@ def _reduction(source: Layout, target: Layout, kept: Factors, started: Factors) 
     holders = devices // len(np.unique(_along(target.mesh, target.held, after[first]))) // group
     receipts = (summands - 1) + (holders - 1)
     mean = -(-math.prod(source.shape) * receipts // devices)
-    tile = -(-math.prod(_real(_local(dim), dim.size) for dim in target.dims) // group)
+    tile = -(-math.prod(map(_real, target.dims)) // group)
     return Floor(
         max(mean, tile),
         f"when some device has an element's sum of {summands} summands, {summands - 1} were received for it, and each "
@@ -299,6 +322,9 @@ def _along(mesh: Mesh, axes: Sequence[SubAxis], at: Ints) -> Ints:
     return kept
 
 
-def _real(runs: _IndexRuns, size: int) -> int:
-    """The number of elements, without padding, in the piece at coordinates 0, which has the most."""
+def _real(dim: Dim) -> int:
+    """The number of elements, without padding, in the largest piece: of a numeral, the one at coordinates 0."""
+    if dim.pieces is not None:
+        return dim.pieces.largest
+    runs, size = _local(dim), dim.size
     return int((np.minimum(runs.starts + runs.length, size) - np.minimum(runs.starts, size)).sum())

@@ -32,6 +32,7 @@ from reshard.plans.plan import group_moves
 from reshard.plans.rules.bounds import joint_endpoint_bound, joint_lower_bound
 from reshard.proofs.parts import compare_parts
 from reshard.proofs.refute import Counterexample
+from reshard.proofs.symbolic.contract import list_indices, offset_of_held
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.move import Move
 from reshard.types.units import bytes_text, counted, listed
@@ -494,6 +495,8 @@ def _find_cut(problem: _Problem, turn: _Turn, *places: int) -> _Cut | None:
         if found is None:
             return None
         dim, within = found
+        if layout.dims[dim].pieces is not None:
+            return None
         run = math.prod(
             digit.radix for digit in itertools.takewhile(lambda d: d.axis is None, reversed(layout.dims[dim].digits))
         )
@@ -551,7 +554,7 @@ def _cut_problem(problem: _Problem, cut: _Cut) -> _Problem:
         found = _find_dim(layout, place)
         dims = list(layout.dims)
         if found is not None:
-            digits, size = dims[found[0]]
+            digits, size, _ = dims[found[0]]
             whole = len(list(itertools.takewhile(lambda digit: digit.axis is None, reversed(digits))))
             run = Digit(math.prod(digit.radix for digit in digits[len(digits) - whole :]) // radix, None)
             dims[found[0]] = Dim((*digits[: len(digits) - whole], run), size // radix)
@@ -661,7 +664,7 @@ def _row_length(layout: Layout) -> int:
     length = 1
     for dim in reversed(layout.dims):
         for radix, axis in reversed(dim.digits):
-            if axis is not None:
+            if axis is not None or dim.pieces is not None:
                 return length
             length *= radix
     return length
@@ -678,7 +681,10 @@ def _list_rows(layout: Layout, device: int) -> tuple[Indices, Indices]:
     flat, real, inner = np.zeros(len(starts), np.int64), np.full(len(starts), length), math.prod(shape)
     for rest, dim in zip(local, layout.dims, strict=True):
         index, place, inner = np.zeros(len(starts), np.int64), 1, inner // max(1, dim.tile)
-        for radix, axis in reversed(dim.digits):
+        if dim.pieces is not None:
+            held = offset_of_held(dim, layout, np.array([position]))
+            index = list_indices(dim, int(held[0]))[rest]
+        for radix, axis in reversed(dim.digits) if dim.pieces is None else ():
             index += place * (rest % radix if axis is None else layout.mesh.coordinate(position, axis))
             rest = rest // radix if axis is None else rest
             place *= radix

@@ -34,7 +34,7 @@ from reshard.runtime.xla import in_parts_on_tpu as in_parts_on_tpu
 from reshard.runtime.xla import in_rounds as in_rounds
 from reshard.runtime.xla import peak_bytes as peak_bytes
 from reshard.types import dtypes
-from reshard.types.layout import Layout
+from reshard.types.layout import Layout, refuse_pieces
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import jax_sharding
 
@@ -243,6 +243,7 @@ def list_free_axes(mesh: AnyMesh) -> Mesh:
 
 def spell_spec(layout: Layout, axes: Mesh) -> PartitionSpec:
     """The layout's `PartitionSpec` on axes with the same devices by position."""
+    refuse_pieces(layout, "a jax array")
     held = [[d.axis for d in dim.digits if d.axis is not None] for dim in layout.dims]
     return jax_sharding.partition_spec(layout.mesh, held, layout.partial, layout.reduction, axes)
 

@@ -158,6 +158,8 @@ def _explain_no_refinement(operand: Layout, result: Layout) -> str:
         return f"the meshes {operand.mesh} and {result.mesh} list the devices in different orders."
     if operand.mesh != result.mesh:
         return f"the axes of {operand.mesh} and {result.mesh} do not nest, so no collective runs along them."
+    if operand.ragged or result.ragged:
+        return "some dim is in pieces of any size, and no collective moves between these."
     uneven: list[str] = []
     for at, ends in enumerate(zip(operand.dims, result.dims, strict=True)):
         if ends[0] != ends[1] and any(end.padded != end.size for end in ends):

@@ -190,6 +190,9 @@ def list_facts(layout: Layout) -> list[tuple[str, str]]:
         split += [f"dim {at} over {', '.join(axes)}"] if axes else []
         if dim.padded == dim.size:
             continue
+        if dim.pieces is not None:
+            padding.append(f"dim {at} is in pieces {dim.pieces:}, for each of which tiles have {dim.tile}")
+            continue
         words = [f"dim {at} from {dim.size} to {dim.padded}"]
         if any(axis is not None and axis.size > 1 for _, axis in dim.digits) and dim.digits[-1].axis is None:
             # Devices hold it in runs: the last that has data may be short, and some may have none.

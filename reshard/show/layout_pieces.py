@@ -13,9 +13,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from reshard.types import Digit, Dim, Layout, Mesh
+from reshard.types.dims import number_piece
 
 SOME = 64  # Devices of one set that are listed; the others are only counted.
 
@@ -49,6 +51,8 @@ def count_pieces(dim: Dim) -> int:
     >>> count_pieces(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0])
     4
     """
+    if dim.pieces is not None:
+        return len(dim.pieces.lengths)
     run = _split_digits(dim)[1]
     return -(-dim.size // run) if run else 0
 
@@ -60,6 +64,10 @@ def list_pieces(dim: Dim) -> Iterator[Piece]:
     >>> [tuple(piece) for piece in list_pieces(layout.dims[0])]
     [(0, 2, 0), (2, 4, 1), (4, 6, 0), (6, 7, 1)]
     """
+    if dim.pieces is not None:
+        runs = zip(dim.pieces.starts, dim.pieces.lengths, dim.pieces.numbers, strict=True)
+        yield from (Piece(start, start + length, number) for start, length, number in runs)
+        return
     digits, run = _split_digits(dim)
     for at in range(count_pieces(dim)):
         number, weight, rest = 0, 1, at
@@ -93,6 +101,10 @@ def list_ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]
     >>> list(list_ranges(layout.dims[0], layout.mesh, 1))
     [(64, 128), (320, 384), (576, 640), (832, 896)]
     """
+    if dim.pieces is not None:
+        own = dim.pieces.runs_of(number_piece(dim, partial(mesh.coordinate, position)))
+        yield from ((run.start, run.start + run.length) for run in own)
+        return
     digits, run = _split_digits(dim)
     values = [range(r) if a is None else (mesh.coordinate(position, a),) for r, a in digits]
     for number in itertools.product(*values):

@@ -4,6 +4,7 @@
     Digit, Dim, Layout   where each element of an array is: every dim a numeral of local and held digits
 
     mesh.py, dims.py, layout.py     the three above; the invariants of layouts, one check each, are in dims.py
+    pieces.py                       pieces of any size, which a table says and no numeral
     meaning.py                      which elements a device holds: the definition of correctness
     move.py, view.py                a plan's request with a view; which index becomes which, and views one after another
     named_dims.py                   layouts of xarray's arrays and jaxtyping's annotations
@@ -21,3 +22,4 @@ from reshard.types.layout import Dim as Dim
 from reshard.types.layout import Layout as Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.mesh import SubAxis as SubAxis
+from reshard.types.pieces import Pieces as Pieces

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, cast
 from reshard.errors import LayoutError, quoted
 from reshard.types import reductions
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.whole import MOST, MOST_LISTED, read_items, whole
+from reshard.types.pieces import Pieces
+from reshard.types.whole import MOST, MOST_LISTED, primes, read_items, whole
 
 
 class Digit(NamedTuple):
@@ -27,10 +28,18 @@ class Dim(NamedTuple):
     >>> dim = Dim((Digit(4, SubAxis("x", 1, 4)), Digit(3, None)), 10)    # {x}3/10: pieces 0-2, 3-5, 6-8, 9
     >>> dim.padded, dim.tile
     (12, 3)
+
+    With `pieces`, the coordinates along the held digits are the number of a piece, and the last digit is local: its
+    values are the local indices, as many as the largest piece has.
+
+    >>> dim = Dim((Digit(3, SubAxis("x", 1, 3)), Digit(5, None)), 8, Pieces.from_sizes([3, 5, 0]))    # {x}(3,5,0)
+    >>> dim.padded, dim.tile
+    (15, 5)
     """
 
     digits: tuple[Digit, ...]
     size: int
+    pieces: Pieces | None = None
 
     @property
     def padded(self) -> int:
@@ -54,6 +63,8 @@ def true_extent(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
     """
     if not dim.size:
         return 0
+    if dim.pieces is not None:
+        return dim.pieces.sizes[number_piece(dim, coordinate)]
     count, left, place, tile = 0, dim.size, dim.padded, dim.tile
     for radix, axis in dim.digits:
         place //= radix
@@ -65,6 +76,15 @@ def true_extent(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
         else:
             left = min(max(left - coordinate(axis) * place, 0), place)
     return count + left
+
+
+def number_piece(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
+    """The number of the piece of a dim on a device with these coordinates: its held digits, most significant first."""
+    number = 0
+    for radix, axis in dim.digits:
+        if axis is not None:
+            number = number * radix + coordinate(axis)
+    return number
 
 
 def fit_digits(digits: Iterable[Digit], size: int) -> Dim:
@@ -126,10 +146,12 @@ def numbers_along(positions: int, factors: Sequence[tuple[int, int]]) -> list[in
 #
 #     whole sizes      check_whole_sizes      refuses a radix of -2, of 2.5 or True, and a size above 2^63 - 1
 #     exact cover      check_exact_cover      refuses f32[{x}4/10]: room for 16 elements, where 12 hold 10
+#                      check_pieces           refuses f32[{x}(3,5)] on <x=4>: two pieces for four devices
 #     single use       check_single_use       refuses f32[{x}4, {x}4]: devices have one coordinate along x, not two
 #     radix match      check_radix_match      refuses a digit of radix 2 that is held by an axis of size 4
 #     canonical form   canonical_dim,         turns f32[2 2{x:(1)2}{x:(2)2}] into f32[4{x}]
-#                      canonical_partial
+#                      canonical_partial,
+#                      canonical_pieces       turns f32[{x}(3,3,3,1)] into f32[{x}3/10]
 #     one reduction    check_one_reduction    refuses s32[16] + mean{x}: integers have no mean
 #
 # `Layout` calls them all when it is built, so layouts of equal meaning are equal objects.
@@ -145,8 +167,12 @@ def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
         if digit.axis is not None:
             check_radix_match(digit, mesh)
     size = dim.size
+    if dim.pieces is not None:
+        check_pieces(dim, dim.pieces, at)
     if size == 0:  # No device holds an element, whatever the digits are.
         return Dim((Digit(0, None),), 0)
+    if dim.pieces is not None:
+        return canonical_pieces(dim, dim.pieces, mesh)
     # Digits of radix 1 are dropped. Neighbours are merged if both are local, or held by consecutive sub-axes of one.
     digits: list[Digit] = []
     for digit in dim.digits:
@@ -169,6 +195,56 @@ def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
         one_round = rounds == 1
         digits[:0] = [Digit(rounds, None)] if rounds > 1 else []
     return Dim(tuple(check_exact_cover(digits, size, one_round, at)), size)
+
+
+def canonical_pieces(dim: Dim, pieces: Pieces, mesh: Mesh) -> Dim:
+    """*Canonical form* of a dim in pieces of any size: a numeral if one says the same, else one order of held digits.
+
+    That is the order in which the pieces are intervals, or the order of the mesh if there is none, so that equal
+    pieces are numbered alike.
+    """
+    # Held digits as factors of prime size, in the order of the mesh, each with its weight in the number of a piece.
+    factors: list[tuple[SubAxis, int]] = []
+    weight = pieces.count
+    for radix, axis in dim.digits:
+        pre = 1
+        for prime in primes(radix) if axis is not None else ():
+            weight //= prime
+            assert axis is not None
+            factors.append((SubAxis(axis.axis, axis.pre * pre, prime), weight))
+            pre *= prime
+    factors.sort(key=lambda factor: mesh.stride(factor[0]), reverse=True)
+    if not factors:
+        return canonical_dim(Dim((Digit(dim.size, None),), dim.size), mesh, 0)
+    weights = [(weight, axis.size) for axis, weight in factors]
+    if (numeral := pieces.read_numeral(weights)) is not None:
+        digits = [Digit(radix, None if at is None else factors[at][0]) for radix, at in numeral]
+        if digits[0].axis is not None:
+            digits.insert(0, Digit(1, None))
+        try:
+            plain = canonical_dim(Dim(tuple(digits), dim.size), mesh, 0)
+        except LayoutError:
+            plain = None  # Some rounds have no element, or the last one is cut short where it may not be.
+        if plain is not None and plain.tile == pieces.largest:
+            return plain
+    order = pieces.find_order(weights) or list(range(len(weights)))
+    if any(weights[one][0] < weights[other][0] for one, other in pairwise(order)):
+        # Numbers in the order of the given digits, in that of the factors.
+        renumbered = [0] * pieces.count
+        place = 1
+        for weight, prime in (weights[at] for at in reversed(order)):
+            for number in range(pieces.count):
+                renumbered[number] += number // weight % prime * place
+            place *= prime
+        pieces = pieces.renumbered(renumbered, pieces.count)
+    held: list[Digit] = []
+    for axis in (factors[at][0] for at in order):
+        joined = _join_axes(held[-1].axis, axis) if held and held[-1].axis is not None else None
+        if joined is not None:
+            held[-1] = Digit(joined.size, joined)
+        else:
+            held.append(Digit(axis.size, axis))
+    return Dim((*held, Digit(pieces.largest, None)), dim.size, pieces)
 
 
 def canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, ...]:
@@ -218,7 +294,7 @@ def check_whole_sizes(dim: Dim, at: int) -> Dim:
     if all(type(each) is int for each in (dim.size, *(digit.radix for digit in dim.digits))):
         return dim
     digits = (Digit(int(digit.radix), digit.axis) for digit in dim.digits)
-    return Dim(tuple(digits), size)
+    return Dim(tuple(digits), size, dim.pieces)
 
 
 def check_exact_cover(digits: list[Digit], size: int, one_round: bool, at: int) -> list[Digit]:
@@ -249,6 +325,32 @@ def check_exact_cover(digits: list[Digit], size: int, one_round: bool, at: int) 
         f"dim {at}: the radices multiply to {padded}, but the true size is {size}, whose smallest fitting "
         f"multiple of {unit} is {best}; change the local digit so that the product is {best} (exact cover)"
     )
+
+
+def check_pieces(dim: Dim, pieces: Pieces, at: int) -> None:
+    """*Exact cover* and *radix match* of dim `at` in pieces: one for each coordinate, together as long as the dim."""
+    held = math.prod(digit.radix for digit in dim.digits if digit.axis is not None)
+    if not isinstance(pieces, Pieces):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LayoutError(f"dim {at} has the pieces {quoted(pieces)}; give a reshard.types.Pieces")
+    if held != pieces.count:
+        raise LayoutError(
+            f"dim {at} has {pieces.count} pieces {pieces:}, but its axes have {held} coordinates; give one piece for "
+            f"each, 0 where a device has none (exact cover)"
+        )
+    if pieces.size != dim.size:
+        raise LayoutError(
+            f"dim {at}: its pieces {pieces:} have {pieces.size} elements in all, but the true size is {dim.size}; each "
+            f"index is in one piece (exact cover)"
+        )
+    if [digit.axis is None for digit in dim.digits] != [False] * (len(dim.digits) - 1) + [True]:
+        raise LayoutError(
+            f"dim {at} is in pieces {pieces:}: its held digits come first, and one local digit last (radix match)"
+        )
+    if dim.digits[-1].radix != pieces.largest:
+        raise LayoutError(
+            f"dim {at} has the local digit {dim.digits[-1].radix}, but the largest of its pieces {pieces:} has "
+            f"{pieces.largest} elements, which is the radix of that digit (radix match)"
+        )
 
 
 def check_single_use(mesh: Mesh, used: Iterable[SubAxis]) -> None:

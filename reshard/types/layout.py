@@ -7,7 +7,7 @@ equal meaning are equal objects.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,12 +22,14 @@ from reshard.types.dims import (
     check_one_reduction,
     check_single_use,
     checked_shape,
+    checked_size,
     true_extent,
 )
 from reshard.types.dims import fit_digits as fit_digits
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
-from reshard.types.whole import MOST_LISTED, read_items
+from reshard.types.pieces import Pieces
+from reshard.types.whole import MOST_LISTED, read_items, whole
 
 if TYPE_CHECKING:
     from reshard.types.notation.sharding import Placed
@@ -99,7 +101,16 @@ class Layout:
                 for d in part.digits
             ]
             size = math.prod(d.radix for d in digits) if part.size is None else part.size
-            dims.append(Dim(tuple(digits), size))
+            if part.runs is None:
+                dims.append(Dim(tuple(digits), size))
+                continue
+            count = math.prod(d.radix for d in digits if d.axis is not None)
+            lengths, numbers = part.runs or (None, None)
+            if lengths is None or numbers is None:
+                pieces = Pieces.even(checked_size(size), count)
+            else:
+                pieces = Pieces(lengths, numbers, count) if numbers else Pieces.from_sizes(lengths)
+            dims.append(Dim((*digits, Digit(pieces.largest, None)), size, pieces))
         return cls(mesh, tuple(dims), raw.dtype, raw.reduction, tuple(mesh.sub_axis(a) for a in raw.partial))
 
     @classmethod
@@ -258,11 +269,11 @@ class Layout:
         raw = dtensor.read_placements(placements, tuple(grid.axes.values()), sizes)
         axes = [SubAxis(name, 1, size) for name, size in grid.axes.items()]
 
-        def dim(digits: Sequence[tuple[int, int | None]], size: int) -> Dim:
-            return Dim(tuple(Digit(radix, None if at is None else axes[at]) for radix, at in digits), size)
-
-        dims = tuple(dim(digits, size) for digits, size in zip(raw.dims, sizes, strict=True))
-        return cls(grid, dims, dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
+        dims: list[Dim] = []
+        for digits, pieces, size in zip(raw.dims, raw.pieces, sizes, strict=True):
+            each = tuple(Digit(radix, None if at is None else axes[at]) for radix, at in digits)
+            dims.append(Dim(each, size, pieces))
+        return cls(grid, tuple(dims), dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
 
     @classmethod
     def from_scalapack(
@@ -283,6 +294,53 @@ class Layout:
 
         return cls(mesh, tuple(dim(*each) for each in dims), dtypes.canonical(dtype))
 
+    @classmethod
+    def from_owners(cls, owners: object, mesh: Mesh, shape: Sequence[int], dtype: object, dim: int = 0) -> Layout:
+        """Each index of a dim on the device at the position that `owners` has for it; other dims are not split.
+
+        `owners` is a list, or anything with the buffer protocol, such as a numpy array of ints.
+
+        >>> print(Layout.from_owners([0, 0, 2, 2, 0], Mesh(x=3), (5, 8), "float32"))
+        f32[{x}(2@0,2@2,1@0), 8]
+        """
+        return cls._in_pieces(Pieces.from_owners(owners, checked_mesh(mesh).size), mesh, shape, dtype, dim)
+
+    @classmethod
+    def from_sizes(
+        cls,
+        sizes: object,
+        mesh: Mesh,
+        shape: Sequence[int],
+        dtype: object,
+        dim: int = 0,
+        axes: Sequence[str] | None = None,
+    ) -> Layout:
+        """A dim in pieces of these sizes, one for each coordinate along `axes`, major to minor; by default all axes.
+
+        >>> print(Layout.from_sizes([3, 5, 0, 2], Mesh(x=4, y=2), (10, 8), "float32", axes=["x"]))
+        f32[{x}(3,5,0,2), 8]
+        """
+        return cls._in_pieces(Pieces.from_sizes(sizes), mesh, shape, dtype, dim, axes)
+
+    @classmethod
+    def _in_pieces(
+        cls,
+        pieces: Pieces,
+        mesh: Mesh,
+        shape: Sequence[int],
+        dtype: object,
+        dim: object,
+        axes: Sequence[str] | None = None,
+    ) -> Layout:
+        sizes, names = checked_shape(shape), checked_mesh(mesh).axes if axes is None else _listed_axes(axes, "axes")
+        at = whole(dim, -len(sizes), len(sizes) - 1)
+        if at is None:
+            raise LayoutError(f"dim {quoted(dim)} of global shape {quoted(sizes)}: give the number of a dim")
+        held = [Digit(axis.size, axis) for axis in map(mesh.sub_axis, names)]
+        dims = [Dim((Digit(size, None),), size) for size in sizes]
+        dims[at] = Dim((*held, Digit(pieces.largest, None)), sizes[at], pieces)
+        return cls(mesh, tuple(dims), dtypes.canonical(dtype))
+
     def to_jax(self, jax_mesh: Any) -> Any:
         """The `NamedSharding` of this layout on a jax mesh of the same devices.
 
@@ -295,6 +353,7 @@ class Layout:
         """
         from reshard.types.notation import jax_sharding
 
+        refuse_pieces(self, "a NamedSharding")
         held = [[d.axis for d in dim.digits if d.axis is not None] for dim in self.dims]
         if Layout.tiled(self.mesh, self.shape, self.dtype, held, self.partial, self.reduction) != self:
             raise LayoutError(
@@ -320,7 +379,7 @@ class Layout:
 
     @cached_property
     def tile_shape(self) -> tuple[int, ...]:
-        """The shape of a device's tile, padding included; it is the same on all devices."""
+        """The shape of a device's tile, padding included; it is the same on all devices: the largest piece has room."""
         return tuple(dim.tile for dim in self.dims)
 
     def tile_shape_of(self, device: int) -> tuple[int, ...]:
@@ -340,8 +399,13 @@ class Layout:
 
     @cached_property
     def even(self) -> bool:
-        """Whether no dim is padded."""
-        return self.shape == self.padded_shape
+        """Whether every dim is a numeral without padding."""
+        return self.shape == self.padded_shape and not self.ragged
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether a dim is in pieces of any size, which no numeral says."""
+        return any(dim.pieces is not None for dim in self.dims)
 
     @cached_property
     def held(self) -> tuple[SubAxis, ...]:
@@ -376,19 +440,29 @@ class Layout:
 
     @cached_property
     def _text(self) -> str:
+        return self._write(str)
+
+    def _write(self, write_pieces: Callable[[Pieces], str]) -> str:
         dims: list[str] = []
         for dim in self.dims:
             each = [str(d.radix) if d.axis is None else f"{{{self.mesh.spell(d.axis)}}}" for d in dim.digits]
+            if dim.pieces is not None:
+                each[-1] = write_pieces(dim.pieces)
             digits = "".join(each)
-            dims.append((digits or "1") if dim.padded == dim.size else f"{digits}/{dim.size}")
+            fits = dim.pieces is not None or dim.padded == dim.size
+            dims.append((digits or "1") if fits else f"{digits}/{dim.size}")
         axes = "".join(f"{{{self.mesh.spell(a)}}}" for a in self.partial)
         return f"{dtypes.short(self.dtype)}[{', '.join(dims)}]" + (f" + {self.reduction}{axes}" if axes else "")
 
     def __str__(self) -> str:
         return self._text
 
+    def __format__(self, spec: str) -> str:
+        """The text for people, as errors and pictures have it: long tables of pieces are shortened."""
+        return format(self._write(format) if self.ragged else self._text, spec)
+
     def __repr__(self) -> str:
-        return f"Layout.parse({str(self)!r}, {self.mesh!r})"
+        return f"Layout.parse({f'{self}'!r}, {self.mesh!r})"
 
 
 def checked_mesh(mesh: object) -> Mesh:
@@ -397,6 +471,15 @@ def checked_mesh(mesh: object) -> Mesh:
         kind = "jax mesh" if hasattr(mesh, "axis_names") else type(mesh).__name__
         raise MeshError(f"{quoted(mesh)} is a {kind}, not a reshard.Mesh; give Mesh(x=4, y=2), or Mesh(jax_mesh)")
     return mesh
+
+
+def refuse_pieces(layout: Layout, what: str) -> None:
+    """Raises `LayoutError` for a layout in pieces of any size, which `what` cannot say."""
+    if layout.ragged:
+        raise LayoutError(
+            f"{layout} is in pieces of any size, and {what} is in equal tiles; first move it to a layout without "
+            f"pieces (numpy's runtime and MPI do), or give that one"
+        )
 
 
 _LIST = f"a list of at most {MOST_LISTED} items"

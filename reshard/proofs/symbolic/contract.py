@@ -218,6 +218,8 @@ def number_along(position: Ints, along: Factors) -> Ints:
 def offset_of_held(dim: Dim, layout: Layout, position: Ints) -> Ints:
     """What the held digits add to the global index of a dim, for the device at each position.
 
+    In pieces of any size they are the number of the piece, and `list_indices` says its indices.
+
     >>> layout = Layout.parse("f32[4{x}2]", Mesh(x=3))
     >>> offset_of_held(layout.dims[0], layout, np.arange(3)).tolist()
     [0, 2, 4]
@@ -226,8 +228,30 @@ def offset_of_held(dim: Dim, layout: Layout, position: Ints) -> Ints:
     for radix, axis in reversed(dim.digits):
         if axis is not None:
             offset = offset + coordinate_along(position, layout.mesh.stride(axis), radix) * low
+        elif dim.pieces is not None:
+            continue
         low *= radix
     return offset
+
+
+def list_indices(dim: Dim, offset: int) -> Ints:
+    """The global index at each local index of a dim on devices whose held digits are worth `offset`; padding is at or
+    past the true size.
+
+    >>> list_indices(Layout.parse("f32[{x}(2@0,3@1,1@0)]", Mesh(x=2)).dims[0], 0).tolist()
+    [0, 1, 5]
+    """
+    indices, low = np.zeros(1, np.int64), 1
+    if dim.pieces is not None:
+        indices = np.full(dim.tile, dim.size, np.int64)
+        for run in dim.pieces.runs_of(offset):
+            indices[run.local : run.local + run.length] = np.arange(run.start, run.start + run.length)
+        return indices
+    for radix, axis in reversed(dim.digits):
+        if axis is None:
+            indices = (np.arange(radix)[:, None] * low + indices[None]).reshape(-1)
+        low *= radix
+    return offset + indices
 
 
 def held_factors(digits: Sequence[FormDigit], side: str) -> list[tuple[int, int]]:

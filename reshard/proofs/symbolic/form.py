@@ -93,6 +93,8 @@ class Form:
 
     def _dim(self, at: int, dim: Dim, mesh: Mesh) -> str:
         words: list[str] = []
+        if dim.pieces is not None:
+            return "".join(f"{{{mesh.spell(axis)}}}" for _, axis in dim.digits if axis is not None) + f"{dim.pieces}"
         low = dim.padded
         for radix, axis in dim.digits:
             low = low // radix if radix else 0
@@ -112,7 +114,9 @@ def form_of(layouts: Sequence[Layout], extra: Iterable[Place], tied: Collection[
     orders = {(layout.mesh.size, layout.mesh.device_ids) for layout in layouts}
     fixed: dict[int, str] = {}  # why a dim keeps its size, whatever its numerals
     for at, dim in enumerate(layouts[0].dims):
-        if any(layout.dims[at].padded != layout.dims[at].size for layout in layouts):
+        if any(layout.dims[at].pieces is not None for layout in layouts):
+            fixed[at] = "the sizes of its pieces are data"
+        elif any(layout.dims[at].padded != layout.dims[at].size for layout in layouts):
             fixed[at] = "it is padded"
         elif dim.size == 0:
             fixed[at] = "it is empty"
@@ -150,6 +154,8 @@ def step_digits(
     They are also cut at the `extra` places, which the form knows only in dims whose size may vary.
     """
     if operand.mesh.size != result.mesh.size or operand.mesh.device_ids != result.mesh.device_ids:
+        return None
+    if operand.ragged or result.ragged:
         return None
     sizes: dict[int, int] = {}
     for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True)):

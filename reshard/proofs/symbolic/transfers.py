@@ -35,6 +35,7 @@ from reshard.proofs.symbolic.contract import (
     coordinate_along,
     count_values,
     find_positions,
+    list_indices,
     match_digits,
     offset_of_held,
     pair_digits,
@@ -410,37 +411,30 @@ def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
         raise Tied(tied)
     sent, received = _end_positions(boxes, contract)
     for at, (a, b) in enumerate(dims):
-        before, after = _local_offsets(a), _local_offsets(b)
         held, wanted = offset_of_held(a, contract.operand, sent), offset_of_held(b, contract.result, received)
         rows = np.stack([held, *boxes.src[:, at].T, wanted, *boxes.dst[:, at].T], axis=1)
-        for own, start, extent, needed, begin, length in np.unique(rows, axis=0):
+        ends = dict[int, Ints](), dict[int, Ints]()
+        for own, start, extent, needed, begin, length in np.unique(rows, axis=0).tolist():
             require(extent == length, f"{about}: a box of another shape at its other end")
-            read, written = own + before[start : start + extent], needed + after[begin : begin + length]
+            for side, (dim, offset) in zip(ends, ((a, own), (b, needed)), strict=True):
+                if offset not in side:
+                    side[offset] = list_indices(dim, int(offset))
+            read, written = ends[0][own][start : start + extent], ends[1][needed][begin : begin + length]
             real = written < b.size
             require(np.array_equal(read[real], written[real]), f"{about}: a box of other elements, dim {at}")
-
-
-def _local_offsets(dim: Dim) -> Ints:
-    """What each local index adds to the global index of a dim."""
-    offsets, low = np.zeros(1, np.int64), 1
-    for radix, axis in reversed(dim.digits):
-        if axis is None:
-            offsets = (np.arange(radix)[:, None] * low + offsets[None]).reshape(-1)
-        low *= radix
-    return offsets
 
 
 def _check_filled(receivers: Ints, boxes: Ints, contract: StepContract) -> None:
     """Checks that every true element of every result lies in a box; devices with equal boxes are compared once."""
     mesh, dims = contract.result.mesh, contract.result.dims
     received = find_positions(mesh, receivers)
-    tables = [(offset_of_held(dim, contract.result, np.arange(mesh.size)), _local_offsets(dim)) for dim in dims]
+    tables = [offset_of_held(dim, contract.result, np.arange(mesh.size)) for dim in dims]
     order = np.argsort(received, kind="stable")
     ends = np.searchsorted(received[order], np.arange(mesh.size + 1))
     seen: set[tuple[int, bytes]] = set()
     for device in range(mesh.size):
         own = boxes[order[ends[device] : ends[device + 1]]]
-        real = [local + held[device] < dim.size for (held, local), dim in zip(tables, dims, strict=True)]
+        real = [list_indices(dim, int(held[device])) < dim.size for held, dim in zip(tables, dims, strict=True)]
         key = (len(own), own.tobytes() + b"".join(r.tobytes() for r in real))
         if key in seen:
             continue

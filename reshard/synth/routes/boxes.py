@@ -36,6 +36,10 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     if pair.reduces or pair.refinement is not None:
         return
     source, target = pair.source, pair.target
+    if source.ragged or target.ragged:
+        # No rule but that of the exchange reads pieces of any size, not even of dims that stay as they are.
+        yield (StepSpec("exchange", target),)
+        return
     if permute_first.is_permute(source, target):
         yield (StepSpec("permute", target),)
     if source.mesh == target.mesh:

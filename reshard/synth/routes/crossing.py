@@ -101,8 +101,12 @@ def _list_cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
     A prime of a sub-axis that no dim is long enough for is left out.
     """
     primes = [prime for axis in axes for prime in prime_places(layout.mesh, axis)]
-    # For each dim its longest local digit, the last one among equals: its number, and what is left of it.
-    local = [[(d.radix, at) for at, d in enumerate(dim.digits) if d.axis is None] for dim in layout.dims]
+    # For each dim its longest local digit, the last one among equals: its number, and what is left of it. Pieces of any
+    # size are not cut.
+    local = [
+        [(d.radix, at) for at, d in enumerate(dim.digits) if d.axis is None and dim.pieces is None]
+        for dim in layout.dims
+    ]
     longest = [max(digits, default=(1, None)) for digits in local]
     cuts: list[Layout] = []
     for first in range(len(layout.dims)):

@@ -314,7 +314,9 @@ def _end_holders(held: Holders, wanted: Holders) -> Holders:
 
 
 def _holders_of_both(source: Layout, target: Layout) -> tuple[Holders, Holders] | None:
-    """The holders of both layouts, None unless both are contiguous and on one mesh."""
+    """The holders of both layouts, None unless both are contiguous numerals and on one mesh."""
+    if source.ragged or target.ragged:
+        return None
     ends: list[Holders] = []
     for layout in (source, target):
         holders: Holders = []

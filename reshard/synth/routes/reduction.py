@@ -262,7 +262,7 @@ def _start_sum(pair: Pair, links: Links | None) -> Iterator[Route]:
         rest = Pair(source, alike or between)
         ways = [_finish_sum] if rest.reduces else AFTERWARDS
         yield from ((*route, split) for before in ways for route in before(rest, links))
-    if refinement is None and not change.reduced and source.mesh == target.mesh:
+    if refinement is None and not change.reduced and source.mesh == target.mesh and not source.ragged:
         # The sum split first, and nothing else done by that.
         with contextlib.suppress(LayoutError):
             first = replace(release_digits(source, change.started), partial=target.partial, reduction=target.reduction)

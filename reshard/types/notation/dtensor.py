@@ -12,6 +12,9 @@ the part after a leading factor of `split_factor`, which stays local. For exampl
     _StridedShard(0, split_factor=4)  (4, local) (2, d0) (2, local)
     Shard(0)                          (4, d1)    (2, d0) (2, local)
 
+Where parts are uneven, as torch's `chunk` makes them, each piece is cut by itself: [Shard(0), Shard(0)] of 10 on (3, 2)
+is 4, 4, 2, then 2, 2, 2, 2, 1, 1, which is {d0}{d1}~10.
+
 Placements are torch's objects or their text, short or long: "S(0)", "R", "P(sum)", "_S(0, 4)", "Shard(dim=0)".
 `parse_placements` reads the text of a whole list, as torch prints it, `read_placements` plain data of either;
 `Layout.from_dtensor` makes the layout.
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple
 from reshard.errors import LayoutError, NotationError, quoted
 from reshard.types.dims import checked_shape
 from reshard.types.mesh import Mesh
+from reshard.types.pieces import Pieces
 from reshard.types.whole import MOST, read_items, whole, written
 
 REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": "min", "product": "product"}
@@ -38,16 +42,20 @@ _TEXT = re.compile(
 )
 _LIST = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)
 
+_MOST_CHUNKS = 1 << 20
+"""The chunks of an uneven dim, which are listed one by one."""
+
 _Digit = tuple[int, int | None]
 """A radix, and the mesh dim that holds the digit, None if it is local."""
 
 
 class RawDigits(NamedTuple):
-    """The digits of every dim, major to minor; the partial mesh dims and their reduction."""
+    """The digits of every dim, major to minor; the partial mesh dims and their reduction; pieces of uneven dims."""
 
     dims: tuple[tuple[_Digit, ...], ...]
     partial: tuple[int, ...]
     reduction: str | None
+    pieces: tuple[Pieces | None, ...] = ()
 
 
 def make_grid(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
@@ -90,7 +98,7 @@ def parse_placements(source: str) -> list[str]:
 
 
 def read_placements(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> RawDigits:
-    """Reads one placement per mesh dim; raises `LayoutError` for one that is unknown or that digits cannot express.
+    """Reads one placement per mesh dim; raises `LayoutError` for one that is unknown.
 
     >>> read_placements(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
     (((4, 1), (2, 0), (2, None)), ((3, None),))
@@ -100,7 +108,7 @@ def read_placements(placements: Sequence[Any], mesh_shape: Sequence[int], shape:
         raise LayoutError(f"placements {quoted(placements)}: give a list of one per mesh dim")
     if len(each) != len(mesh_shape):
         raise LayoutError(f"{len(each)} placements for a mesh of shape {tuple(mesh_shape)}; give one per mesh dim")
-    dims: list[list[_Digit]] = [[(size, None)] for size in shape]
+    splits: list[list[tuple[int, int]]] = [[] for _ in shape]
     partial: list[int] = []
     reductions: set[str] = set()
     for axis, given in enumerate(each):
@@ -113,10 +121,12 @@ def read_placements(placements: Sequence[Any], mesh_shape: Sequence[int], shape:
         elif name != "Replicate":
             if not -len(shape) <= dim < len(shape):
                 raise LayoutError(f"placement {given}: the array has {len(shape)} dims")
-            dims[dim] = _shard_dim(dims[dim], shape[dim], split, mesh_shape[axis], axis, given)
+            splits[dim].append((split, axis))
     if len(reductions) > 1:
         raise LayoutError(f"placements {list(placements)} reduce by {sorted(reductions)}; a layout has one reduction")
-    return RawDigits(tuple(tuple(digits) for digits in dims), tuple(partial), next(iter(reductions), None))
+    dims = [_split_dim(size, of, mesh_shape) for size, of in zip(shape, splits, strict=True)]
+    digits, pieces = [tuple(digits) for digits, _ in dims], [each for _, each in dims]
+    return RawDigits(tuple(digits), tuple(partial), next(iter(reductions), None), tuple(pieces))
 
 
 def _read_placement(given: Any) -> tuple[str, int, int, str]:
@@ -151,15 +161,64 @@ def _read_int(number: object, given: Any, least: int | None = None) -> int:
     return checked
 
 
-def _shard_dim(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:
-    """The digits of a dim once `axis` holds `pieces` of its local part, after a local factor of `skip`."""
+def _split_dim(
+    size: int, splits: Sequence[tuple[int, int]], mesh_shape: Sequence[int]
+) -> tuple[list[_Digit], Pieces | None]:
+    """The digits of a dim that is split so often, each time by (split factor, mesh dim); its pieces if it is uneven."""
+    digits: list[_Digit] | None = [(size, None)]
+    for skip, axis in splits:
+        digits = None if digits is None else _shard_digits(digits, size, skip, mesh_shape[axis], axis)
+    if digits is not None:
+        return digits, None
+    # Every piece is cut into as many chunks as the split factor says, and each of these into one for each device.
+    pieces: list[list[tuple[int, int]]] = [[(0, size)]]
+    for skip, axis in splits:
+        count, cut = mesh_shape[axis], list[list[tuple[int, int]]]()
+        for runs in pieces:
+            parts: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+            if len(pieces) * min(skip, size) * count > _MOST_CHUNKS:
+                raise LayoutError(
+                    f"placements split a dim of {size} unevenly, by {skip} x {count}, into more than {_MOST_CHUNKS} "
+                    f"chunks; give a smaller split factor"
+                )
+            for chunk in _chunk_runs(runs, min(skip, size or 1)):
+                for part, more in zip(parts, _chunk_runs(chunk, count), strict=True):
+                    part += more
+            cut += parts
+        pieces = cut
+    listed = sorted((start, stop - start, number) for number, runs in enumerate(pieces) for start, stop in runs)
+    table = Pieces([length for _, length, _ in listed], [number for _, _, number in listed], len(pieces))
+    return [*((mesh_shape[axis], axis) for _, axis in splits), (table.largest, None)], table
+
+
+def _chunk_runs(runs: Sequence[tuple[int, int]], count: int) -> list[list[tuple[int, int]]]:
+    """Runs of indices in chunks of ceil(n / count) indices, as torch.chunk makes them; the last may be empty.
+
+    >>> _chunk_runs([(0, 3), (6, 8)], 2)
+    [[(0, 3)], [(6, 8)]]
+    """
+    step = -(-sum(stop - start for start, stop in runs) // count)
+    chunks: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+    at = 0
+    for start, stop in runs:
+        while start < stop:
+            end = min(stop, start + step - at % step)
+            chunks[at // step].append((start, end))
+            at, start = at + end - start, end
+    return chunks
+
+
+def _shard_digits(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int) -> list[_Digit] | None:
+    """The digits of a dim once `axis` holds `pieces` of its local part, after a local factor of `skip`; None if these
+    parts are uneven, so that no digits say them.
+    """
     if pieces == 1:
         return digits
     if skip == 1 and digits == [(size, None)]:
         # The first split may be uneven: ceil(n / pieces) elements each, as torch.chunk does.
         return [(pieces, axis), (-(-size // pieces), None)]
     if math.prod(radix for radix, _ in digits) != size:
-        raise LayoutError(f"placement {given}: its dim of {size} is in unequal pieces, which split no further")
+        return None
     wanted: list[_Digit] = [(skip, None), (pieces, axis)] if skip > 1 else [(pieces, axis)]
     split: list[_Digit] = []
     for radix, holder in digits:
@@ -167,14 +226,12 @@ def _shard_dim(digits: list[_Digit], size: int, skip: int, pieces: int, axis: in
         while holder is None and radix > 1 and wanted:
             count, to = wanted.pop(0)
             taken = math.gcd(count, radix)
-            if taken not in (count, radix):
-                raise LayoutError(f"placement {given}: a local part of {radix} is not {count} equal pieces")
+            if taken not in (count, radix) or (taken < count and to is not None):
+                return None
             split.append((taken, to))
             radix //= taken
             if taken < count:
                 wanted.insert(0, (count // taken, to))
         if holder is not None or radix > 1:
             split.append((radix, holder))
-    if wanted:
-        raise LayoutError(f"placement {given}: no local part of its dim of {size} is left for {pieces} pieces")
-    return split
+    return None if wanted else split

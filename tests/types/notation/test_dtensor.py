@@ -11,7 +11,6 @@ import pytest
 
 from reshard.errors import LayoutError, MeshError
 from reshard.types import Layout, Mesh
-from reshard.types.notation import dtensor
 from tests.oracle import PADDING, tiles_of
 
 
@@ -66,13 +65,9 @@ def assert_same(placements: list, mesh_shape: tuple[int, ...], shape: tuple[int,
 def test_placements_mean_what_they_do_in_torch(seed: int):
     choose = random.Random(seed)
     mesh_shape = tuple(choose.choice([1, 2, 3, 4]) for _ in range(choose.randint(1, 3)))
-    shape = (24, 48, 12)
-    placements = [choose.choice([Shard(0), Shard(1), Shard(1), Replicate()]) for _ in mesh_shape]
-    try:
-        assert_same(placements, mesh_shape, shape)
-    except LayoutError as error:
-        assert "split no further" in str(error) or "equal pieces" in str(error)
-        assert any(size % np.prod(mesh_shape) for size in shape)
+    shape = choose.choice([(24, 48, 12), (10, 7, 3), (16, 5, 1)])
+    kinds = [Shard(0), Shard(1), _StridedShard(1, choose.randint(1, 5)), Replicate()]
+    assert_same([choose.choice(kinds) for _ in mesh_shape], mesh_shape, shape)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +82,19 @@ def test_strided_shards(placements: list, mesh_shape: tuple[int, ...]):
     assert_same(placements, mesh_shape, (24, 6, 2))
 
 
-def test_pieces_may_span_two_local_digits():
-    """Eight pieces, 4 of them before the digit that the first placement holds, each in 2 after it."""
-    assert dtensor.read_placements(["_S(0, 4)", "S(0)"], (2, 8), (16,)).dims == (((4, 1), (2, 0), (2, 1)),)
-    with pytest.raises(LayoutError, match="radix match"):
-        Layout.from_dtensor([_StridedShard(0, 4), Shard(0)], (2, 8), (16,), "int32")
+@pytest.mark.parametrize(
+    ("placements", "mesh_shape", "size", "text"),
+    [
+        ([Shard(0), Shard(0)], (3, 2), 10, "s32[{d0}{d1}~10]"),
+        ([Shard(0), Shard(0)], (2, 4), 11, "s32[{d0}{d1}(2,2,2,0,2,2,1,0)]"),
+        # Eight pieces, 4 of them before the digit that the first placement holds, each in 2 after it.
+        ([_StridedShard(0, 4), Shard(0)], (2, 8), 16, "s32[{d1:(1)4}{d0}{d1:(4)2}]"),
+        ([_StridedShard(0, 3), Replicate()], (2, 2), 16, "s32[{d0}(3@0,3@1,3@0,3@1,2@0,2@1)]"),
+    ],
+)
+def test_uneven_parts_are_cut_one_by_one(placements: list, mesh_shape: tuple[int, ...], size: int, text: str):
+    assert str(Layout.from_dtensor(placements, mesh_shape, (size,), "int32")) == text
+    assert_same(placements, mesh_shape, (size,))
 
 
 def test_uneven_sizes():
@@ -123,8 +126,7 @@ def test_a_mesh_with_names():
         ([3, "R"], (16,), "is not a placement"),
         (["P(xor)", "R"], (16,), "its reduction is"),
         (["P(sum)", "P(max)"], (16,), "one reduction"),
-        (["S(0)", "S(0)"], (10,), "split no further"),
-        (["_S(0, 3)", "R"], (16,), "equal pieces"),
+        (["_S(0, 1000000)", "_S(0, 999999)"], (10**9 + 1,), "smaller split factor"),
     ],
 )
 def test_refusals(placements: list, shape: tuple[int, ...], message: str):

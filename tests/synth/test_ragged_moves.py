@@ -1,0 +1,161 @@
+"""Moves of arrays in pieces of any size, against tables of owners in numpy (`tests.owners`)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+import reshard as rs
+from tests.owners import Owned, assert_moved
+
+MESHES = [{"x": 4}, {"x": 2, "y": 2}, {"x": 3, "y": 2}, {"a": 2, "b": 2, "c": 2}, {"x": 6}, {"x": 1, "y": 5}]
+SHAPES = [(1,), (2,), (7,), (24,), (5, 4), (13, 1), (0, 3), (10, 6), (3, 2, 4)]
+BATCH = 100
+
+
+def random_pair(choose: random.Random, across: bool) -> tuple[Owned, Owned]:
+    """Two layouts of one array, on one mesh, or `across` two sets of devices that may have some in common."""
+    shape, meshes = choose.choice(SHAPES), [rs.Mesh(choose.choice(MESHES))] * 2
+    if across:
+        axes = choose.choice(MESHES)
+        devices = choose.sample(range(12), int(np.prod(list(axes.values()))))
+        meshes[1] = rs.Mesh(axes, device_ids=devices)
+    source, target = (Owned.random(choose, mesh, shape) for mesh in meshes)
+    return source, target
+
+
+def check_move(choose: random.Random, *, across: bool, proves: bool) -> None:
+    source, target = random_pair(choose, across)
+    whole = np.arange(1, 1 + np.prod(source.layout.shape), dtype=np.int32).reshape(source.layout.shape)
+    for end in (source, target):
+        assert rs.Layout.parse(str(end.layout), end.layout.mesh) == end.layout
+        for device in end.layout.mesh.devices:
+            assert end.layout.tile_shape_of(device) == tuple(map(len, end.indices(device)))
+    plan = rs.plan(source.layout, target.layout)
+    assert_moved(target, whole, rs.simulate(plan, source.tiles(whole)))
+    # What the worst device lacks, element by element.
+    held, wanted = source.held(whole.size), target.held(whole.size)
+    lacks = max(int((mask & ~held.get(device, np.zeros_like(mask))).sum()) for device, mask in wanted.items())
+    assert plan.lower_bound_bytes == 4 * lacks, f"{plan}"
+    if not across and (source.layout.ragged or target.layout.ragged):
+        assert plan.received_bytes == 4 * lacks, f"{plan}"
+    assert rs.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    if proves:
+        rs.prove(plan)
+        rs.verify(plan.to_descriptors(), source.layout, target.layout)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_random_moves(across: bool):
+    choose = random.Random(310 + across)
+    for number in range(BATCH):
+        check_move(choose, across=across, proves=number % 4 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(19))
+def test_two_thousand_random_moves(seed: int):
+    choose = random.Random(3100 + seed)
+    for number in range(BATCH):
+        check_move(choose, across=seed % 2 == 1, proves=number % 10 == 0)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(200))
+def test_twenty_thousand_random_moves(seed: int):
+    choose = random.Random(31000 + seed)
+    for number in range(BATCH):
+        check_move(choose, across=seed % 10 == 1, proves=number % 10 == 0)
+
+
+def test_views_of_pieces():
+    """Dims in pieces are permuted, and others split and merged beside them; a digit of another dim is taken."""
+    choose = random.Random(311)
+    for _ in range(20):
+        mesh = rs.Mesh(choose.choice(MESHES))
+        rows, columns = choose.randint(1, 9), choose.choice([2, 4, 6])
+        whole = np.arange(1, 1 + rows * columns, dtype=np.int32).reshape(rows, columns)
+        source = Owned.random(choose, mesh, (rows, columns))
+        for view, moved in (
+            ({"view": "a b -> b a"}, whole.T),
+            ({"view": "a (b c) -> c a b", "c": 2}, whole.reshape(rows, -1, 2).transpose(2, 0, 1)),
+            ({"view": "a b -> (a b)"}, whole.reshape(-1)),
+            ({"view": "a b -> a b", "take": {"b": 1}}, whole[:, 1]),
+        ):
+            target = Owned.random(choose, mesh, moved.shape)
+            plan = rs.plan(rs.Move(source.layout, target.layout, **view))
+            assert_moved(target, moved, rs.simulate(plan, source.tiles(whole)))
+
+
+def test_what_is_held_already_does_not_move():
+    choose = random.Random(312)
+    for _ in range(60):
+        source, target = random_pair(choose, across=False)
+        shape = source.layout.shape
+        have = Owned.random(choose, source.layout.mesh, shape)
+        stale = [choose.randrange(shape[0])] if shape[0] else []
+        plan = rs.plan(source.layout, target.layout, have=have.layout, changed=stale)
+        changed = np.zeros(shape, bool)
+        changed[stale] = True
+        fresh = {device: mask & ~changed.reshape(-1) for device, mask in have.held(changed.size).items()}
+        held, wanted = source.held(changed.size), target.held(changed.size)
+        lacks = max(int((wanted[device] & ~held[device] & ~fresh[device]).sum()) for device in wanted)
+        assert plan.received_bytes == 4 * lacks, f"{plan}"
+        rs.prove(plan)
+
+
+def test_sums_to_pieces_and_from_them():
+    mesh = rs.Mesh(x=2, y=2)
+    whole = np.arange(1, 21, dtype=np.int32).reshape(10, 2)
+    pieces = rs.Layout.parse("s32[{x}(3,7), 2]", mesh)
+    plan = rs.plan(rs.Layout.parse("s32[10, 2] + sum{y}", mesh), pieces)
+    parts = rs.simulate(plan, {device: whole * (1 + 9 * (device % 2)) for device in mesh.devices})
+    assert np.array_equal(parts[2][:7], whole[3:] * 11)
+    plan = rs.plan(pieces, rs.Layout.parse("s32[10, 2] + sum{x}", mesh))
+    ends = {0: whole[:3], 1: whole[:3], 2: whole[3:], 3: whole[3:]}
+    padded = {device: np.pad(tile, ((0, 7 - len(tile)), (0, 0))) for device, tile in ends.items()}
+    tiles = rs.simulate(plan, padded)
+    assert np.array_equal(tiles[0] + tiles[2], whole)
+    with pytest.raises(rs.errors.PlanError, match="pieces of any size are not finished"):
+        rs.plan(rs.Layout.parse("s32[{x}(3,7), 2] + sum{y}", mesh), rs.Layout.parse("s32[10, 2]", mesh))
+
+
+def test_what_lies_alike_is_one_launch_to_a_neighbour():
+    """A graph's halo: each device needs rows of its two neighbours only, whatever the number of devices."""
+    for devices in (8, 64):
+        mesh = rs.Mesh(x=devices)
+        source = rs.Layout.from_sizes([10] * devices, mesh, (10 * devices,), "float32")
+        shifted = [9, *[10] * (devices - 2), 11]
+        plan = rs.plan(source, rs.Layout.from_sizes(shifted, mesh, (10 * devices,), "float32"))
+        assert (plan.launches, plan.received_bytes) == (1, 4)
+
+
+def test_a_wrong_list_of_transfers_is_refused():
+    mesh = rs.Mesh(x=4)
+    source, target = (rs.Layout.parse(text, mesh) for text in ("f32[{x}(3,5,0,2)]", "f32[{x}(2@1,2@0,6@3)]"))
+    transfers = list(rs.plan(source, target).to_descriptors())
+    rs.verify(transfers, source, target)
+    for at in range(len(transfers)):
+        with pytest.raises(rs.errors.ReshardError):
+            rs.verify([*transfers[:at], *transfers[at + 1 :]], source, target)
+    with pytest.raises(rs.errors.ReshardError):
+        rs.verify(transfers, rs.Layout.parse("f32[{x}(3,4,1,2)]", mesh), target)
+
+
+def test_many_arrays_in_one_plan():
+    choose = random.Random(313)
+    mesh = rs.Mesh(x=2, y=2)
+    pairs = {str(at): [Owned.random(choose, mesh, (9, 4)) for _ in range(2)] for at in range(6)}
+    tree = rs.plan_tree({name: (source.layout, target.layout) for name, (source, target) in pairs.items()})
+    whole = {name: np.arange(1, 37, dtype=np.int32).reshape(9, 4) + 100 * at for at, name in enumerate(pairs)}
+    moved = rs.simulate(tree, {name: source.tiles(whole[name]) for name, (source, _) in pairs.items()})
+    for name, (_, target) in pairs.items():
+        assert_moved(target, whole[name], moved[name])
+    # A loop over devices, so that the bound is joint and not the sum of the worst.
+    held = {name: [end.held(36) for end in ends] for name, ends in pairs.items()}
+    lacks = [sum(int((after[d] & ~before[d]).sum()) for before, after in held.values()) for d in mesh.devices]
+    assert tree.lower_bound_bytes == 4 * max(lacks)
+    assert list(itertools.chain(tree.plans)) == list(pairs)

@@ -1,0 +1,175 @@
+"""Pieces of any size in the language: text, one form for equal pieces, what the constructor refuses."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from array import array
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from reshard.errors import LayoutError, NotationError, ReshardError
+from reshard.types import Digit, Dim, Layout, Mesh, Pieces
+from reshard.types.meaning import meaning
+
+MESH = Mesh(x=4, y=2)
+
+
+def parse(text: str) -> Layout:
+    return Layout.parse(text, MESH)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "sizes"),
+    [
+        ("{x}(3,5,0,2)", "{x}(3,5,0,2)", (3, 5, 0, 2)),
+        ("{x}(3@0,2@2,5@0)", "{x}(3@0,2@2,5@0)", (8, 0, 2, 0)),
+        ("{x}(3@0,0@1,2@2,1@2,5@0)", "{x}(3@0,3@2,5@0)", (8, 0, 3, 0)),
+        ("{x}(2@0,3@1)", "{x}(2,3,0,0)", (2, 3, 0, 0)),
+        ("{x}~10", "{x}~10", (3, 3, 2, 2)),
+        ("{x}(3,3,2,2)", "{x}~10", (3, 3, 2, 2)),
+        # A numeral says the same.
+        ("{x}~8", "{x}2", (2, 2, 2, 2)),
+        ("{x}~11", "{x}3/11", (3, 3, 3, 2)),
+        ("{x}(3,3,3,1)", "{x}3/10", (3, 3, 3, 1)),
+        ("{x}(8,2,0,0)", "1{x}8/10", (8, 2, 0, 0)),
+        ("{x}(2@0,2@1,2@2,2@3,2@0,1@1)", "2{x}2/11", (4, 3, 2, 2)),
+        ("{x}(0,0,0,0)", "0", (0, 0, 0, 0)),
+        ("{x:(1)2}{x:(2)2}(3,5,0,2)", "{x}(3,5,0,2)", (3, 5, 0, 2)),
+        ("(5)", "5", (5, 5, 5, 5)),
+        # Pieces that are intervals in some order of the axes are written in that order, others in the mesh's.
+        ("{y}{x}(1,2,3,4,5,6,7,8)", "{y}{x}(1,2,3,4,5,6,7,8)", (1, 2, 3, 4)),
+        ("{x}{y}(1@0,2@2,3@4,4@6,5@1,6@3,7@5,8@7)", "{y}{x}(1,2,3,4,5,6,7,8)", (1, 2, 3, 4)),
+        ("{y}{x}(5@3,1@0)", "{x}{y}(5@6,1@0)", (1, 0, 0, 5)),
+    ],
+)
+def test_text(text: str, canonical: str, sizes: tuple[int, ...]):
+    layout = parse(f"f32[{text}, 2]")
+    assert str(layout) == f"f32[{canonical}, 2]"
+    assert parse(str(layout)) == layout
+    assert hash(parse(str(layout))) == hash(layout)
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    assert [layout.tile_shape_of(device)[0] for device in (0, 2, 4, 6)] == list(sizes)
+    assert layout.tile_shape == (max(layout.tile_shape_of(device)[0] for device in MESH.devices), 2)
+
+
+def test_padding_is_no_index_of_the_dim():
+    layout = parse("f32[{x}(3@0,2@2,5@0)]")
+    indices = [meaning(layout, device)[0] for device in (0, 2, 4, 6)]
+    assert indices[0] == (0, 1, 2, 5, 6, 7, 8, 9)
+    assert indices[2][:2] == (3, 4)
+    padding = [index for own in (indices[1], indices[2][2:], indices[3]) for index in own]
+    assert min(padding) >= 10
+    assert len(set(padding)) == len(padding)
+
+
+def test_equal_pieces_are_equal_layouts():
+    """Every table of up to 5 owners, in two orders of the axes: layouts are equal only where devices hold alike."""
+    mesh = Mesh(x=2, y=2)
+    layouts: dict[Layout, tuple[object, ...]] = {}
+    for size in range(1, 6):
+        for owners in itertools.product(range(4), repeat=size):
+            listed = [Layout.from_owners(owners, mesh, (size,), "f32")]
+            swapped = Pieces.from_owners([owner % 2 * 2 + owner // 2 for owner in owners], 4)
+            held = (Digit(2, mesh.sub_axis("y")), Digit(2, mesh.sub_axis("x")), Digit(swapped.largest, None))
+            listed.append(Layout(mesh, (Dim(held, size, swapped),), "f32"))
+            assert listed[0] == listed[1]
+            means = tuple(tuple(at for at in range(size) if owners[at] == device) for device in range(4))
+            held_by = [[at for at in meaning(listed[0], device)[0] if at < size] for device in range(4)]
+            assert [tuple(held) for held in held_by] == list(means), str(listed[0])
+            assert layouts.setdefault(listed[0], means) == means
+            assert Layout.parse(str(listed[0]), mesh) == listed[0]
+    assert len(layouts) == sum(4**size for size in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    "make", [list, tuple, np.array, lambda each: np.array(each, np.uint8), lambda each: array("i", each)]
+)
+def test_owners_from_lists_and_buffers(make: Callable[[list[int]], object]):
+    owners = [2, 2, 0, 1, 1, 1, 2]
+    layout = Layout.from_owners(make(owners), Mesh(x=3), (4, 7), "f32", dim=1)
+    assert str(layout) == "f32[4, {x}(2@2,1@0,3@1,1@2)]"
+
+
+def test_sizes_along_some_axes():
+    layout = Layout.from_sizes(np.array([1, 9]), MESH, (4, 10), "f32", dim=-1, axes=["y"])
+    assert str(layout) == "f32[4, {y}(1,9)]"
+    assert str(Layout.from_sizes([1, 2, 3, 4, 5, 6, 7, 8], MESH, (36,), "f32")) == "f32[{x}{y}(1,2,3,4,5,6,7,8)]"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("{x}(3,5)", "exact cover"),
+        ("{x}(3@4,5@1)", "exact cover"),
+        ("(3,5)", "exact cover"),
+        ("2{x}(3,5,1,1)", "radix match"),
+        ("{x}2(3,5,1,1)", "radix match"),
+        ("{x}(3,5,1,99999999999999999999)", "whole sizes"),
+        ("{x}~99999999999999999999", "whole sizes"),
+        ("{x}(9223372036854775807,9223372036854775807,0,0)", "whole sizes"),
+        ("{x}(1,2,3,4), {x}2", "single use"),
+    ],
+)
+def test_invariants(text: str, name: str):
+    with pytest.raises(LayoutError, match=name):
+        parse(f"f32[{text}]")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "digits", "size", "name"),
+    [
+        (Pieces.from_sizes([3, 5, 0, 2]), (4, 5), 11, "exact cover"),
+        (Pieces.from_sizes([3, 5, 0, 2]), (4, 6), 10, "radix match"),
+        (Pieces.from_sizes([3, 5, 0, 2]), (4,), 10, "radix match"),
+        ("(3,5,0,2)", (4, 5), 10, "reshard.types.Pieces"),
+    ],
+)
+def test_dims_built_in_python(pieces: Pieces, digits: tuple[int, ...], size: int, name: str):
+    held = (Digit(4, MESH.sub_axis("x")), *(Digit(radix, None) for radix in digits[1:]))
+    with pytest.raises(LayoutError, match=name):
+        Layout(MESH, (Dim(held, size, pieces),), "f32")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Pieces([-1, 2], [0, 1], 2),
+        lambda: Pieces([1, 2], [0], 2),
+        lambda: Pieces([1, 2], [0, 1], 0),
+        lambda: Pieces([1.0, 2], [0, 1], 2),
+        lambda: Pieces([True, 2], [0, 1], 2),
+        lambda: Pieces.from_sizes("12"),
+        lambda: Pieces.from_sizes(None),
+        lambda: Layout.from_owners(np.zeros((2, 2), int), MESH, (4,), "f32"),
+        lambda: Layout.from_owners(np.zeros(4), MESH, (4,), "f32"),
+        lambda: Layout.from_owners([8], MESH, (1,), "f32"),
+        lambda: Layout.from_owners([-1], MESH, (1,), "f32"),
+        lambda: Layout.from_owners([0, 1], MESH, (3,), "f32"),
+        lambda: Layout.from_owners([0, 1], MESH, (2,), "f32", dim=1),
+        lambda: Layout.from_sizes([1, 1], MESH, (2,), "f32"),
+        lambda: Layout.from_sizes([1, 1], MESH, (2,), "f32", axes=["z"]),
+    ],
+)
+def test_what_is_no_table_is_refused(make: Callable[[], object]):
+    with pytest.raises(ReshardError):
+        make()
+
+
+@pytest.mark.parametrize(
+    "text", ["{x}(3,5@1)", "{x}()", "{x}(3,5,1,1)2", "{x}(3,,5,1)", "{x}~", "{x}~x", "{x}(3,5,0,2)/10"]
+)
+def test_text_that_is_no_list_of_pieces(text: str):
+    with pytest.raises(NotationError):
+        parse(f"f32[{text}]")
+
+
+def test_long_tables_are_short_in_errors_and_differ_there():
+    mesh = Mesh(x=64)
+    one, other = (Layout.from_owners([at * step % 64 for at in range(1000)], mesh, (1000,), "f32") for step in (5, 7))
+    assert len(str(one)) > 4000
+    assert max(len(f"{one}"), len(repr(one))) < 150
+    assert f"{one}" != f"{other}"
+    assert Layout.parse(str(one), mesh) == one
