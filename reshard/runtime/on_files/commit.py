@@ -191,12 +191,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_files(path: Path, processes: Processes) -> None:
-    """Brings this process's share of the files at and below a path to disk, several at a time; all processes call it.
+    """Brings this process's share of the files below a path to disk, several at a time, or what it wrote of a file.
 
-    Their libraries sync nothing, so that each file is synced once. Raises `OSError`.
+    All processes call it. Their libraries sync nothing, so that each file is synced once. Raises `OSError`.
     """
     listed = sorted((Path(folder), names) for folder, _, names in os.walk(path))
-    files = [folder / name for folder, names in listed for name in sorted(names)] or [path]
+    files = [folder / name for folder, names in listed for name in sorted(names)]
+    share = files[processes.rank :: processes.size] if path.is_dir() else [path]
 
     def sync_file(file: Path) -> None:
         # A database of several writers removes what it has no use for when it finds the time.
@@ -205,7 +206,7 @@ def sync_files(path: Path, processes: Processes) -> None:
 
     # A disk syncs several at once in hardly more time than one.
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(sync_file, files[processes.rank :: processes.size]))
+        list(pool.map(sync_file, share))
     for folder, _ in listed if processes.rank == 0 else ():
         sync_folder(folder)
 
