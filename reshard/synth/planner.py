@@ -389,8 +389,10 @@ def find_tree_plan(
     options: PlanOptions,
     sources: Mapping[str, str] | None = None,
     targets: Mapping[str, str] | None = None,
+    beside: int = 0,
 ) -> TreePlan:
-    """`plan_tree`, with options that were read before."""
+    """`plan_tree`, with options that were read before. Where the tree is one of several, `beside` is what all of them
+    have on a device: the buffers of a batch are a share of that."""
     flat, free = flatten_tree(moves), options._replace(budget=None)
     reads, fills = _name_arrays(flat, sources, "sources"), _name_arrays(flat, targets, "targets")
     readers = Counter(reads)
@@ -413,7 +415,7 @@ def find_tree_plan(
     alone = tuple(Batch((name,), (plan,)) for name, plan in plans.items()) if sources or targets else ()
     arrays = TreePlan(tuple(flat), alone, reads, fills).arrays if alone else LiveArrays(tuple(flat), [*plans.values()])
     kinds = device_kinds(plans.values())
-    batches = sort_batches(group_plans(plans, options.network, arrays), kinds, arrays)
+    batches = sort_batches(group_plans(plans, options.network, max(beside, arrays.tile_bytes)), kinds, arrays)
     tree = TreePlan(tuple(flat), tuple(batches), reads, fills)
     if options.budget is not None and tree.peak_bytes > options.budget:
 

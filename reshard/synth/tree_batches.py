@@ -35,9 +35,10 @@ _FAST = 1e300
 """A bandwidth, in bytes/second, at which only latency is left."""
 
 
-def group_plans(plans: Mapping[str, Plan], network: Network | None, arrays: LiveArrays) -> list[Batch]:
-    """Plans that can share launches together, as many as the buffers of a batch may take."""
-    shares = [max(LEAST_BUFFERS, arrays.tile_bytes // share) for share in (SHARE, GATHERED_SHARE)]
+def group_plans(plans: Mapping[str, Plan], network: Network | None, tile_bytes: int) -> list[Batch]:
+    """Plans that can share launches together, as many as the buffers of a batch may take beside so many bytes of
+    arrays on a device."""
+    shares = [max(LEAST_BUFFERS, tile_bytes // share) for share in (SHARE, GATHERED_SHARE)]
     alike: dict[object, list[str]] = {}
     keys: dict[Plan, object] = {}
     for name, each in plans.items():

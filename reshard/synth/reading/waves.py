@@ -143,12 +143,15 @@ def plan_reading(
     if options.wave is None and process_of is None:
         devices = max((move.target.mesh.size for move in moves.values()), default=1)
         size = max(LITTLE_WAVE, min(WAVE, total // (WAVES * devices)))
+    targets = {filled[name]: move.target for name, move in moves.items()}
+    # Within a budget, the buffers of a wave become smaller with it.
+    results = 0 if options.budget is not None else sum(target.tile_bytes for target in targets.values())
     while True:
         items = [*pack_items(packed, readers, size, whole), *list_items(turned, filled, readers, size)]
         # In the order of files, so that what is read next is what comes next in them.
         items.sort(key=lambda item: item.at)
-        waves = [make_wave(part, filled, readers, network, chunks) for part in cut_waves(items, readers, size)]
-        targets = {filled[name]: move.target for name, move in moves.items()}
+        parts = cut_waves(items, readers, size)
+        waves = [make_wave(part, filled, readers, network, chunks, results) for part in parts]
         figures = count_reads(items, {each.stored.name: each for each in (*tensors, *packed)}, readers)
         asked = sum(count_asked(each, readers) for each in (*tensors, *packed))
         listed = [stored[name].pieces for name in of_tensor if not isinstance(stored[name].pieces, ChunkGrid)]
@@ -483,10 +486,12 @@ def make_wave(
     readers: Readers,
     network: Network | None,
     chunks: Mapping[str, int],
+    results: int,
 ) -> Wave:
     """The wave of some readings: what is read straight into targets, and the trees of the other moves.
 
-    `chunks` has the bytes of the elements of a chunk, of each tensor whose chunks are coded.
+    `chunks` has the bytes of the elements of a chunk, of each tensor whose chunks are coded; `results` are those of all
+    waves on a device, of which the buffers of a wave are a share.
     """
     # A tree never sees what stays where it was read: its bytes are read into the result, and staged nowhere.
     direct = tuple(item.direct for item in items if item.direct is not None)
@@ -497,7 +502,7 @@ def make_wave(
         moves = {name: move for item in moving for name, move in item.moves.items()}
         sources = {name: item.reading.name for item in moving for name in item.moves}
         targets = {name: target for item in moving for name, target in item.fills.items()}
-        tree = find_tree_plan(moves, options, sources, targets)
+        tree = find_tree_plan(moves, options, sources, targets, results)
     tensors = [each for item in moving for each in item.tensors]
     if tensors:
         split = split_packs(tensors, filled, options)
