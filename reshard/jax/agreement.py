@@ -4,15 +4,16 @@ A compiled move is one program in every process that has some of its devices, an
 processes run: two that ask for different targets would exchange bytes and take them for what they are not. So the
 processes of a move meet once, before they compile it, in the key-value store of `jax.distributed`:
 
-    process 0   redistribute(x, rows)                 meets at "rows", waits
-    process 1   redistribute(x, columns)              meets at "columns", waits; sees that 0 waits for it elsewhere
-                                                      and refuses both meetings
+    process 0   redistribute(x, rows)        comes to the 1st meeting of 0 and 1, asks for rows
+    process 1   redistribute(x, columns)     comes to the 1st meeting of 0 and 1, asks for columns; sees that 0 asks for
+                                             something else
     both        AgreementError: process 0 asks for rows, process 1 for columns
 
-A meeting is named by its processes, what they ask for and how often that was asked. Its verdict is written once, by
-whoever has it first, and all obey what stands there: so all go on, or all raise the same error. There are three
-authors of a verdict: the meeting's first process once all have come, a process that sees another one wait for it at
-another meeting, and a process whose time limit is over. What was agreed on costs nothing when it is asked again.
+A meeting is named by its processes and by how many they have had before: all of them make their calls in one order. Its
+verdict is written once, by whoever has it first, and all obey what stands there: so all go on, or all raise the same
+error, whatever each of them asks for. There are three authors of a verdict: the meeting's first process once all have
+come, a process that sees another one ask for something else, there or at a meeting of other processes, and a process
+whose time limit is over. What was agreed on costs nothing when it is asked again.
 """
 
 # jax annotates its functions only in part.
@@ -27,8 +28,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -64,20 +66,24 @@ class Store(Protocol):
 
 
 class Meeting(NamedTuple):
-    """Where processes meet that ask for the same thing for the `attempt`-th time."""
+    """Where processes meet for the `number`-th time."""
 
     processes: tuple[int, ...]
-    subject: str
-    """The digest of the processes and of what they ask for."""
-    attempt: int
+    number: int
 
     @property
     def verdict(self) -> str:
-        return f"{_FOLDER}/{self.subject}/{self.attempt}/verdict"
+        return f"{_FOLDER}/{digest_members(self.processes)}/{self.number}/verdict"
 
     def mark(self, process: int) -> str:
-        """The key which says that a process has come."""
-        return f"{_FOLDER}/{self.subject}/{self.attempt}/{process}"
+        """The key at which a process says what it asks for, once it has come."""
+        return f"{_FOLDER}/{digest_members(self.processes)}/{self.number}/{process}"
+
+
+@lru_cache(maxsize=64)
+def digest_members(processes: tuple[int, ...]) -> str:
+    """A short name for some processes."""
+    return hashlib.sha256(str(processes).encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -87,7 +93,8 @@ class Agreement:
     store: Store
     process: int
     limit: float = LIMIT
-    _attempts: dict[str, int] = field(default_factory=dict[str, int])
+    _met: Counter[tuple[int, ...]] = field(default_factory=Counter[tuple[int, ...]])
+    """The meetings of some processes that are over."""
     _known: set[str] = field(default_factory=set[str])
     _last: dict[tuple[int, ...], Meeting] = field(default_factory=dict[tuple[int, ...], Meeting])
     # Two threads would meet others in an order of their own.
@@ -107,7 +114,7 @@ class Agreement:
             return
         with self._lock:
             try:
-                self._meet(Meeting(members, subject, self._attempts.get(subject, 0)), ask, explain)
+                self._meet(Meeting(members, self._met[members]), ask, explain)
             except jax.errors.JaxRuntimeError as error:
                 raise AgreementError(f"the coordination service of jax.distributed does not answer: {error}") from None
             if once:
@@ -116,11 +123,11 @@ class Agreement:
     def _meet(self, meeting: Meeting, ask: str, explain: Explain) -> None:
         place = f"{_FOLDER}/at/{self.process}"
         self.store.key_value_set(place, json.dumps([*meeting, ask]), allow_overwrite=True)
-        self.store.key_value_set(meeting.mark(self.process), "", allow_overwrite=True)
+        self.store.key_value_set(meeting.mark(self.process), f"={ask}", allow_overwrite=True)
         deadline = time.monotonic() + self.limit
         try:
-            while (verdict := self._read_verdict(meeting)) is None:
-                self._refuse_elsewhere(meeting, ask, explain)
+            while (verdict := self._read_verdict(meeting, ask, explain)) is None:
+                self._refuse_others(meeting, ask, explain)
                 if time.monotonic() > deadline:
                     self._refuse_late(meeting, ask)
         finally:
@@ -141,11 +148,19 @@ class Agreement:
             if self.process == last.processes[0]:
                 self.store.key_value_delete(last.verdict)
 
-    def _read_verdict(self, meeting: Meeting) -> tuple[str, list[Meeting]] | None:
+    def _read_verdict(self, meeting: Meeting, ask: str, explain: Explain) -> tuple[str, list[Meeting]] | None:
         """The verdict of a meeting and the meetings that it ends, or None if there is none within a look."""
         first, *others = meeting.processes
-        if self.process == first and all(self._wait_for(meeting.mark(each)) is not None for each in others):
-            self._decide(meeting, _AGREED, [meeting])
+        if self.process == first:
+            for other in others:
+                theirs = self._wait_for(meeting.mark(other))
+                if theirs is None:
+                    break
+                if theirs != f"={ask}":
+                    self._decide(meeting, _say_who_differs({first: ask, other: theirs[1:]}, explain), [meeting])
+                    break
+            else:
+                self._decide(meeting, _AGREED, [meeting])
         text = self._wait_for(meeting.verdict)
         if text is None:
             return None
@@ -155,22 +170,24 @@ class Agreement:
     def _leave(self, ended: list[Meeting]) -> None:
         """Counts meetings as over. All processes must come to the same counts, or they would never meet there again."""
         for each in ended:
-            self._attempts[each.subject] = max(self._attempts.get(each.subject, 0), each.attempt + 1)
+            self._met[each.processes] = max(self._met[each.processes], each.number + 1)
 
-    def _refuse_elsewhere(self, meeting: Meeting, ask: str, explain: Explain) -> None:
-        """Refuses this meeting if a process of it waits for this one at another."""
+    def _refuse_others(self, meeting: Meeting, ask: str, explain: Explain) -> None:
+        """Refuses this meeting if a process asks for something else there, or waits for this one at another."""
         for other in meeting.processes:
             found = None if other == self.process else self._look_up(f"{_FOLDER}/at/{other}")
             if found is None:
                 continue
             *there, theirs = json.loads(found)
             elsewhere = _read_meeting(there)
-            if elsewhere.subject == meeting.subject or self.process not in elsewhere.processes:
+            reason = _say_who_differs({self.process: ask, other: theirs}, explain)
+            if elsewhere == meeting and theirs != ask:
+                self._decide(meeting, reason, [meeting])
+                return
+            if elsewhere.processes == meeting.processes or self.process not in elsewhere.processes:
                 continue  # It has come, or it waits for others and will come.
-            if self._attempts.get(elsewhere.subject, 0) > elsewhere.attempt:
+            if self._met[elsewhere.processes] > elsewhere.number:
                 continue  # It was there with this process, and has left since.
-            asks = {self.process: ask, other: theirs}
-            reason = f"the processes do not agree, so nothing was moved: {explain(dict(sorted(asks.items())))}"
             if self._look_up(elsewhere.verdict) is not None:
                 continue  # It is over: what was found is what a process has not cleared away yet.
             if self._look_up(meeting.verdict) is not None:
@@ -224,8 +241,12 @@ class Agreement:
 
 
 def _read_meeting(fields: Any) -> Meeting:
-    processes, subject, attempt = fields
-    return Meeting(tuple(processes), subject, attempt)
+    processes, number = fields
+    return Meeting(tuple(processes), number)
+
+
+def _say_who_differs(asks: Mapping[int, str], explain: Explain) -> str:
+    return f"the processes do not agree, so nothing was moved: {explain(dict(sorted(asks.items())))}"
 
 
 def agree_on_moves(moves: Sequence[tuple[ReshardRequest, tuple[int, ...], str]], more: str = "") -> None:
@@ -291,7 +312,7 @@ class JaxProcesses:
     def __init__(self, limit: float, members: Sequence[int] | None = None) -> None:
         self._members = tuple(range(jax.process_count())) if members is None else tuple(members)
         self.rank, self.size = self._members.index(jax.process_index()), len(self._members)
-        self._folder = f"{_FOLDER}/told/{hashlib.sha256(str(self._members).encode()).hexdigest()[:16]}"
+        self._folder = f"{_FOLDER}/told/{digest_members(self._members)}"
         self._limit = limit
 
     def gather(self, mine: str) -> list[str]:

@@ -70,6 +70,16 @@ def mismatches(number: int) -> None:
         else:
             raise AssertionError(f"process {number} of turn {turn} did not see that {odd} asked for {other}")
         assert_exact(redistribute(x, right), right, values)
+    # Each asks for something of its own.
+    own = [P("y", "x"), P(None, ("y", "x")), P("y"), P()][number % 4]
+    x, began = placed(source, filled((64, 16))), time.monotonic()
+    try:
+        redistribute(x, NamedSharding(mesh, own))
+    except AgreementError as error:
+        assert "nothing was moved" in str(error) and time.monotonic() - began < 100, error
+    else:
+        raise AssertionError(f"process {number} went on")
+    assert_exact(redistribute(x, right), right, filled((64, 16)))
 
 
 def outside(number: int) -> None:

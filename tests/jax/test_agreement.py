@@ -97,6 +97,16 @@ def test_other_targets_are_refused_with_one_error_on_all_and_the_next_call_works
     assert all(texts[1:] == ["agreed", "agreed"] for texts in outcomes.values())
 
 
+def test_any_number_of_different_targets_is_one_error_at_once():
+    every = set(range(5))
+    scripts: dict[int, Calls] = {process: [(every, f"target {process}"), (every, "rows")] for process in every}
+    began = time.monotonic()
+    outcomes = run(scripts, Shelf(), limit=60)
+    assert time.monotonic() - began < 20
+    assert len({texts[0] for texts in outcomes.values()}) == 1 and "do not agree" in outcomes[0][0]
+    assert all(texts[1] == "agreed" for texts in outcomes.values())
+
+
 class SlowAuthors(Shelf):
     """A store in which each process takes long over every verdict but its first."""
 
@@ -153,6 +163,14 @@ def test_what_was_agreed_on_is_not_asked_again():
         each.agree({5, 6}, "columns")  # This process does not.
 
 
+def test_what_others_have_agreed_on_is_asked():
+    pair, every = {0, 1}, {0, 1, 2}
+    outcomes = run(
+        {0: [(pair, "rows"), (every, "rows")], 1: [(pair, "rows"), (every, "rows")], 2: [(every, "rows")]}, Shelf(), 5
+    )
+    assert all(text == "agreed" for texts in outcomes.values() for text in texts)
+
+
 def _fail(*given: object, **named: object) -> str:
     raise AssertionError(given)
 
@@ -198,8 +216,9 @@ def test_random_schedules_end_alike_on_all(seed: int):
         members = set(choose.sample(range(count), choose.randint(2, count)))
         ask = f"ask {choose.randrange(3)}"
         asks = dict.fromkeys(members, ask)
-        if choose.random() < 0.4:
-            asks[choose.choice(sorted(members))] = "another"
+        if choose.random() < 0.4:  # One asks for something else, or several, each of them for something of its own.
+            for process in choose.sample(sorted(members), choose.randint(1, len(members))):
+                asks[process] = choose.choice(["another", f"what {process} wants"])
         rounds.append({process: (members, each) for process, each in asks.items()})
     scripts = {process: [calls[process] for calls in rounds if process in calls] for process in range(count)}
     outcomes = run(scripts, Shelf(random.Random(seed)), limit=20, once=False)
