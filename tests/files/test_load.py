@@ -18,6 +18,7 @@ from reshard.runtime.on_files import engine
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, read_tiles
 from reshard.runtime.on_files.host_load import load_in_process
 from reshard.synth.reading import plan_reading
+from reshard.types.meaning import meaning
 from reshard.types.stored import ChunkGrid
 from tests.files.load_files import chunks_of, write_pieces
 from tests.synth.loads import draw_problem, expect, fill, store
@@ -71,6 +72,53 @@ def test_columns_of_one_process_are_read_together(tmp_path: Path):
     for devices, count in ((range(3), 600), (range(8), 1)):
         reads = [(device, 4, list_file_reads(stored["w"], layout, device)) for device in devices]
         assert len(list_spans(reads)) == count
+
+
+def test_what_no_move_takes_is_not_read(tmp_path: Path):
+    whole = np.arange(96 * 64 * 8, dtype="float32").reshape(96, 64, 8)
+    save_file({"w": whole}, tmp_path / "w.safetensors")
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(whole))
+    for name, codec in (("zarr", "zstd"), ("orbax", "zstd"), ("hdf5", "gzip")):
+        at = tmp_path / (name if name != "hdf5" else "w.h5")
+        rs.files.save(at, {"w": whole}, format=name, chunks={"w": (16, 16, 8)}, codec=codec)
+    mesh, unit = rs.Mesh(x=2, y=2), 16 * 16 * 8 * 4
+    # What is taken, and of what is taken apart how many chunks of six rows of four; of two moves, what either takes.
+    cases = [
+        ({0: slice(20, 44)}, "f32[{x}12, {y}32, 8]", 8),
+        ({0: slice(16, 48), 1: slice(20, 44)}, "f32[{y}16, {x}12, 8]", 4),
+        ({0: 7}, "f32[{x}32, 8]", 4),
+        ([{0: slice(0, 16)}, {0: slice(32, 40)}], "f32[{x}{y}4, 64, 8]", 12),
+    ]
+    for file in ("w.safetensors", "fortran.npy", "zarr", "orbax", "w.h5"):
+        ckpt = rs.files.open(tmp_path / file)
+        (name,) = ckpt
+        for take, text, chunks in cases:
+            takes = take if isinstance(take, list) else [take]
+            layouts = [rs.Layout.parse(text.replace("4, 64", f"{4 // (at + 1)}, 64"), mesh) for at in range(len(takes))]
+            moves = {
+                f"t{at}": rs.Move(ckpt[name].as_stored, layout, take=each)
+                for at, (each, layout) in enumerate(zip(takes, layouts, strict=True))
+            }
+            counts = ReadCounts()
+            tiles = rs.files.load(
+                ckpt,
+                moves,
+                sources=dict.fromkeys(moves, name),
+                read_size=1,
+                counts=counts,
+                wave=unit * 2,
+                devices=range(4),
+            )
+            for at, each in enumerate(takes):
+                of = tuple(each.get(dim, slice(None)) for dim in range(3))
+                for device, tile in tiles[f"t{at}"].items():
+                    indices = [np.array(m) for m in meaning(layouts[at], device)]
+                    np.testing.assert_array_equal(tile, whole[of][np.ix_(*indices)], f"{file}, {each}")
+            stored = rs.files.plan_load(ckpt, moves, sources=dict.fromkeys(moves, name), read_size=1).stored_bytes
+            if file.endswith((".safetensors", ".npy")):
+                assert counts.bytes == stored < whole.nbytes
+            else:
+                assert stored <= chunks * unit + (file == "zarr") * 100 and counts.bytes < stored + 2000
 
 
 def test_short_reads_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -34,10 +34,11 @@ class Slab(NamedTuple):
     moves: tuple[Move, ...]
 
 
-def cut_slabs(layout: Layout, unit: int, moves: Sequence[Move], least: int) -> list[Slab] | None:
+def cut_slabs(layout: Layout, unit: int, moves: Sequence[Move], least: int, apart: bool = True) -> list[Slab] | None:
     """At least so many slabs of a tensor that is read in this layout, cut between multiples of `unit` rows.
 
-    None where its rows cannot be cut so, or where a view does not let them.
+    None where its rows cannot be cut so, or where a view does not let them. Unless readers' runs are to lie `apart`, as
+    they cannot in a box of a tensor, each slab is rows that follow each other.
     """
     if not layout.shape or not layout.shape[0]:
         return None
@@ -45,7 +46,7 @@ def cut_slabs(layout: Layout, unit: int, moves: Sequence[Move], least: int) -> l
     readers = [digit for digit in first.digits if digit.axis is not None]
     parts, run = math.prod(digit.radix for digit in readers), first.tile
     even = first.padded == first.size and (not first.digits or first.digits[0].axis is not None or not readers)
-    if not readers or not even:
+    if not readers or not even or not apart:
         # No reader has rows of its own, or these end unevenly: slabs are rows in a row, which all readers share.
         rows = max(unit, layout.shape[0] // least // unit * unit)
         starts = range(0, layout.shape[0], rows)

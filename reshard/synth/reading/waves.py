@@ -41,11 +41,12 @@ from reshard.synth.reading.as_read import (
 )
 from reshard.synth.reading.packs import is_flat, is_raw, pack_tensors
 from reshard.synth.reading.slabs import cut_slabs
+from reshard.synth.reading.taken_parts import find_taken_part
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.move import Move
-from reshard.types.stored import NO_FILE, ChunkGrid, Stored
+from reshard.types.stored import NO_FILE, Box, ChunkGrid, Stored
 from reshard.types.units import counted
 
 WAVE = 64 << 20
@@ -80,12 +81,16 @@ MOST_SHIFTED = 256
 
 @dataclass(frozen=True)
 class ReadTensor:
-    """A stored tensor, the moves that read it, by name, who reads it, and where in the order of files it comes."""
+    """A stored tensor, the moves that read it, by name, who reads it, and where in the order of files it comes.
+
+    Where moves take a box of it alone, `stored` is that box as a tensor.
+    """
 
     stored: Stored
     moves: Mapping[str, Move]
     placed: PlacedReaders
     at: tuple[int, int]
+    box: Box | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -130,7 +135,12 @@ def plan_reading(
     of_tensor: dict[str, dict[str, Move]] = {}
     for name, move in moves.items():
         of_tensor.setdefault(sources.get(name, name), {})[name] = move
+    # What no move takes is not read.
+    parts = {name: find_taken_part(stored[name], named, options.read_size) for name, named in of_tensor.items()}
+    stored = {name: stored[name] if part is None else part.stored for name, part in parts.items()}
+    of_tensor |= {name: dict(part.moves) for name, part in parts.items() if part is not None}
     placed = place_tensors([(stored[name], named) for name, named in of_tensor.items()], readers, options)
+    placed = [each if (part := parts[each.stored.name]) is None else replace(each, box=part.box) for each in placed]
     tensors, packed = pick_packed(placed, filled, readers, options)
     tensors, whole = reduce_readers(tensors, packed, readers, options)
     turned = turn_readers(tensors, readers)
@@ -209,7 +219,8 @@ def pick_packed(
         whole, size = each.stored.nbytes, math.prod(each.stored.shape)
         small = whole < readers_of * options.read_size and whole <= WAVE // 8
         plain = len(meshes) == 1 and size and not any(move.target.partial for move in each.moves.values())
-        if readers_of == 1 or not small or not plain:
+        # A pack has tensors whole.
+        if readers_of == 1 or not small or not plain or each.box is not None:
             continue
         needed = 0
         for move in each.moves.values():
@@ -404,18 +415,20 @@ def list_items(
             ((move_name, move),) = moves.items()
             direct = read_straight(name, filled[move_name], move)
         fills = {at: filled[at] for at in moves}
-        whole = ReadItem(Reading(name, name, None, layout), each.at, moves, fills, direct)
+        whole = ReadItem(Reading(name, name, each.box, layout), each.at, moves, fills, direct)
         staged = 0 if direct else layout.tile_bytes * readers.count_devices(layout.mesh)
         # Where its rows do not let it be cut, it is a wave of its own, larger than asked for, and counted so.
         slabs = None
         if staged > size:
-            slabs = cut_slabs(layout, list_units(each.stored)[0], [*moves.values()], -(-staged // size))
+            slabs = cut_slabs(layout, list_units(each.stored)[0], [*moves.values()], -(-staged // size), not each.box)
         if slabs is None:
             yield whole
             continue
+        starts = [start for start, _ in each.box or ()]
         for at, slab in enumerate(slabs):
             named = {f"{old} slab {at}": move for old, move in zip(moves, slab.moves, strict=True)}
-            reading = Reading(f"{name} slab {at}", name, slab.box, slab.layout, slab.split)
+            box = tuple((low + start, high + start) for (low, high), start in zip(slab.box, starts, strict=False))
+            reading = Reading(f"{name} slab {at}", name, box or slab.box, slab.layout, slab.split)
             yield ReadItem(reading, each.at, named, {f"{old} slab {at}": to for old, to in fills.items()})
 
 
