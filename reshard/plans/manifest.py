@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +29,7 @@ from reshard.types.whole import MOST
 
 FORMAT = 1
 _MOST_SHOWN = 4
+_MOST_WRITTEN = 64
 _ENDS = ("source", "target")
 
 Version = str | int | None
@@ -130,13 +133,13 @@ class Manifest:
                 raise PlanError(f"{name!r}: {quoted(pair or given)} is neither a layout nor a (source, target) pair")
             for end in ends:  # Many arrays are on one mesh, whose devices may be thousands.
                 if end.mesh not in meshes:
-                    meshes[end.mesh] = repr(end.mesh)
+                    meshes[end.mesh] = write_mesh(end.mesh)
             layout = " -> ".join(f"{end} on {meshes[end.mesh]}" for end in ends)
             view = "" if getattr(given, "view", None) is None else str(given.view)
             if (holding := getattr(given, "holding", None)) is not None:
                 # Thousands of runs may have changed: both sides compare their hash.
                 stale = hashlib.sha256(holding.stale.to_json().encode()).hexdigest()[:16]
-                have = f"{holding.layout} on {holding.layout.mesh!r}"
+                have = f"{holding.layout} on {write_mesh(holding.layout.mesh)}"
                 view += f", have {have}, changed {holding.stale} (sha256 {stale})"
             # A move of other arrays than those of its own name.
             view += f" of {quoted(reads[name])}" if name in reads else ""
@@ -235,6 +238,26 @@ def list_differences(a: Manifest, b: Manifest, here: str = "here", there: str = 
             :1
         ]
     return lines
+
+
+def write_mesh(mesh: Mesh) -> str:
+    """A mesh as text, with the hash of its device ids where these are many: a thousand arrays, each on a thousand
+    devices of its own, would be megabytes, which all ranks would write and hash before anything moves.
+
+    >>> write_mesh(Mesh({"x": 2}, device_ids=[5, 3]))
+    "Mesh({'x': 2}, device_ids=[5, 3])"
+    >>> write_mesh(Mesh({"x": 1024}, device_ids=range(1024, 0, -1)))
+    "Mesh({'x': 1024}, device_ids=[1024, 1023, 1022, 1021, ... 1] (sha256 909c63f2a937ef7c))"
+    """
+    ids = mesh.device_ids
+    if ids is None or len(ids) <= _MOST_WRITTEN:
+        return repr(mesh)
+    numbers = array("q", ids)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    digest = hashlib.sha256(numbers).hexdigest()[:16]
+    first = ", ".join(map(str, ids[:_MOST_SHOWN]))
+    return f"Mesh({dict(mesh.axes)}, device_ids=[{first}, ... {ids[-1]}] (sha256 {digest}))"
 
 
 def checked_version(version: object, whose: str) -> Version:

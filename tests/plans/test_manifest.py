@@ -128,3 +128,17 @@ def test_arrays_that_moves_read_and_fill_are_part_of_what_both_sides_agree_on() 
     with pytest.raises(AgreementError, match=r"of 'w' here and  into 'w' there"):
         read.check(filled)
     assert Manifest.of(moves, {"w": 7}, sources={"a": "w"}).entries[0].version == 7
+
+
+def test_many_devices_are_compared_by_a_hash():
+    """Meshes that differ in two ids of a thousand disagree, and the manifest of a thousand such arrays is short."""
+    ids = list(range(1024))
+    ids[500], ids[501] = 501, 500
+    one, other = (
+        Manifest.of({"w": rs.Layout.parse("f32[{x}4]", rs.Mesh({"x": 1024}, device_ids=each))})
+        for each in (range(1, 1025), [at + 1 for at in ids])
+    )
+    assert one.sha256 != other.sha256 and len(one.to_json()) < 400
+    with pytest.raises(AgreementError, match="sha256"):
+        one.check(other)
+    assert Manifest.from_json(one.to_json()) == one
