@@ -13,8 +13,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import AgreementError, LayoutError, TileError, quoted, shortened
-from reshard.lower.to_mpi import seat_of
+from reshard.errors import AgreementError, LayoutError, PlanError, TileError, quoted, shortened
+from reshard.lower.to_mpi import list_fetches, seat_of
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
 from reshard.mpi.tile_checks import (
@@ -32,16 +32,16 @@ from reshard.mpi.tile_checks import (
     replicate_layout,
     true_part,
     with_local_dim,
+    with_ranks_as_ids,
 )
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_tiles import in_native_order, numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
+from reshard.runtime.on_mpi.copies.strided_copy import copy_view, pair_views, view_as_words
 from reshard.runtime.on_mpi.global_array import (
     clear_padding,
-    gather_to_root,
     global_indices,
     index_ranges,
-    scatter_tiles,
 )
 from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
 from reshard.runtime.on_mpi.repeated import (
@@ -219,16 +219,39 @@ class DistArray(NumpyMethods):
                 check_global(array, layout, element)
             return element
 
-        def fill(call: Call, tile: Array) -> None:
-            mine = root in (comm.rank, None)
-            whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
-            scatter_tiles(call, layout, whole, root, tile)
+        def fill(_: Call, tile: Array) -> None:
+            seat = seat_of(layout.mesh, comm.rank, comm.size)
+            if seat is not None:
+                whole = view_as_words(in_native_order(np.asarray(array)))
+                for blocks in list_fetches(replicate_layout(layout, Mesh()), layout, 0, None, seat).values():
+                    for pair in pair_views(blocks, view_as_words(tile), whole):
+                        copy_view(*pair)
 
-        return cls._of(
-            layout,
-            new_held(layout, comm, limit, lambda: f"from_global (root={root})", dtype_of, fill, clear=True),
-            comm,
-        )
+        if root is None:
+            held = new_held(layout, comm, limit, lambda: "from_global (root=None)", dtype_of, fill, clear=True)
+            return cls._of(layout, held, comm)
+
+        def prepare(team: Team) -> ReadyCall:
+            element = dtype_of()
+            check_seats(check_layout(layout, "layout"), layout, team.size)
+            source = replicate_layout(layout, Mesh({"root": 1}, device_ids=[int(root)]))
+            target = with_ranks_as_ids(layout, team.size)
+            held, into = absent_tile(source, element), None
+            if team.rank == root:
+                whole = in_native_order(np.asarray(array))
+                # Where no other rank has a tile, the root's would be the caller's array itself.
+                held = WindowTile(np.array(whole, order="C", copy=True if target.mesh.size == 1 else None))
+            if seat_of(target.mesh, team.rank, team.size) is None:
+                into = absent_tile(target, element)
+            request = Request.of_tile(source, target)
+            launch = prepare_tile(team, request, held.tile)
+
+            def run(team: Team, watch: Watch) -> DistArray:
+                return cls._of(layout, move_tile(team, watch, launch, held, into, None), comm)
+
+            return ReadyCall(f"from_global: {request}", post_tile(held, into), run)
+
+        return run_together(comm, limit, prepare)
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
@@ -383,18 +406,17 @@ class DistArray(NumpyMethods):
             everyone = self._layout.mesh if self._layout.mesh.size == self.comm.size else Mesh(rank=self.comm.size)
             return self.redistribute(replicate_layout(self._layout, everyone), limit=limit).tile
 
-        def prepare(team: Team) -> None:
-            check_root(root, team.size)
-
-        def request(_: None) -> str:
-            return f"to_global {self._layout} on {self._layout.mesh!r}, root={root}"
-
-        with collective(self._comm, limit, prepare, request) as (team, watch, _):
-            shape = self.shape if root == team.rank else (0,) * len(self.shape)
-            array = np.empty(shape, self.dtype)
-            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            gather_to_root(call, self._layout, self._held.tile, root, array)
-        return array if root == self._comm.rank else None
+        try:
+            check_root(root, self._comm.size)
+        except PlanError as error:
+            self.refuse(error)
+        source = with_ranks_as_ids(self._layout, self._comm.size)
+        target = replicate_layout(source, Mesh({"root": 1}, device_ids=[int(root)]))
+        moved = DistArray._of(source, self._held, self._comm).redistribute(target, limit=limit)
+        if not moved.has_tile:
+            return None
+        # Where nothing moves, the array's own tile is the whole of it.
+        return moved.tile.copy() if moved.tile is self._held.tile else moved.tile
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
         """Writes a folder with the layout and each rank's tile as `.npy`.

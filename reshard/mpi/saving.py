@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import FileError, TileError, quoted
-from reshard.lower.to_mpi import rank_of_devices, seat_of
-from reshard.mpi.tile_checks import check_given_tile, check_nothing
+from reshard.lower.to_mpi import seat_of
+from reshard.mpi.tile_checks import check_given_tile, check_nothing, with_ranks_as_ids
 from reshard.runtime.on_files.commit import Processes
 from reshard.runtime.on_mpi.collective import check_communicator, collective, gather_texts
 from reshard.runtime.on_mpi.prepare import check_seats
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
 
 
 class RankProcesses:
@@ -55,6 +53,5 @@ def tiles_of_rank(
     except TileError as error:
         raise TileError(f"tensor {quoted(name)}: {error}") from None
     # Ids become ranks: the processes of a save are numbered by these, whatever meshes call them.
-    ranks = rank_of_devices((layout.mesh,), processes.size)
-    ids = [ranks[device] for device in layout.mesh.devices]
-    return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids)), tiles, dict(zip(ids, ids, strict=True))
+    layout = with_ranks_as_ids(layout, processes.size)
+    return layout, tiles, {rank: rank for rank in layout.mesh.devices}

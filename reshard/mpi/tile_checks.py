@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
 from reshard.geometry.overlap import piece, shared_elements
-from reshard.lower.to_mpi import devices_by_id, seat_of
+from reshard.lower.to_mpi import devices_by_id, rank_of_devices, seat_of
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import (
     as_array,
@@ -312,6 +312,18 @@ def check_not_partial(layout: Layout) -> Layout:
 def replicate_layout(layout: Layout, mesh: Mesh) -> Layout:
     """The layout of the same array, whole on every device of a mesh."""
     return Layout.tiled(mesh, layout.shape, layout.dtype, [[] for _ in layout.shape])
+
+
+def with_ranks_as_ids(layout: Layout, size: int) -> Layout:
+    """The same layout on devices that are called as the ranks of a communicator of `size` that have their tiles.
+
+    >>> from reshard.types import Mesh
+    >>> with_ranks_as_ids(Layout.parse("f32[{x}2]", Mesh({"x": 2}, device_ids=[7, 2])), 2).mesh.devices
+    (1, 0)
+    """
+    ranks = rank_of_devices((layout.mesh,), size)
+    ids = [ranks[device] for device in layout.mesh.devices]
+    return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
 
 
 def with_local_dim(layout: Layout, dim: SupportsIndex) -> Layout:

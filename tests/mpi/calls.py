@@ -11,11 +11,10 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.mpi import redistribute
+from reshard.mpi import DistArray, redistribute
 from reshard.mpi.measurements import measure_link
 from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.global_array import gather_to_root, scatter_tiles
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile
@@ -76,17 +75,20 @@ def global_arrays(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def _there_and_back(comm: MPI.Intracomm, layout: Layout, root: int | None) -> None:
-    call = new_call(comm)
     array = np.arange(int(np.prod(layout.shape))).reshape(layout.shape)
     array = np.array(array, order="F")
-    tile = np.full(layout.tile_shape, -5)
-    nothing = np.empty((0,) * array.ndim, array.dtype)
-    scatter_tiles(call, layout, array if root in (comm.rank, None) else nothing, root, tile)
-    check_tile(layout, comm.rank, tile, comm)
+    scattered = DistArray.from_global(array if root in (comm.rank, None) else None, layout, comm, root)
+    check_tile(layout, comm.rank, scattered.tile, comm)
     to = root or 0
-    into = np.full(layout.shape, -5) if comm.rank == to else nothing
-    gather_to_root(call, layout, tile, to, into)
-    assert comm.rank != to or np.array_equal(into, array)
+    back = scattered.to_global(to)
+    assert (back is not None) == (comm.rank == to)
+    if back is not None:
+        assert np.array_equal(back, array)
+        # Neither is the memory of the other, nor of what was given.
+        back[...] = -1
+    check_tile(layout, comm.rank, scattered.tile, comm)
+    scattered.tile[...] = -2
+    assert array.size == 0 or array.max() == array.size - 1
 
 
 def measurements(comm: MPI.Intracomm) -> Iterator[Case]:

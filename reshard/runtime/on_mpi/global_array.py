@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 
 from reshard.geometry.blocks import Block
 from reshard.geometry.overlap import list_runs, piece, shares
-from reshard.lower.to_mpi import devices_by_id, list_fetches, ranks_of_seats, seat_of
-from reshard.runtime.on_mpi.copies.strided_copy import Array, view_as_words
-from reshard.runtime.on_mpi.direct_moves import STAGING
+from reshard.lower.to_mpi import devices_by_id
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.wire.chunks import Messages, messages_between
-from reshard.runtime.on_mpi.wire.message_exchange import Call, MessageExchange
-from reshard.types import Digit, Dim, Layout, Mesh
+from reshard.types import Digit, Dim, Layout
 from reshard.types.view import View, Window
 
 
@@ -81,59 +78,6 @@ def _runs_of_dim(layout: Layout, dim: int, seat: int) -> list[Block]:
     whole = Dim((Digit(numeral.size, None),), numeral.size)
     position = layout.mesh.position(devices_by_id(layout.mesh)[seat])
     return list_runs(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))
-
-
-# Arrays that lie on one rank are scattered to the tiles of a layout, and gathered from them.
-
-
-def on_one_device(layout: Layout) -> Layout:
-    """The layout of the same array on a single device.
-
-    >>> str(on_one_device(Layout.parse("f32[{x}2, 4]", Mesh(x=2))))
-    'f32[4, 4]'
-    """
-    return Layout.tiled(Mesh(), layout.shape, layout.dtype, [[] for _ in layout.shape])
-
-
-def scatter_tiles(call: Call, layout: Layout, array: Array, root: int | None, tile: Array) -> None:
-    """Fills every rank's tile from the array of `root`; with root None, from the rank's own array.
-
-    The array of any other rank is ignored, so it may be empty.
-    """
-    mine = _messages_of_scatter(layout, call.team.rank, call.team.size, root, tile.itemsize)
-    MessageExchange(call, mine, view_as_words(array), view_as_words(tile)).run()
-
-
-def gather_to_root(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
-    """Fills the array of `root` from the tiles, each part from one of the ranks that hold it."""
-    mine = _messages_of_gather(layout, call.team.rank, call.team.size, root, tile.itemsize)
-    MessageExchange(call, mine, view_as_words(tile), view_as_words(array)).run()
-
-
-@lru_cache(maxsize=64)
-def _messages_of_scatter(layout: Layout, rank: int, size: int, root: int | None, itemsize: int) -> Messages:
-    """A rank's messages of a scatter: from the root to each other rank."""
-    seated = {to: seat for seat, to in enumerate(ranks_of_seats(layout.mesh, size)) if root is not None or to == rank}
-    one = on_one_device(layout)
-    fetched = {to: list_fetches(one, layout, 0, None, seat) for to, seat in seated.items()}
-    blocks = {to: tuple(block for of in mine.values() for block in of) for to, mine in fetched.items()}
-    sent = [(to, given) for to, given in blocks.items() if rank == root != to and given]
-    received = [(root, blocks[rank])] if root is not None and root != rank and blocks.get(rank) else []
-    local = blocks.get(rank, ()) if root in (rank, None) else ()
-    return messages_between(sent, received, local, itemsize, STAGING // itemsize)
-
-
-@lru_cache(maxsize=64)
-def _messages_of_gather(layout: Layout, rank: int, size: int, root: int, itemsize: int) -> Messages:
-    """A rank's messages of a gather: from each rank that the root fetches from."""
-    at = ranks_of_seats(layout.mesh, size)
-    seat = seat_of(layout.mesh, root, size)
-    fetched = list_fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, None, 0)
-    blocks = {at[giver]: of for giver, of in fetched.items()}
-    sent = [(root, blocks[rank])] if rank != root and blocks.get(rank) else []
-    received = [(giver, given) for giver, given in blocks.items() if rank == root != giver and given]
-    local = blocks.get(rank, ()) if rank == root else ()
-    return messages_between(sent, received, local, itemsize, STAGING // itemsize)
 
 
 # Checksums of arrays that do not depend on their layout: what they were before a move is what they are after it.

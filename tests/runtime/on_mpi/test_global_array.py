@@ -19,12 +19,9 @@ from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi.measurements import _ranks_in_pairs, measure_link
 from reshard.runtime.on_mpi import global_array as checksum_module
 from reshard.runtime.on_mpi.global_array import (
-    _messages_of_gather,
-    _messages_of_scatter,
     clear_padding,
     global_indices,
     index_ranges,
-    on_one_device,
     padding_indices,
     sum_tile,
 )
@@ -35,38 +32,7 @@ from tests.layouts import layouts, random_pair
 from tests.oracle import PADDING, tiles_of
 from tests.view_oracle import cut, random_case
 
-# ---- Global arrays scattered from one rank and gathered on one, see `tests.mpi.calls`
-
-
 MESH = Mesh(x=2, y=2)
-LAYOUT = Layout.parse("f32[{x}4, 6]", MESH)
-
-
-def test_the_layout_on_one_device_is_that_of_the_whole_array():
-    whole = on_one_device(Layout.parse("bf16[{x}5/9, 2{y}2/7]", MESH))
-    assert (whole.shape, whole.tile_shape, whole.dtype, whole.mesh.size) == ((9, 7), (9, 7), "bfloat16", 1)
-
-
-def test_a_root_sends_each_tile_and_is_sent_each_element_once():
-    sent = _messages_of_scatter(LAYOUT, 1, 4, 1, 4)
-    assert [(chunk.peer, chunk.elements) for chunk in sent.sends.chunks] == [(0, 24), (2, 24), (3, 24)]
-    assert not sent.receives.chunks
-    assert [chunk.peer for chunk in _messages_of_scatter(LAYOUT, 2, 4, 1, 4).receives.chunks] == [1]
-    collected = _messages_of_gather(LAYOUT, 1, 4, 1, 4)
-    assert sum(chunk.elements for chunk in collected.receives.chunks) == 24, "its own half is there already"
-    senders = {rank for rank in range(4) if _messages_of_gather(LAYOUT, rank, 4, 1, 4).sends.chunks}
-    assert senders == {chunk.peer for chunk in collected.receives.chunks}
-
-
-def test_every_rank_takes_its_part_of_its_own_array():
-    for rank in range(4):
-        mine = _messages_of_scatter(LAYOUT, rank, 4, None, 4)
-        assert not mine.sends.chunks
-        assert not mine.receives.chunks
-        assert mine.local
-
-
-# ---- Global indices of a tile against the meaning of its layout
 
 
 @given(layouts())
