@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, FileError, LayoutError, quoted, shortened
 from reshard.lower.to_files.file_writes import LEAST, count_run_bytes, has_whole_chunks, list_file_writes
+from reshard.runtime import simulate
 from reshard.runtime.numpy_tiles import as_array, in_native_order, with_padding
 from reshard.runtime.on_files.commit import OneProcess, Processes, raise_together, remove_remains
 from reshard.runtime.on_files.formats.new_arrays import NewArray
@@ -41,6 +42,7 @@ from reshard.runtime.on_files.writing import (
     lay_out_safetensors,
     list_piece_writes,
 )
+from reshard.synth import plan as plan_move
 from reshard.synth.reading import ReadOptions, choose_as_read
 from reshard.types.dtypes import canonical
 from reshard.types.layout import Layout, refuse_pieces
@@ -78,7 +80,7 @@ def save(
     shards: int | str = "4GiB",
     chunks: Mapping[str, Sequence[int]] | None = None,
     codec: str | None = None,
-    as_layouts: Mapping[str, Layout] | None = None,
+    as_layouts: Mapping[str, Layout | Move] | None = None,
     limit: float = PATIENCE,
 ) -> None:
     """Writes a tree of arrays as a checkpoint; all processes that hold some of it call it together.
@@ -91,7 +93,8 @@ def save(
       ends in `.safetensors`; "zarr" (version 3), "zarr2", "orbax", "orbax3" (folders), or "hdf5" (a file).
     - `chunks` are the shapes of chunks, by name, of formats that have any: by default the tiles of the layout. `codec`
       is None, "zstd" or "gzip", as the format has it.
-    - `as_layouts` are the layouts to save in, by name: their dtype is that of the file, their tiles are its chunks.
+    - `as_layouts` are the layouts to save in, by name: their dtype is that of the file, their tiles are its chunks. A
+      `Move` from an array's layout saves what it makes of the array, such as another view of it, cast.
     - `limit` is how many seconds a process waits for the others.
 
     >>> import tempfile, reshard as rs
@@ -114,7 +117,7 @@ def start(
     shards: int | str = "4GiB",
     chunks: Mapping[str, Sequence[int]] | None = None,
     codec: str | None = None,
-    as_layouts: Mapping[str, Layout] | None = None,
+    as_layouts: Mapping[str, Layout | Move] | None = None,
     limit: float = PATIENCE,
 ) -> PendingSave:
     """Begins a `save`: returns once what this process writes has been copied, so that the arrays may be changed.
@@ -173,7 +176,7 @@ class _Options(NamedTuple):
     shards: int | str
     chunks: Mapping[str, Sequence[int]]
     codec: str | None
-    as_layouts: Mapping[str, Layout]
+    as_layouts: Mapping[str, Layout | Move]
 
 
 class _Request(NamedTuple):
@@ -185,6 +188,8 @@ class _Request(NamedTuple):
     arrays: dict[str, NewArray]
     """What is made of each array: dtype, shape and chunks."""
     most: int
+    moves: Mapping[str, Move]
+    """What is made of arrays before they are written, on the devices of `held`."""
     text: str
 
 
@@ -200,21 +205,44 @@ def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options
     if format == "safetensors" and (chunks or codec):
         raise FileError("safetensors has neither chunks nor codecs; leave them out, or save to zarr")
     arrays: dict[str, NewArray] = {}
+    moves: dict[str, Move] = {}
     for name, layout in held.layouts.items():
         made = as_layouts.get(name, layout)
-        refuse_pieces(made, f"{quoted(name)} as it is saved")
-        if made.shape != layout.shape or made.partial:
+        if isinstance(made, Move):
+            moves[name] = made = _read_move(name, made, held)
+            made = made.target
+        elif made.shape != layout.shape or made.partial:
             raise LayoutError(f"as_layouts has {made} for {quoted(name)}, which is {layout}; give one of its shape")
+        refuse_pieces(made, f"{quoted(name)} as it is saved")
         cut = tuple(chunks[name]) if name in chunks else made.tile_shape
-        if len(cut) != len(layout.shape) or not all(type(size) is int and size > 0 for size in cut if name in chunks):
-            raise FileError(f"chunks of {quoted(name)} are {quoted(cut)}; give {len(layout.shape)} sizes of at least 1")
+        if len(cut) != len(made.shape) or not all(type(size) is int and size > 0 for size in cut if name in chunks):
+            raise FileError(f"chunks of {quoted(name)} are {quoted(cut)}; give {len(made.shape)} sizes of at least 1")
         # HDF5 without chunks is one run of elements, which several processes can write.
         plain = format == "hdf5" and codec is None and name not in chunks
         arrays[name] = NewArray(made.dtype, made.shape, None if plain or not all(cut) else cut, codec=codec)
     is_file = format == "hdf5" or (format == "safetensors" and target.name.endswith(".safetensors"))
     most = shards if isinstance(shards, int) else parse_bytes(shards)
     described = [(name, str(layout), repr(layout.mesh), str(arrays[name])) for name, layout in held.layouts.items()]
-    return _Request(held, target, is_file, arrays, most, json.dumps([str(target), format, most, described]))
+    described += [(name, str(move), repr(move.target.mesh), "") for name, move in moves.items()]
+    return _Request(held, target, is_file, arrays, most, moves, json.dumps([str(target), format, most, described]))
+
+
+def _read_move(name: str, move: Move, held: HeldArrays) -> Move:
+    """A move of what is held, on its devices."""
+    source, target = move.source, move.target
+    if hasattr(held.processes, "comm"):
+        spell = import_module("reshard.mpi.tile_checks").with_ranks_as_ids
+        source, target = (spell(end, held.processes.size) for end in (source, target))
+    if source != held.layouts[name] or target.partial or move.view.into or move.holding is not None:
+        raise LayoutError(
+            f"as_layouts has the move {move} for {quoted(name)}, which is {held.layouts[name]} on "
+            f"{held.layouts[name].mesh}; give one from there that makes a whole array"
+        )
+    if held.process_of is not None and not hasattr(held.processes, "comm"):
+        raise FileError(
+            f"{quoted(name)} is held by several processes of JAX; move it by reshard.jax.redistribute first"
+        )
+    return Move(source, target, move.view, cast=move.cast)
 
 
 def _begin_save(
@@ -262,7 +290,7 @@ def _begin_save(
         sidecar = folder / (f"{alone}.{SIDECAR}" if alone else SIDECAR)
         to = RawTarget(folder, save_id, new, sidecar, processes)
     try:
-        held = _move_to_written(held, to.tensors, hold)
+        held = _move_to_written(_move_held(held, request.moves), to.tensors, hold)
         writes = list_file_writes(to.tensors, held.layouts, held.process_of, processes.rank)
         pieces = list_piece_writes(writes, to.tensors, held.tiles)
         return PendingSave(to, *(hold_piece_writes(pieces) if hold else (pieces, None)))
@@ -299,12 +327,24 @@ def _move_to_written(held: HeldArrays, tensors: Mapping[str, Stored], hold: bool
             f"no process holds whole chunks of {quoted(sorted(moved))}; give chunks= that tiles are made of, or put "
             f"the arrays on a sharding whose tiles are"
         )
-    # In one tree, so that small arrays share their launches.
-    tiles = {name: held.tiles[name].get(held.processes.rank) for name in moved}
-    sources = {name: held.layouts[name] for name in moved}
-    arrived = import_module("reshard.mpi").redistribute(tiles, sources, moved, comm)
-    here = {name: {} if tile is None else {held.processes.rank: tile} for name, tile in arrived.items()}
-    return held._replace(layouts=held.layouts | moved, tiles=held.tiles | here)
+    return _move_held(held, {name: Move(held.layouts[name], to) for name, to in moved.items()})
+
+
+def _move_held(held: HeldArrays, moves: Mapping[str, Move]) -> HeldArrays:
+    """What moves make of arrays: on ranks in one tree, so that small arrays share their launches."""
+    if not moves:
+        return held
+    made = {name: move.target for name, move in moves.items()}
+    if held.process_of is None:
+        here = {name: simulate(plan_move(move), held.tiles[name]) for name, move in moves.items()}
+        return held._replace(layouts=held.layouts | made, tiles=held.tiles | here)
+    rank, comm = held.processes.rank, getattr(held.processes, "comm")  # noqa: B009
+    arrived = import_module("reshard.mpi").redistribute(
+        {name: held.tiles[name].get(rank) for name in moves}, moves, None, comm
+    )
+    here = {name: {} if tile is None else {rank: tile} for name, tile in arrived.items()}
+    process_of = held.process_of | {device: device for layout in made.values() for device in layout.mesh.devices}
+    return held._replace(layouts=held.layouts | made, tiles=held.tiles | here, process_of=process_of)
 
 
 def find_processes(tree: Tree, comm: Any, limit: float) -> Processes:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 import reshard as rs
 from reshard.errors import ChecksumError, FileError, LayoutError
@@ -62,6 +63,27 @@ def test_chunks_codecs_and_other_dtypes(tmp_path: Path, format: str, codec: str 
     assert (ckpt["embed"].chunks, ckpt["layers.w"].chunks) == ((8, 10), (2, 4, 3))
     one = {name: rs.Layout.tiled(rs.Mesh(z=1), a.shape, a.dtype, [[]] * a.ndim) for name, a in wanted.items()}
     assert_same_arrays({name: of[0] for name, of in rs.files.load(path, one, devices=[0]).items()}, wanted)
+
+
+def test_a_move_says_what_is_saved_of_an_array(tmp_path: Path):
+    """Here another view of it, cast, on other devices; and a part of each group of rows."""
+    mesh, servers = rs.Mesh(x=2), rs.Mesh({"s": 2}, device_ids=[5, 4])
+    fused, columns = rs.Layout.parse("f32[{x}12, 6]", mesh), rs.Layout.parse("f64[3, 8, {s}2/3, 2]", servers)
+    whole = np.arange(144, dtype=np.float32).reshape(24, 6)
+    view = rs.Move(fused, columns, view="(g h d) (m n) -> d (g h) m n", d=3, n=2, g=2, cast=True)
+    few = rs.Layout.parse("f32[{x}4, 6]", mesh)
+    part = rs.Move(fused, few, view="(g r) m -> (g r) m", g=2, take={"r": slice(4, 8)})
+    tree = {name: {0: whole[:12], 1: whole[12:]} for name in ("a", "b")}
+    chunks = {"a": (1, 4, 3, 2)}
+    save(tmp_path / "s", tree, fused, format="zarr", as_layouts={"a": view, "b": part}, chunks=chunks)
+    wanted = {
+        "a": whole.reshape(8, 3, 3, 2).transpose(1, 0, 2, 3).astype("f8"),
+        "b": whole.reshape(2, 12, 6)[:, 4:8].reshape(8, 6),
+    }
+    found: Any = zarr.open_group(tmp_path / "s", mode="r")  # pyright: ignore[reportUnknownMemberType]
+    assert_same_arrays({name: np.asarray(found[name]) for name in wanted}, wanted)
+    with pytest.raises(LayoutError, match="give one from there"):
+        save(tmp_path / "t", tree, fused, as_layouts={"a": rs.Move(columns, columns)})
 
 
 def test_whole_arrays_nested_names_and_shards(tmp_path: Path):
