@@ -217,7 +217,11 @@ class OpFinder:
 
     def joined(self, chains: Sequence[Chain]) -> Iterator[tuple[Chain, Instruction, BatchOp]]:
         """The chains that bring an operation's operands, as one, and the operation."""
-        used = {chain: _list_used_forms(chain) for chain in chains if not chain.reduces}
+        used = {
+            chain: {form for value, forms in chain.results.items() for form in forms or (value,)}
+            for chain in chains
+            if not chain.reduces
+        }
         by_form = {form: chain for chain, forms in used.items() for form in forms}
         for region in {chain.region for chain in by_form.values()}:
             for instruction in region.computation.instructions:
@@ -377,11 +381,6 @@ def _list_results(region: Scope, instruction: Instruction) -> list[HloValue]:
     if isinstance(instruction.shape, Array):
         return [HloValue(region, instruction.name)]
     return [HloValue(region, instruction.name, (at,)) for at in range(len(instruction.arrays))]
-
-
-def _list_used_forms(chain: Chain) -> set[HloValue]:
-    """The used forms of what a chain moves."""
-    return {form for value, forms in chain.results.items() for form in forms or (value,)}
 
 
 def _merge_chains(chains: Sequence[Chain]) -> Chain:

@@ -151,7 +151,13 @@ class _Region:
     def chains(self) -> Iterator[Chain]:
         if not self.collectives:
             return
-        made = {site: [] if self._makes_own(site) else list(self._made(site)) for site in self.sites}
+        # Most instructions are seen to make data of their own.
+        made = {
+            site: list(self._made(site))
+            if site.instruction.opcode in self.maps.moves or _result_of(site) in self.collectives
+            else []
+            for site in self.sites
+        }
         values = [value for site in self.sites for value in made[site] if self.is_moved(value)]
         # Used is what an instruction takes that is not a move, and what the region yields.
         moved, root = set(values), self.region.computation.root
@@ -182,10 +188,6 @@ class _Region:
             held = tuple(inside.get(root, ()))
             results = {value: tuple(forms.get(value, ())) for value in held if value in self.needed}
             yield Chain(self.region, tuple(self.collectives[start] for start in own), held, results, self._leaves(held))
-
-    def _makes_own(self, site: Site) -> bool:
-        """Whether an instruction is seen to make data of its own, as most do."""
-        return site.instruction.opcode not in self.maps.moves and _result_of(site) not in self.collectives
 
     def _made(self, site: Site) -> Iterator[HloValue]:
         """The arrays that an instruction makes itself."""

@@ -32,17 +32,13 @@ def groups_along(mesh: Mesh, factors: Factors) -> Groups:
     offsets = [0]
     for stride, size in factors:
         offsets = [at + stride * value for at in offsets for value in range(size)]
-    ids, firsts = mesh.devices, _at_zero(mesh.size, factors)
-    return tuple(tuple([ids[first + offset] for offset in offsets]) for first in firsts)
-
-
-def _at_zero(devices: int, factors: Factors) -> list[int]:
-    """The positions with coordinate 0 along all factors, ascending: between two factors, every value occurs."""
-    firsts, span = [0], devices
+    # The positions with coordinate 0 along all factors, ascending: between two factors, every value occurs.
+    firsts, span = [0], mesh.size
     for stride, size in sorted(factors, reverse=True):
         firsts = [first + at for first in firsts for at in range(0, span, stride * size)]
         span = stride
-    return [first + at for first in firsts for at in range(span)]
+    ids, firsts = mesh.devices, [first + at for first in firsts for at in range(span)]
+    return tuple(tuple([ids[first + offset] for offset in offsets]) for first in firsts)
 
 
 def block_numbers(mesh: Mesh, factors: Factors) -> dict[int, int]:
