@@ -18,6 +18,7 @@ from reshard.files.open import open as open_checkpoint
 from reshard.files.plan_load import plan_load, read_targets
 from reshard.names import Table
 from reshard.plans.load_plan import LoadPlan
+from reshard.plans.manifest import Manifest
 from reshard.plans.plan_data import flatten_tree
 from reshard.runtime.on_files.drivers import check_missing
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, WantedTiles
@@ -98,13 +99,18 @@ def load(
         check_missing(ckpt, {name for each in plan.waves for of in each.readings for name in of.tensors}, missing)
         return plan
 
+    def described(ckpt: Checkpoint) -> str:
+        asked = read_targets(ckpt, targets, **asking)
+        moves = Manifest.of(asked.moves, sources=asked.sources, targets=asked.fills)
+        return f"{moves.to_json()}\nload with {planning}, missing={missing!r}"
+
     def checks_of(ckpt: Checkpoint) -> BlockChecks | None:
         return find_checks(ckpt) if verify else None
 
     request = f"load {quoted(str(source.path if isinstance(source, Checkpoint) else source))}"
     if comm is not None:
         return import_module("reshard.mpi.loading").load_on_ranks(
-            comm, request, opened, planned, checks_of, limit, missing, counts, progress
+            comm, request, opened, described, planned, checks_of, limit, missing, counts, progress
         )
     leaves: dict[str, Any] = flatten_tree(cast("object", targets)) if type(targets) is dict else {"": targets}
     if all(isinstance(leaf, Layout | Move) for leaf in leaves.values()):

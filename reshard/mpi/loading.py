@@ -1,7 +1,8 @@
 """This rank's part of a load: all ranks read their shares, and move what others need from there, wave by wave.
 
     open     rank 0 reads the metadata, and all have it from there
-    plan     each rank for itself, the same plan; all agree on it
+    agree    each rank checks what it asks for against that, and all ask for the same
+    plan     rank 0, and all have it from there: on ranks that share cores, each for itself would take as often as long
     read     a thread reads the next wave into one of two buffers in the node's memory, or straight into results
     move     ranks of a node copy out of each other's buffers, what comes from other nodes arrives in messages
 
@@ -12,9 +13,10 @@ argument, a file that is damaged, cut or gone, is an error on all, the same one,
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -40,10 +42,10 @@ from reshard.runtime.on_files.reader_thread import (
 )
 from reshard.runtime.on_files.result_memory import ResultMemory
 from reshard.runtime.on_files.sidecar import BlockChecks
-from reshard.runtime.on_mpi.collective import collective, digest_of, gather_texts, prepare_together
+from reshard.runtime.on_mpi.collective import collective, gather_contents, gather_texts, prepare_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.launches import Bundle, GivenTiles, Launch, clear_new, list_launches, run_launches
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Facts, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent_tile
 from reshard.show.load_progress import show_load_progress
 from reshard.types.layout import Layout
@@ -65,6 +67,7 @@ def load_on_ranks(
     comm: MPI.Intracomm,
     request: str,
     open_checkpoint: Callable[[], Checkpoint],
+    describe_load: Callable[[Checkpoint], str],
     plan_load: Callable[[Checkpoint], LoadPlan],
     find_checks: Callable[[Checkpoint], BlockChecks | None],
     limit: float = TIME_LIMIT,
@@ -74,8 +77,9 @@ def load_on_ranks(
 ) -> dict[str, Array | None]:
     """This rank's tile of each target, None where it has none.
 
-    All ranks give the same `request`, what the call asks for as text. `open_checkpoint` is called on rank 0 alone, and
-    `limit` are the seconds that ranks wait for each other at each wave. `progress` shows a bar on rank 0.
+    All ranks give the same `request`, what the call asks for as text. `open_checkpoint` and `plan_load` are called on
+    rank 0 alone; `describe_load` checks the request against what is stored, and says as text all that the plan depends
+    on. `limit` are the seconds that ranks wait for each other at each wave. `progress` shows a bar on rank 0.
     """
     failed: ReshardError | None = None
     tiles: dict[str, Array | None] = {}
@@ -89,14 +93,19 @@ def load_on_ranks(
             ckpt = opened
             texts = gather_texts(team, watch, "" if opened is None else opened.to_json())
             ckpt = Checkpoint.from_json(texts[0]) if ckpt is None else ckpt
-            plan = run_together_or_raise(
-                team, watch, partial(plan_load, ckpt), lambda plan: f"load {digest_of(plan.to_json())}"
-            )
-            checks = run_together_or_raise(
-                team, watch, partial(find_checks, ckpt), lambda checks: f"checks {checks is None}"
-            )
-            load = _RankLoad(team, watch, plan, CheckpointReader(ckpt, counts, checks, missing))
-            with show_load_progress(progress and team.rank == 0, sum(plan.read_bytes.values())) as shown:
+
+            def plan_on_first() -> tuple[str, BlockChecks | None, LoadPlan | None]:
+                asked, checks = describe_load(ckpt), find_checks(ckpt)
+                made = plan_load(ckpt) if team.rank == 0 else None
+                # Worked out here, it is part of what the others are sent.
+                _ = made and made.scratch_bytes
+                return f"{asked}, checks {checks is None}", checks, made
+
+            _, checks, plan = run_together_or_raise(team, watch, plan_on_first, lambda made: made[0])
+            contents = gather_contents(team, watch, b"" if plan is None else pickle.dumps(plan))
+            sent = _open_sent_plan(contents[0])
+            load = _RankLoad(team, watch, sent, CheckpointReader(ckpt, counts, checks, missing))
+            with show_load_progress(progress and team.rank == 0, sum(sent.plan.read_bytes.values())) as shown:
                 tiles = load.run(shown)
             if checks is not None:
                 # Blocks of which several ranks have read a part: all add up what all have.
@@ -122,11 +131,28 @@ def run_together_or_raise(team: Team, watch: Watch, do: Callable[[], T], text: C
         raise _RaisedByAll(error) from None
 
 
+class _SentPlan(NamedTuple):
+    """A plan from rank 0, and the launches of its trees, by wave, tree and machine: a load that is made again has them.
+
+    Checked where it was made: what a rank is sent by another of its job is as good as its own.
+    """
+
+    plan: LoadPlan
+    launches: dict[tuple[int, int, Facts], list[Launch]]
+
+
+@lru_cache(maxsize=4)
+def _open_sent_plan(content: bytes) -> _SentPlan:
+    return _SentPlan(pickle.loads(content), {})
+
+
 class _RankLoad:
     """The waves of a load, as one rank reads and moves them."""
 
-    def __init__(self, team: Team, watch: Watch, plan: LoadPlan, reader: CheckpointReader) -> None:
-        self._team, self._watch, self._plan, self._reader = team, watch, plan, reader
+    def __init__(self, team: Team, watch: Watch, sent: _SentPlan, reader: CheckpointReader) -> None:
+        self._team, self._watch, self._reader = team, watch, reader
+        self._plan, self._launches = sent
+        plan = self._plan
         self._results: dict[str, WindowTile] = {}
         self._memory = ResultMemory({n: of for n, of in plan.targets.items() if self._seat(of) is not None})
         self._length = longest_buffers(plan)
@@ -148,7 +174,7 @@ class _RankLoad:
                     thread.start(self._place_readings(ahead))
                     started = ahead + 1
                 # While it is read: what moves it.
-                launches = [self._prepare_launches(tree) for tree in wave.trees]
+                launches = [self._prepare_launches(tree, (number, at)) for at, tree in enumerate(wave.trees)]
                 run_together_or_raise(team, watch, thread.wait, lambda _: f"wave {number}")  # noqa: B023
                 self._move_wave(number, launches)
                 progress(reader.counts.bytes * team.size)  # Shares are even.
@@ -203,15 +229,17 @@ class _RankLoad:
             wanted.append((reading, {device: tile}))
         return wanted
 
-    def _prepare_launches(self, tree: TreePlan) -> list[Launch]:
+    def _prepare_launches(self, tree: TreePlan, number: tuple[int, int]) -> list[Launch]:
         """The launches of a tree into results that are there, compiled."""
         team = self._team
-        launches = list_launches(tree, team.facts, apart=True)
+        if (key := (*number, team.facts)) not in self._launches:
+            self._launches[key] = list_launches(tree, team.facts, apart=True)
+        launches = self._launches[key]
         # Most of a first call's time: it passes while files are read.
         for launch in launches:
             if isinstance(launch, Bundle):
-                for number in range(len(launch.routes[0])):
-                    launch.part(number, (not self._place,) * len(launch.stacks), team.rank, team.facts)
+                for hop in range(len(launch.routes[0])):
+                    launch.part(hop, (not self._place,) * len(launch.stacks), team.rank, team.facts)
         return launches
 
     def _move_wave(self, number: int, launches: list[list[Launch]]) -> None:
@@ -227,7 +255,7 @@ class _RankLoad:
             given = GivenTiles({name: sources[of] for name, of in tree.source_of.items()}, outs)
             # What the plan promises beside results and waves is what buffers may take.
             self._team.pool.limit(self._plan.scratch_bytes)
-            run_launches(self._team, self._watch, each, given, Account("uint8"))
+            run_launches(self._team, self._watch, each, given, Account("uint8"), private=True)
             # Launches leave out what stays on its rank.
             for name, plan in tree.plans.items():
                 if not plan.steps and outs[name].tile.size:

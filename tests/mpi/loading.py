@@ -60,6 +60,7 @@ def _load(comm: MPI.Intracomm, folder: Path, seed: int) -> None:
             comm,
             f"load {path}",
             lambda: describe_file(path, problem.stored),
+            lambda _: f"seed {seed}",
             lambda ckpt: plan_reading(ckpt, *problem[1:]),
             lambda _: None,
             LIMIT,

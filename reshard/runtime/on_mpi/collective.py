@@ -224,6 +224,11 @@ class _Statement(NamedTuple):
 
 def gather_texts(team: Team, watch: Watch, text: str) -> list[str]:
     """The text of each rank, on all of them."""
+    return [content.decode() for content in gather_contents(team, watch, text.encode())]
+
+
+def gather_contents(team: Team, watch: Watch, content: bytes) -> list[bytes]:
+    """The bytes of each rank, on all of them."""
 
     def wait(request: MPI.Request) -> None:
         try:
@@ -232,12 +237,12 @@ def gather_texts(team: Team, watch: Watch, text: str) -> list[str]:
             _given_up.append(request)  # It is kept alive: MPI may still write to its buffers.
             raise
 
-    mine = np.frombuffer(text.encode(), np.uint8)
+    mine = np.frombuffer(content, np.uint8)
     sizes = np.empty(team.size, np.int64)
     wait(team.comm.Iallgather(np.array([mine.size], np.int64), sizes))
-    texts = np.empty(int(sizes.sum()), np.uint8)
-    wait(team.comm.Iallgatherv(mine, [texts, sizes.tolist()]))
-    return [part.tobytes().decode() for part in np.split(texts, np.cumsum(sizes)[:-1])]
+    contents = np.empty(int(sizes.sum()), np.uint8)
+    wait(team.comm.Iallgatherv(mine, [contents, sizes.tolist()]))
+    return [part.tobytes() for part in np.split(contents, np.cumsum(sizes)[:-1])]
 
 
 _given_up: list[MPI.Request] = []

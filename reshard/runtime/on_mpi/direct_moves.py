@@ -110,8 +110,10 @@ def plan_direct(
 
     With `apart`, it receives from its own node by messages, too; what other nodes send and receive stays the same.
     """
-    mine, theirs = (of(source, target, rank, nodes, form) for of in (fetches_by_rank, served_by_rank))
-    at = np.array(nodes)
+    mine, at = fetches_by_rank(source, target, rank, nodes, form), np.array(nodes)
+    # On one node nobody is sent anything, unless all is.
+    alone = not apart and len(set(nodes)) == 1
+    theirs = mine if alone else served_by_rank(source, target, rank, nodes, form)
     # Rows begin with this rank and the next one: a rank sends to the next first, and receives from the previous.
     sent, received = (
         table.select_rows((table.peers != rank) & (apart | (at[table.peers] != at[rank]))) for table in (theirs, mine)

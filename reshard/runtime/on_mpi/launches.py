@@ -49,7 +49,6 @@ from reshard.runtime.on_mpi.copies.copy_order import list_tile_copies, widen_blo
 from reshard.runtime.on_mpi.copies.strided_copy import Array, copy_view, find_word_dtype, pair_views, view_as_words
 from reshard.runtime.on_mpi.direct_moves import (
     Direct,
-    Pushes,
     list_pushes,
     passes_on,
     plan_direct,
@@ -140,11 +139,10 @@ class Stack:
 
 
 class BundledHop(NamedTuple):
-    """A rank's part of one hop of all arrays: its copies and messages, and what it writes into others' results."""
+    """A rank's part of one hop of all arrays: its copies and messages."""
 
     hops: Hops
     moves: tuple[Direct, ...]
-    pushes: tuple[Pushes | None, ...]
     messages: Messages
 
 
@@ -165,17 +163,14 @@ class Bundle:
         key = number, apart, rank
         if key not in self._parts:
             hops, nodes, size = tuple(route[number] for route in self.routes), facts.nodes, self.itemsize
-            each = [(hop.source, hop.target, rank, nodes, size) for hop in hops]
+            # Without messages, bundles that have room for more of them or fewer share what is worked out here.
+            staging = self.staging if any(apart) or len(set(nodes)) > 1 else 0
             moves = tuple(
-                plan_direct(*ends, self.staging, apart=alone, form=hop.form)
-                for ends, hop, alone in zip(each, hops, apart, strict=True)
-            )
-            pushed = tuple(
-                None if alone else list_pushes(*ends, hop.form)
-                for ends, hop, alone in zip(each, hops, apart, strict=True)
+                plan_direct(hop.source, hop.target, rank, nodes, size, staging, apart=alone, form=hop.form)
+                for hop, alone in zip(hops, apart, strict=True)
             )
             messages = merge_messages([move.messages for move in moves], self.staging // size, size, rank, len(nodes))
-            self._parts[key] = BundledHop(hops, moves, pushed, messages)
+            self._parts[key] = BundledHop(hops, moves, messages)
         return self._parts[key]
 
 
@@ -450,11 +445,17 @@ class GivenTiles(NamedTuple):
 
 
 def run_launches(
-    team: Team, watch: Watch, launches: Iterable[Launch | TilePlan], given: GivenTiles, memory: Account | None
+    team: Team,
+    watch: Watch,
+    launches: Iterable[Launch | TilePlan],
+    given: GivenTiles,
+    memory: Account | None,
+    private: bool = False,
 ) -> dict[str, WindowTile]:
     """The results of all arrays that move, by name; empty where this rank has none.
 
-    All ranks call this inside a `collective`, with the same launches. A single tile has the name "".
+    All ranks call this inside a `collective`, with the same launches. A single tile has the name "". The arrays for
+    results are `private` if it does not matter what is in them once a rank has failed.
     """
     moved: dict[str, WindowTile] = {}
     made: dict[str, WindowTile] = {}
@@ -480,7 +481,7 @@ def run_launches(
                     made[target] = _make_target(call, stack.plan, tile.tile, outs[at])
                 outs[at] = made[target]
         if isinstance(launch, Bundle):
-            results = _run_bundle(call, launch, held, outs)
+            results = _run_bundle(call, launch, held, outs, private)
         else:
             results = [_run_steps(call, launch.plan, held[0].tile, outs[0], given.scales.get(launch.names[0]))]
         for stack, tile, result in zip(stacks, held, results, strict=True):
@@ -547,7 +548,7 @@ def _run_steps(call: Call, plan: Plan, held: Array, out: WindowTile | None, scal
 
 
 def _run_bundle(
-    call: Call, bundle: Bundle, tiles: Sequence[WindowTile], outs: Sequence[WindowTile | None]
+    call: Call, bundle: Bundle, tiles: Sequence[WindowTile], outs: Sequence[WindowTile | None], private: bool
 ) -> list[WindowTile]:
     """Moves the tiles of a bundle, hop by hop; returns the results: those of `outs` that are given, else new ones.
 
@@ -555,7 +556,7 @@ def _run_bundle(
     from tiles that do if results are private; that is the same on all of them.
     """
     team = call.team
-    if any(out is not None for out in outs):
+    if any(out is not None for out in outs) and not private:
         team.settle(call.watch)  # What callers gave stays as it is if a rank has failed by now.
     held = list(tiles)
     count = len(bundle.routes[0])
@@ -583,21 +584,22 @@ def _run_bundle(
         exchange = MessageExchange(call, part.messages, before, after)
         exchange.start()
         for at in range(len(hops)):
-            pushed, move = part.pushes[at], part.moves[at]
-            if pushed is None:
+            move, hop = part.moves[at], hops[at]
+            if apart[at]:
                 copies: list[Callable[[], object]] = [
                     partial(copy_view, *pair) for pair in pair_views(move.own, after[at], before[at])
                 ]
             else:
                 call.memory.receive(call.device, move.pulled)
                 # The tiles, or the results, of the node's other ranks that have one: in windows, all at one place.
-                of, layout = (held[at], hops[at].source) if read[at] else (results[at], hops[at].target)
+                of, layout = (held[at], hop.source) if read[at] else (results[at], hop.target)
                 others = {
                     team.members[n]: team.arena.tile(n, of.place, layout.tile_shape, of.tile.dtype)
                     for n in members_with_tile(team, layout)
                     if team.members[n] != team.rank
                 }
-                fill = pull_from(others) if read[at] else push_into(pushed, others)
+                ends = hop.source, hop.target, team.rank, team.facts.nodes, bundle.itemsize, hop.form
+                fill = pull_from(others) if read[at] else push_into(list_pushes(*ends), others)
                 copies = fill(call, move, before[at], after[at])
             for step in copies:
                 step()

@@ -351,7 +351,7 @@ HUGE = 2 << 20
 WORTHWHILE = 8 << 20
 """Bytes of memory from which huge pages are worth the calls."""
 
-_PATIENT = 10e-3  # Seconds beyond what huge pages are worth after which no more are requested.
+_PATIENT = 2e-3  # Seconds of a core beyond what huge pages are worth after which no more are requested.
 _WORTH = 1.4e-3  # Seconds for one: as much in small pages takes that, and one 0.1 ms, or 5 in memory full of files.
 
 _COLLAPSE = 25  # MADV_COLLAPSE
@@ -547,12 +547,12 @@ def _allocate_segment(file: int, size: int, start: int, nbytes: int) -> Array | 
         aligned = map_aligned(file, size)
         memory = np.frombuffer(mmap.mmap(file, size), np.uint8) if aligned is None else aligned
         if wants_huge_pages(nbytes) and memory.ctypes.data % HUGE == 0:
-            first, last, begun = -(-start // HUGE), (start + nbytes) // HUGE, time.monotonic()
+            first, last, begun = -(-start // HUGE), (start + nbytes) // HUGE, time.thread_time()
             for number in range(first, last):
                 _allocate_blocks(file, number * HUGE, PAGE)
                 collapse_pages(memory[number * HUGE : (number + 1) * HUGE])
                 # Where the kernel must make room for each, small pages take less, first use included.
-                if time.monotonic() - begun > _PATIENT + (number + 1 - first) * _WORTH:
+                if time.thread_time() - begun > _PATIENT + (number + 1 - first) * _WORTH:
                     break
         if nbytes:
             _allocate_blocks(file, start, nbytes)
