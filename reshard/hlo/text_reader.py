@@ -426,7 +426,6 @@ class _Reader:
 # The shapes that people leave out. XLA infers them; what is not listed has no shape here, and asking for it is refused.
 
 _PARTS = {"c64": "f32", "c128": "f64"}
-_AS_SECOND = ("select", "clamp")
 _UNKNOWN = (
     "batch-norm-grad", "batch-norm-training", "broadcast", "convolution", "fft", "gather", "get-dimension-size", "map",
     "ragged-dot", "reduce-window", "scaled-dot", "scan", "scatter", "select-and-scatter", "set-dimension-size",

@@ -133,23 +133,6 @@ def _move_arrays(
     return results
 
 
-def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedSharding) -> jax.Array:
-    """Moves an array to another mesh of the same devices, with other axes or in another order; cannot be traced.
-
-    Every device computes its tile on the source's mesh; the tiles are then taken as shards of the target's mesh.
-    Raises `MeshError` for uneven layouts.
-    """
-    if not plan.source.even or not plan.target.even:
-        raise MeshError(
-            f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
-            f"mesh only; redistribute to an even sharding on the source's mesh first"
-        )
-    stacked = (
-        compile_to_stack(plan.source, plan.steps, mesh)(array) if array.ndim else array
-    )  # Every device has a scalar.
-    return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
-
-
 @lru_cache(maxsize=1024)
 def compile_to_stack(
     source: Layout, steps: tuple[Step, ...], mesh: AnyMesh, overwrites: bool = False

@@ -5,13 +5,10 @@ Moves of whole programs, and what XLA compiles, are tested in tests/jax.
 
 from __future__ import annotations
 
-import random
-
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import LayoutError, MeshError
@@ -66,28 +63,6 @@ def test_shards_are_the_targets_tiles(source: str, target: str):
     assert np.array_equal(moved, indices(before))
     if after.even:
         check_shards(after, moved, mesh)
-
-
-@pytest.mark.parametrize("target", ["f32[{z}4, 6]", "f32[8, {w}3]", "f32[{z}{w}2, 6]"])
-def test_a_move_onto_another_mesh_of_the_same_devices(target: str):
-    """The target counts the devices in another order and by other axes."""
-    order = random.Random(3).sample(range(4), 4)
-    source_mesh, target_mesh = jax_mesh({"x": 4}), jax_mesh({"z": 2, "w": 2}, order)
-    before = Layout.parse("f32[{x}2, 6]", Mesh(x=4))
-    after = Layout.parse(target, Mesh({"z": 2, "w": 2}, device_ids=order))
-    array = jax.device_put(indices(before), NamedSharding(source_mesh, P("x")))
-    sharding = NamedSharding(target_mesh, on_jax.spell_spec(after, Mesh(z=2, w=2)))
-    moved = on_jax.apply_across(rs.plan(before, after), source_mesh, array, sharding)
-    assert np.array_equal(moved, indices(before))
-    assert moved.sharding == sharding
-    check_shards(after, moved, target_mesh)
-
-
-def test_uneven_arrays_move_on_one_mesh_only():
-    before = Layout.parse("f32[{x}3/10]", Mesh(x=4))
-    after = Layout.parse("f32[10]", Mesh({"x": 4}, device_ids=[3, 2, 1, 0]))
-    with pytest.raises(MeshError, match="uneven arrays move on one mesh only"):
-        on_jax.apply_across(rs.plan(before, after), jax_mesh({"x": 4}), jax.numpy.zeros(10), None)
 
 
 def test_a_reduction_that_jax_cannot_express_is_refused():

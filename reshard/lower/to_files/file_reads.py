@@ -288,16 +288,6 @@ def count_part_runs(part: SpanPart) -> int:
     return runs
 
 
-def count_calls(spans: Iterable[FileSpan]) -> int:
-    """How many calls of `preadv` read some spans."""
-    calls = 0
-    for span in spans:
-        nbytes = span.stop - span.start
-        runs = sum(map(count_part_runs, span.parts))
-        calls += max(-(-nbytes // MOST_BYTES), -(-runs // MOST_BUFFERS)) if span.straight else -(-nbytes // SCRATCH)
-    return calls
-
-
 def count_elements_until(block: Block, at: int) -> int:
     """The elements of a block that begin before a byte of the file: its axes are those of nested rows.
 
