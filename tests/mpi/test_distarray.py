@@ -120,3 +120,13 @@ def test_what_is_no_communicator_is_refused(comm: Any) -> None:
         DistArray(Layout.parse("f64[4]", Mesh(x=1)), np.zeros(4), comm)
     with pytest.raises(RankError, match="or has been freed"):
         DistArray(Layout.parse("f64[4]", Mesh(x=1)), np.zeros(4), MPI.COMM_NULL)  # pyright: ignore
+
+
+def test_what_is_given_and_what_is_got_share_no_memory() -> None:
+    """On one rank nothing moves, and an array is another one all the same."""
+    layout = Layout.parse("s64[7, 3]", Mesh(x=1))
+    whole = np.arange(21).reshape(7, 3)
+    array = DistArray.from_global(whole, layout, MPI.COMM_SELF)
+    back = array.to_global(0)
+    assert back is not None and np.array_equal(back, whole)
+    assert not np.shares_memory(array.tile, whole) and not np.shares_memory(array.tile, back)
