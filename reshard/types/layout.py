@@ -405,7 +405,7 @@ class Layout:
     @cached_property
     def ragged(self) -> bool:
         """Whether a dim is in pieces of any size, which no numeral says."""
-        return any(dim.pieces is not None for dim in self.dims)
+        return any([dim.pieces is not None for dim in self.dims])
 
     @cached_property
     def held(self) -> tuple[SubAxis, ...]:

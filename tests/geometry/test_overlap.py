@@ -31,6 +31,7 @@ from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
 from tests.layouts import MESHES, layouts, random_layout
+from tests.owners import Owned
 
 
 class Run(NamedTuple):
@@ -47,6 +48,9 @@ def runs_of(blocks: Iterable[Block]) -> list[Run]:
 
 
 def one_dim(choose: random.Random, size: int) -> Layout:
+    """Most are numerals; some are in pieces of any size."""
+    if choose.random() < 0.25:
+        return Owned.random(choose, choose.choice(MESHES), (size,)).layout
     return random_layout(choose, choose.choice(MESHES), [size])
 
 

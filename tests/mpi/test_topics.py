@@ -34,6 +34,7 @@ FAST = {
         "calls.plans",
         "cases.moves_sampled",
         "cases.streamed",
+        "cases.pieces",
         "by_node.joined",
         "again.moves",
         "strides.sampled",
@@ -78,7 +79,7 @@ SLOW = [
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["loading.random_loads"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
-    (6, ["cases.moves_sampled", "crossing.relays", "trees.moves_through_views", "views.updates"]),
+    (6, ["cases.moves_sampled", "cases.pieces", "crossing.relays", "trees.moves_through_views", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
     (8, ["cases.moves_sampled", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
 ]

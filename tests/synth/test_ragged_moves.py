@@ -11,14 +11,16 @@ import pytest
 import reshard as rs
 from tests.owners import Owned, assert_moved
 
-MESHES = [{"x": 4}, {"x": 2, "y": 2}, {"x": 3, "y": 2}, {"a": 2, "b": 2, "c": 2}, {"x": 6}, {"x": 1, "y": 5}]
+MESHES = [{"x": 4}, {"d": 4}, {"x": 2, "y": 2}, {"x": 3, "y": 2}, {"a": 2, "b": 2, "c": 2}, {"x": 6}, {"x": 1, "y": 5}]
 SHAPES = [(1,), (2,), (7,), (24,), (5, 4), (13, 1), (0, 3), (10, 6), (3, 2, 4)]
 BATCH = 100
 
 
 def random_pair(choose: random.Random, across: bool) -> tuple[Owned, Owned]:
-    """Two layouts of one array, on one mesh, or `across` two sets of devices that may have some in common."""
-    shape, meshes = choose.choice(SHAPES), [rs.Mesh(choose.choice(MESHES))] * 2
+    """Two layouts of one array, on meshes of as many devices, or `across` two sets that may have some in common."""
+    shape, axes = choose.choice(SHAPES), choose.choice(MESHES)
+    alike = [other for other in MESHES if np.prod(list(other.values())) == np.prod(list(axes.values()))]
+    meshes = [rs.Mesh(axes), rs.Mesh(choose.choice(alike))]
     if across:
         axes = choose.choice(MESHES)
         devices = choose.sample(range(12), int(np.prod(list(axes.values()))))
@@ -95,7 +97,7 @@ def test_what_is_held_already_does_not_move():
     for _ in range(60):
         source, target = random_pair(choose, across=False)
         shape = source.layout.shape
-        have = Owned.random(choose, source.layout.mesh, shape)
+        have = Owned.random(choose, target.layout.mesh, shape)
         stale = [choose.randrange(shape[0])] if shape[0] else []
         plan = rs.plan(source.layout, target.layout, have=have.layout, changed=stale)
         changed = np.zeros(shape, bool)
@@ -131,6 +133,15 @@ def test_what_lies_alike_is_one_launch_to_a_neighbour():
         shifted = [9, *[10] * (devices - 2), 11]
         plan = rs.plan(source, rs.Layout.from_sizes(shifted, mesh, (10 * devices,), "float32"))
         assert (plan.launches, plan.received_bytes) == (1, 4)
+
+
+def test_tiles_of_one_shape_are_not_taken_for_equal_ones():
+    """Both sides have room for 4 elements on each of two devices, but no tile of one is a tile of the other."""
+    source = rs.Layout.parse("s32[{x}(1,4)]", rs.Mesh(x=2))
+    target = rs.Layout.parse("s32[{x}(1@1,4@0)]", rs.Mesh({"x": 2}, device_ids=[2, 3]))
+    plan = rs.plan(source, target)
+    moved = rs.simulate(plan, {0: np.array([7, 0, 0, 0], "i4"), 1: np.array([1, 2, 3, 4], "i4")})
+    assert (moved[2].tolist(), moved[3].tolist()[:1]) == ([1, 2, 3, 4], [7])
 
 
 def test_a_wrong_list_of_transfers_is_refused():

@@ -166,9 +166,15 @@ def test_text_that_is_no_list_of_pieces(text: str):
         parse(f"f32[{text}]")
 
 
+def test_a_sharding_of_jax_is_refused():
+    with pytest.raises(LayoutError, match="pieces of any size, and a NamedSharding"):
+        parse("f32[{x}(3,5,0,2)]").to_jax(None)
+
+
 def test_long_tables_are_short_in_errors_and_differ_there():
     mesh = Mesh(x=64)
-    one, other = (Layout.from_owners([at * step % 64 for at in range(1000)], mesh, (1000,), "f32") for step in (5, 7))
+    owners = [5 * at % 64 for at in range(1000)]
+    one, other = (Layout.from_owners([*owners, last], mesh, (1001,), "f32") for last in (5, 7))
     assert len(str(one)) > 4000
     assert max(len(f"{one}"), len(repr(one))) < 150
     assert f"{one}" != f"{other}"
