@@ -15,7 +15,7 @@ elements off the memory of both.
 call on; the peak of private and shared memory (Pss_Anon + Pss_Shmem, every 5 ms) above what the process had before the
 call; seconds, the median, until the new store is on disk (the others' are synced behind their runs). Memory is watched
 in a run of its own, which is not timed. Every element is compared with numpy's. dask has no limit of memory: "own+" is
-our run with the memory that dask was seen to take.
+our run with the memory that dask was seen to take. cubed compresses what it stores: its bytes are fewer by that.
 
 With `--processes N` we run on N ranks of MPI, the others on N workers of their own kind. Then the peak is that of the
 worst process, above what the first one had before; workers that start during the run read their libraries, too.
@@ -308,6 +308,7 @@ def run_dask(given: dict[str, Any]) -> Callable[[], object]:
     """dask, its rechunking from peer to peer, in this process or in workers; it takes the memory that it takes."""
     import dask
     import dask.array
+    import numcodecs
     from distributed import Client
 
     dask.config.set({"temporary-directory": given["temp"], "distributed.worker.memory.target": False})
@@ -324,7 +325,8 @@ def run_dask(given: dict[str, Any]) -> Callable[[], object]:
     def run() -> None:
         with dask.config.set({"optimization.fuse.active": False}):
             source = dask.array.from_zarr(given["source"])
-            dask.array.to_zarr(source.rechunk(tuple(given["new"]), method="p2p"), given["target"])
+            coder = numcodecs.Zstd(level=1) if given.get("codec") else None
+            dask.array.to_zarr(source.rechunk(tuple(given["new"]), method="p2p"), given["target"], compressor=coder)
         client.close()
 
     return run
