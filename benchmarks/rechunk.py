@@ -279,13 +279,23 @@ def run_own(given: dict[str, Any]) -> Callable[[], object]:
 def run_rechunker(given: dict[str, Any]) -> Callable[[], object]:
     """rechunker, whose tasks dask runs on two threads, or on processes."""
     import dask
+    import numcodecs
     import zarr
     from rechunker import rechunk
 
     count = given["processes"]
     dask.config.set(scheduler="threads" if count == 1 else "processes", num_workers=2 if count == 1 else count)
     source = zarr.open(given["source"], mode="r")
-    plan = rechunk(source, tuple(given["new"]), f"{given['memory']}MiB", given["target"], temp_store=given["temp"])
+    coder = numcodecs.Zstd(level=1) if given.get("codec") else None
+    plan = rechunk(
+        source,
+        tuple(given["new"]),
+        f"{given['memory']}MiB",
+        given["target"],
+        target_options={"compressor": coder},
+        temp_store=given["temp"],
+        temp_options={"compressor": coder},
+    )
     return plan.execute
 
 
