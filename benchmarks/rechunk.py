@@ -127,6 +127,7 @@ def compare_model(options: argparse.Namespace) -> None:
     for what, least_run, buffers in (("bytes alone", 1, 0), ("short runs priced", 4096, 0), ("coded", 1, 2)):
         ratios: list[float] = []
         worse: list[str] = []
+        more: list[int] = []
         slowest = 0.0
         larger = [max(math.prod(old), math.prod(new)) * itemsize for _, old, new, itemsize, _ in problems]
         # Of memory that holds no chunk with its bytes as stored and as decoded, neither has a plan.
@@ -146,6 +147,8 @@ def compare_model(options: argparse.Namespace) -> None:
             assert plan.peak_bytes <= memory, problem
             other = count_rechunker(problem, stages, least_run)
             ratios.append(other / plan.priced_bytes)
+            if plan.traffic_bytes > count_rechunker(problem, stages, 1):
+                more.append(math.prod(stages[0][1]) * itemsize)
             if plan.priced_bytes > other:
                 worse.append(f"    {plan.priced_bytes / other:.3f}  {problem}")
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
@@ -155,6 +158,11 @@ def compare_model(options: argparse.Namespace) -> None:
             f"planned in at most {1000 * slowest:.0f} ms"
         )
         print("\n".join(worse[:8]), end="\n" if worse else "")
+        if more:
+            print(
+                f"{'':18} own moves more bytes in {len(more)}, where the chunks of rechunker's store between have "
+                f"{min(more)} to {max(more)} B"
+            )
 
 
 def call_peer(python: str, what: str, given: Any) -> Any:

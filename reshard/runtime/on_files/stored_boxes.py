@@ -1,6 +1,6 @@
 """Boxes of one stored tensor, read and written within a number of bytes: raw pieces by offset, coded ones by a driver.
 
-    reader.read_box(box, out)       any box, into memory of any strides; its bytes are counted as they are read
+    reader.read_box(box, out)       any box, into memory of any strides
     writer.write_box(box, data)     whole chunks (whole shards), so that each file is written once
 
 A driver decodes all chunks of a request at once, so requests are cut into batches of so many chunks as there is room
@@ -46,7 +46,6 @@ class StoredReader:
     ) -> None:
         self._files, self._stored, self._driver, self._batch, self._pool = ckpt.files, stored, driver, batch, pool
         self._threads = pool._max_workers  # pyright: ignore[reportPrivateUsage]
-        self.bytes = 0
 
     def read_box(self, box: Box, out: NDArray[Any]) -> None:
         """Fills `out` with the elements of a box."""
@@ -65,7 +64,7 @@ class StoredReader:
         pieces = list(self._find_pieces(box))
         # Each thread reads its share of the pieces, through a buffer of its own.
         shares = [pieces[at :: self._threads] for at in range(min(self._threads, len(pieces)))]
-        self.bytes += sum(self._pool.map(partial(self._read_pieces, box, out), shares))
+        list(self._pool.map(partial(self._read_pieces, box, out), shares))
 
     def _find_pieces(self, box: Box) -> Iterator[StoredPiece]:
         pieces, chunks = self._stored.pieces, self._stored.chunks
@@ -78,9 +77,8 @@ class StoredReader:
         for index in product(*(range(a // chunk, -(-b // chunk)) for (a, b), chunk in zip(box, chunks, strict=True))):
             yield pieces[number_chunk(index, counts)]
 
-    def _read_pieces(self, box: Box, out: NDArray[Any], pieces: Sequence[StoredPiece]) -> int:
+    def _read_pieces(self, box: Box, out: NDArray[Any], pieces: Sequence[StoredPiece]) -> None:
         staging = np.empty(max(1, STAGING // out.itemsize), out.dtype)
-        count = 0
         for piece in pieces:
             part = intersect_boxes(box, piece.box)
             extents = [stop - start for start, stop in piece.box]
@@ -94,7 +92,7 @@ class StoredReader:
             except OSError as error:
                 raise file_error(path, f"cannot be opened ({error.strerror}); restore the file") from None
             try:
-                count += _read_strided(
+                _read_strided(
                     descriptor,
                     piece.offset + first * out.itemsize,
                     out[select_part(part, box)].transpose(order),
@@ -107,7 +105,6 @@ class StoredReader:
                 ) from None
             finally:
                 os.close(descriptor)
-        return count
 
 
 class StoredWriter:
@@ -354,13 +351,13 @@ def iterate_slabs(shape: Sequence[int], most: int) -> Iterator[tuple[Any, ...]]:
 
 def _read_strided(
     descriptor: int, offset: int, out: NDArray[Any], strides: Sequence[int], staging: NDArray[Any]
-) -> int:
-    """Fills `out` from elements that lie `strides` apart in a file, largest first; returns the bytes that it read."""
+) -> None:
+    """Fills `out` from elements that lie `strides` apart in a file, largest first."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(out.shape, strides, strict=True))
     dense = span == out.size
     if dense and out.flags.c_contiguous and out.nbytes >= _LONG_RUN:
         read_all(descriptor, out, offset)
-        return out.nbytes
+        return
     # A gap is read with what lies around it if it is no longer than a call is worth.
     run = 1
     for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
@@ -371,18 +368,16 @@ def _read_strided(
         read_all(descriptor, staging[:span], offset)
         shifts = [stride * out.itemsize for stride in strides]
         out[...] = np.ndarray(out.shape, out.dtype, staging, 0, shifts)
-        return span * out.itemsize
+        return
     # Rows of the largest stride one by one, or as many together as the buffer takes.
     inner = 1 + sum((size - 1) * stride for size, stride in zip(out.shape[1:], strides[1:], strict=True))
     row, rows = out.size // out.shape[0], 1
     if inner <= staging.size and (strides[0] - row) * out.itemsize <= _LONG_RUN * max(1, row // run):
         rows = max(1, (staging.size - inner) // strides[0] + 1)
-    count = 0
     for start in range(0, out.shape[0], rows):
         part = out[start] if rows == 1 and out.ndim > 1 else out[start : start + rows]
         inward = strides[1:] if rows == 1 and out.ndim > 1 else strides
-        count += _read_strided(descriptor, offset + start * strides[0] * out.itemsize, part, inward, staging)
-    return count
+        _read_strided(descriptor, offset + start * strides[0] * out.itemsize, part, inward, staging)
 
 
 def _write_strided(descriptor: int, offset: int, shape: Sequence[int], box: Box, data: NDArray[Any]) -> None:
