@@ -43,6 +43,7 @@ def write_checkpoint(folder: Path) -> None:
     first |= {f"layers.{at}.norm": numbered("float32", 64) for at in range(3)} | {"scale": np.array(3.5, "float32")}
     second = {"q": numbered("int32", 16, 8), "k": numbered("int32", 8, 8), "none": np.zeros((0, 4), "float32")}
     second |= {"half": numbered(ml_dtypes.bfloat16, 24, 16), "flags": numbered("uint8", 40) % 2 == 0}
+    second |= {"alone": numbered("int16", 16, 8)}
     save_file(first, folder / "model-00001-of-00002.safetensors")
     save_file(second, folder / "model-00002-of-00002.safetensors")
     files = {name: f"model-0000{at}-of-00002.safetensors" for at, each in ((1, first), (2, second)) for name in each}
@@ -80,6 +81,7 @@ def tree_of_targets(devices: Sequence[Any], arrays: Mapping[str, np.ndarray]) ->
         "turned": Target(on("y", "x"), source="layers.0.w", view="(a b) c -> c b a", a=4),
         "narrow": Target(NamedSharding(mixed, P("rep")), source="layers.1.w", dtype="bfloat16"),
         "wide": Target(on("x"), source="half", dtype="float32"),
+        "aside": Target(on(None, "y"), source="alone", view="a b -> b a"),
         "part": Target(on(None, "y"), source="q", take={0: slice(4, 12)}),
     }
     wanted = {
@@ -89,6 +91,7 @@ def tree_of_targets(devices: Sequence[Any], arrays: Mapping[str, np.ndarray]) ->
         "turned": arrays["layers.0.w"].reshape(4, 16, 32).transpose(2, 1, 0),
         "narrow": arrays["layers.1.w"].astype(ml_dtypes.bfloat16),
         "wide": arrays["half"].astype("float32"),
+        "aside": arrays["alone"].T,
         "part": arrays["q"][4:12],
     }
     return targets, wanted
