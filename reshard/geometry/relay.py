@@ -390,24 +390,32 @@ def count_gathered_rounds(moves: Iterable[tuple[Layout, Layout, View | None]]) -
                 gives[sender] = gives.get(sender, 0) | bits
     if groups is None:
         return 0
-    most = 0
-    # How many devices give to the one at a place of each group, in binary: the bits of one value are one number.
-    taken: list[list[int]] = [[] for _ in range(groups.copies)]
+    # What devices at one place give goes to the one at that place of each group.
+    by_place: list[list[int]] = [[] for _ in range(groups.copies)]
     for sender, bits in gives.items():
-        home = groups.homes.get(sender)
-        carry = bits if home is None else bits & ~(1 << home)  # What it gives to its own group it has already.
-        most = max(most, carry.bit_count())
-        counts = taken[groups.find_place(sender)]
+        home = groups.homes.get(sender)  # What it gives to its own group it has already.
+        by_place[groups.find_place(sender)].append(bits if home is None else bits & ~(1 << home))
+    sent = max((bits.bit_count() for each in by_place for bits in each), default=0)
+    return max([sent, *map(count_overlap, by_place)])
+
+
+def count_overlap(numbers: Iterable[int]) -> int:
+    """The most of these numbers that have one bit in common.
+
+    >>> count_overlap([0b1100, 0b0110, 0b0101])
+    3
+    """
+    # How many numbers have each bit, in binary: the bits of one place are one number.
+    counts: list[int] = []
+    for carry in numbers:
         for at, count in enumerate(counts):
             counts[at], carry = count ^ carry, count & carry
         if carry:
             counts.append(carry)
-    for counts in taken:
-        among, highest = -1, 0
-        for at in range(len(counts) - 1, -1, -1):
-            if counts[at] & among:
-                among, highest = counts[at] & among, highest | 1 << at
-        most = max(most, highest)
+    among, most = -1, 0
+    for at in range(len(counts) - 1, -1, -1):
+        if counts[at] & among:
+            among, most = counts[at] & among, most | 1 << at
     return most
 
 

@@ -23,9 +23,8 @@ relays that gather (`geometry.relay`): these share launches if they gather in th
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -34,7 +33,13 @@ from reshard.geometry.figures import exchange_figures
 from reshard.geometry.holders import Tile, count_copies, tiles
 from reshard.geometry.messages import exchange_messages
 from reshard.geometry.refine import Refinement, refine
-from reshard.geometry.relay import count_gathered_rounds, find_replica_groups, gathering_figures, list_given
+from reshard.geometry.relay import (
+    count_gathered_rounds,
+    count_overlap,
+    find_replica_groups,
+    gathering_figures,
+    list_given,
+)
 from reshard.geometry.remesh import one_set
 from reshard.plans.rules import tile_view
 from reshard.plans.rules.collectives import CROSSING, check_step, count_buffers
@@ -46,7 +51,7 @@ from reshard.types.view import View
 _MOST_LISTED = 1 << 10
 """Pairs of devices: between more, messages are listed only where tiles have one holder each."""
 
-_MOST_MESSAGES = 1 << 14
+_MOST_MESSAGES = 1 << 20
 """Messages of an exchange: of more, none is listed, and only equal exchanges share a launch."""
 
 
@@ -54,7 +59,7 @@ class Lane(NamedTuple):
     """What steps that share a launch have in common, and this step's part of the buffers, in elements.
 
     `packed` elements are copied to the buffer that leaves a device, `arrived` is what the buffer that arrives has room
-    for; in an exchange, whose rounds need less, whole tiles, and through a view, messages.
+    for; in an exchange to other devices, or through a view, a message, and in any other, whose rounds need less, tiles.
     """
 
     key: Hashable
@@ -82,7 +87,8 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     r = refine(operand, result) if view is None else None
     if kind in CROSSING:
         both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
-        if view is not None:  # Of a fused array, a message has what its view takes: at most one each way in a round.
+        shares = kind == "exchange" and not mode.gathers and _shares_pairs(operand, result, view, cost.launches)
+        if view is not None or shares:  # A device has a message of an array at most, each way in a round.
             message = exchange_figures(operand, result, view).message
             both = message, message * (count_buffers(operand, result, mode) - 1)
         if mode.gathers:
@@ -93,7 +99,7 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
             ends = sorted(end for span in map(result.mesh.span, result.held) for end in span)
             groups = tuple(end for end in ends if ends.count(end) == 1) if is_chain(ends) else result
             return Lane((kind, *where[3:], result.mesh.size, result.mesh.device_ids, groups), *both)
-        if kind == "exchange" and _shares_pairs(operand, result, view, cost.launches):
+        if shares:
             return Lane((kind, *where[3:]), *both)
         return Lane((where, *_who_sends_to_whom(kind, (operand, result, view), r)), *both)
     if r is None:
@@ -118,24 +124,25 @@ def _shares_pairs(operand: Layout, result: Layout, view: View | None, rounds: in
     return listed or math.prod(sizes) <= _MOST_LISTED
 
 
-def list_pairs(operand: Layout, result: Layout, mode: StepMode) -> Iterator[tuple[int, int]]:
-    """Who sends to whom in an exchange to other devices, or through a view.
+def list_pairs(operand: Layout, result: Layout, mode: StepMode) -> Iterator[tuple[Sequence[int], int]]:
+    """Who sends to whom in an exchange to other devices, or through a view: senders, and the devices to which each of
+    them sends, itself perhaps, as the bits of a number.
 
     >>> from reshard.types import Mesh
     >>> source = Layout.parse("f32[{x}4]", Mesh(x=3))
     >>> list(list_pairs(source, Layout.parse("f32[{tp}6]", Mesh(tp=2)), PLAIN))
-    [(1, 0), (2, 1)]
+    [([0], 1), ([1], 3), ([2], 2)]
     """
     if mode.view is None and count_copies(operand) == 1:
-        members = find_replica_groups(result).members
+        groups = [sum(1 << device for device in members) for members in find_replica_groups(result).members]
         for senders, parts in list_given(operand, result):
-            receivers = list(itertools.chain.from_iterable(members[group] for group, _ in parts))
-            for sender in senders:
-                yield from ((sender, receiver) for receiver in receivers if sender != receiver)
+            receivers = 0
+            for group, _ in parts:
+                receivers |= groups[group]
+            yield senders, receivers
     else:
         for message in exchange_messages(operand, result, mode.view):
-            if message.sender != message.receiver:
-                yield message.sender, message.receiver
+            yield (message.sender,), 1 << message.receiver
 
 
 def count_joint_rounds(steps: Sequence[tuple[str, Layout, Layout, StepMode]]) -> int:
@@ -156,9 +163,13 @@ def count_joint_rounds(steps: Sequence[tuple[str, Layout, Layout, StepMode]]) ->
     if mode.gathers:
         gathered = any(gathering_figures(one, other, mode.view).gathered for _, one, other, mode in each)
         return count_gathered_rounds((one, other, mode.view) for _, one, other, mode in each) + gathered
-    pairs = set(itertools.chain.from_iterable(list_pairs(*step[1:]) for step in each))
-    degrees = Counter(sender for sender, _ in pairs), Counter(receiver for _, receiver in pairs)
-    return max([0, *degrees[0].values(), *degrees[1].values()])
+    # The receivers of a device are the bits of one number: a thousand arrays have millions of pairs.
+    bits = defaultdict[int, int](int)
+    for step in each:
+        for senders, receivers in list_pairs(*step[1:]):
+            for sender in senders:
+                bits[sender] |= receivers & ~(1 << sender)
+    return max([count_overlap(bits.values()), *(receivers.bit_count() for receivers in bits.values())])
 
 
 def _who_sends_to_whom(
