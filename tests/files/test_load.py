@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 import reshard as rs
 from reshard.errors import ChecksumError, FileError, LayoutError, MissingTensorError, PlanError
 from reshard.lower.to_files.file_reads import list_file_reads, list_spans
-from reshard.runtime.on_files import engine
+from reshard.runtime.on_files import engine, result_memory
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, read_tiles
 from reshard.runtime.on_files.host_load import load_in_process
 from reshard.synth.reading import plan_reading
@@ -42,6 +42,29 @@ def test_random_loads_of_one_process(tmp_path: Path, start: int):
                 np.testing.assert_array_equal(tiles[name][device], tile, f"{seed}: {name} on {device}")
         raw = [each for each in problem.stored.values() if not isinstance(each.pieces, ChunkGrid)]
         assert counts.bytes == sum(each.nbytes for each in raw)
+
+
+def test_results_take_memory_of_dead_ones_alone(tmp_path: Path):
+    """Two tiles that live never share a byte, whatever died before; a load of other sizes keeps nothing idle."""
+    arrays = {size: np.arange(size * 1024, dtype="float32").reshape(size, 1024) for size in (1024, 1536)}
+    rows = {}
+    for size, array in arrays.items():
+        save_file({"w": array}, tmp_path / f"{size}.safetensors")
+        rows[size] = {"w": rs.Layout.parse(f"f32[{size}, 1024]", rs.Mesh(x=1))}
+
+    def load(size: int) -> np.ndarray:
+        return rs.files.load(tmp_path / f"{size}.safetensors", rows[size])["w"][0]
+
+    held, dead = load(1024), load(1024)
+    del dead
+    first, second = load(1024), load(1024)
+    first[...], second[...] = 1, 2
+    assert np.array_equal(held, arrays[1024]) and (first == 1).all() and (second == 2).all()
+    del first, second
+    assert np.array_equal(load(1024), arrays[1024])
+    assert np.array_equal(load(1536), arrays[1536])
+    assert sum(map(len, result_memory.IDLE.values())) <= 1
+    assert np.array_equal(held, arrays[1024])
 
 
 def test_neighbours_of_a_file_are_one_call(tmp_path: Path):

@@ -59,7 +59,7 @@ class ResultMemory:
             self._places[key] = len(self._lengths) - 1, self._lengths[-1]
             self._lengths[-1] += size
         wanted = Counter(self._lengths)
-        for size, idle in list(_idle.items()):
+        for size, idle in list(IDLE.items()):
             del idle[wanted[size] :]
 
     def make_tile(self, key: Hashable) -> NDArray[Any]:
@@ -78,7 +78,7 @@ class ResultMemory:
         if size < HUGE or not hasattr(mmap, "MADV_FREE"):
             return np.empty(size, np.uint8)
         with suppress(IndexError):
-            return np.asarray(_ResultMapping(*_idle[size].pop(), size))
+            return np.asarray(_ResultMapping(*IDLE[size].pop(), size))
         # What is not touched takes no memory.
         mapped = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         first, length = -np.frombuffer(mapped, np.uint8).ctypes.data % HUGE, size // HUGE * HUGE
@@ -106,9 +106,9 @@ class _ResultMapping:
         start: int = np.frombuffer(mapped, np.uint8).ctypes.data + first
         self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 3}
         # The last one is called first: the kernel may have it, then it is idle.
-        weakref.finalize(self, _idle[size].append, (mapped, first)).atexit = False
+        weakref.finalize(self, IDLE[size].append, (mapped, first)).atexit = False
         weakref.finalize(self, mapped.madvise, mmap.MADV_FREE).atexit = False
 
 
-_idle: defaultdict[int, list[tuple[mmap.mmap, int]]] = defaultdict(list)
+IDLE: defaultdict[int, list[tuple[mmap.mmap, int]]] = defaultdict(list)
 """Memory whose tiles have died, by its size, and the byte of it at which they began."""
