@@ -371,7 +371,10 @@ def _count_batches(plan: ArrayRechunk, threads: int) -> tuple[int, int]:
     """Chunks that a thread has decoded, or encoded, at once: as many as the plan leaves memory for."""
     # The plan counts one chunk at a time; what it leaves of the memory lets several be on their way.
     task = plan.task
-    free = task.memory - plan.peak_bytes + max(task.read_buffer, task.write_buffer)
+    free = task.memory - plan.peak_bytes
+    if plan.dealt >= 0:
+        free //= 2  # The other half lets ranks exchange several chunks at a time.
+    free += max(task.read_buffer, task.write_buffer)
     counts = [
         max(1, min(64, _BATCH // each, free // (threads * each))) if each else 1
         for each in (task.read_buffer, task.write_buffer)
