@@ -43,7 +43,7 @@ Modules, lowest first; each imports only from those above it:
     collective      one call from its arguments to its end; agreement: all ranks go on, or all raise the same error
     wire/           messages between ranks: how blocks are cut, packed, sent, and joined by node
     direct_moves    straight from source to target: copies inside a node, messages between nodes
-    global_array    the indices of a tile, arrays that lie on one rank, sums that do not depend on the layout
+    global_array    the indices of a tile, sums that do not depend on the layout
     run_plan        the steps of a plan, one after another: messages, reductions, casts, an exchange in place
     prepare         a rank's part of a request for a tile: the plan, the transport, the buffers
     transports      how one array's elements get to their results, and the call that takes one of the ways

@@ -1,4 +1,4 @@
-"""Global arrays: which indices a seat's tile holds, arrays that lie on one rank, and sums that no layout changes.
+"""Global arrays: which indices a seat's tile holds, and sums that no layout changes.
 
 A seat is a rank, where every rank has a tile (`lower.to_mpi.seats`).
 """
