@@ -44,6 +44,30 @@ def test_random_loads_of_one_process(tmp_path: Path, start: int):
         assert counts.bytes == sum(each.nbytes for each in raw)
 
 
+def test_files_beyond_a_number_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """All are read, whatever their number, and few are open at a time."""
+    monkeypatch.setattr(engine, "MOST_OPEN", 3)
+    arrays = {f"w{at}": np.full((4, 8), at, "float32") for at in range(9)}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    targets = {name: rs.Layout.parse("f32[{x}2, 8]", rs.Mesh(x=2)) for name in arrays}
+    ckpt, counts, most = rs.files.open(tmp_path), ReadCounts(), list[int]()
+    whole = os.preadv
+
+    def preadv(file: int, buffers: list[np.ndarray], at: int) -> int:
+        most.append(len([of for of in map(os.readlink, _list_descriptors()) if str(tmp_path) in of]))
+        return whole(file, buffers, at)
+
+    monkeypatch.setattr(engine.os, "preadv", preadv)
+    tiles = rs.files.load(ckpt, targets, counts=counts)
+    assert all((tiles[name][1] == array[2:]).all() for name, array in arrays.items())
+    assert len(counts.files) == 9 and max(most) == 3
+
+
+def _list_descriptors() -> list[str]:
+    return [f"/proc/self/fd/{at}" for at in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{at}")]
+
+
 def test_results_take_memory_of_dead_ones_alone(tmp_path: Path):
     """Two tiles that live never share a byte, whatever died before; a load of other sizes keeps nothing idle."""
     arrays = {size: np.arange(size * 1024, dtype="float32").reshape(size, 1024) for size in (1024, 1536)}

@@ -16,8 +16,8 @@ import os
 import stat
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
@@ -54,6 +54,9 @@ REQUESTS = 4
 
 REQUESTED = 1 << 20
 """Bytes of elements that a library is asked to decode in one request: beyond that nothing is gained."""
+
+MOST_OPEN = 128
+"""The most files that a reader keeps open beside those that it reads."""
 
 SLOW, SLOW_BYTES = 10e-3, 250e6
 """Seconds of a call, and bytes a second beyond them, from which files take their time, as those on a network do."""
@@ -151,6 +154,7 @@ class CheckpointReader:
         self.counts = ReadCounts() if counts is None else counts
         self._checks = checks
         self._files: dict[int, int] = {}
+        self._holds = Counter[int]()
         self._driver = LateDriver(ckpt, missing) if driver is None else driver
         self._owns_driver = driver is None
         self._lock, self._turn = threading.Lock(), threading.Lock()
@@ -308,13 +312,41 @@ class CheckpointReader:
         call_libc("malloc_trim", 0)
 
     def _read_bytes(self, number: int, offset: int, buffers: Sequence[Array]) -> None:
-        """Fills buffers with the bytes of a file from an offset on; what the kernel left out is asked for again."""
-        of = self.ckpt.files[number]
+        """Fills buffers with the bytes of a file from an offset on."""
+        with self._hold_file(number) as file:
+            self._fill_buffers(file, number, offset, buffers)
+        # In this thread: the bytes are in its caches, and nobody waits for it but the next read.
+        if self._checks is not None:
+            for buffer in buffers:
+                self._checks.add(number, offset, buffer)
+                offset += buffer.nbytes
+
+    @contextlib.contextmanager
+    def _hold_file(self, number: int) -> Generator[int]:
+        """The descriptor of a file, open as long as it is held, and longer unless others are: a store may have a file
+        for each chunk, and a process as few as 1,024 descriptors.
+        """
         with self._lock:
-            file = self._files.get(number)
-            if file is None:
-                file = self._files[number] = open_stored_file(of)
-                self.counts.files.add(number)
+            file = self._files.pop(number, None)
+            self._files[number] = file = open_stored_file(self.ckpt.files[number]) if file is None else file
+            self.counts.files.add(number)
+            self._holds[number] += 1
+        try:
+            with self._lock:
+                more = len(self._files) - MOST_OPEN
+                idle = [other for other in self._files if not self._holds[other]] if more > 0 else []
+                for other in idle[: max(0, more)]:
+                    unused = self._files.pop(other)
+                    with contextlib.closing(os.fdopen(unused, "rb", buffering=0)):
+                        _check_unchanged(self.ckpt.files[other], os.fstat(unused))
+            yield file
+        finally:
+            with self._lock:
+                self._holds[number] -= 1
+
+    def _fill_buffers(self, file: int, number: int, offset: int, buffers: Sequence[Array]) -> None:
+        """What the kernel leaves out is asked for again."""
+        of = self.ckpt.files[number]
         left: list[Array] = list(buffers)
         at, total = offset, sum(buffer.nbytes for buffer in buffers)
         while at < offset + total:
@@ -342,11 +374,6 @@ class CheckpointReader:
                 count -= left.pop(0).nbytes
             if left:
                 left[0] = left[0].reshape(-1).view(np.uint8)[count:]
-        # In this thread: the bytes are in its caches, and nobody waits for it but the next read.
-        if self._checks is not None:
-            for buffer in buffers:
-                self._checks.add(number, offset, buffer)
-                offset += buffer.nbytes
 
     def _name_tensor(self, number: int, offset: int) -> str:
         """The tensor that has a byte of a file, as an error names it."""
