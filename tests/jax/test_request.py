@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.errors import BudgetError, PlanError
+from reshard.errors import PlanError
 from reshard.jax import placement
 from reshard.jax.request import ReshardRequest, orders_differ, plan_request
 from reshard.runtime import xla
@@ -21,7 +21,7 @@ SIZES = {"x": 4, "y": 2}
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
 def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
-    """With a budget in as few parts as fit as they are compiled, here on CPU devices; it may be refused."""
+    """With a budget in as few parts as fit as they are compiled, here on CPU devices."""
     monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
     mesh = mesh_of(SIZES)
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
@@ -38,9 +38,6 @@ def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: py
     # Blocks leave as they lie in memory, so parts would be copied beside what arrives.
     assert parts(None) == parts(10 << 30) == [1]
     assert parts(tiles + tiles // 4) == [8] and parts(tiles + tiles // 16) == [32]
-    with pytest.raises(BudgetError) as refused:
-        parts(tiles)
-    assert parts(refused.value.smallest) == [64]
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])

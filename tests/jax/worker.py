@@ -43,7 +43,7 @@ SECONDS = 600
 def start(arguments: Sequence[str], devices: int, module: str = "tests.jax.worker") -> subprocess.Popen[str]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=1",
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", module, *arguments]
@@ -227,16 +227,19 @@ def to_others(number: int, count: int, port: str) -> None:
     if y.addressable_shards:
         assert_exact(y, y.sharding, values)
     views_to_others(NamedSharding(first, P("a", "b")), NamedSharding(last, P("t")), values)
-    for ends in ((first, last), (every, every), (every, mixed), (last, first)):
-        parts_to_others(*(NamedSharding(mesh, P(mesh.axis_names[0])) for mesh in ends), values)
+    ways = (None, redistribute), ("1MiB", redistribute), (None, reshard_pytree)
+    for ends, chosen in zip(
+        ((every, mixed), (first, last), (every, every), (last, first)), (ways, *zip(ways)), strict=True
+    ):
+        parts_to_others(*(NamedSharding(mesh, P(mesh.axis_names[0])) for mesh in ends), values, chosen)
 
 
-def parts_to_others(source: NamedSharding, target: NamedSharding, values: np.ndarray) -> None:
+def parts_to_others(source: NamedSharding, target: NamedSharding, values: np.ndarray, ways: Sequence[Any]) -> None:
     """Arrays that fill one, in and out of a budget, and one that is taken apart, tied under two names."""
     rows = [{0: slice(24 * at, 24 * at + 24)} for at in range(3)]
     parts = [Part(str(at), into=into) for at, into in enumerate(rows)]
     fused = np.concatenate([values + at for at in range(3)])
-    for budget, move in ((None, redistribute), ("1MiB", redistribute), (None, reshard_pytree)):
+    for budget, move in ways:
         tree = [placed(source, values + at) for at in range(3)]
         (y,) = move(tree, [Target(target, shape=(72, 12), parts=parts)], budget=budget, donate=True)
         assert all(x.is_deleted() for x in tree)

@@ -138,6 +138,8 @@ def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
         team = team_of(comm, nodes=nodes)
         for at, (name, dtype) in enumerate(kinds):
             for turn, (before, after) in enumerate(MOVES):
+                if (at + turn + nodes) % 2:  # Each pair on one node or on two.
+                    continue
                 source, target = (Layout.parse(f"f32{text}", mesh) for text in (before, after))
                 source, target = (Layout(mesh, end.dims, name) for end in (source, target))
                 move = every_move[(at + turn) % len(every_move)]

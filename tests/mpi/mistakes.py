@@ -68,12 +68,15 @@ class Hostile:
 
 
 def arguments(comm: MPI.Intracomm) -> Iterator[Case]:
-    """One rank gives an argument of a wrong type: the same error on all ranks at once, and the next call works."""
-    for nodes in (1, 2):
+    """One rank gives an argument of a wrong type: the same error on all ranks at once, and the next call works.
+
+    Every argument gets a third of the junk, another one on each number of nodes.
+    """
+    for turn, nodes in enumerate((1, 2)):
         team_of(comm, nodes=nodes)
-        for name, (names, call) in _calls(comm).items():
+        for at, (name, (names, call)) in enumerate(_calls(comm).items()):
             for argument in names:
-                for junk in [*JUNK, Hostile()]:
+                for junk in [*JUNK, Hostile()][(at + turn) % 3 :: 3]:
                     if not _fits(argument, junk):
                         case = partial(_one_error, comm, name, call, names, argument, junk)
                         yield f"{name}: {argument} is a {type(junk).__name__}, {nodes} nodes", case

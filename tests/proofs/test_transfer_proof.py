@@ -34,7 +34,7 @@ def copying_moves(seed: int, count: int) -> Iterator[tuple[MoveCase, rs.Move]]:
             yield case, move
 
 
-@pytest.mark.parametrize("count", few_or_all(120, 700))
+@pytest.mark.parametrize("count", few_or_all(120, 350))
 def test_the_transfers_of_plans_are_proved_with_what_the_plan_says(count: int) -> None:
     turns: Counter[int] = Counter()
     for case, move in copying_moves(1, count):
@@ -53,7 +53,7 @@ def test_the_transfers_of_plans_are_proved_with_what_the_plan_says(count: int) -
     assert set(turns) >= {1, 2}, turns
 
 
-@pytest.mark.parametrize("moves", few_or_all(130, 1000))
+@pytest.mark.parametrize("moves", few_or_all(130, 500))
 def test_planted_faults_are_refuted_by_the_first_wrong_element(moves: int) -> None:
     kinds = [kind for _, kind in fuzz.fuzz(3, moves=moves, kinds=["transfers"])]
     assert not [kind for kind in kinds if kind.startswith("wrong")], "\n".join(kinds)

@@ -116,7 +116,6 @@ def test_the_numpy_runtime_allocates_what_it_counts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topic", ["together", "allocated"])
-def test_on_ranks(topic: str, tmp_path: Path):
+def test_on_ranks(tmp_path: Path):
     pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
-    running.check(f"measuring.{topic}", 4, tmp_path)
+    running.check_all(["measuring.together", "measuring.allocated"], 4, tmp_path)

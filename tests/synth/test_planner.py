@@ -344,6 +344,7 @@ def worse(measure: str, *data: Data) -> str:
     return "\n".join([f"{len(worse_pairs)} pairs have {measure}:", *worse_pairs[:5]]) if worse_pairs else ""
 
 
+@pytest.mark.fast(3, slow=9)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in MESHES])
 def test_never_worse(sizes: str, kind: str) -> None:

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
+from tests.sampling import sampled
 
 pytest.importorskip("libtpu", reason="install jax[tpu] to compile for TPUs")
 from jax.experimental import topologies
@@ -53,8 +54,16 @@ def programs(before, after):
     return {"rebuilt": rebuilt, "loop": loop, "branch": branch}
 
 
-@pytest.mark.parametrize("name", ["rebuilt", "loop", "branch"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    sampled(
+        [(name, dtype) for name in ("rebuilt", "loop", "branch") for dtype in ("bfloat16", "float32")],
+        ("rebuilt", "bfloat16"),
+        ("loop", "float32"),
+        ("branch", "float32"),
+        rest=pytest.mark.sweep,
+    ),
+)
 def test_bytes_and_memory_go_down(shardings, name, dtype):
     before, after = shardings
     f = programs(before, after)[name]
