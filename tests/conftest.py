@@ -25,7 +25,7 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
 PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"  # XLA ends a process of which a device waits 40 s.
 if PATIENCE not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += f" {PATIENCE}=600"
-# LLVM's level: XLA makes the same program, compiled in 0.8 of the time. At 0 tanh has other bits in a loop's last turns.
+# LLVM's level: XLA makes the same program, compiled in 0.8 of the time. At 0 tanh has other bits at a loop's end.
 QUICK = "--xla_backend_optimization_level"
 if QUICK not in os.environ["XLA_FLAGS"]:
     os.environ["XLA_FLAGS"] += f" {QUICK}=1"
