@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import ml_dtypes
@@ -13,6 +14,8 @@ from safetensors.numpy import save_file
 
 import reshard as rs
 from reshard.errors import FileError, MissingTensorError
+from reshard.runtime.on_files.formats import metadata_files
+from reshard.runtime.on_files.formats.metadata_files import OpenedFile
 from tests.files.piece_reader import read_pieces
 
 DTYPES = (
@@ -108,3 +111,22 @@ def test_hidden_files_and_those_that_no_index_names_are_passed_over(tmp_path: Pa
     (hidden / "._model.safetensors").write_bytes(b"")
     with pytest.raises(FileError, match="of no format that is known"):
         rs.files.open(hidden)
+
+
+def test_headers_of_slow_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for at in range(5):
+        save_file({f"w{at}": np.full((4, 2), at, "float32")}, tmp_path / f"model-{at}.safetensors")
+    want, meeting, read = rs.files.open(tmp_path), threading.Barrier(2, timeout=20), OpenedFile.read
+    monkeypatch.setattr(metadata_files, "SLOW_FILE", -1.0)
+
+    def wait_for_another(self: OpenedFile, offset: int, nbytes: int) -> bytes:
+        if not offset and not self.path.endswith("model-0.safetensors"):
+            meeting.wait()
+        return read(self, offset, nbytes)
+
+    monkeypatch.setattr(OpenedFile, "read", wait_for_another)
+    assert rs.files.open(tmp_path) == want and list(want) == [f"w{at}" for at in range(5)]
+    monkeypatch.setattr(OpenedFile, "read", read)
+    (tmp_path / "model-3.safetensors").write_bytes(b"short")
+    with pytest.raises(FileError, match=r"model-3\.safetensors"):
+        rs.files.open(tmp_path)

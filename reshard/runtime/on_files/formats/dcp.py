@@ -27,6 +27,7 @@ from reshard.runtime.on_files.formats.metadata_files import (
     measure_span,
     open_regular,
     read_metadata,
+    read_side_by_side,
     read_sizes,
     resolve_inside,
 )
@@ -110,11 +111,17 @@ def read_dcp(path: str) -> Checkpoint:
     files: list[StoredFile] = []
     pickles: dict[bytes, Any] = {}
     pieces_of: defaultdict[str, list[StoredPiece]] = defaultdict(list)
-    for number, file in enumerate(sorted(chunks_of)):
+
+    def read_chunks(of: tuple[int, str]) -> tuple[StoredFile, list[StoredPiece]]:
+        number, file = of
         with open_regular(resolve_inside(folder, file, where)) as opened:
-            files.append(opened.identity)
-            for chunk in chunks_of[file]:
-                pieces_of[chunk.name].append(_read_chunk(opened, number, chunk, pickles))
+            return opened.identity, [_read_chunk(opened, number, chunk, pickles) for chunk in chunks_of[file]]
+
+    listed = [*enumerate(sorted(chunks_of))]
+    for (_, file), (found_file, pieces) in zip(listed, read_side_by_side(read_chunks, listed), strict=True):
+        files.append(found_file)
+        for chunk, piece in zip(chunks_of[file], pieces, strict=True):
+            pieces_of[chunk.name].append(piece)
     found: dict[str, Stored] = {}
     for name, (dtype, shape) in shapes.items():
         # Ranks without a part of a tensor may have written a chunk without elements.

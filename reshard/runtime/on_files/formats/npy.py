@@ -33,6 +33,7 @@ from reshard.runtime.on_files.formats.metadata_files import (
     measure_span,
     open_regular,
     read_metadata,
+    read_side_by_side,
     resolve_inside,
 )
 from reshard.types import Layout, Mesh, dtypes
@@ -73,7 +74,8 @@ def read_npy(path: str) -> Checkpoint:
     if os.path.lexists(os.path.join(path, "layout.json")):
         return _read_tiles(path)
     names = sorted(name for name in os.listdir(path) if name.endswith(".npy") and not name.startswith("."))
-    found = [_read_array(resolve_inside(path, name, path), number) for number, name in enumerate(names)]
+    numbered = [*enumerate(names)]
+    found = [*read_side_by_side(lambda each: _read_array(resolve_inside(path, each[1], path), each[0]), numbered)]
     return Checkpoint(path, "npy", tuple(file for _, file in found), {stored.name: stored for stored, _ in found})
 
 

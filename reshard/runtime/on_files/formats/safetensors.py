@@ -24,6 +24,7 @@ from reshard.runtime.on_files.formats.metadata_files import (
     file_error,
     open_regular,
     read_metadata,
+    read_side_by_side,
     read_sizes,
     resolve_inside,
 )
@@ -68,9 +69,12 @@ def read_safetensors(path: str) -> Checkpoint:
     found: dict[str, Stored] = {}
     files: list[StoredFile] = []
     saves: dict[str | None, str] = {}  # Files of other writers have no such field, and are all of save None.
-    for number, shard in enumerate(shards):
-        file = resolve_inside(folder, shard, said_by)
-        tensors, identity, save = _read_file(file, number)
+
+    def read_shard(number: int) -> tuple[list[Stored], StoredFile, str | None]:
+        return _read_file(resolve_inside(folder, shards[number], said_by), number)
+
+    for shard, (tensors, identity, save) in zip(shards, read_side_by_side(read_shard, range(len(shards))), strict=True):
+        file = identity.path
         files.append(identity)
         saves.setdefault(save, file)
         for stored in tensors:

@@ -32,7 +32,7 @@ from typing import Any, cast
 import numpy as np
 
 from reshard.errors import ChecksumError, FileError, LayoutError, PlanError, quoted
-from reshard.runtime.on_files.formats.metadata_files import file_error, open_regular, read_metadata
+from reshard.runtime.on_files.formats.metadata_files import file_error, open_regular, read_metadata, read_side_by_side
 from reshard.runtime.on_files.formats.new_arrays import NewArray
 from reshard.types import dtypes
 from reshard.types.json_fields import Fields
@@ -101,12 +101,17 @@ def read_zarr(path: str) -> Checkpoint:
     found = list_folder_files(path)
     headers: dict[str, ZarrHeader | None] = {}
     files: list[StoredFile] = []
+    described: list[StoredFile] = []
     for at in sorted(found):
         folder, _, name = at.rpartition("/")
         # Where both are, version 3 is what libraries read.
         if name == "zarr.json" or (name == ".zarray" and f"{folder}/zarr.json".lstrip("/") not in found):
-            headers[folder] = parse_zarr_header(read_metadata(found[at].path)[0], found[at].path)
-            files.append(found[at])
+            headers[folder] = None
+            described.append(found[at])
+    texts = read_side_by_side(lambda file: read_metadata(file.path)[0], described)
+    for folder, file, text in zip(list(headers), described, texts, strict=True):
+        headers[folder] = parse_zarr_header(text, file.path)
+        files.append(file)
     # A chunk belongs to the nearest folder above it that has metadata: it may lie deeper, as c/0/3 does.
     keyed: dict[str, dict[str, StoredFile]] = {folder: {} for folder in headers}
     for at, file in found.items():
@@ -282,10 +287,13 @@ def _place_chunks(header: ZarrHeader, name: str, keyed: Mapping[str, StoredFile]
     numbered = header.number_keys(keyed)
     grid = ChunkGrid(header.shape, header.chunks, header.chunk_bytes)
     numbers: dict[int, tuple[int, int, int]] = {}  # Of each chunk that is there its file, offset and bytes.
-    for number in sorted(numbered):
+    order = sorted(numbered)
+    shards = [keyed[numbered[number]] for number in order] if header.index else []
+    indexes = read_side_by_side(lambda file: _read_shard_index(header, name, file), shards)
+    for number in order:
         file = keyed[numbered[number]]
         if header.index:
-            held = _read_shard_index(header, name, file)
+            held = next(indexes)
             if header.raw:
                 _check_lengths(header, name, file, held)
             numbers |= {number_inner(header, number, inner): (len(files), *span) for inner, span in held.items()}
