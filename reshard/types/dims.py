@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -203,48 +204,69 @@ def canonical_pieces(dim: Dim, pieces: Pieces, mesh: Mesh) -> Dim:
     That is the order in which the pieces are intervals, or the order of the mesh if there is none, so that equal
     pieces are numbered alike.
     """
-    # Held digits as factors of prime size, in the order of the mesh, each with its weight in the number of a piece.
-    factors: list[tuple[SubAxis, int]] = []
-    weight = pieces.count
-    for radix, axis in dim.digits:
-        pre = 1
-        for prime in primes(radix) if axis is not None else ():
-            weight //= prime
-            assert axis is not None
-            factors.append((SubAxis(axis.axis, axis.pre * pre, prime), weight))
-            pre *= prime
-    factors.sort(key=lambda factor: mesh.stride(factor[0]), reverse=True)
-    if not factors:
+    # The sub-axes in the order of the mesh, as few as can be, and the pieces numbered so.
+    given = [digit.axis for digit in dim.digits if digit.axis is not None and digit.radix > 1]
+    axes = [digit.axis for digit in _join_held(sorted(given, key=mesh.stride, reverse=True)) if digit.axis is not None]
+    if not axes:
         return canonical_dim(Dim((Digit(dim.size, None),), dim.size), mesh, 0)
-    weights = [(weight, axis.size) for axis, weight in factors]
-    if (numeral := pieces.read_numeral(weights)) is not None:
-        digits = [Digit(radix, None if at is None else factors[at][0]) for radix, at in numeral]
-        if digits[0].axis is not None:
-            digits.insert(0, Digit(1, None))
-        try:
-            plain = canonical_dim(Dim(tuple(digits), dim.size), mesh, 0)
-        except LayoutError:
-            plain = None  # Some rounds have no element, or the last one is cut short where it may not be.
-        if plain is not None and plain.tile == pieces.largest:
-            return plain
-    order = pieces.find_order(weights) or list(range(len(weights)))
-    if any(weights[one][0] < weights[other][0] for one, other in pairwise(order)):
-        # Numbers in the order of the given digits, in that of the factors.
-        renumbered = [0] * pieces.count
-        place = 1
-        for weight, prime in (weights[at] for at in reversed(order)):
-            for number in range(pieces.count):
-                renumbered[number] += number // weight % prime * place
-            place *= prime
-        pieces = pieces.renumbered(renumbered, pieces.count)
+    strides = [mesh.stride(axis) for axis in given]
+    if strides != sorted(strides, reverse=True):
+        order = sorted(range(len(given)), key=strides.__getitem__, reverse=True)
+        pieces = _reorder_numbers(pieces, [axis.size for axis in given], order)
+    # As factors of prime size. Where an axis has several primes, what is in order by one order of them may not be by
+    # another one: the first that fits is taken.
+    spellings = [sorted(set(itertools.permutations(primes(axis.size)[:_MOST_PRIMES]))) for axis in axes]
+    rests = [primes(axis.size)[_MOST_PRIMES:] for axis in axes]
+    every: list[list[SubAxis]] = []
+    for choice in itertools.islice(itertools.product(*spellings), _MOST_SPELLINGS):
+        every.append([])
+        for axis, some, rest in zip(axes, choice, rests, strict=True):
+            pre = axis.pre
+            for prime in (*some, *rest):
+                every[-1].append(SubAxis(axis.axis, pre, prime))
+                pre *= prime
+    for factors in every:
+        numeral = pieces.read_numeral([axis.size for axis in factors])
+        digits = [Digit(radix, None if at is None else factors[at]) for radix, at in numeral or ()]
+        # Some rounds may have no element, or the last one may be cut short where it must not be.
+        with contextlib.suppress(LayoutError):
+            plain = canonical_dim(Dim((Digit(1, None), *digits), dim.size), mesh, 0) if digits else None
+            if plain is not None and plain.tile == pieces.largest:
+                return plain
+    for factors in every:
+        sizes = [axis.size for axis in factors]
+        if (order := pieces.find_order(sizes)) is not None:
+            held = _join_held(factors[at] for at in order)
+            if order != sorted(order):
+                pieces = _reorder_numbers(pieces, sizes, order)
+            return Dim((*held, Digit(pieces.largest, None)), dim.size, pieces)
+    return Dim((*_join_held(axes), Digit(pieces.largest, None)), dim.size, pieces)
+
+
+_MOST_PRIMES, _MOST_SPELLINGS = 5, 64
+"""Primes of an axis that are tried in every order, and spellings of all axes."""
+
+
+def _join_held(axes: Iterable[SubAxis]) -> list[Digit]:
+    """Held digits, major first, consecutive sub-axes as one."""
     held: list[Digit] = []
-    for axis in (factors[at][0] for at in order):
+    for axis in axes:
         joined = _join_axes(held[-1].axis, axis) if held and held[-1].axis is not None else None
         if joined is not None:
             held[-1] = Digit(joined.size, joined)
         else:
             held.append(Digit(axis.size, axis))
-    return Dim((*held, Digit(pieces.largest, None)), dim.size, pieces)
+    return held
+
+
+def _reorder_numbers(pieces: Pieces, radices: Sequence[int], order: Sequence[int]) -> Pieces:
+    """The pieces whose numbers have these digits, major first, numbered by the same digits in another order."""
+    weights = [math.prod(radices[at + 1 :]) for at in range(len(radices))]
+    numbers = [0] * pieces.count
+    for number in range(pieces.count):
+        for at in order:
+            numbers[number] = numbers[number] * radices[at] + number // weights[at] % radices[at]
+    return pieces.renumbered(numbers, pieces.count)
 
 
 def canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import operator
 from array import array
 from collections.abc import Iterator, Sequence
@@ -216,13 +217,13 @@ class Pieces:
     def __repr__(self) -> str:
         return f"<Pieces {self:} of {self.count}>"
 
-    def read_numeral(self, weights: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]] | None:
+    def read_numeral(self, radices: Sequence[int]) -> list[tuple[int, int | None]] | None:
         """The digits, major first, of the numeral that says these pieces, each with its held factor if it has one.
 
-        `weights` are the factors of the numbers of pieces, major first, as (weight, prime). None if there is no such
-        numeral. For example {x:(1)2}{x:(2)2}{y}, whose weights are 4, 2 and 1:
+        `radices` are the factors of the numbers of pieces, major first. None if there is no such numeral. For example
+        {x:(1)2}{x:(2)2}{y}:
 
-        >>> Pieces.from_owners([0, 0, 2, 2, 4, 4, 6, 6] * 3, 8).read_numeral([(4, 2), (2, 2), (1, 2)])
+        >>> Pieces.from_owners([0, 0, 2, 2, 4, 4, 6, 6] * 3, 8).read_numeral([2, 2, 2])
         [(2, 2), (3, None), (2, 0), (2, 1), (2, None)]
         """
         # All runs are blocks of the last digit, which only the end of the dim cuts short, and the first index is in
@@ -233,12 +234,12 @@ class Pieces:
         if not blocks or numbers[0] or lengths[-1] > lengths[0] or lengths[:-1].count(lengths[0]) < blocks - 1:
             return None
         digits: list[tuple[int, int | None]] = [(lengths[0], None)]
-        left = {weight: at for at, (weight, _) in enumerate(weights)}
+        left = {math.prod(radices[at + 1 :]): at for at in range(len(radices))}
         owners, place = [0], 1
         while place < blocks:
             at = left.pop(numbers[place], None)
             if at is not None:
-                weight, radix = weights[at]
+                weight, radix = numbers[place], radices[at]
                 owners = [number + value * weight for value in range(radix) for number in owners][:blocks]
             elif not numbers[place]:
                 rounds = range(place, blocks, place)
@@ -251,15 +252,15 @@ class Pieces:
             digits.append((radix, at))
             place *= radix
         # What no index reaches are values of the most significant digits, of which one round has them all.
-        unreached = [(weights[at][1], at) for at in left.values()]
+        unreached = [(radices[at], at) for at in left.values()]
         return [*unreached, *reversed(digits)]
 
-    def find_order(self, weights: Sequence[tuple[int, int]]) -> list[int] | None:
-        """The order of held factors, as indices of `weights`, in which these pieces are intervals; None if none is.
+    def find_order(self, radices: Sequence[int]) -> list[int] | None:
+        """The order of held factors, as indices of `radices`, in which these pieces are intervals; None if none is.
 
-        The factors that come first in `weights` are taken first, so that equal pieces get equal orders.
+        The factors that come first in `radices` are taken first, so that equal pieces get equal orders.
 
-        >>> Pieces([3, 2, 2, 3], [0, 2, 1, 3], 4).find_order([(2, 2), (1, 2)])
+        >>> Pieces([3, 2, 2, 3], [0, 2, 1, 3], 4).find_order([2, 2])
         [1, 0]
         """
         numbers = self.numbers
@@ -267,11 +268,11 @@ class Pieces:
             return None
         # An order is right if each run has a larger number than the last: their first factors that differ must grow.
         order: list[int] = []
-        left = list(range(len(weights)))
+        left = list(range(len(radices)))
         pairs: list[tuple[int, int]] = [*itertools.pairwise(numbers)]
         while left:
             for at in left:
-                weight, prime = weights[at]
+                weight, prime = math.prod(radices[at + 1 :]), radices[at]
                 steps: list[int] = [other // weight % prime - one // weight % prime for one, other in pairs]
                 if not pairs or min(steps) >= 0:
                     pairs = [pair for pair, step in zip(pairs, steps, strict=True) if not step]

@@ -179,3 +179,24 @@ def test_long_tables_are_short_in_errors_and_differ_there():
     assert max(len(f"{one}"), len(repr(one))) < 150
     assert f"{one}" != f"{other}"
     assert Layout.parse(str(one), mesh) == one
+
+
+def test_an_axis_of_several_primes_has_one_form():
+    """An axis of 6 is 2 x 3 and 3 x 2: however it is spelled, equal tables are one layout, and numerals are found."""
+    mesh = Mesh(x=6)
+    for size in range(1, 5):
+        for owners in itertools.product(range(6), repeat=size):
+            one = Layout.from_owners(owners, mesh, (size,), "f32")
+            for spelling in (["x:(1)3", "x:(3)2"], ["x:(1)2", "x:(2)3"]):
+                axes = [mesh.sub_axis(name) for name in spelling]
+                for order in (axes, axes[::-1]):
+                    minor = axes[1].size
+                    turned = [n if order is axes else n % minor * axes[0].size + n // minor for n in owners]
+                    pieces = Pieces.from_owners(turned, 6)
+                    held = (*(Digit(axis.size, axis) for axis in order), Digit(pieces.largest, None))
+                    assert Layout(mesh, (Dim(held, size, pieces),), "f32") == one
+    for text in ("{x:(3)2}{x:(1)3}2", "{x:(2)3}{x:(1)2}2", "{x:(1)2}3{x:(2)3}", "2{x:(3)2}2{x:(1)3}", "{x}2/11"):
+        numeral = Layout.parse(f"f32[{text}]", mesh)
+        indices = [meaning(numeral, device)[0] for device in range(6)]
+        owned = [next(device for device in range(6) if at in indices[device]) for at in range(numeral.shape[0])]
+        assert Layout.from_owners(owned, mesh, numeral.shape, "f32") == numeral
