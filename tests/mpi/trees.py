@@ -98,11 +98,10 @@ def _across(comm: MPI.Intracomm, seed: int, everywhere: bool = False) -> None:
 
 def shared(comm: MPI.Intracomm) -> Iterator[Case]:
     """Equal moves into arrays of the caller: through memory that the ranks share, and without room for it."""
-    here = Mesh(x=comm.size)
-    back = Mesh({"x": comm.size}, device_ids=[*reversed(range(comm.size))])
+    here, some = Mesh(x=comm.size), Mesh({"x": 2}, device_ids=[comm.size - 1, 0])
     rows, uneven = (Layout.from_spec(here, shape, "int32", [["x"], []]) for shape in ((2 * comm.size, 6), (7, 6)))
     columns = Layout.from_spec(here, rows.shape, "int32", [[], ["x"]])
-    moves = {"rows": (rows, columns), "uneven": (uneven, Layout.from_spec(back, (7, 6), "int32", [[], ["x"]]))}
+    moves = {"rows": (rows, columns), "uneven": (uneven, Layout.from_spec(some, (7, 6), "int32", [[], ["x"]]))}
     for name, pair in moves.items():
         for ends in (pair, pair[::-1]):
             for room in (True, False):

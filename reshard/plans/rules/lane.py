@@ -51,6 +51,11 @@ from reshard.types.view import View
 _MOST_LISTED = 1 << 10
 """Pairs of devices: between more, messages are listed only where tiles have one holder each."""
 
+_MESSAGES_AT_ONCE = 4
+"""Messages to other devices that buffers have room for, each way. With room for one, MPI, which sends to all peers at
+once, cuts what goes to two of them into six messages; with room for all, a thousand arrays with hundreds of peers each
+do not fit in one launch."""
+
 _MOST_MESSAGES = 1 << 20
 """Messages of an exchange: of more, none is listed, and only equal exchanges share a launch."""
 
@@ -59,7 +64,7 @@ class Lane(NamedTuple):
     """What steps that share a launch have in common, and this step's part of the buffers, in elements.
 
     `packed` elements are copied to the buffer that leaves a device, `arrived` is what the buffer that arrives has room
-    for; in an exchange to other devices, or through a view, a message, and in any other, whose rounds need less, tiles.
+    for; in an exchange, whose rounds need less, whole tiles, to other devices a few messages, and through a view one.
     """
 
     key: Hashable
@@ -88,9 +93,12 @@ def step_lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN
     if kind in CROSSING:
         both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
         shares = kind == "exchange" and not mode.gathers and _shares_pairs(operand, result, view, cost.launches)
-        if view is not None or shares:  # A device has a message of an array at most, each way in a round.
+        if view is not None:  # A device has a message of an array at most, each way in a round.
             message = exchange_figures(operand, result, view).message
             both = message, message * (count_buffers(operand, result, mode) - 1)
+        elif shares:
+            room = _MESSAGES_AT_ONCE * exchange_figures(operand, result).message
+            both = min(both[0], room), min(both[1], room)
         if mode.gathers:
             figures = gathering_figures(operand, result, view)
             # A device sends and receives a message, or has what it passes on and all else that its group gathers.

@@ -34,7 +34,7 @@ def find_taken_part(stored: Stored, moves: Mapping[str, Move], read_size: int) -
 
     Of raw elements, a dim behind others is cut only if what is left out takes longer than a read for each row of them.
 
-    >>> from reshard.types.mesh import Mesh
+    >>> from reshard.types import Layout, Mesh
     >>> stored = Stored("w", "float32", (24, 8), (StoredPiece(((0, 24), (0, 8)), 0, 80, 768),))
     >>> move = Move(stored.as_stored, Layout.parse("f32[{x}4, 8]", Mesh(x=2)), take={0: slice(8, 16)})
     >>> part = find_taken_part(stored, {"q": move}, 1 << 20)

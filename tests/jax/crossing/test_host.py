@@ -42,7 +42,7 @@ def test_copies_fill_every_tile_once(text: str) -> None:
 
 def test_several_threads_copy_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large copies, those of cut axes too, whose runs are elements of any size."""
-    for name, value in (("THREADED", 0), ("UNIT", 1000), ("SHORT", 200), ("_count_threads", lambda: 3)):
+    for name, value in (("THREADED", 0), ("UNIT", 1000), ("SHORT", 200), ("count_cores", lambda: 3)):
         monkeypatch.setattr(host, name, value)
     host._thread_pool.cache_clear()
     forget_programs()
@@ -123,7 +123,7 @@ def test_parts_fill_one_target(monkeypatch: pytest.MonkeyPatch, dtype: Any, thre
     if threaded:
         monkeypatch.setattr(host, "THREADED", 0)
         monkeypatch.setattr(host, "UNIT", 8)
-        monkeypatch.setattr(host, "_count_threads", lambda: 3)
+        monkeypatch.setattr(host, "count_cores", lambda: 3)
     values = some(dtype, (12, 6))
     sources = [
         NamedSharding(mesh(range(4), a=2, b=2), P("a", "b")),
