@@ -209,7 +209,7 @@ def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options
     for name, layout in held.layouts.items():
         made = as_layouts.get(name, layout)
         if isinstance(made, Move):
-            moves[name] = made = _read_move(name, made, held)
+            moves[name] = made = _check_saved_move(name, made, held)
             made = made.target
         elif made.shape != layout.shape or made.partial:
             raise LayoutError(f"as_layouts has {made} for {quoted(name)}, which is {layout}; give one of its shape")
@@ -227,7 +227,7 @@ def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options
     return _Request(held, target, is_file, arrays, most, moves, json.dumps([str(target), format, most, described]))
 
 
-def _read_move(name: str, move: Move, held: HeldArrays) -> Move:
+def _check_saved_move(name: str, move: Move, held: HeldArrays) -> Move:
     """A move of what is held, on its devices."""
     source, target = move.source, move.target
     if hasattr(held.processes, "comm"):

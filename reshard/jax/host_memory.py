@@ -60,7 +60,7 @@ def describe_host() -> str:
     return uuid.uuid4().hex
 
 
-def share_tiles(sizes: Sequence[int], members: Sequence[int]) -> list[NDArray[np.uint8]]:
+def share_host_memory(sizes: Sequence[int], members: Sequence[int]) -> list[NDArray[np.uint8]]:
     """Memory for tiles of these bytes, shared by processes of a host, which call this alike.
 
     It is given back when no process has any of it, and that of a large tile when none has this tile. Raises `FileError`

@@ -48,7 +48,7 @@ from reshard.geometry.holders import tile_of
 from reshard.jax import placement
 from reshard.jax.agreement import agree_between, find_store, read_time_limit
 from reshard.jax.crossing.host import count_cores as count_cores
-from reshard.jax.host_memory import group_by_host, share_tiles
+from reshard.jax.host_memory import group_by_host, share_host_memory
 from reshard.jax.placement import Part, Target, ViewOptions
 from reshard.jax.process_exchange import LAST, ByteLaunch, exchange_on, plan_launches
 from reshard.jax.request import number_devices
@@ -451,7 +451,7 @@ class ShardedLoad:
         places = [
             (name, at) for name in layouts if shared[name] for at in self._list_holders(layouts[name], self._near)
         ]
-        memory = share_tiles([layouts[name].tile_bytes for name, _ in places], self._near) if places else []
+        memory = share_host_memory([layouts[name].tile_bytes for name, _ in places], self._near) if places else []
         self._tiles |= {name: {} for name in layouts}
         for (name, device), tile in zip(places, memory, strict=True):
             layout = layouts[name]

@@ -268,7 +268,7 @@ class DistArray(NumpyMethods):
             return saved[0].dtype
 
         def fill(_: Call, tile: Array) -> None:
-            files.read_tiles(saved[0], tile)
+            files.read_saved_tile(saved[0], tile)
 
         return cls._of(layout, new_held(layout, comm, limit, lambda: f"load {path}", dtype_of, fill, clear=True), comm)
 

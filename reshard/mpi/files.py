@@ -129,7 +129,7 @@ def find_saved(path: Folder, layout: Layout, seat: int | None) -> SavedTiles:
     return SavedTiles(dtype, tuple(parts))
 
 
-def read_tiles(saved: SavedTiles, tile: NDArray[Any]) -> None:
+def read_saved_tile(saved: SavedTiles, tile: NDArray[Any]) -> None:
     """Fills the tile of a seat; only the parts of the files that have its elements are read."""
     for file, header, blocks in saved.parts:
         order = "F" if header.in_fortran else "C"

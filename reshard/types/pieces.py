@@ -40,7 +40,7 @@ class Pieces:
     """The runs of a dim in the order of its indices: how long each is, and the number of its piece, below `count`.
 
     They may be given in any form, as lists or buffers of ints: empty runs are left out, and neighbours of one piece
-    are merged. Raises `LayoutError` for what is no list of runs (*whole sizes*, *exact cover*).
+    are merged. Raises `LayoutError` for lengths or numbers that are not a list of runs (*whole sizes*, *exact cover*).
 
     >>> pieces = Pieces([3, 2, 0, 5], [0, 2, 1, 0], 3)
     >>> str(pieces), pieces.size, pieces.sizes, pieces.largest, pieces.is_intervals
@@ -220,8 +220,8 @@ class Pieces:
     def read_numeral(self, radices: Sequence[int]) -> list[tuple[int, int | None]] | None:
         """The digits, major first, of the numeral that says these pieces, each with its held factor if it has one.
 
-        `radices` are the factors of the numbers of pieces, major first. None if there is no such numeral. For example
-        {x:(1)2}{x:(2)2}{y}:
+        `radices` are the factors of the numbers of pieces, major first. Returns None if no numeral says them. For
+        example {x:(1)2}{x:(2)2}{y}:
 
         >>> Pieces.from_owners([0, 0, 2, 2, 4, 4, 6, 6] * 3, 8).read_numeral([2, 2, 2])
         [(2, 2), (3, None), (2, 0), (2, 1), (2, None)]

@@ -180,7 +180,7 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
 
 def shared_memory(number: int, count: int) -> None:
     """All processes see what one writes, and a large tile's memory is given back by the last one that leaves it."""
-    one, other, small = host_memory.share_tiles([1 << 20, 3 << 20, 9], range(count))
+    one, other, small = host_memory.share_host_memory([1 << 20, 3 << 20, 9], range(count))
     assert not any(tile.any() for tile in (one, other, small))
     multihost_utils.sync_global_devices("made")
     if number == 1:

@@ -49,7 +49,7 @@ def test_every_rank_of_another_layout_reads_its_elements(folder: Path, layout: L
     tiles = tiles_of(layout)
     for rank, device in enumerate(sorted(layout.mesh.devices)):
         tile = np.full(layout.tile_shape, PADDING, np.int32)
-        files.read_tiles(files.find_saved(folder, layout, rank), tile)
+        files.read_saved_tile(files.find_saved(folder, layout, rank), tile)
         real = tiles[device] != PADDING
         assert np.array_equal(tile[real], tiles[device][real])
 
@@ -62,7 +62,7 @@ def test_only_the_files_that_have_elements_are_read(folder: Path) -> None:
         if not (tiles_of(SAVED)[device] < 3).any():
             (folder / f"tile-{rank}-a1.npy").unlink()
     tile = np.full(layout.tile_shape, PADDING, np.int32)
-    files.read_tiles(files.find_saved(folder, layout, 0), tile)
+    files.read_saved_tile(files.find_saved(folder, layout, 0), tile)
     assert tile.tolist() == [[0, 1, 2]]
 
 
@@ -219,7 +219,7 @@ def test_tiles_of_every_memory_order_and_dtype_are_read_back(tmp_path: Path) -> 
             one_tile(tmp_path, layout, np.array(tile, order=order))
             assert files.find_saved(tmp_path, layout, 0).dtype == dtype
             result = np.zeros((3, 5), dtype)
-            files.read_tiles(files.find_saved(tmp_path, layout, 0), result)
+            files.read_saved_tile(files.find_saved(tmp_path, layout, 0), result)
             assert np.array_equal(result, tile)
 
 
@@ -259,7 +259,7 @@ def save_full(path: Path, value: int, ranks: int = 1, point: int = 0) -> int:
 
 def saved_values(path: Path) -> set[int]:
     tile, layout = np.zeros((7, 5), np.int32), Layout.parse("s32[7, 5]", Mesh())
-    files.read_tiles(files.find_saved(path, layout, 0), tile)
+    files.read_saved_tile(files.find_saved(path, layout, 0), tile)
     return set(tile.ravel().tolist())
 
 

@@ -358,7 +358,7 @@ def _read_strided(
     if dense and out.flags.c_contiguous and out.nbytes >= _LONG_RUN:
         read_all(descriptor, out, offset)
         return
-    # A gap is read with what lies around it if it is no longer than a call is worth.
+    # A gap that takes less time to read than another call is read with what lies around it.
     run = 1
     for size, stride in zip(reversed(out.shape), reversed(strides), strict=True):
         if size != 1 and stride != run:
