@@ -1,11 +1,20 @@
-"""The examples run as they are printed, and what they post is right."""
+"""The examples run as they are printed, what they post is right, and their pages show what they are.
+
+An example whose first lines say `reshard run -n N examples/NAME.py` checks its own number, and ends with an error where
+it is wrong. Its page, docs/examples/NAME.md, has that command with what it prints, `...` for what differs from one run
+to the next, and parts of the script in `python` blocks.
+"""
 
 from __future__ import annotations
 
+import ast
+import doctest
 import importlib.util
 import random
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,8 +22,66 @@ import pytest
 import reshard as rs
 from examples import nixl_reads
 from tests.layouts import random_crossing
+from tests.test_docs import blocks, broken_links, commands
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples"
+PAGES = FOLDER.parent / "docs" / "examples"
+MATCHED = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def ranks_of(script: Path) -> int:
+    """The ranks that the first lines of a script say; 0 if it is for one process."""
+    first = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    said = re.search(rf"^ *reshard run -n (\d+) examples/{script.name}$", first, re.MULTILINE)
+    return int(said[1]) if said else 0
+
+
+ON_RANKS = [script.stem for script in sorted(FOLDER.glob("*.py")) if ranks_of(script)]
+
+
+def read_page(name: str) -> str:
+    page = PAGES / f"{name}.md"
+    assert page.exists(), f"{page} is missing: it has the command with what it prints, and the lines that matter"
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_an_example_prints_what_its_page_shows(name: str) -> None:
+    ranks, script = ranks_of(FOLDER / f"{name}.py"), f"examples/{name}.py"
+    main = "import sys; from reshard.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", main, "run", "-n", str(ranks), script],
+        cwd=FOLDER.parent,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    listed = [command for block in blocks(read_page(name), "console") for command in commands(block)]
+    shown = [output for command, output, _ in listed if command == f"reshard run -n {ranks} {script}"]
+    assert len(shown) == 1, f"the page shows {[command for command, _, _ in listed]}"
+    assert doctest.OutputChecker().check_output(shown[0], done.stdout, MATCHED), f"{script} prints\n{done.stdout}"
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_the_code_on_a_page_is_the_scripts(name: str) -> None:
+    script = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    assert len(script.splitlines()) <= 125
+    for line in read_page(name).splitlines():
+        assert not line.startswith("```") or line in ("```python", "```console", "```text", "```"), line
+    for block in blocks(read_page(name), "python"):
+        shown = block.text.strip("\n")
+        places = [textwrap.indent(shown, " " * 4 * depth) for depth in range(3)]
+        assert any(f"\n{place}\n" in script for place in places), f"not in the script:\n{shown}"
+
+
+def test_every_example_on_ranks_has_a_page_in_the_index() -> None:
+    index = (PAGES / "index.md").read_text(encoding="utf-8")
+    assert {path.stem for path in PAGES.glob("*.md")} == {*ON_RANKS, "index"}
+    assert set(re.findall(r"\]\((\w+)\.md\)", index)) == {*ON_RANKS}
+    assert [link for page in PAGES.glob("*.md") for link in broken_links(page)] == []
 
 
 def run_example(name: str) -> str:

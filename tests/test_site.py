@@ -51,8 +51,9 @@ def test_every_error_is_in_the_reference():
 def test_every_page_and_notebook_is_in_the_navigation():
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    reference = {f"api/{path.name}" for path in (ROOT / "docs" / "api").glob("*.md")}
-    assert set(re.findall(r": ([\w/-]+\.(?:md|ipynb))$", CONFIG, re.MULTILINE)) == pages | notebooks | reference
+    folders = ("api", "examples")
+    others = {f"{name}/{path.name}" for name in folders for path in (ROOT / "docs" / name).glob("*.md")}
+    assert set(re.findall(r": ([\w/-]+\.(?:md|ipynb))$", CONFIG, re.MULTILINE)) == pages | notebooks | others
 
 
 @pytest.mark.slow
