@@ -1,10 +1,11 @@
 """Random layouts for `benchmarks/fuzz.py`: each as one entry of the package takes it, with its meaning beside it.
 
-    parse, digits       any digits: even, strided, block-cyclic, uneven, over sub-axes, partial
+    parse, digits       any digits: even, strided, block-cyclic, uneven, over sub-axes, partial; pieces of any size
     from_spec, from_shardy, from_jax_text      contiguous pieces
     from_hlo            tile assignments: iotas, transposed iotas, lists of ids
     from_dtensor        torch's chunks, one mesh dim after the other
     from_scalapack      blocks dealt in rounds
+    from_owners, from_sizes     a table of owners, or lengths
 
 The meaning is computed from the definition of each notation, with numpy and without the package, so that a mistake in
 `reshard.types` shows as well.
@@ -16,12 +17,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import reshard as rs
+from tests.owners import random_owners, spell_pieces
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 17, 24, 30, 31)
 COUNTS = (1, 2, 3, 4, 4, 5, 6, 6, 8, 8, 8, 9, 12, 12, 16)
@@ -43,7 +45,14 @@ class Factor(NamedTuple):
     size: int
 
 
-Digits = list[tuple[int, Factor | None]]
+class Table(NamedTuple):
+    """Pieces of any size: which of the pieces, counted along `held`, has each index."""
+
+    held: list[Factor]
+    owners: np.ndarray
+
+
+Digits = list[tuple[int, Factor | None]] | Table
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,12 @@ class Given:
 
 def indices_of(digits: Digits, size: int, coordinate: Callable[[Factor], int]) -> np.ndarray:
     """The global index of every local one, appending digit by digit."""
+    if isinstance(digits, Table):
+        number = 0
+        for factor in digits.held:
+            number = number * factor.size + coordinate(factor)
+        own = np.flatnonzero(digits.owners == number)
+        return np.concatenate([own, np.full(max(np.bincount(digits.owners), default=0) - len(own), -1)])
     index = np.zeros(1, np.int64)
     for radix, holder in digits:
         values = np.arange(radix) if holder is None else np.array([coordinate(holder)])
@@ -116,10 +131,11 @@ def meant(
     known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in dims]  # By the coordinates of what holds a dim.
 
     def along(dim: int, device: int) -> np.ndarray:
-        holders = [holder for _, holder in dims[dim] if holder is not None]
+        of = dims[dim]
+        holders = of.held if isinstance(of, Table) else [holder for _, holder in of if holder is not None]
         at = tuple(grid.coordinate(device, holder) for holder in holders)
         if at not in known[dim]:
-            known[dim][at] = indices_of(dims[dim], shape[dim], dict(zip(holders, at, strict=True)).__getitem__)
+            known[dim][at] = indices_of(of, shape[dim], dict(zip(holders, at, strict=True)).__getitem__)
         return known[dim][at]
 
     groups: dict[tuple[Any, ...], dict[int, int]] = {}
@@ -185,9 +201,11 @@ def _pieces(held: Sequence[Factor], size: int) -> Digits:
 
 
 def _any_digits(choose: random.Random, held: Sequence[Factor], size: int) -> Digits:
-    kind = choose.choice(("contiguous", "strided", "cyclic"))
+    kind = choose.choice(("contiguous", "strided", "cyclic", "pieces"))
     if kind == "contiguous":
         return _pieces(held, size)
+    if kind == "pieces":
+        return Table(list(held), random_owners(choose, size, math.prod(f.size for f in held)))
     digits: Digits = [(f.size, f) for f in held]
     tile = -(-size // math.prod(f.size for f in held))
     radices = (factored(choose, tile) or [tile]) if kind == "strided" else [choose.randint(1, 4) for _ in range(2)]
@@ -227,6 +245,9 @@ def _of_digits(
     reduction: str | None,
 ) -> Given:
     def dim(digits: Digits, size: int) -> str:
+        if isinstance(digits, Table):
+            held, count = digits.held, math.prod(f.size for f in digits.held)
+            return "".join(f"{{{grid.spell(f)}}}" for f in held) + spell_pieces(digits.owners, count)
         spelled = " ".join(str(r) if f is None else f"{{{grid.spell(f)}}}" for r, f in digits)
         return f"{spelled}/{size}"
 
@@ -235,16 +256,42 @@ def _of_digits(
     text = f"{SHORT[dtype]}[{body}]{tail}"
 
     def build() -> rs.Layout:
-        from reshard.types import Digit, Dim, SubAxis
+        from reshard.types import Digit, Dim, Pieces, SubAxis
 
-        made = [Dim(tuple(Digit(r, None if f is None else SubAxis(*f)) for r, f in d), s)
-                for d, s in zip(dims, shape, strict=True)]  # fmt: skip
+        made: list[Dim] = []
+        for of, size in zip(dims, shape, strict=True):
+            pieces = None
+            if isinstance(of, Table):
+                pieces = Pieces.from_owners(of.owners, math.prod(f.size for f in of.held))
+                of = [*((f.size, f) for f in of.held), (pieces.largest, None)]
+            made.append(Dim(tuple(Digit(r, None if f is None else SubAxis(*f)) for r, f in of), size, pieces))
         return rs.Layout(grid.mesh, tuple(made), dtype, reduction, tuple(SubAxis(*f) for f in summed))
 
     if choose.random() < 0.3:
         return meant(grid, shape, dims, summed, reduction, f"Layout(...) {text} on {grid.mesh!r}", build)
     entry = f"parse({text!r}) on {grid.mesh!r}"
     return meant(grid, shape, dims, summed, reduction, entry, lambda: rs.Layout.parse(text, grid.mesh))
+
+
+def by_table(choose: random.Random, grid: Grid, shape: Sequence[int], dtype: str) -> Given:
+    """One dim by an owner for each index, or in lengths along some axes; the others are whole."""
+    dim, axes = choose.randrange(len(shape)), list(grid.axes)
+    entry = choose.choice(("owners", "sizes"))
+    if entry == "sizes":
+        axes = choose.sample(axes, choose.randint(0, len(axes)))
+    held = [Factor(name, 1, grid.axes[name]) for name in axes]
+    owners = random_owners(choose, shape[dim], math.prod(f.size for f in held), sort=entry == "sizes")
+    dims: list[Digits] = [[(size, None)] for size in shape]
+    dims[dim] = Table(held, owners)
+    if entry == "owners":
+        table = choose.choice((owners, owners.astype("u1"), owners.tolist()))
+        text = f"from_owners({owners.tolist()}, {grid.mesh!r}, {tuple(shape)}, dim={dim})"
+        make = partial(rs.Layout.from_owners, table, grid.mesh, shape, dtype, dim)
+    else:
+        sizes = np.bincount(owners, minlength=math.prod(f.size for f in held)).tolist()
+        text = f"from_sizes({sizes}, {grid.mesh!r}, {tuple(shape)}, dim={dim}, axes={axes})"
+        make = partial(rs.Layout.from_sizes, sizes, grid.mesh, shape, dtype, dim, axes)
+    return meant(grid, shape, dims, (), None, text, make)
 
 
 def contiguous(choose: random.Random, grid: Grid, shape: Sequence[int], dtype: str, partial: float = 0.0) -> Given:
@@ -408,7 +455,7 @@ def any_given(
     plain = sorted(devices) == list(range(count))
     entries = ["parse", "parse", "parse", "contiguous", "contiguous"]
     if plain and not partial:
-        entries += ["hlo", "dtensor", *(["scalapack"] if len(shape) == 2 else [])]
+        entries += ["hlo", "dtensor", *(["table"] if shape else []), *(["scalapack"] if len(shape) == 2 else [])]
     match choose.choice(entries):
         case "hlo":
             return by_hlo(choose, count, shape, dtype)
@@ -416,6 +463,8 @@ def any_given(
             return by_dtensor(choose, count, shape, dtype)
         case "scalapack":
             return by_scalapack(choose, count, shape, dtype)
+        case "table":
+            return by_table(choose, grid_of(choose, devices), shape, dtype)
         case "contiguous":
             return contiguous(choose, grid_of(choose, devices), shape, dtype, partial)
         case _:

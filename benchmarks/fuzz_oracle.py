@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import reshard as rs
-from benchmarks.fuzz_layouts import Factor, Given, Grid, Indices, meant
+from benchmarks.fuzz_layouts import Digits, Factor, Given, Grid, Indices, Table, meant
 from reshard.lower import Program
 from reshard.lower import program as instructions
 from reshard.lower.exchange_rounds import ExchangeInPlace
@@ -121,7 +121,14 @@ def needed(source: Given, target: Given) -> int:
 def own(layout: rs.Layout) -> Given:
     """A layout that the package made, by its digits."""
     grid = Grid(dict(layout.mesh.axes), layout.mesh.devices)
-    dims = [[(d.radix, None if d.axis is None else Factor(*d.axis)) for d in dim.digits] for dim in layout.dims]
+    dims: list[Digits] = []
+    for dim in layout.dims:
+        digits = [(d.radix, None if d.axis is None else Factor(*d.axis)) for d in dim.digits]
+        if dim.pieces is not None:
+            owners = np.repeat(np.asarray(dim.pieces.numbers), np.asarray(dim.pieces.lengths))
+            dims.append(Table([factor for _, factor in digits if factor is not None], owners))
+        else:
+            dims.append(digits)
     partial = [Factor(*axis) for axis in layout.partial]
     return meant(grid, layout.shape, dims, partial, layout.reduction, "", lambda: layout)
 

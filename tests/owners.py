@@ -8,6 +8,7 @@ A device has the indices of a dim whose owner is its own coordinate along the di
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Owned:
         for size in shape:
             own = [names.pop() for _ in range(min(len(names), choose.choice([0, 1, 1, 2])))]
             count = int(np.prod([mesh.axes[name] for name in own]))
-            owner = _random_owners(choose, size, count)
+            owner = random_owners(choose, size, count)
             pieces = Pieces.from_owners(owner, count)
             held = tuple(Digit(mesh.axes[name], mesh.sub_axis(name)) for name in own)
             dims.append(Dim((*held, Digit(pieces.largest, None)), size, pieces))
@@ -86,9 +87,12 @@ def assert_moved(target: Owned, whole: np.ndarray, result: Mapping[int, np.ndarr
         assert np.array_equal(result[device][real], wanted[real]), f"device {device} of {target.layout}"
 
 
-def _random_owners(choose: random.Random, size: int, count: int) -> np.ndarray:
-    """Owners of each kind that programs have: by a table, in blocks of any size, nearly even, in rounds."""
-    kind = choose.randrange(5)
+def random_owners(choose: random.Random, size: int, count: int, sort: bool = False) -> np.ndarray:
+    """Owners of each kind that programs have: by a table, in blocks of any size, nearly even, in rounds.
+
+    With `sort`, pieces are intervals in order.
+    """
+    kind = choose.choice((1, 2, 3)) if sort else choose.randrange(5)
     if kind == 0:
         return np.array([choose.randrange(count) for _ in range(size)], np.int64)
     if kind == 1:
@@ -100,3 +104,14 @@ def _random_owners(choose: random.Random, size: int, count: int) -> np.ndarray:
     if kind == 3:
         return np.arange(size) // max(1, -(-size // count))
     return np.arange(size) // choose.randint(1, 3) % count
+
+
+def spell_pieces(owners: np.ndarray, count: int) -> str:
+    """The text of pieces: as even as can be, sizes in order, or runs of an owner each."""
+    sizes = np.bincount(owners, minlength=count).tolist()
+    if np.array_equal(owners, np.repeat(np.arange(count), [len(each) for each in np.array_split(owners, count)])):
+        return f"~{len(owners)}"
+    if np.all(np.diff(owners) >= 0):
+        return f"({','.join(map(str, sizes))})"
+    starts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(owners)]
+    return f"({','.join(f'{high - low}@{owners[low]}' for low, high in itertools.pairwise(starts))})"
