@@ -21,9 +21,10 @@ from reshard.types.layout import Layout, checked_mesh
 from reshard.types.mesh import Mesh
 from reshard.types.notation import dtensor
 
+_PLACEMENT = r"(?:_?S(?:hard|tridedShard)?\s*\(|R\b|Replicate\b|P(?:artial)?\b|RaggedShard\s*\(|Owned\s*\()"
 _KINDS = (
     ("HLO", re.compile(r"\s*(?:sharding\s*=\s*)?\{")),
-    ("DTensor", re.compile(r"\s*[\[(]\s*['\"]?(?:_?S(?:hard|tridedShard)?\s*\(|R\b|Replicate\b|P(?:artial)?\b)")),
+    ("DTensor", re.compile(rf"\s*[\[(]\s*['\"]?{_PLACEMENT}")),
     ("Shardy", re.compile(r"\s*(?:sdy\.sharding\s*=|#sdy\.|<|\[)")),
     ("JAX", re.compile(r"\s*[\w.]*\b(?:P|PS|PartitionSpec)\s*\(")),
     ("reshard", re.compile(r"\s*[A-Za-z_]\w*\s*\[")),

@@ -32,9 +32,9 @@ from typing import NamedTuple, cast
 
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, Product, scale_blocks
+from reshard.types.dims import tabulate_pieces
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
-from reshard.types.pieces import Pieces
 
 # What two pieces share of one dim are blocks of local indices whose last axis is a run; the axes before repeat it.
 #
@@ -176,7 +176,8 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     >>> {p: [(each.src, each.dst, each.elements) for each in blocks] for p, blocks in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
-    by_target: tuple[Shares, ...] = tuple({} for _ in range(_count_pieces(target)))
+    pieces = math.prod(radix for radix, axis in target.digits if axis is not None)
+    by_target: tuple[Shares, ...] = tuple({} for _ in range(pieces))
     for (p, q, _), runs in _walk_common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
@@ -305,10 +306,6 @@ def _walk_common(source: Dim, target: Dim, p: int | None, q: int | None, joins: 
     return common
 
 
-def _count_pieces(dim: Dim) -> int:
-    return math.prod(radix for radix, axis in dim.digits if axis is not None)
-
-
 # Pieces of any size.
 #
 #     {x}(3,5,0,2) against {y}5      index            0-2      3-4      5-7      8-9
@@ -326,24 +323,6 @@ class Meeting(NamedTuple):
     src: int
     dst: int
     length: int
-
-
-@lru_cache(maxsize=64)
-def tabulate_pieces(dim: Dim) -> Pieces:
-    """The runs of any dim.
-
-    >>> print(tabulate_pieces(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0]))
-    (2@0,2@1,2@0,1@1)
-    """
-    if dim.pieces is not None:
-        return dim.pieces
-    levels = dim_levels(dim)
-    block = max(1, levels[-1].radix)
-    blocks = -(-dim.size // block)
-    lengths = [block] * blocks
-    if blocks:
-        lengths[-1] = dim.size - (blocks - 1) * block
-    return Pieces(lengths, _number_blocks(levels, blocks), _count_pieces(dim))
 
 
 def _list_meetings(source: Dim, target: Dim, p: int | None, q: int | None) -> Iterator[Meeting]:

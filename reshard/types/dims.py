@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -86,6 +87,28 @@ def number_piece(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
         if axis is not None:
             number = number * radix + coordinate(axis)
     return number
+
+
+@lru_cache(maxsize=64)
+def tabulate_pieces(dim: Dim) -> Pieces:
+    """The runs of any dim: a numeral has one for each block of its last digit.
+
+    >>> print(tabulate_pieces(Dim((Digit(2, None), Digit(2, SubAxis("x", 1, 2)), Digit(2, None)), 7)))
+    (2@0,2@1,2@0,1@1)
+    """
+    if dim.pieces is not None:
+        return dim.pieces
+    inner = dim.digits[-1:] if dim.digits and dim.digits[-1].axis is None else ()
+    block = max(1, math.prod(digit.radix for digit in inner))
+    blocks, numbers, count = -(-dim.size // block), [0], 1
+    for radix, axis in reversed(dim.digits[: len(dim.digits) - len(inner)]):
+        values = range(min(radix, -(-blocks // len(numbers))))
+        share = 0 if axis is None else count
+        numbers = [number + value * share for value in values for number in numbers]
+        count *= 1 if axis is None else radix
+    lengths = [block] * blocks
+    lengths[-1:] = [dim.size - (blocks - 1) * block] if blocks else []
+    return Pieces(lengths, numbers[:blocks], count)
 
 
 def fit_digits(digits: Iterable[Digit], size: int) -> Dim:

@@ -7,6 +7,8 @@ equal meaning are equal objects.
 from __future__ import annotations
 
 import math
+import operator
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,12 +25,13 @@ from reshard.types.dims import (
     check_single_use,
     checked_shape,
     checked_size,
+    tabulate_pieces,
     true_extent,
 )
 from reshard.types.dims import fit_digits as fit_digits
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
-from reshard.types.pieces import Pieces
+from reshard.types.pieces import Pieces, read_offsets
 from reshard.types.whole import MOST_LISTED, read_items, whole
 
 if TYPE_CHECKING:
@@ -166,14 +169,7 @@ class Layout:
         """
         checked_mesh(mesh)
         sizes = checked_shape(shape)
-        names = [
-            (s,)
-            if isinstance(s, str)
-            else ()
-            if s is None
-            else _listed_axes(s, "spec of a dim", "an axis, several, or None")
-            for s in _listed_axes(spec, "spec", f"a list such as ['x', None], of at most {MOST_LISTED} items")
-        ]
+        names = _axes_of_dims(spec, "spec")
         if len(names) > len(sizes):
             raise LayoutError(
                 f"spec {quoted(list(spec))} has {len(names)} entries for global shape {quoted(sizes)} of rank "
@@ -323,6 +319,66 @@ class Layout:
         return cls._in_pieces(Pieces.from_sizes(sizes), mesh, shape, dtype, dim, axes)
 
     @classmethod
+    def from_ranges(
+        cls,
+        offsets: object,
+        mesh: Mesh,
+        shape: Sequence[int],
+        dtype: object,
+        dim: int = 0,
+        axes: Sequence[str] | None = None,
+    ) -> Layout:
+        """As `from_sizes`, from where each piece starts and the last one ends: PETSc's `getOwnershipRanges()`.
+
+        >>> print(Layout.from_ranges([0, 3, 8, 8, 10], Mesh(x=4), (10, 8), "float32"))
+        f32[{x}(3,5,0,2), 8]
+        """
+        starts = read_offsets(offsets, "offsets")
+        sizes = array("q", map(operator.sub, starts[1:], starts))
+        return cls._in_pieces(Pieces.from_sizes(sizes), mesh, shape, dtype, dim, axes)
+
+    @classmethod
+    def from_chunks(
+        cls, chunks: Sequence[Any], mesh: Mesh, dtype: object, axes: Sequence[Sequence[str] | str | None]
+    ) -> Layout:
+        """From Dask's chunks, the sizes along each dim, and the axes that hold each dim: a chunk for each coordinate.
+
+        >>> print(Layout.from_chunks(((3, 3, 2, 2), (8,)), Mesh(x=4), "float32", ["x", None]))
+        f32[{x}~10, 8]
+        """
+        tables = [Pieces.from_sizes(sizes) for sizes in _listed_axes(chunks, "chunks", "Dask's, a tuple for each dim")]
+        names = _axes_of_dims(axes, "axes")
+        if len(names) != len(tables):
+            raise LayoutError(f"chunks of {len(tables)} dims, axes of {len(names)}: give the axes of each, or None")
+        dims = [_held_dim(checked_mesh(mesh), held, pieces) for held, pieces in zip(names, tables, strict=True)]
+        return cls(mesh, tuple(dims), dtypes.canonical(dtype))
+
+    @classmethod
+    def from_csr(cls, indptr: object, rows: Layout, dtype: object = None) -> Layout:
+        """The nonzeros of a sparse matrix, in CSR's order, each where `rows`, a layout of the matrix, has its row.
+
+        >>> rows = Layout.parse("f32[{x}2, 9]", Mesh(x=2))
+        >>> print(Layout.from_csr([0, 3, 3, 4, 9], rows), Layout.from_csr([0, 3, 3, 4, 9], rows, "s32"))
+        f32[{x}(3,6)] s32[{x}(3,6)]
+        """
+        if not isinstance(rows, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LayoutError(f"{quoted(rows)} is a {type(rows).__name__}, not a Layout: give that of a matrix by rows")
+        if len(rows.dims) != 2 or rows.dims[1].tile != rows.shape[1] or rows.partial:
+            raise LayoutError(f"{rows}: give a layout of two dims, of which dim 0 alone is split, as a matrix by rows")
+        offsets, dim = read_offsets(indptr, "indptr"), rows.dims[0]
+        if len(offsets) != dim.size + 1:
+            raise LayoutError(
+                f"indptr has {len(offsets)} offsets for {dim.size} rows, those of {rows}; give one more than rows "
+                f"(exact cover)"
+            )
+        table = tabulate_pieces(dim)
+        lengths = [offsets[start + n] - offsets[start] for start, n in zip(table.starts, table.lengths, strict=True)]
+        pieces = Pieces(lengths, table.numbers, table.count)
+        held = [digit for digit in dim.digits if digit.axis is not None]
+        nonzeros = Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
+        return cls(rows.mesh, (nonzeros,), dtypes.canonical(rows.dtype if dtype is None else dtype))
+
+    @classmethod
     def _in_pieces(
         cls,
         pieces: Pieces,
@@ -332,13 +388,12 @@ class Layout:
         dim: object,
         axes: Sequence[str] | None = None,
     ) -> Layout:
-        sizes, names = checked_shape(shape), checked_mesh(mesh).axes if axes is None else _listed_axes(axes, "axes")
+        sizes, names = checked_shape(shape), tuple(checked_mesh(mesh).axes) if axes is None else axes
         at = whole(dim, -len(sizes), len(sizes) - 1)
         if at is None:
             raise LayoutError(f"dim {quoted(dim)} of global shape {quoted(sizes)}: give the number of a dim")
-        held = [Digit(axis.size, axis) for axis in map(mesh.sub_axis, names)]
         dims = [Dim((Digit(size, None),), size) for size in sizes]
-        dims[at] = Dim((*held, Digit(pieces.largest, None)), sizes[at], pieces)
+        dims[at] = _held_dim(mesh, _listed_axes(names, "axes"), pieces)._replace(size=sizes[at])
         return cls(mesh, tuple(dims), dtypes.canonical(dtype))
 
     def to_jax(self, jax_mesh: Any) -> Any:
@@ -482,6 +537,23 @@ def refuse_pieces(layout: Layout, what: str) -> None:
         )
 
 
+def _held_dim(mesh: Mesh, names: Sequence[str], pieces: Pieces) -> Dim:
+    """A dim in pieces along some axes, major to minor; whole if there are none."""
+    if not names:
+        return Dim((Digit(pieces.size, None),), pieces.size)
+    held = [Digit(axis.size, axis) for axis in map(mesh.sub_axis, names)]
+    return Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
+
+
+def _axes_of_dims(given: Any, what: str) -> list[tuple[Any, ...]]:
+    """The axes of each dim, of which one may be given by itself, and none as None."""
+    return [
+        (s,) if isinstance(s, str) else () if s is None else _listed_axes(s, f"{what} of a dim", _AXES)
+        for s in _listed_axes(given, what, f"a list such as ['x', None], of at most {MOST_LISTED} items")
+    ]
+
+
+_AXES = "an axis, several, or None"
 _LIST = f"a list of at most {MOST_LISTED} items"
 
 

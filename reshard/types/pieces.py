@@ -311,3 +311,14 @@ def read_table(given: Any, what: str) -> array[int]:
             f"{what} {quoted(cast('object', given))}: give ints of at most {MOST}, as a list or an array of one dim "
             f"(whole sizes)"
         ) from None
+
+
+def read_offsets(given: object, what: str) -> array[int]:
+    """Where each piece or row starts, and the last one ends: ints that ascend from 0 on."""
+    offsets = read_table(given, what)
+    if not offsets or offsets[0] or any(map(operator.gt, offsets, itertools.islice(offsets, 1, None))):
+        raise LayoutError(
+            f"{what} {quoted(offsets[:_SHOWN].tolist())}: give where each starts and the last one ends, ascending from "
+            f"0 on (exact cover)"
+        )
+    return offsets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
 import pickle
 from array import array
@@ -99,6 +101,64 @@ def test_sizes_along_some_axes():
     assert str(Layout.from_sizes([1, 2, 3, 4, 5, 6, 7, 8], MESH, (36,), "f32")) == "f32[{x}{y}(1,2,3,4,5,6,7,8)]"
 
 
+def test_ranges_of_a_solver():
+    """PETSc's getOwnershipRanges, and the first row of each block of a CSR matrix."""
+    for offsets in ([0, 3, 8, 8, 10], np.array([0, 3, 8, 8, 10], np.int32), range(0, 41, 10)):
+        wanted = [len(range(*pair)) for pair in itertools.pairwise(offsets)]
+        assert Layout.from_ranges(offsets, Mesh(x=4), (offsets[-1], 7), "f32") == Layout.from_sizes(
+            wanted, Mesh(x=4), (offsets[-1], 7), "f32"
+        )
+    assert str(Layout.from_ranges([0, 1, 9], MESH, (4, 9), "f32", dim=1, axes=["y"])) == "f32[4, {y}(1,8)]"
+
+
+def test_chunks_of_dask():
+    """What `dask.array` says of its own chunks, where it is installed, and as it says it elsewhere."""
+    known = {
+        ((10, 8), (3, 8)): ((3, 3, 3, 1), (8,)),
+        ((9, 7), (4, 5)): ((4, 4, 1), (5, 2)),
+        ((12, 6), (5, 3)): ((5, 5, 2), (3, 3)),
+    }
+    for (shape, size), chunks in known.items():
+        with contextlib.suppress(ImportError):
+            assert importlib.import_module("dask.array").zeros(shape, chunks=size).chunks == chunks
+        mesh = Mesh(x=len(chunks[0]), y=len(chunks[1]))
+        layout = Layout.from_chunks(chunks, mesh, "f32", ["x", ("y",)])
+        assert layout.shape == shape
+        for device, at in enumerate(np.ndindex(mesh.axes["x"], mesh.axes["y"])):
+            box = [range(sum(own[:n]), sum(own[: n + 1])) for n, own in zip(at, chunks, strict=True)]
+            extents = layout.tile_shape_of(device)
+            held = [each[:n] for each, n in zip(meaning(layout, device), extents, strict=True)]
+            assert held == [tuple(each) for each in box]
+    # A dim without axes is whole on every device, however it is chunked.
+    assert str(Layout.from_chunks(((3, 3, 2, 2), (4, 4)), MESH, "f32", ["x", None])) == "f32[{x}~10, 8]"
+
+
+def test_as_even_as_can_be_is_array_split_and_what_heat_does():
+    for size, count in itertools.product((0, 1, 9, 10, 11, 24), (1, 2, 3, 4, 7)):
+        parts = np.array_split(np.arange(size), count)
+        # heat's `comm.chunk`: the first size % count ranks have one more.
+        heat = [size // count + (rank < size % count) for rank in range(count)]
+        layout = Layout.parse(f"f32[{{x}}~{size}]", Mesh(x=count))
+        assert [layout.tile_shape_of(device)[0] for device in range(count)] == heat == [len(part) for part in parts]
+        assert layout == Layout.from_sizes(heat, Mesh(x=count), (size,), "f32")
+
+
+@pytest.mark.parametrize(
+    "rows", ["{x}2", "{x}~7", "2{x}1", "{x}{y}1", "8", "{x}(1@0,3@2,3@1)", "{y}(0,7)", "{x}2/7", "1{x}4/7", "{x}1/3"]
+)
+def test_nonzeros_go_where_their_rows_are(rows: str):
+    choose = np.random.default_rng(7)
+    layout = parse(f"f32[{rows}, 9]")
+    counts = choose.integers(0, 4, layout.shape[0])
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    nonzeros = Layout.from_csr(indptr, layout, "s32")
+    assert (nonzeros.shape, nonzeros.dtype) == ((indptr[-1],), "int32")
+    for device in MESH.devices:
+        own = meaning(layout, device)[0][: layout.tile_shape_of(device)[0]]
+        held = [at for row in own for at in range(indptr[row], indptr[row + 1])]
+        assert [*meaning(nonzeros, device)[0][: nonzeros.tile_shape_of(device)[0]]] == held
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -151,6 +211,23 @@ def test_dims_built_in_python(pieces: Pieces, digits: tuple[int, ...], size: int
         lambda: Layout.from_owners([0, 1], MESH, (2,), "f32", dim=1),
         lambda: Layout.from_sizes([1, 1], MESH, (2,), "f32"),
         lambda: Layout.from_sizes([1, 1], MESH, (2,), "f32", axes=["z"]),
+        lambda: Layout.from_ranges([], MESH, (2,), "f32", axes=["y"]),
+        lambda: Layout.from_ranges([1, 1, 2], MESH, (2,), "f32", axes=["y"]),
+        lambda: Layout.from_ranges([0, 3, 2], MESH, (2,), "f32", axes=["y"]),
+        lambda: Layout.from_ranges([0, 3], MESH, (3,), "f32", axes=["y"]),
+        lambda: Layout.from_ranges(7, MESH, (3,), "f32", axes=["y"]),
+        lambda: Layout.from_chunks(((1, 1),), MESH, "f32", ["y", None]),
+        lambda: Layout.from_chunks(((1, float("nan")),), MESH, "f32", ["y"]),
+        lambda: Layout.from_chunks((1, 1), MESH, "f32", ["y", None]),
+        lambda: Layout.from_chunks(None, MESH, "f32", ["y"]),
+        lambda: Layout.from_chunks(((1, 1),), MESH, "f32", [3]),
+        lambda: Layout.from_csr([0, 1, 2], parse("f32[2{y}1, 3]")),
+        lambda: Layout.from_csr([0, 1, 2], parse("f32[{y}1, {x}3]")),
+        lambda: Layout.from_csr([0, 1, 2], parse("f32[{y}1]")),
+        lambda: Layout.from_csr([0, 1, 2], parse("f32[{y}1, 3] + sum{x}")),
+        lambda: Layout.from_csr([0, 2, 1], parse("f32[{y}1, 3]")),
+        lambda: Layout.from_csr([0, 1.5, 2], parse("f32[{y}1, 3]")),
+        lambda: Layout.from_csr([0, 1, 2], "f32[{y}1, 3]"),
     ],
 )
 def test_what_is_no_table_is_refused(make: Callable[[], object]):

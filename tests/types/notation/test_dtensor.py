@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import LayoutError, MeshError
+from reshard.geometry.detect import read
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of
 
@@ -35,6 +36,20 @@ class Partial:
     reduce_op: str = "sum"
 
 
+@dataclass(frozen=True)
+class RaggedShard:
+    dims: tuple[int, ...]
+    local_units: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"RaggedShard(dims={self.dims}, local_units={self.local_units})"
+
+
+@dataclass(frozen=True)
+class Owned:
+    owner_rank: int
+
+
 def local(whole: np.ndarray, placements: list, mesh_shape: tuple[int, ...], at: tuple[int, ...]) -> np.ndarray:
     """The elements of a device, as torch splits: mesh dim by mesh dim, in chunks of ceil(n / pieces)."""
     for placement, pieces, index in zip(placements, mesh_shape, at, strict=True):
@@ -43,6 +58,14 @@ def local(whole: np.ndarray, placements: list, mesh_shape: tuple[int, ...], at: 
         elif isinstance(placement, _StridedShard):
             parts = chunk(whole, placement.split_factor, placement.dim)
             whole = np.concatenate([chunk(part, pieces, placement.dim)[index] for part in parts], placement.dim)
+        elif isinstance(placement, RaggedShard):
+            # A stretch of what is local, flat: as many units as the device has, after those of the devices before.
+            unit = whole.size // sum(placement.local_units)
+            start = unit * sum(placement.local_units[:index])
+            flat = whole.reshape(-1)[start : start + unit * placement.local_units[index]]
+            whole = flat.reshape(-1, *whole.shape[1:])
+        elif isinstance(placement, Owned):
+            whole = whole if index == placement.owner_rank else whole[:0]
     return whole
 
 
@@ -68,6 +91,52 @@ def test_placements_mean_what_they_do_in_torch(seed: int):
     shape = choose.choice([(24, 48, 12), (10, 7, 3), (16, 5, 1)])
     kinds = [Shard(0), Shard(1), _StridedShard(1, choose.randint(1, 5)), Replicate()]
     assert_same([choose.choice(kinds) for _ in mesh_shape], mesh_shape, shape)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_units_and_owners_mean_what_they_do_in_flexshard(seed: int):
+    choose = random.Random(seed)
+    mesh_shape = tuple(choose.choice([1, 2, 3, 4]) for _ in range(choose.randint(1, 3)))
+    placements: list = []
+    rows = 1
+    for size in mesh_shape:
+        units = [choose.randint(0, 3) for _ in range(size)]
+        units[choose.randrange(size)] += 1
+        dims = (0, 1) if not placements and choose.random() < 0.5 else (0,)
+        kinds = [Shard(0), _StridedShard(0, 2), Replicate(), Owned(choose.randrange(size))]
+        placements.append(choose.choice([RaggedShard(dims, tuple(units)), *kinds]))
+        rows *= sum(units) * size * 2
+    shape = (rows if choose.random() < 0.7 else 2 * rows, choose.choice([1, 3]), 2)
+    assert_same(placements, mesh_shape, shape)
+
+
+def test_units_as_text():
+    for text in ("RaggedShard(dims=(0,), local_units=(1, 2, 1, 0))", str(RaggedShard((0, 1), (1, 2, 1, 0)))):
+        assert str(read(f"[{text}]", Mesh(x=4), (8, 3), "f32")) == "f32[{x}(2,4,2,0), 3]"
+        assert str(read(f"({text}, Owned(1))", Mesh(x=4, y=2), (8, 3), "f32")) == "f32[{x}{y}(0,2,0,4,0,2,0,0), 3]"
+
+
+@pytest.mark.parametrize(
+    ("placement", "advice"),
+    [
+        (RaggedShard((0,), (1, 2)), "units of each"),
+        (RaggedShard((0,), (0, 0, 0, 0)), "units of each"),
+        (RaggedShard((0,), (1, 2, -1, 0)), "ints"),
+        (RaggedShard((0,), (1, 2, 0.5, 0)), "ints"),
+        (RaggedShard((1,), (1, 2, 1, 0)), "the first ones"),
+        (RaggedShard((), (1, 2, 1, 0)), "the first ones"),
+        (RaggedShard((0, 1), (1, 2, 2, 0)), "first dims merged"),
+        (RaggedShard((0, 1, 2), (1, 2, 1, 0)), "2 dims"),
+        (RaggedShard(0, None), "the first ones"),
+        (Owned(4), "one of them"),
+        (Owned(-1), "ints"),
+    ],
+)
+def test_units_that_are_refused(placement: object, advice: str):
+    with pytest.raises(LayoutError, match=advice):
+        Layout.from_dtensor([placement], (4,), (8, 3), "f32")
+    with pytest.raises(LayoutError, match="merges into dim 0"):
+        Layout.from_dtensor([Shard(1), RaggedShard((0, 1), (1, 2))], (3, 2), (9, 3), "f32")
 
 
 @pytest.mark.parametrize(
