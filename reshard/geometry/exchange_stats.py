@@ -22,10 +22,12 @@ from reshard.geometry.overlap import (
     piece_sizes,
     shared_elements,
     shortest_shared,
+    tally_meetings,
 )
 from reshard.types.dims import numbers_along
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, is_chain
+from reshard.types.pieces import loaded_numpy
 
 Pieces = tuple[int, ...]
 """The number of a piece of every dim of a group, then the device's coordinates along the partial sub-axes."""
@@ -193,7 +195,7 @@ def _group_stats(group: DimGroup) -> ExchangeStats:
 
 @lru_cache(maxsize=1024)
 def _closed_stats(group: DimGroup) -> ExchangeStats | None:
-    return _one_sided_stats(group) or contiguous_stats(group)
+    return _one_sided_stats(group) or contiguous_stats(group) or _tabulated_stats(group)
 
 
 def _misses_all(group: DimGroup) -> bool:
@@ -259,6 +261,39 @@ def _one_sided_stats(group: DimGroup) -> ExchangeStats | None:
         tiles = {TileKind(after.size, size, filled, int(size > 0)) for size in sizes}
         kind, sent = PieceKind(devices, 1, 1), largest if devices > 1 else 0
     return ExchangeStats(frozenset(tiles), frozenset({kind} if filled else ()), largest, sent)
+
+
+def _tabulated_stats(group: DimGroup) -> ExchangeStats | None:
+    """The figures of a single dim in pieces of any size, device by device as `_counted_stats`, but in numpy's arrays;
+    None for any other group, and without numpy.
+    """
+    pairs = tally_meetings(group.before[0], group.after[0]) if len(group.after) == 1 and not group.partial else None
+    if pairs is None:
+        return None
+    np, (p, q, elements) = loaded_numpy(), pairs
+    home, wanted = (np.array(column) for (column,) in _columns_of_devices(group))
+    sources, targets = (
+        math.prod(radix for radix, axis in dim.digits if axis) for (dim,) in (group.before, group.after)
+    )
+    # Each target piece: the elements, in how many source pieces, the most in one of them and which, the most elsewhere.
+    ends = q.searchsorted(np.arange(1, targets + 1))
+    count = np.bincount(q, minlength=targets)
+    order = np.append(np.lexsort((elements, q)), 0)
+    sizes, most, at, second = np.bincount(q, elements, targets), *np.zeros((3, targets), "q")
+    some, several = count > 0, count > 1
+    most[some], at[some] = elements[order[ends[some] - 1]], p[order[ends[some] - 1]]
+    second[several] = elements[order[ends[several] - 2]]
+    # Each device: what it holds of what it needs, and the most that it shares with the piece of another one.
+    keys, own = q * sources + p, wanted * sources + home
+    found = np.minimum(keys.searchsorted(own), len(keys) - 1)
+    held = np.where(keys[found] == own, elements[found], 0)
+    sent = np.where(at[wanted] == home, second[wanted], most[wanted])
+    tiles = np.stack([sizes[wanted].astype("q"), held, count[wanted], held > 0])
+    requests = np.bincount(p, np.bincount(wanted, minlength=targets)[q], sources)
+    owners = (np.bincount(of, minlength=sources) for of in (home[held > 0], home))
+    asked = np.stack([requests.astype("q"), *owners])[:, requests > 0]
+    kinds = frozenset(map(TileKind, *tiles.tolist())), frozenset(map(PieceKind, *asked.tolist()))
+    return ExchangeStats(*kinds, int(most.max()), int(sent.max()))
 
 
 def _counted_stats(group: DimGroup) -> ExchangeStats:
@@ -340,6 +375,14 @@ def _count_requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
 
 def _pieces_of_devices(group: DimGroup) -> tuple[list[Pieces], list[Pieces]]:
     """The pieces that each device of a group holds before, and those that it holds after."""
+    rows = [
+        list(zip(*columns, strict=True)) if columns else [()] * group.size for columns in _columns_of_devices(group)
+    ]
+    return rows[0], rows[1]
+
+
+def _columns_of_devices(group: DimGroup) -> tuple[list[list[int]], list[list[int]]]:
+    """The same dim by dim, and then by partial sub-axis."""
     old, new = group.meshes
     summand = [group.along([axis], old) for axis in group.partial]
     home, wanted = group.pieces(group.before, old), group.pieces(group.after, new)
@@ -347,11 +390,7 @@ def _pieces_of_devices(group: DimGroup) -> tuple[list[Pieces], list[Pieces]]:
         # Then all devices are one group, in the order of `old`.
         order = [new.position(device) for device in old.devices]
         wanted = [[numbers[at] for at in order] for numbers in wanted]
-    rows = [
-        list(zip(*columns, strict=True)) if columns else [()] * group.size
-        for columns in ([*home, *summand], [*wanted, *summand])
-    ]
-    return rows[0], rows[1]
+    return [*home, *summand], [*wanted, *summand]
 
 
 # A dim in contiguous pieces before and after, in closed form.

@@ -24,17 +24,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from reshard.errors import LayoutError
 from reshard.geometry.blocks import Axis, Block, Factor, Product, scale_blocks
 from reshard.types.dims import tabulate_pieces
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
+from reshard.types.pieces import Pieces, loaded_numpy
 
 # What two pieces share of one dim are blocks of local indices whose last axis is a run; the axes before repeat it.
 #
@@ -358,29 +359,80 @@ def _list_meetings(source: Dim, target: Dim, p: int | None, q: int | None) -> It
         src, dst, left, rest = src + length, dst + length, left - length, rest - length
 
 
+def _list_windows(one: Pieces, other: Pieces, np: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """All runs that meet, as arrays: the run of each side, the first index, and the length; some windows of the dim."""
+    starts, others = np.asarray(one.starts), np.asarray(other.starts)
+    dense = starts if len(starts) > len(others) else others
+    for low, high in itertools.pairwise((*dense[::_WINDOW].tolist(), one.size)):
+        parts: list[Any] = []
+        firsts: list[int] = []
+        for of in (starts, others):
+            first, last = int(np.searchsorted(of, low, "right")) - 1, int(np.searchsorted(of, high))
+            firsts.append(first)
+            parts.append(np.maximum(of[first:last], low))
+        edges = np.concatenate(parts)
+        order = np.argsort(edges, kind="stable")  # Which merges two ascending lists.
+        edges, of_one = edges[order], order < len(parts[0])
+        lengths = np.diff(edges, append=high)
+        real = lengths > 0  # Where both sides start at one index, the later of the two edges.
+        a, b = firsts[0] + np.cumsum(of_one) - 1, firsts[1] + np.cumsum(~of_one) - 1
+        yield a[real], b[real], edges[real], lengths[real]
+
+
+_WINDOW = 1 << 19
+"""Runs of a table that are merged with another's at once, so that memory stays bounded."""
+
+
+class MeetingPieces(NamedTuple):
+    """The pairs of pieces that share indices, in columns: ascending by target, then by source; and how many indices."""
+
+    source: Any
+    target: Any
+    elements: Any
+
+
+@lru_cache(maxsize=16)
+def tally_meetings(source: Dim, target: Dim) -> MeetingPieces | None:
+    """What pieces of two dims share, as numpy's arrays; None for dims of digits, short tables and without numpy.
+
+    >>> tally_meetings(*(Layout.parse(text, Mesh(x=4)).dims[0] for text in ("f32[{x}2]", "f32[8]")))
+    """
+    if source.pieces is None and target.pieces is None:
+        return None
+    one, other = tabulate_pieces(source), tabulate_pieces(target)
+    if (np := loaded_numpy(len(one.lengths) + len(other.lengths))) is None:
+        return None
+    cells, counts = one.count * other.count, None
+    keys, elements = [np.empty(0, "q")], [np.empty(0, "q")]
+    for a, b, _, lengths in _list_windows(one, other, np):
+        key = np.asarray(other.numbers)[b] * one.count + np.asarray(one.numbers)[a]
+        if cells <= 4 * _WINDOW and one.size < 1 << 53:  # It adds up doubles.
+            more = np.bincount(key, lengths, cells)
+            counts = more if counts is None else counts + more
+        else:
+            order = np.argsort(key, kind="stable")
+            first = np.flatnonzero(np.diff(key[order], prepend=-1))
+            keys.append(key[order][first])
+            elements.append(np.add.reduceat(lengths[order], first))
+    if counts is not None:
+        pairs = np.flatnonzero(counts)
+        return MeetingPieces(pairs % one.count, pairs // one.count, counts[pairs].astype("q"))
+    pairs, inverse = np.unique(np.concatenate(keys), return_inverse=True)
+    total = np.zeros(len(pairs), "q")
+    np.add.at(total, inverse, np.concatenate(elements))
+    return MeetingPieces(pairs % one.count, pairs // one.count, total)
+
+
 @lru_cache(maxsize=64)
 def _count_meetings(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     """For each piece of the target, how many indices it shares with source pieces."""
-    one, other = tabulate_pieces(source), tabulate_pieces(target)
-    few, many = (one, other) if len(one.lengths) < len(other.lengths) else (other, one)
-    found: list[Counter[int]] = [Counter() for _ in range(few.count)]
-    for number, start, length in zip(few.numbers, few.starts, few.lengths, strict=True):
-        end, shared = start + length, found[number]
-        low, high = bisect_right(many.starts, start) - 1, bisect_left(many.starts, end)
-        numbers, lengths = many.numbers[low:high], list(many.lengths[low:high])
-        lengths[0] -= start - many.starts[low]
-        lengths[-1] -= many.starts[high - 1] + many.lengths[high - 1] - end
-        if lengths.count(1) == high - low:  # Rows by owner, by the million: counted without a loop.
-            shared.update(numbers)
-        else:
-            for at, elements in zip(numbers, lengths, strict=True):
-                shared[at] += elements
-    if few is other:
-        return tuple(map(dict, found))
-    counts: tuple[dict[int, int], ...] = tuple({} for _ in range(other.count))
-    for number, shared in enumerate(found):
-        for at, elements in shared.items():
-            counts[at][number] = elements
+    if (pairs := tally_meetings(source, target)) is not None:
+        ends = pairs.target.searchsorted(range(_count_pieces(target) + 1)).tolist()
+        both = pairs.source.tolist(), pairs.elements.tolist()
+        return tuple(dict(zip(*(of[low:high] for of in both), strict=True)) for low, high in itertools.pairwise(ends))
+    counts: tuple[dict[int, int], ...] = tuple({} for _ in range(_count_pieces(target)))
+    for p, q, _, _, length in _list_meetings(source, target, None, None):
+        counts[q][p] = counts[q].get(p, 0) + length
     return counts
 
 

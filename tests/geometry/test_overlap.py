@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.geometry import overlap
+import reshard as rs
+from reshard.geometry import exchange_stats, overlap
 from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.overlap import (
     append_block,
@@ -188,6 +189,26 @@ def test_both_ways_to_count_against_the_meaning(faster: int, monkeypatch: pytest
         for _ in range(12):
             assert_shared(*(random_layout(choose, choose.choice(MESHES), [size]) for _ in range(2)))
     shared_elements.cache_clear()
+
+
+def test_tables_against_the_meaning_and_against_their_runs(monkeypatch: pytest.MonkeyPatch):
+    """Through numpy, in windows of a few runs, and with keys that are sorted; the figures as they are without it."""
+    choose = random.Random(31)
+    for number in range(300):
+        mesh = rs.Mesh(x=3, y=2)
+        source, target = (Owned.random(choose, mesh, (choose.choice([0, 1, 7, 40]),)).layout for _ in range(2))
+        if source.shape != target.shape:
+            continue
+        figures: list[object] = []
+        for long, window in (1 << 60, 1), (1, choose.choice([1, 3, 100])):
+            monkeypatch.setattr("reshard.types.pieces._LONG", long)
+            monkeypatch.setattr(overlap, "_WINDOW", window)
+            for cache in overlap.tally_meetings, overlap._count_meetings, exchange_stats._group_stats:
+                cache.cache_clear()
+            exchange_stats._closed_stats.cache_clear()
+            assert_shared(source, target)
+            figures.append([exchange_stats._group_stats(group) for group in exchange_stats.dim_groups(source, target)])
+        assert figures[0] == figures[1], f"{number}: {source} -> {target}"
 
 
 def test_two_levels_of_rounds_on_both_sides():

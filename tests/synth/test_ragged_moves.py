@@ -51,8 +51,11 @@ def check_move(choose: random.Random, *, across: bool, proves: bool) -> None:
 
 
 @pytest.mark.parametrize("across", [False, True])
-def test_random_moves(across: bool):
-    choose = random.Random(310 + across)
+@pytest.mark.parametrize("long", [1, 1 << 60])
+def test_random_moves(monkeypatch: pytest.MonkeyPatch, across: bool, long: int):
+    """Tables of at least `long` items go through numpy: every one, and none."""
+    monkeypatch.setattr("reshard.types.pieces._LONG", long)
+    choose = random.Random(310 + across + long)
     for number in range(BATCH):
         check_move(choose, across=across, proves=number % 4 == 0)
 

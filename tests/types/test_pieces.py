@@ -95,6 +95,32 @@ def test_owners_from_lists_and_buffers(make: Callable[[list[int]], object]):
     assert str(layout) == "f32[4, {x}(2@2,1@0,3@1,1@2)]"
 
 
+def test_numpy_counts_tables_as_the_standard_library_does(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(31)
+    kinds = [rng.integers(0, 9, 3000), np.sort(rng.integers(0, 9, 900)), np.zeros(300, int), np.arange(2000) // 3 % 9]
+    for owners in [*kinds, *(each.astype("i4")[::2] for each in kinds)]:
+        seen: list[object] = []
+        for long in (1, 1 << 60):
+            monkeypatch.setattr("reshard.types.pieces._LONG", long)
+            pieces = Pieces.from_owners(owners, 9)
+            again = Pieces(np.ones(len(owners), int), owners, 9)
+            assert (pieces, hash(pieces), str(pieces)) == (again, hash(again), str(again))
+            assert [pieces.numbers[at] for at in np.repeat(range(len(pieces.lengths)), pieces.lengths)] == [*owners]
+            assert pieces.sizes == tuple(np.bincount(owners, minlength=9))
+            runs = [[*pieces.runs_of(number)] for number in range(9)]
+            places = sorted((run.start, run.local) for of in runs for run in of)
+            assert places == [*zip(pieces.starts, pieces.locals, strict=True)]
+            seen.append((str(pieces), hash(pieces), runs))
+        assert seen[0] == seen[1]
+    monkeypatch.setattr("reshard.types.pieces._LONG", 1)
+    with pytest.raises(LayoutError, match="piece -1 of 2"):
+        Pieces([1, 2], [0, -1], 2)
+    with pytest.raises(LayoutError, match="has -1 elements"):
+        Pieces([1, -1], [0, 1], 2)
+    with pytest.raises(LayoutError, match="give ints of at most"):
+        Pieces.from_owners(np.full(9, 1 << 63, np.uint64), 2)
+
+
 def test_sizes_along_some_axes():
     layout = Layout.from_sizes(np.array([1, 9]), MESH, (4, 10), "f32", dim=-1, axes=["y"])
     assert str(layout) == "f32[4, {y}(1,9)]"
