@@ -224,10 +224,10 @@ class _DeviceFigures(NamedTuple):
 @lru_cache(maxsize=16)
 def _figures_of_devices(group: DimGroup) -> _DeviceFigures:
     """The figures of all devices, each a product over dims, dim by dim: a mesh may have thousands of devices."""
-    home, wanted = _pieces_of_devices(group)
+    columns = _columns_of_devices(group)
+    home, wanted = (list(zip(*pieces_of, strict=True)) if pieces_of else [()] * group.size for pieces_of in columns)
     devices, dims = len(home), [dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
     needed, held, pieces, largest = [1] * devices, [1] * devices, [1] * devices, [1] * devices
-    columns: list[list[tuple[int, ...]]] = [list(zip(*pieces_of, strict=True)) for pieces_of in (home, wanted)]
     for of, before, after in zip(dims, *columns, strict=False):
         shares = [of[q] for q in after]
         here = [share.by_source.get(p, 0) for p, share in zip(before, shares, strict=True)]
@@ -373,16 +373,8 @@ def _count_requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     return requests
 
 
-def _pieces_of_devices(group: DimGroup) -> tuple[list[Pieces], list[Pieces]]:
-    """The pieces that each device of a group holds before, and those that it holds after."""
-    rows = [
-        list(zip(*columns, strict=True)) if columns else [()] * group.size for columns in _columns_of_devices(group)
-    ]
-    return rows[0], rows[1]
-
-
 def _columns_of_devices(group: DimGroup) -> tuple[list[list[int]], list[list[int]]]:
-    """The same dim by dim, and then by partial sub-axis."""
+    """The pieces that each device of a group holds before, and those that it holds after: by dim and partial sub-axis."""
     old, new = group.meshes
     summand = [group.along([axis], old) for axis in group.partial]
     home, wanted = group.pieces(group.before, old), group.pieces(group.after, new)
