@@ -374,7 +374,7 @@ def _count_requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
 
 
 def _columns_of_devices(group: DimGroup) -> tuple[list[list[int]], list[list[int]]]:
-    """The pieces that each device of a group holds before, and those that it holds after: by dim and partial sub-axis."""
+    """The pieces that each device of a group holds before and after, by dim and partial sub-axis."""
     old, new = group.meshes
     summand = [group.along([axis], old) for axis in group.partial]
     home, wanted = group.pieces(group.before, old), group.pieces(group.after, new)
