@@ -427,10 +427,10 @@ def tally_meetings(source: Dim, target: Dim) -> MeetingPieces | None:
 def _count_meetings(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
     """For each piece of the target, how many indices it shares with source pieces."""
     if (pairs := tally_meetings(source, target)) is not None:
-        ends = pairs.target.searchsorted(range(_count_pieces(target) + 1)).tolist()
+        ends = pairs.target.searchsorted(range(tabulate_pieces(target).count + 1)).tolist()
         both = pairs.source.tolist(), pairs.elements.tolist()
         return tuple(dict(zip(*(of[low:high] for of in both), strict=True)) for low, high in itertools.pairwise(ends))
-    counts: tuple[dict[int, int], ...] = tuple({} for _ in range(_count_pieces(target)))
+    counts: tuple[dict[int, int], ...] = tuple({} for _ in range(tabulate_pieces(target).count))
     for p, q, _, _, length in _list_meetings(source, target, None, None):
         counts[q][p] = counts[q].get(p, 0) + length
     return counts
