@@ -63,6 +63,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
             for kind, check in (("tiles", _moved), ("arrays", _arrays_moved)):
                 case = partial(_switched, switch, check, apart, *ends)
                 yield f"{kind}, {ends[0]} -> {ends[1]}, switch {switch}", case
+    yield "medium, results need more memory", partial(_moved_into_new_memory, comm.Dup(), *medium)
     yield "large, by a thread", partial(_moved_by_a_thread, comm, *large)
     yield "large, by a thread, then other calls", partial(_joined_by_the_next_call, comm, *large, rows, columns)
     some = rs.Layout.from_spec(Mesh({"x": 2}, device_ids=[size - 1, 0]), (n, n), "int64", [[], ["x"]])
@@ -120,6 +121,20 @@ def _arrays_moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
         assert all(np.array_equal(each.tile, array.tile) for each in back)
     if team.one_node and source.even and target.even:
         assert isinstance(team.repeated[ARRAYS, source, target], PreparedMove)
+
+
+def _moved_into_new_memory(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    """All results are kept, so that the node's memory grows between staging and reading; the last rank reads late."""
+    tile, read = given_tile(source, comm.rank, "int64"), PreparedMove._filled
+
+    def read_late(*arguments: Any) -> Any:
+        time.sleep(0.02 * (comm.rank == comm.size - 1))
+        return read(*arguments)
+
+    with mock.patch.object(PreparedMove, "_filled", read_late):
+        kept = [redistribute(tile + turn, source, target, comm, limit=LIMIT) for turn in range(8)]
+    for turn, result in enumerate(kept):
+        check_tile(target, comm.rank, result - turn, comm)
 
 
 def _switched(switch: str, check: Callable[..., None], *arguments: Any) -> None:

@@ -353,9 +353,13 @@ class PreparedMove(AgreedCall):
             if self._shared:
                 self._log.update(sync.logs())
             if state is not None and state <= _NEW:
+                # More memory for results takes synchronizations, after which the halves may have changed places.
+                staged, synced = 1 - sync.half, sync.synced
                 if self._shared and state == _NEW:
                     out = new_tile(self.team, Watch(self.team, limit), self._target, self._dtype).tile
-                result = self._filled(1 - sync.half, out) if self._taken else None
+                result = self._filled(staged, out) if self._taken else None
+                if sync.synced != synced:  # A fast rank's next call could write to the half that others still read.
+                    self.team.gather(Watch(self.team, limit))
                 if memory is not None or measures():
                     # What a call takes and receives. The memory for small moves belongs to the communicator.
                     account = begin_account(self._named, memory)
