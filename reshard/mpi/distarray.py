@@ -68,7 +68,6 @@ from reshard.runtime.on_mpi.window_tiles import (
 from reshard.runtime.on_mpi.wire.message_exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
-from reshard.types.layout import refuse_pieces
 from reshard.types.whole import checked_flag
 
 Array = NDArray[Any]
@@ -101,7 +100,6 @@ class DistArray(NumpyMethods):
 
     def __init__(self, layout: Layout, tile: Array | None, comm: Comm) -> None:
         check_layout(layout, "layout")
-        refuse_pieces(layout, "a DistArray")
         given: Any = comm
         if isinstance(given, MPI.Comm):
             check_alive(comm)
@@ -122,7 +120,6 @@ class DistArray(NumpyMethods):
     def _of(cls, layout: Layout, held: WindowTile, comm: Comm) -> DistArray:
         """An array whose tile is known to fit."""
         array = cls.__new__(cls)
-        refuse_pieces(layout, "a DistArray")
         array._layout, array._held, array._comm = layout, held, comm
         array._seat = seat_of(layout.mesh, comm.rank, comm.size)
         return array
@@ -175,16 +172,17 @@ class DistArray(NumpyMethods):
     ) -> DistArray:
         """An array with the values `function(i, j, ...)` at the global indices i, j, ...
 
-        Each rank calls `function` once, with one index array per dim, shaped so that they broadcast. Raises
-        `LayoutError` for a partial layout.
+        Each rank that has elements calls `function` once, with one index array per dim, shaped so that they broadcast.
+        Raises `LayoutError` for a partial layout.
         """
 
         def fill(call: Call, tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
-            if seat is not None and tile.size and math.prod(layout.shape):
+            part = tile if seat is None else true_part(tile, layout, seat)
+            if seat is not None and part.size:
                 values = function(*np.ix_(*(global_indices(layout, dim, seat) for dim in range(tile.ndim))))
                 try:
-                    tile[...] = values
+                    part[...] = values
                 except (TypeError, ValueError, OverflowError) as error:
                     raise TileError(f"the function returns {quoted(values)}, not {tile.dtype}: {error}") from None
 

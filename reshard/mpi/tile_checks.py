@@ -349,7 +349,10 @@ def with_local_dim(layout: Layout, dim: SupportsIndex) -> Layout:
     if free:
         held[free[-1]] = [*held[free[-1]], *held[dim]]
     held[dim] = []
-    return Layout.tiled(layout.mesh, layout.shape, layout.dtype, held, layout.partial, layout.reduction)
+    tiled = Layout.tiled(layout.mesh, layout.shape, layout.dtype, held, layout.partial, layout.reduction)
+    # Other dims in pieces keep them: who owns what there is the caller's to say.
+    stay = [at for at in others if layout.dims[at].pieces is not None and at not in free[-1:]]
+    return replace(tiled, dims=tuple(layout.dims[at] if at in stay else dim for at, dim in enumerate(tiled.dims)))
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:

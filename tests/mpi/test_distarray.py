@@ -31,11 +31,6 @@ def test_values() -> None:
     assert array.local_index_ranges() == ((range(5),), (range(7),))
 
 
-def test_pieces_of_any_size_are_refused() -> None:
-    with pytest.raises(LayoutError, match="pieces of any size"):
-        DistArray(Layout.parse("f64[{x}(2,3)]", Mesh(x=2)), None, COMM)
-
-
 def test_a_given_tile_is_the_arrays_memory() -> None:
     tile = np.zeros(LAYOUT.tile_shape)
     array = DistArray(LAYOUT, tile, COMM)

@@ -32,6 +32,7 @@ FAST = {
     ],
     4: [
         "calls.plans",
+        "ragged.arrays_sampled",
         "cases.moves_sampled",
         "cases.streamed",
         "cases.pieces",
@@ -57,7 +58,7 @@ def test_topics_one_after_another(ranks: int, tmp_path: Path):
 MISTAKES = ("planning", "arguments", "threads", "sums", "meetings", "skipped", "no_memory")
 SLOW = [
     (1, ["cases.moves", "on_gpus.moves", "arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
-    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "again.moves"]),
+    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "again.moves", "ragged.arrays"]),
     (
         3,
         ["cases.moves", "calls.measurements", "calls.teams", "calls.moves", *(f"mistakes.{name}" for name in MISTAKES)],
@@ -78,7 +79,7 @@ SLOW = [
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["loading.random_loads"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
-    (6, ["cases.moves_sampled", "cases.pieces", "views.updates"]),
+    (6, ["cases.moves_sampled", "cases.pieces", "ragged.arrays", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
     (8, ["cases.moves_sampled", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
 ]

@@ -8,7 +8,13 @@ A transpose permutes the numerals of a layout, a reshape cuts them elsewhere, an
     np.reshape(a, (16, 3))         f64[{x}8, 3]
 
 A slice, and a dim that arrays are joined along, must be local. If it is not, its axes go to another dim or, if there is
-none, every rank gets the dim whole.
+none, every rank gets the dim whole. In pieces of any size it stays split instead: each rank cuts, and joins, the rows
+that it has.
+
+    a                              f64[{x}(1@1,4@0,2@1), 6] on <x=2>
+    a[3:]                          f64[{x}(2,2), 6]
+    np.concatenate([a, a])         f64[{x}(1@1,4@0,3@1,4@0,2@1), 6]
+    np.reshape(a, (42,))           f64[{x}(6@1,24@0,12@1)]
 """
 
 from __future__ import annotations
@@ -32,13 +38,15 @@ from reshard.mpi.numpy_protocol.tiled_array import (
     finish_sum,
     list_axes,
     make_local_dim,
+    measure_extents,
     normalize_axis,
     take_tile,
     unwrap_scalar,
     wrap_true_part,
 )
-from reshard.types import Digit, Dim, Layout, Mesh
-from reshard.types.dims import canonical_dim, fit_digits
+from reshard.runtime.on_mpi.global_array import global_indices
+from reshard.types import Digit, Dim, Layout, Mesh, Pieces
+from reshard.types.dims import canonical_dim, fit_digits, tabulate_pieces
 from reshard.types.mesh import SubAxis
 
 _Span = tuple[int, int]
@@ -83,8 +91,10 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
                 f"dims {low} to {high - 1} are local or split evenly, or {INSTEAD}"
             )
         dims += cut
-    reshaped = replace(layout, dims=tuple(dims))
-    return array.with_tile(reshaped, take_tile(array).reshape(reshaped.tile_shape))
+    reshaped, tile = replace(layout, dims=tuple(dims)), take_tile(array)
+    if tile.size != math.prod(reshaped.tile_shape):  # Pieces have less padding than a numeral of rounds.
+        return wrap_true_part(array, reshaped, cut_padding(array).reshape(measure_extents(reshaped, array.comm.rank)))
+    return array.with_tile(reshaped, tile.reshape(reshaped.tile_shape))
 
 
 def slice_array(array: TiledArray, key: Any) -> Any:
@@ -93,6 +103,13 @@ def slice_array(array: TiledArray, key: Any) -> Any:
     Raises `TypeError` for arrays of indices, and numpy's `IndexError`.
     """
     items = _list_indices(array.layout, key)
+    for at, place in enumerate([place for place, item in enumerate(items) if item is not None]):
+        if array.layout.dims[at].pieces is not None:
+            every: Any = range(array.layout.shape[at])
+            taken, items[place] = every[items[place]], slice(None)
+            if isinstance(taken, int):
+                taken, items[place] = range(taken, taken + 1), 0
+            array = _cut_pieces(array, at, taken)
     layout = array.layout
     along = [item for item in items if item is not None]
     sizes = zip(along, layout.shape, strict=True)
@@ -114,6 +131,34 @@ def slice_array(array: TiledArray, key: Any) -> Any:
     return unwrap_scalar(moved.with_tile(replace(moved.layout, dims=tuple(dims)), part))
 
 
+def _cut_pieces(array: TiledArray, at: int, taken: range) -> TiledArray:
+    """The part of a dim in pieces at these indices, each where it is."""
+    layout, dim = array.layout, array.layout.dims[at]
+    if taken == range(dim.size):
+        return array
+    upward = taken if taken.step > 0 else taken[::-1]
+    pieces = tabulate_pieces(dim)
+
+    def place(index: Any) -> Any:  # The first place of the part whose index is not below this one.
+        return np.clip(-((upward.start - index) // upward.step), 0, len(upward))
+
+    lengths: Any = np.diff(place(np.append(pieces.starts, dim.size)))
+    numbers: Any = np.asarray(pieces.numbers)
+    index = global_indices(layout, at, array.comm.rank)
+    mine = np.flatnonzero(place(index) < place(index + 1))
+    if upward is not taken:
+        lengths, numbers, mine = lengths[::-1].copy(), numbers[::-1].copy(), mine[::-1]
+    part = cut_padding(array)[(slice(None),) * at + (mine,)]
+    dims = (*layout.dims[:at], _split_in_pieces(dim, Pieces(lengths, numbers, pieces.count)), *layout.dims[at + 1 :])
+    return wrap_true_part(array, replace(layout, dims=dims), part)
+
+
+def _split_in_pieces(dim: Dim, pieces: Pieces) -> Dim:
+    """A dim in other pieces, along the axes of this one."""
+    held = [digit for digit in dim.digits if digit.axis is not None]
+    return Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
+
+
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
     """Arrays one after another along a dim, in the layout of the first one; collective if that dim is split."""
     for each in arrays:
@@ -129,20 +174,33 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
             f"concatenate along dim {at} of shapes {', '.join(str(part.layout.shape) for part in parts)}, which differ "
             f"in other dims"
         )
+    digits, ragged = first.dims[at].digits, first.dims[at].pieces is not None
+    held = [digit for digit in digits if digit.axis is not None]
     # Along a dim that is local, each rank joins its own parts; then one move splits the result as the first array was.
-    base = make_dims_local(first, [at])
+    # In pieces, what is held along the same axes stays where it is, and the rest is dealt out along them.
+    base = first if ragged else make_dims_local(first, [at])
 
     def beside(part: TiledArray) -> TiledArray:
-        dims = (*base.dims[:at], make_local_dim(part.layout.shape[at]), *base.dims[at + 1 :])
+        dim = part.layout.dims[at]
+        if not ragged:
+            dim = make_local_dim(dim.size)
+        elif part.layout.mesh != first.mesh or list_axes(dim) != list_axes(first.dims[at]):
+            dim = Dim((*held, Digit(-(-dim.size // math.prod(digit.radix for digit in held)), None)), dim.size)
+        dims = (*base.dims[:at], dim, *base.dims[at + 1 :])
         return part.redistribute(replace(base, dims=dims, dtype=part.layout.dtype))
 
-    joined = np.concatenate([cut_padding(beside(part)) for part in parts], axis=at)
+    parts = [beside(part) for part in parts]
+    joined = np.concatenate([cut_padding(part) for part in parts], axis=at)
     size = sum(part.layout.shape[at] for part in parts)
-    result = wrap_true_part(
-        parts[0], replace(base, dims=(*base.dims[:at], make_local_dim(size), *base.dims[at + 1 :])), joined
-    )
-    digits = first.dims[at].digits
-    held = [digit for digit in digits if digit.axis is not None]
+    along = make_local_dim(size)
+    if ragged:
+        tables = [tabulate_pieces(part.layout.dims[at]) for part in parts]
+        lengths: Any = np.concatenate([table.lengths for table in tables])
+        numbers: Any = np.concatenate([table.numbers for table in tables])
+        along = _split_in_pieces(first.dims[at], Pieces(lengths, numbers, tables[0].count))
+    result = wrap_true_part(parts[0], replace(base, dims=(*base.dims[:at], along, *base.dims[at + 1 :])), joined)
+    if ragged:
+        return result
     if (
         held and digits[0].axis is None
     ):  # Block-cyclic dims keep their blocks, so that equal indices stay where they were.
@@ -221,9 +279,18 @@ def _cut_digits(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[D
     if [dim.size for dim in wide] == [size for size in sizes if size != 1]:
         rest = iter(wide)
         return [SINGLE if size == 1 else next(rest) for size in sizes]
-    # Padding lies at the end of its dim. In a dim made of several it would lie between elements, which no layout says.
-    if any(dim.padded != dim.size for dim in dims):
-        return None
+    # Padding lies at the end of its dim. In a dim made of several it would lie between elements, which no layout says
+    # unless all of it is that of the first: its pieces have room behind them, and what follows is whole on every rank.
+    if any(dim.padded != dim.size or dim.pieces is not None for dim in wide):
+        pieces, outer = tabulate_pieces(wide[0]), next((at for at, size in enumerate(sizes) if size != 1), None)
+        if outer is None or any(list_axes(dim) for dim in wide[1:]):
+            return None
+        lengths: Any = np.asarray(pieces.lengths) * math.prod(dim.size for dim in wide[1:])
+        inner = math.prod(sizes[outer + 1 :])
+        if (lengths % inner).any():
+            return None
+        first = _split_in_pieces(wide[0], Pieces(lengths // inner, pieces.numbers, pieces.count))
+        return [*[SINGLE] * outer, first, *map(make_local_dim, sizes[outer + 1 :])]
     every = Dim(tuple(digit for dim in dims for digit in dim.digits), math.prod(sizes))
     digits = list(canonical_dim(every, mesh, 0).digits)  # Neighbours that are one digit are merged.
     cut: list[Dim] = []

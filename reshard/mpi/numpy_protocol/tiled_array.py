@@ -23,8 +23,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import LayoutError, TileError
+from reshard.lower.to_mpi import devices_by_id
 from reshard.mpi.tile_checks import RAW, check_not_partial, has_layout_name
-from reshard.runtime.on_mpi.global_array import index_ranges
 from reshard.runtime.on_mpi.team import Comm
 from reshard.types import Digit, Dim, Layout, dtypes
 
@@ -95,13 +95,11 @@ def is_split(layout: Layout, dims: Sequence[int]) -> bool:
 def measure_extents(layout: Layout, rank: int) -> tuple[int, ...]:
     """How many elements of each dim a rank's tile holds; they come first in the tile, padding last.
 
-    The global index grows with the local one, so the indices past the end of a dim are the last ones of a tile.
-
     >>> from reshard.types import Mesh
     >>> [measure_extents(Layout.parse("f32[2{x}2/7]", Mesh(x=2)), rank) for rank in (0, 1)]
     [(4,), (3,)]
     """
-    return tuple(sum(map(len, ranges)) for ranges in index_ranges(layout, rank))
+    return layout.tile_shape_of(devices_by_id(layout.mesh)[rank])
 
 
 def take_tile(array: TiledArray) -> Array:
@@ -117,7 +115,7 @@ def take_tile(array: TiledArray) -> Array:
 def cut_padding(array: TiledArray) -> Array:
     """A view of this rank's tile without padding."""
     layout = array.layout
-    # Most layouts have no padding, and looking ranges up takes longer than a small ufunc.
+    # Most layouts have no padding, and looking extents up takes longer than a small ufunc.
     extents = layout.tile_shape if layout.even else measure_extents(layout, array.comm.rank)
     return take_tile(array)[(*map(slice, extents), ...)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +15,9 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.geometry.blocks import Block
 from reshard.geometry.overlap import list_runs, piece, shares
 from reshard.lower.to_mpi import devices_by_id
+from reshard.runtime.numpy_tiles import without_padding
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Digit, Dim, Layout
@@ -30,54 +31,42 @@ def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
     >>> index_ranges(Layout.parse("f32[2{x}2, {y}2]", Mesh(x=4, y=2)), 3)
     ((range(2, 4), range(10, 12)), (range(2, 4),))
     """
-    return tuple(
-        tuple(range(run.dst, run.dst + run.elements) for run in _runs_of_dim(layout, dim, seat))
-        for dim in range(len(layout.shape))
-    )
+    position = layout.mesh.position(devices_by_id(layout.mesh)[seat])
+    ranges: list[tuple[range, ...]] = []
+    for dim in layout.dims:
+        number = piece(dim, layout.mesh, position)
+        if dim.pieces is not None:
+            ranges.append(tuple([range(at, at + length) for at, _, length in dim.pieces.runs_of(number)]))
+            continue
+        # A dim's shares with an undivided dim are runs from local indices (`src`) to global ones (`dst`).
+        runs = list_runs(shares(dim, Dim((Digit(dim.size, None),), dim.size))[0].get(number, ()))
+        ranges.append(tuple([range(run.dst, run.dst + run.elements) for run in runs]))
+    return tuple(ranges)
 
 
 def global_indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
-    """The global index of every local index of a dim; padding gets the index 0, so that it can be used as an index.
+    """The global index of every local index of a dim, without padding.
 
     >>> from reshard.types import Mesh
     >>> global_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
-    array([6, 7, 0])
+    array([6, 7])
     """
-    index = np.zeros(layout.tile_shape[dim], np.int64)
-    for run in _runs_of_dim(layout, dim, seat):
-        index[run.src : run.src + run.elements] = np.arange(run.dst, run.dst + run.elements)
-    return index
-
-
-def padding_indices(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
-    """For each dim, the local indices of the tile of a seat that hold no element.
-
-    >>> from reshard.types import Mesh
-    >>> padding_indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 2)
-    (array([2]),)
-    """
-    unused: list[NDArray[np.intp]] = []
-    for dim, extent in enumerate(layout.tile_shape):
-        held = np.zeros(extent, bool)
-        for run in _runs_of_dim(layout, dim, seat):
-            held[run.src : run.src + run.elements] = True
-        unused.append(np.flatnonzero(~held))
-    return tuple(unused)
+    pieces = layout.dims[dim].pieces
+    if pieces is None:
+        ranges = index_ranges(replace(layout, dims=layout.dims[dim : dim + 1], partial=()), seat)[0]
+        return np.concatenate([np.arange(0), *(np.arange(run.start, run.stop) for run in ranges)])
+    # A graph's rows by owner may be millions of runs, too many for a loop.
+    number = piece(layout.dims[dim], layout.mesh, layout.mesh.position(devices_by_id(layout.mesh)[seat]))
+    mine = np.flatnonzero(np.asarray(pieces.numbers) == number)
+    starts, lengths = (np.asarray(table)[mine] for table in (pieces.starts, pieces.lengths))
+    index: NDArray[np.int64] = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+    return index + np.arange(index.size)
 
 
 def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
     """Writes zeros to the padding of a seat's tile."""
-    for dim, local in enumerate(padding_indices(layout, seat)):
-        if local.size:
-            tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
-
-
-def _runs_of_dim(layout: Layout, dim: int, seat: int) -> list[Block]:
-    """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
-    numeral = layout.dims[dim]
-    whole = Dim((Digit(numeral.size, None),), numeral.size)
-    position = layout.mesh.position(devices_by_id(layout.mesh)[seat])
-    return list_runs(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))
+    for dim, extent in enumerate(layout.tile_shape_of(devices_by_id(layout.mesh)[seat])):
+        tile[(slice(None),) * dim + (slice(extent, None),)] = np.zeros((), tile.dtype)
 
 
 # Checksums of arrays that do not depend on their layout: what they were before a move is what they are after it.
@@ -107,12 +96,13 @@ def sum_tile(layout: Layout, rank: int, tile: Array, view: View | None = None, *
     >>> sum(parts) % 2**64 == sum_tile(whole, 0, array), sum_tile(whole, 1, array)
     (True, 0)
     """
-    if _first_holders(layout)[rank] != rank or not tile.size:
+    if _first_holders(layout)[rank] != rank:
         return 0
     view = View.identity(layout.shape) if view is None else view
+    tile = without_padding(layout, devices_by_id(layout.mesh)[rank], tile)
+    if not tile.size:
+        return 0
     places, moving = _places_in_view(view, after, [global_indices(layout, dim, rank) for dim in range(tile.ndim)])
-    for dim, unused in enumerate(padding_indices(layout, rank)):
-        moving[dim][unused] = False
     if not tile.ndim:
         return _sum_elements(tile, [], [])
     rows = max(1, _AT_ONCE * len(tile) // tile.size)
