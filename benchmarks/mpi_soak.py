@@ -2,15 +2,16 @@
 
     reshard run -n 6 benchmarks/mpi_soak.py layouts [count]
     reshard run -n 4 benchmarks/mpi_soak.py strides [count] [first seed]
+    reshard run -n 4 benchmarks/mpi_soak.py pieces [count] [first seed]
     reshard run -n 3 benchmarks/mpi_soak.py schedules [count] [first seed]
 
 `layouts`: layouts of all kinds, in all ways, on one node, on two and with every rank alone. The same moves come again
 in every round, so that what is remembered of them (plans, buffers, windows) is there after the first. Memory is what
 the kernel says that a rank has, and what all ranks share. `strides`: tiles in any memory, between guard pages
-(`tests.mpi.strides`). `schedules`: moves that begin, calls and waits in any order (`tests.mpi.schedules`); the longest
-wait is from when the last rank has come to an operation to when all are done, and how much of that a rank had a core:
-on a busy machine the rest goes to others. Planning is work: where an operation is long, the schedule is made again, and
-the shortest of three times of each is what counts.
+(`tests.mpi.strides`). `pieces`: arrays in pieces of any size (`tests.mpi.pieces`). `schedules`: moves that begin, calls
+and waits in any order (`tests.mpi.schedules`); the longest wait is from when the last rank has come to an operation to
+when all are done, and how much of that a rank had a core: on a busy machine the rest goes to others. Planning is work:
+where an operation is long, the schedule is made again, and the shortest of three times of each is what counts.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from tests.layouts import SIZES, random_layout
 from tests.mpi import schedules, strides
 from tests.mpi.cases import MESHES
 from tests.mpi.moving import any_options, check_move
+from tests.mpi.pieces import check_seed
 from tests.mpi.schedules import run_schedule, split_communicator, times_after_arrival
 from tests.mpi.strides import run_move
+
+CHECKS = {"strides": run_move, "pieces": check_seed}
 
 ROUNDS = 7
 AT_ONCE = 25
@@ -98,8 +102,8 @@ def soak_seeds(kind: str, count: int, first: int) -> None:
                     team_of(each, nodes=min(nodes, each.size))
             error = ""
             try:
-                if kind == "strides":
-                    run_move(world, team_of(world), seed, nodes)
+                if kind in CHECKS:
+                    CHECKS[kind](world, team_of(world), seed, nodes)
                 else:
                     times = times_after_arrival(comms, run_schedule(comms, seed).spans)
             except Exception as caught:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,7 +12,6 @@ from unittest.mock import patch
 import numpy as np
 from mpi4py import MPI
 
-from reshard.mpi import redistribute
 from reshard.runtime.on_mpi.copies import stream_copy
 from reshard.runtime.on_mpi.copies.stream_copy import find_kernel
 from reshard.runtime.on_mpi.team import Team, team_of
@@ -21,7 +19,6 @@ from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout, sample_pairs
 from tests.mpi.moving import MoveOptions, any_options, check_move
 from tests.mpi.worker import Case
-from tests.owners import Owned
 
 MESHES = {
     1: [Mesh(), Mesh(x=1)],
@@ -49,26 +46,6 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
 def moves_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
     """A sample of these cases, for the fast tier."""
     yield from islice(moves(comm), None, None, 7)
-
-
-def pieces(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Layouts in pieces of any size, in every way, with room for the largest piece and without."""
-    choose, team = random.Random(60 + comm.size), team_of(comm, nodes=1)
-    for at in range(40):
-        shape = (choose.choice([1, 5, 12, 30]), choose.choice([1, 3]))
-        meshes = [choose.choice([mesh for mesh in MESHES[comm.size] if mesh.device_ids is None]) for _ in range(2)]
-        source, target = (Owned.random(choose, mesh, shape) for mesh in meshes)
-        move = replace(any_options(choose, source.layout, target.layout), shared=False)
-        name = f"{at}: {source.layout} -> {target.layout} on {source.layout.mesh!r}, {target.layout.mesh}, {move}"
-        yield name, partial(check_move, comm, team, source.layout, target.layout, move)
-        yield f"{name}, of true extent", partial(_move_true_parts, comm, source, target)
-
-
-def _move_true_parts(comm: MPI.Intracomm, source: Owned, target: Owned) -> None:
-    whole = np.arange(np.prod(source.layout.shape), dtype=np.int32).reshape(source.layout.shape)
-    given, wanted = (whole[np.ix_(*end.indices(comm.rank))] for end in (source, target))
-    moved = redistribute(given.copy(), source.layout, target.layout, comm, padded=False)
-    assert np.array_equal(moved, wanted)
 
 
 def _pairs(size: int) -> Iterator[tuple[Layout, Layout]]:

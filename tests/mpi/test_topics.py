@@ -35,7 +35,7 @@ FAST = {
         "ragged.arrays_sampled",
         "cases.moves_sampled",
         "cases.streamed",
-        "cases.pieces",
+        "pieces.sampled",
         "by_node.joined",
         "again.moves",
         "strides.sampled",
@@ -79,7 +79,7 @@ SLOW = [
     (4, ["crossing.moves_sampled", "crossing.relays", "crossing.mistakes", "crossing.groups"]),
     (4, ["loading.random_loads"]),
     (4, ["failing.disagreement", "failing.arrays_disagree", "mistakes.groups"]),
-    (6, ["cases.moves_sampled", "cases.pieces", "ragged.arrays", "views.updates"]),
+    (6, ["cases.moves_sampled", "pieces.sampled", "ragged.arrays", "views.updates"]),
     (6, ["arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
     (8, ["cases.moves_sampled", "cases.dtypes", "by_node.joined", "crossing.moves_sampled"]),
 ]
