@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from tests.oracle import PADDING as NONE
+from tests.oracle import check, tiles_of
 from tests.owners import Owned, assert_moved
+from tests.sampling import few_or_all
 
 MESHES = [{"x": 4}, {"d": 4}, {"x": 2, "y": 2}, {"x": 3, "y": 2}, {"a": 2, "b": 2, "c": 2}, {"x": 6}, {"x": 1, "y": 5}]
 SHAPES = [(1,), (2,), (7,), (24,), (5, 4), (13, 1), (0, 3), (10, 6), (3, 2, 4)]
@@ -74,6 +77,21 @@ def test_twenty_thousand_random_moves(seed: int):
     choose = random.Random(31000 + seed)
     for number in range(BATCH):
         check_move(choose, across=seed % 10 == 1, proves=number % 10 == 0)
+
+
+@pytest.mark.parametrize("count", few_or_all(60, 300))
+def test_transitions_between_placements_are_at_the_bound(count: int):
+    """Torch's chunks of chunks, strided ones too (`tests/types/notation/test_dtensor.py`)."""
+    choose = random.Random(314)
+    for _ in range(count):
+        mesh, shape = choose.choice([(4,), (2, 3), (4, 2), (2, 2, 2)]), choose.choice([(10, 7), (12, 8), (5, 3)])
+        kinds = ["R", "S(0)", "S(0)", "S(1)", "_S(0, 2)", "_S(1, 3)"]
+        ends = [rs.Layout.from_dtensor([choose.choice(kinds) for _ in mesh], mesh, shape, "int32") for _ in range(2)]
+        plan = rs.plan(*ends)
+        check(plan)
+        source, target = map(tiles_of, ends)
+        lacks = max(len({*target[device].flat} - {*source[device].flat, NONE}) for device in ends[0].mesh.devices)
+        assert plan.received_bytes == plan.lower_bound_bytes == 4 * lacks, f"{plan}"
 
 
 def test_views_of_pieces():

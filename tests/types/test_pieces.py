@@ -15,6 +15,7 @@ import pytest
 from reshard.errors import LayoutError, NotationError, ReshardError
 from reshard.types import Digit, Dim, Layout, Mesh, Pieces
 from reshard.types.meaning import meaning
+from tests.mpi import pencils
 
 MESH = Mesh(x=4, y=2)
 
@@ -303,3 +304,11 @@ def test_an_axis_of_several_primes_has_one_form():
         indices = [meaning(numeral, device)[0] for device in range(6)]
         owned = [next(device for device in range(6) if at in indices[device]) for at in range(numeral.shape[0])]
         assert Layout.from_owners(owned, mesh, numeral.shape, "f32") == numeral
+
+
+@pytest.mark.parametrize("ranks", pencils.RECORDED)
+def test_pencils_are_those_of_mpi4py_fft(ranks: int):
+    layouts = [layout for grid in pencils.list_grids(ranks) for layout in grid.layouts()]
+    tiles = [pencils.tile_of(layout, rank) for layout in layouts for rank in range(ranks)]
+    assert len(tiles) == 4 * pencils.ARRAYS * ranks
+    assert pencils.digest_tiles(tiles) == pencils.RECORDED[ranks]
