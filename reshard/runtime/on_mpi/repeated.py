@@ -197,9 +197,9 @@ def is_small(team: Team, request: Request, ready: TilePlan) -> bool:
     """Whether a move can be staged; the same on all ranks."""
     ends = request.source, request.target
     plain = request.options.budget is None and not request.options.donate and all(end.even for end in ends)
-    moves = ready.direct is not None and bool(ready.steps.steps)
     fits = request.source.tile_bytes <= STAGED and request.target.tile_bytes <= _LARGEST
-    return plain and moves and fits and team.one_node and team.size > 1
+    # The steps last: they are worked out when they are asked for, which takes a quarter of a first call.
+    return plain and fits and team.one_node and team.size > 1 and ready.direct is not None and bool(ready.steps.steps)
 
 
 class _Copy(NamedTuple):
