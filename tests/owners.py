@@ -30,13 +30,28 @@ class Owned:
     owners: Sequence[np.ndarray]
 
     @classmethod
-    def random(cls, choose: random.Random, mesh: rs.Mesh, shape: tuple[int, ...], dtype: str = "int32") -> Owned:
-        names = list(mesh.axes)
+    def random(
+        cls,
+        choose: random.Random,
+        mesh: rs.Mesh,
+        shape: tuple[int, ...],
+        dtype: str = "int32",
+        like: Owned | None = None,
+        sums: bool = False,
+    ) -> Owned:
+        """Some dims may be those of a layout on the same mesh, and axes that no dim uses those of a sum."""
+        kept = [like is not None and choose.random() < 0.6 for _ in shape]
+        names = [name for name in mesh.axes if not any(k and name in like.axes[at] for at, k in enumerate(kept))]
         choose.shuffle(names)
         dims: list[Dim] = []
         axes: list[list[str]] = []
         owners: list[np.ndarray] = []
-        for size in shape:
+        for at, size in enumerate(shape):
+            if kept[at]:
+                dims.append(like.layout.dims[at])
+                axes.append(like.axes[at])
+                owners.append(like.owners[at])
+                continue
             own = [names.pop() for _ in range(min(len(names), choose.choice([0, 1, 1, 2])))]
             count = int(np.prod([mesh.axes[name] for name in own]))
             owner = random_owners(choose, size, count)
@@ -45,7 +60,8 @@ class Owned:
             dims.append(Dim((*held, Digit(pieces.largest, None)), size, pieces))
             axes.append(own)
             owners.append(owner)
-        return cls(rs.Layout(mesh, tuple(dims), dtype), axes, owners)
+        partial = [mesh.sub_axis(name) for name in names if sums and choose.random() < 0.6]
+        return cls(rs.Layout(mesh, tuple(dims), dtype, "sum" if partial else None, tuple(partial)), axes, owners)
 
     def indices(self, device: int) -> list[np.ndarray]:
         """The indices of each dim that a device has."""
@@ -67,6 +83,20 @@ class Owned:
             made[device] = np.full(self.layout.tile_shape, PADDING, whole.dtype)
             made[device][tuple(map(slice, part.shape))] = part
         return made
+
+    def summands(self, device: int) -> tuple[int, list[int]]:
+        """The number of a device's summand, and the devices that have the summands of its elements, in order."""
+        mesh = self.layout.mesh
+        strides = [(mesh.stride(axis), axis.size) for axis in self.layout.partial]
+        here = mesh.position(device)
+        number, first = 0, here
+        for stride, size in strides:
+            number = number * size + here // stride % size
+            first -= here // stride % size * stride
+        group = [first]
+        for stride, size in strides:
+            group = [at + value * stride for at in group for value in range(size)]
+        return number, [mesh.devices[at] for at in group]
 
     def held(self, size: int) -> dict[int, np.ndarray]:
         """For each device, which elements of the flat array it has."""

@@ -12,8 +12,9 @@ after, which the reverse, which change holders. A holder is written as its strid
 two neighbours along it, so that meshes with other axis names can be compared.
 
 Numerals that do not nest have no common refinement: 2 then 3 against 3 then 2, pieces of uneven sizes, overlapping
-sub-axes. Neither do pieces of any size, even where they stay as they are. Then `refine` returns None, and only an
-exchange of boxes (`messages`) leads from one to the other.
+sub-axes, pieces of any size that change. Then `refine` returns None, and only an exchange of boxes (`messages`) leads
+from one to the other. A dim in pieces that stays as it is takes part as one opaque numeral, whose local digit has room
+for the largest piece and is never cut.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class _Segment(NamedTuple):
 class Refinement:
     """The refined digits dim by dim, major to minor, over the padded shape that both layouts fit.
 
-    `exact` says that nothing is padded. `kept`, `reduced` and `started` are the factors of the partial sub-axes that
-    stay partial, that are reduced, and that become partial.
+    `exact` says that nothing is padded, nor in pieces of any size: those are the `opaque` dims. `kept`, `reduced` and
+    `started` are the factors of the partial sub-axes that stay partial, that are reduced, and that become partial.
     """
 
     digits: tuple[RefinedDigit, ...]
@@ -75,6 +76,7 @@ class Refinement:
     kept: tuple[Factor, ...]
     reduced: tuple[Factor, ...]
     started: tuple[Factor, ...] = ()
+    opaque: frozenset[int] = frozenset()
 
     @cached_property
     def sliced(self) -> tuple[RefinedDigit, ...]:
@@ -166,11 +168,17 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
     >>> [(digit.radix, digit.src, digit.dst) for digit in refinement.digits]
     [(2, 4, 1), (2, 2, 4), (2, 1, 2), (2, None, None)]
     """
-    if not same_devices(operand.mesh, result.mesh) or operand.ragged or result.ragged:
+    if not same_devices(operand.mesh, result.mesh):
         return None
     padded: list[int] = []
-    for one, other in zip(operand.dims, result.dims, strict=True):
+    opaque: set[int] = set()
+    for at, (one, other) in enumerate(zip(operand.dims, result.dims, strict=True)):
         size, most = sorted((one.padded, other.padded))
+        if one.pieces is not None or other.pieces is not None:
+            held = [_list_segments(dim, end.mesh, most) for dim, end in ((one, operand), (other, result))]
+            if one.pieces != other.pieces or held[0] != held[1]:
+                return None
+            opaque.add(at)
         if size != most:
             if not size:
                 return None
@@ -198,10 +206,11 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
                 beside += 1
             own.append(RefinedDigit(dim, high // low, _segment_holder(b[at], low), _segment_holder(a[beside], low)))
         digits += own[::-1]
-    exact = operand.shape == tuple(padded)
-    if operand.partial == result.partial == ():
-        return Refinement(tuple(digits), tuple(padded), exact, (), ())
-    return Refinement(tuple(digits), tuple(padded), exact, *_partial_change(operand, result, positions))
+    exact = operand.shape == tuple(padded) and not opaque
+    change = PartialChange((), (), ())
+    if operand.partial or result.partial:
+        change = _partial_change(operand, result, positions)
+    return Refinement(tuple(digits), tuple(padded), exact, *change, frozenset(opaque))
 
 
 def _round_elements(dim: Dim) -> int:

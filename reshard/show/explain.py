@@ -159,7 +159,7 @@ def _explain_no_refinement(operand: Layout, result: Layout) -> str:
     if operand.mesh != result.mesh:
         return f"the axes of {operand.mesh} and {result.mesh} do not nest, so no collective runs along them."
     if operand.ragged or result.ragged:
-        return "some dim is in pieces of any size, and no collective moves between these."
+        return "a dim in pieces of any size changes, and no collective moves between these."
     uneven: list[str] = []
     for at, ends in enumerate(zip(operand.dims, result.dims, strict=True)):
         if ends[0] != ends[1] and any(end.padded != end.size for end in ends):

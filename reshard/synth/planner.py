@@ -199,11 +199,6 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
             f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
             f"target that is a sum, or one that is not partial"
         )
-    if [end for end in (pair.source, pair.target) if end.partial and end.ragged] and pair.reduces:
-        raise PlanError(
-            f"source {source}, target {target} (mesh {target.mesh}): sums of an array in pieces of any size are not "
-            f"finished or started yet; reduce to, or start from, a layout without pieces, such as one that is whole"
-        )
     if pair.crosses:
         return _plan_crossing(pair, options)
     budget, network, donate, slack = options[:4]

@@ -221,6 +221,7 @@ def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
     return Dim(tuple(check_exact_cover(digits, size, one_round, at)), size)
 
 
+@lru_cache(maxsize=64)
 def canonical_pieces(dim: Dim, pieces: Pieces, mesh: Mesh) -> Dim:
     """*Canonical form* of a dim in pieces of any size: a numeral if one says the same, else one order of held digits.
 

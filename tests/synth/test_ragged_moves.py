@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import reshard as rs
 from tests.oracle import PADDING as NONE
 from tests.oracle import check, tiles_of
-from tests.owners import Owned, assert_moved
+from tests.owners import PADDING, Owned, assert_moved
 from tests.sampling import few_or_all
 
 MESHES = [{"x": 4}, {"d": 4}, {"x": 2, "y": 2}, {"x": 3, "y": 2}, {"a": 2, "b": 2, "c": 2}, {"x": 6}, {"x": 1, "y": 5}]
@@ -142,8 +143,56 @@ def test_sums_to_pieces_and_from_them():
     padded = {device: np.pad(tile, ((0, 7 - len(tile)), (0, 0))) for device, tile in ends.items()}
     tiles = rs.simulate(plan, padded)
     assert np.array_equal(tiles[0] + tiles[2], whole)
-    with pytest.raises(rs.errors.PlanError, match="pieces of any size are not finished"):
-        rs.plan(rs.Layout.parse("s32[{x}(3,7), 2] + sum{y}", mesh), rs.Layout.parse("s32[10, 2]", mesh))
+
+
+def check_sums(choose: random.Random) -> rs.Plan:
+    """A move of an array of which some dims stay as they are, while sums are finished, kept and started."""
+    mesh, shape = rs.Mesh(choose.choice(MESHES[2:])), choose.choice(SHAPES)
+    source = Owned.random(choose, mesh, shape, sums=True)
+    target = Owned.random(choose, mesh, shape, like=source, sums=True)
+    whole = np.arange(1, 1 + np.prod(shape), dtype=np.int32).reshape(shape)
+    parts = {device: source.summands(device) for device in mesh.devices}
+    tiles = {device: tile * (1 + parts[device][0]) for device, tile in source.tiles(whole).items()}
+    plan = rs.plan(source.layout, target.layout, network=choose.choice([None, None, "tpu-v5p"]))
+    moved = rs.simulate(plan, tiles)
+    whole *= sum(1 + parts[device][0] for device in parts[0][1])
+    for device, wanted in target.tiles(whole).items():
+        found, own = sum(moved[one] for one in target.summands(device)[1]), wanted != PADDING
+        assert np.array_equal(found[own], wanted[own]), f"device {device}: {plan}"
+    assert plan.received_bytes >= plan.lower_bound_bytes, f"{plan}"
+    rs.prove(plan)
+    assert rs.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+    return plan
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sums_and_dims_that_stay(seed: int):
+    choose = random.Random(314 + seed)
+    kinds = Counter(step.kind for _ in range(120) for step in check_sums(choose).steps)
+    assert len(kinds) >= 6, kinds
+
+
+def test_dims_in_pieces_that_stay_take_part_in_collectives():
+    """As many launches, and as many bytes a device, as beside an even dim of the largest piece."""
+    mesh = rs.Mesh(x=4, y=2, z=2)
+    for before, after in (
+        ("s32[{rows}, {y}{z}2]", "s32[{rows}, 8]"),
+        ("s32[{rows}, 8]", "s32[{rows}, {y}4]"),
+        ("s32[{rows}, {y}4, 6]", "s32[{rows}, 8, {y}3]"),
+        ("s32[{rows}, {y}{z}2]", "s32[{rows}, {z}{y}2]"),
+        ("s32[{rows}, 8] + sum{y}", "s32[{rows}, 8]"),
+        ("s32[{rows}, 8] + sum{y}{z}", "s32[{rows}, {y}{z}2]"),
+        ("s32[{rows}, {y}4]", "s32[{rows}, 8] + sum{y}"),
+        ("s32[{y}4, {rows}]", "s32[8, {rows}]"),
+    ):
+        plans: list[rs.Plan] = []
+        for rows in ("{x}(3@0,1@3,2@1,2@0)", "{x}5"):
+            ends = [rs.Layout.parse(end.replace("{rows}", rows), mesh) for end in (before, after)]
+            plans.append(rs.plan(*ends))
+        assert plans[0].launches == plans[1].launches, f"{plans[0]}"
+        assert [step.kind for step in plans[0].steps] == [step.kind for step in plans[1].steps]
+        assert plans[0].received_bytes == plans[1].received_bytes
+        assert "sum" in before or plans[0].lower_bound_bytes == plans[0].received_bytes
 
 
 def test_what_lies_alike_is_one_launch_to_a_neighbour():

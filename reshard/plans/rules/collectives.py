@@ -154,8 +154,8 @@ def check_all_reduce(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 
 def check_permute(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """The tiles stay the same; the busiest device receives one."""
-    if operand.ragged or result.ragged:
-        raise refuse_step("permute", operand, result, "pieces of any size are moved by an exchange only")
+    if (operand.ragged or result.ragged) and refine(operand, result) is None:
+        raise refuse_step("permute", operand, result, "pieces of any size that change are moved by an exchange only")
     if _local_places(operand) != _local_places(result) or not operand.partial_as(result):
         raise refuse_step("permute", operand, result, "the tiles must be the same ones, only on other devices")
     if not one_set(operand.mesh, result.mesh):

@@ -150,7 +150,7 @@ def _list_local_digits(r: Refinement, operand: Layout) -> Iterator[tuple[int, in
     """The digits along which a step can be split, as (dim, radix, place value): local on both sides, in a dim without
     padding."""
     for at, digit in enumerate(r.digits):
-        even = r.padded[digit.dim] == operand.shape[digit.dim]
+        even = r.padded[digit.dim] == operand.shape[digit.dim] and digit.dim not in r.opaque
         if even and digit.radix > 1 and digit.src is None and digit.dst is None:
             yield digit.dim, digit.radix, math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == digit.dim)
 

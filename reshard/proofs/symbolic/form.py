@@ -155,10 +155,16 @@ def step_digits(
     """
     if operand.mesh.size != result.mesh.size or operand.mesh.device_ids != result.mesh.device_ids:
         return None
-    if operand.ragged or result.ragged:
-        return None
     sizes: dict[int, int] = {}
     for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True)):
+        if a.pieces is not None or b.pieces is not None:
+            # As they are on both sides they are digits like others: which index is where does not matter.
+            held = [
+                [(radix, end.mesh.stride(axis)) for radix, axis in dim.digits if axis is not None]
+                for dim, end in ((a, operand), (b, result))
+            ]
+            if a.pieces != b.pieces or held[0] != held[1]:
+                return None
         if 0 in (a.padded, b.padded):
             return None
         # The padded size that both dims reach by whole rounds in front, each one value of the leading digit.

@@ -385,8 +385,8 @@ def _lend_local(chains: Chains, links: Links) -> tuple[Chains, list[State]] | No
             ends = chains.start, chains.end
             lent.append(max(cycle, key=lambda at: (speeds[at], -sum(first[at] in each for each in ends))))
     need = math.prod(chains.digits[at].radix for at in lent)
-    free = (n for n, d in enumerate(chains.digits) if d.src is d.dst is None and d.radix and d.radix % need == 0)
-    split = next(free, None)
+    local = [n for n, d in enumerate(chains.digits) if d.src is d.dst is None and d.dim not in chains.refinement.opaque]
+    split = next((n for n in local if chains.digits[n].radix and chains.digits[n].radix % need == 0), None)
     # Each further step waits for its call, which links leave out: half a tile has to be worth several of them.
     slowest = min(links.values(), key=lambda link: link.speed)
     worth = 2 * _CALLS * slowest.latency * slowest.bandwidth

@@ -136,6 +136,7 @@ class _SourceDigits:
     """The source's digits, cut as the target needs them, while factors come to hold local ones."""
 
     def __init__(self, source: Layout, refinement: Refinement | None) -> None:
+        self._whole = {at for at, dim in enumerate(source.dims) if dim.pieces is not None}
         if refinement is not None:
             self.digits = list(refinement.digits)
             return
@@ -157,7 +158,7 @@ class _SourceDigits:
 
     def hold(self, factor: Factor) -> bool:
         """Lets a factor hold the local digit that it holds in the target, else any that it divides; False if none."""
-        local = [(at, digit) for at, digit in enumerate(self.digits) if digit.src is None]
+        local = [(at, d) for at, d in enumerate(self.digits) if d.src is None and d.dim not in self._whole]
         wanted = [at for at, digit in local if (digit.dst, digit.radix) == factor]
         fits = [at for at, d in local if d.dst is None and d.radix and d.radix % factor.size == 0]
         for at in [*wanted, *fits][:1]:
@@ -262,7 +263,7 @@ def _start_sum(pair: Pair, links: Links | None) -> Iterator[Route]:
         rest = Pair(source, alike or between)
         ways = [_finish_sum] if rest.reduces else AFTERWARDS
         yield from ((*route, split) for before in ways for route in before(rest, links))
-    if refinement is None and not change.reduced and source.mesh == target.mesh and not source.ragged:
+    if refinement is None and not change.reduced and source.mesh == target.mesh:
         # The sum split first, and nothing else done by that.
         with contextlib.suppress(LayoutError):
             first = replace(release_digits(source, change.started), partial=target.partial, reduction=target.reduction)
@@ -292,18 +293,20 @@ def _list_betweens(pair: Pair, change: PartialChange) -> Iterator[Layout]:
     # A layout falls away where sub-axes of the two layouts cannot coexist; the last one never does.
     for holders in (stay, leave):
         slots = [(d.dim, d.radix, holder, d.src is not None) for d, holder in zip(digits, holders, strict=True)]
+        whole = {at for at, dim in enumerate(left.dims) if dim.pieces is not None}
         with contextlib.suppress(LayoutError):
             for factor in started:
                 if factor.stride not in holders:
-                    _take_factor(slots, factor)
+                    _take_factor(slots, factor, whole)
             yield hold_digits(left, ((dim, radix, holder) for dim, radix, holder, _ in slots))
     yield left
 
 
-def _take_factor(slots: list[tuple[int, int, int | None, bool]], factor: Factor) -> None:
+def _take_factor(slots: list[tuple[int, int, int | None, bool]], factor: Factor, opaque: set[int]) -> None:
     """Lets a factor hold part of a local digit: one that it divides, or the first of a dim, whose rest is padded; of
     these one that does not move, if there is one. Slots are (dim, radix, holder, whether it is held in the source)."""
-    local = [(moves, at) for at, (_, radix, holder, moves) in enumerate(slots) if holder is None and radix]
+    slots_of = [(at, *slot) for at, slot in enumerate(slots) if slot[0] not in opaque]
+    local = [(moves, at) for at, _, radix, holder, moves in slots_of if holder is None and radix]
     whole = [(moves, at) for moves, at in local if slots[at][1] % factor.size == 0]
     firsts = [(moves, at) for moves, at in local if at == 0 or slots[at - 1][0] != slots[at][0]]
     padded = [(moves, at) for moves, at in firsts if slots[at][1] > factor.size]

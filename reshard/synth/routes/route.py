@@ -16,7 +16,7 @@ from functools import cached_property
 from reshard.geometry.refine import Refinement, partial_change, refine
 from reshard.geometry.remesh import one_set
 from reshard.plans.plan import StepSpec
-from reshard.types.layout import Digit, Layout, fit_digits
+from reshard.types.layout import Digit, Dim, Layout, fit_digits
 
 Route = tuple[StepSpec, ...]
 """Steps that are not checked yet."""
@@ -68,8 +68,8 @@ class Pair:
 def hold_digits(like: Layout, digits: Iterable[tuple[int, int, int | None]]) -> Layout:
     """The array of a layout with other digits, dim by dim, each (dim, radix, device stride that holds it or None).
 
-    A stride may span several axes of the mesh, of which each holds its part of the digit. Raises `LayoutError` where
-    sub-axes cannot coexist in one layout.
+    A stride may span several axes of the mesh, of which each holds its part of the digit. Dims in pieces keep them.
+    Raises `LayoutError` where sub-axes cannot coexist in one layout.
     """
     dims: list[list[Digit]] = [[] for _ in like.dims]
     for dim, radix, stride in digits:
@@ -77,5 +77,8 @@ def hold_digits(like: Layout, digits: Iterable[tuple[int, int, int | None]]) -> 
             dims[dim].append(Digit(radix, None))
         else:
             dims[dim] += [Digit(axis.size, axis) for axis in like.mesh.sub_axes(stride, radix)]
-    fitted = tuple(fit_digits(each, dim.size) for each, dim in zip(dims, like.dims, strict=True))
+    fitted = tuple(
+        fit_digits(each, dim.size) if dim.pieces is None else Dim(tuple(each), dim.size, dim.pieces)
+        for each, dim in zip(dims, like.dims, strict=True)
+    )
     return Layout(like.mesh, fitted, like.dtype, like.reduction, like.partial)
