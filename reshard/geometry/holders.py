@@ -111,7 +111,7 @@ class TileHolders:
             keys = keys[: len(layout.dims)]
         held = sorted((stride, stride * size) for key in keys for stride, size in key if size > 1)
         self._listed: dict[Tile, tuple[int, ...]] = {}
-        self.offsets: list[list[int]] | None = None
+        self.offsets: list[Sequence[int]] | None = None
         self.free: tuple[int, ...] = ()
         if not is_chain([1, *(end for span in held for end in span), mesh.size]):
             # The strides do not divide each other, so that no position is a sum: all of them are listed.
@@ -124,8 +124,10 @@ class TileHolders:
             return
         self.offsets = []
         for key in keys:
-            offsets = [0]
-            for stride, size in key:
+            # Where one axis holds a dim nothing is listed: a rank of thousands asks for the few tiles that it meets.
+            (first, count), *rest = key or ((1, 1),)
+            offsets: Sequence[int] = range(0, first * count, first)
+            for stride, size in rest:
                 offsets = [at + stride * value for at in offsets for value in range(size)]
             self.offsets.append(offsets)
         # The positions at coordinate 0 along all held spans: those between two spans take every value.

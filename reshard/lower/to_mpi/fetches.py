@@ -94,8 +94,10 @@ def _list_by_rank(
     seat, ranks = seat_of(source.mesh, rank, size), ranks_of_seats(source.mesh, size)
     if seat is None:
         return PeerTable.of_blocks(())
-    listing = list_served if given else list_fetches
-    return listing(source, target, seat, [nodes[at] for at in ranks]).rename_peers(ranks)
+    listing, near = list_served if given else list_fetches, nodes
+    if ranks != range(size):
+        near = [nodes[at] for at in ranks]
+    return listing(source, target, seat, near).rename_peers(ranks)
 
 
 def list_fetches(

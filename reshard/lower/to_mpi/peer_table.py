@@ -211,6 +211,7 @@ def list_positions(of: TileHolders, numbers: Sequence[Column], summand: Sequence
         rows = [of.of((*tile, *summand)) for tile in tiles]
         columns = [*itertools.zip_longest(*rows, fillvalue=-1)]
         return np.array(columns, np.int64).reshape(len(columns), len(rows)).T
-    columns = (*numbers, *(np.array(number) for number in summand))
-    offsets = (np.asarray(at, np.int64)[column] for at, column in zip(of.offsets, columns, strict=True))
-    return sum(offsets, np.zeros(1, np.int64))[:, None] + np.asarray(of.free, np.int64)
+    first = np.zeros(1, np.int64)
+    for at, column in zip(of.offsets, (*numbers, *(np.array(number) for number in summand)), strict=True):
+        first = first + (at.step * column if isinstance(at, range) else np.asarray(at, np.int64)[column])
+    return first[:, None] + np.asarray(of.free, np.int64)

@@ -11,6 +11,7 @@ A seat is a tile's number by ascending device id: what the functions here that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from reshard.geometry.remesh import one_set
@@ -39,13 +40,13 @@ def seats_by_position(mesh: Mesh) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def ranks_of_seats(mesh: Mesh, size: int) -> tuple[int, ...]:
+def ranks_of_seats(mesh: Mesh, size: int) -> Sequence[int]:
     """The rank of each seat in a communicator of `size`.
 
     >>> ranks_of_seats(Mesh({"x": 2}, device_ids=[7, 2]), 2), ranks_of_seats(Mesh({"x": 2}, device_ids=[7, 2]), 8)
-    ((0, 1), (2, 7))
+    (range(0, 2), (2, 7))
     """
-    return tuple(range(size)) if mesh.size == size else devices_by_id(mesh)
+    return range(size) if mesh.size == size else devices_by_id(mesh)
 
 
 def seat_of(mesh: Mesh, rank: int, size: int) -> int | None:
