@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
 from reshard.geometry.remesh import one_set
-from reshard.lower.to_mpi import device_of, seat_of
+from reshard.lower.to_mpi import device_of, devices_by_id, seat_of
+from reshard.mpi.sparse_rows import SparseRows, count_nonzeros, is_sparse, lay_arrays, share_rows
 from reshard.mpi.tile_checks import (
     check_filled,
     check_given_tile,
@@ -39,7 +40,7 @@ from reshard.plans.plan import Plan
 from reshard.plans.plan_data import MOST_DEPTH, spell_key
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_tiles import numpy_dtype
-from reshard.runtime.on_mpi.collective import ReadyCall, run_together
+from reshard.runtime.on_mpi.collective import ReadyCall, gather_contents, run_together
 from reshard.runtime.on_mpi.copies.strided_copy import copy_view, view_as_words
 from reshard.runtime.on_mpi.global_array import add_sums, sum_tile
 from reshard.runtime.on_mpi.gpu.cuda_arrays import GpuArray, check_makes, describe_array, is_on_gpu, is_writable
@@ -200,6 +201,11 @@ def redistribute(
     `reshard.plan_tree`: moves may read one array, and fill parts of one. `tile` then has the arrays that are read,
     `out` and the result, a dict, those that are filled. An array that equal moves make under two names is one.
 
+    A sparse matrix of this rank's rows (scipy's CSR, jax's BCSR and BCOO, or any class with `indptr`, `indices` and
+    `data` that is made of these) gives one of the target's rows, where both layouts split dim 0 alone. Its three arrays
+    move in one plan: nonzeros and counts of rows that a rank lacks, nothing else. A rank that has no rows gives a
+    matrix of 0 rows, not None, and gets one. `donate`, `out`, `have` and the like are not for it.
+
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
     through host memory, where the budget counts its copies, or directly between GPUs, see docs/mpi.md.
@@ -317,6 +323,8 @@ class MoveArguments(NamedTuple):
     def run(self) -> Any:
         """What the caller gets: each rank prepares its part, all agree, and all move."""
         comm = self.comm
+        if is_sparse(self.tiles) and not self.handle:
+            return self._run_sparse()
         if not isinstance(comm, MPI.Intercomm):
             return run_together(comm, self.limit, self._prepare)
         groups, giving = groups_of(comm, limit_or_usual(self.limit)), list[int]()
@@ -332,6 +340,46 @@ class MoveArguments(NamedTuple):
             return self._seated(groups, groups.one_giving(giving))._prepare(team)
 
         return run_together(groups.comm, self.limit, prepare, ahead)
+
+    def _run_sparse(self) -> Any:
+        """This rank's rows of a sparse matrix: its counts, columns and values move as one tree."""
+        free = (
+            "tiles",
+            "source",
+            "target",
+            "comm",
+            "limit",
+            "budget",
+            "network",
+            "memory",
+            "padded",
+            "version",
+            "verify",
+        )
+        usual = MoveArguments(*[None] * 4)._asdict()  # pyright: ignore[reportArgumentType]
+        wrong = [name for name in usual if name not in free and getattr(self, name) is not usual[name]]
+
+        def prepare(team: Team) -> ReadyCall:
+            if wrong:
+                raise PlanError(
+                    f"{', '.join(wrong)}: not for a sparse matrix, whose arrays are made anew; leave it out"
+                )
+            source, target = check_layout(self.source, "source"), check_layout(self.target, "target")
+            shared, seat = share_rows(source, target), seat_of(source.mesh, team.rank, team.size)
+            check_seats(source, target, team.size)
+            device = None if seat is None else devices_by_id(source.mesh)[seat]
+            count = 0 if device is None else source.tile_shape_of(device)[0]
+            rows = SparseRows.read(self.tiles, (count, source.shape[1]))
+            told = count_nonzeros(rows, shared.of_rank(source, team.rank, team.size), shared)
+
+            def run(team: Team, watch: Watch) -> Any:
+                before, after = lay_arrays(source, target, shared, gather_contents(team, watch, told))
+                return rows, rows.list_tiles(before, device), before, after
+
+            return ReadyCall(f"rows of a {rows.kind.__name__}, {source!r} -> {target!r}", NOWHERE, run)
+
+        rows, tiles, before, after = run_together(cast("Any", self.comm), self.limit, prepare)
+        return rows.rebuild(self._replace(tiles=tiles, source=before, target=after, padded=False).run())
 
     def run_again(self, prepared: PreparedMove) -> Any:
         """What the caller gets, by what was agreed on in an earlier call; all make the call anew if some rank defers.

@@ -291,15 +291,26 @@ class Layout:
         return cls(mesh, tuple(dim(*each) for each in dims), dtypes.canonical(dtype))
 
     @classmethod
-    def from_owners(cls, owners: object, mesh: Mesh, shape: Sequence[int], dtype: object, dim: int = 0) -> Layout:
+    def from_owners(
+        cls,
+        owners: object,
+        mesh: Mesh,
+        shape: Sequence[int],
+        dtype: object,
+        dim: int = 0,
+        axes: Sequence[str] | None = None,
+    ) -> Layout:
         """Each index of a dim on the device at the position that `owners` has for it; other dims are not split.
 
-        `owners` is a list, or anything with the buffer protocol, such as a numpy array of ints.
+        `owners` is a list, or anything with the buffer protocol, such as a numpy array of ints. With `axes`, they are
+        positions along these, major to minor, and the array is replicated along the others.
 
         >>> print(Layout.from_owners([0, 0, 2, 2, 0], Mesh(x=3), (5, 8), "float32"))
         f32[{x}(2@0,2@2,1@0), 8]
         """
-        return cls._in_pieces(Pieces.from_owners(owners, checked_mesh(mesh).size), mesh, shape, dtype, dim)
+        names = tuple(checked_mesh(mesh).axes) if axes is None else _listed_axes(axes, "axes")
+        count = math.prod(mesh.sub_axis(name).size for name in names)
+        return cls._in_pieces(Pieces.from_owners(owners, count), mesh, shape, dtype, dim, names)
 
     @classmethod
     def from_sizes(
@@ -361,11 +372,7 @@ class Layout:
         >>> print(Layout.from_csr([0, 3, 3, 4, 9], rows), Layout.from_csr([0, 3, 3, 4, 9], rows, "s32"))
         f32[{x}(3,6)] s32[{x}(3,6)]
         """
-        if not isinstance(rows, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise LayoutError(f"{quoted(rows)} is a {type(rows).__name__}, not a Layout: give that of a matrix by rows")
-        if len(rows.dims) != 2 or rows.dims[1].tile != rows.shape[1] or rows.partial:
-            raise LayoutError(f"{rows}: give a layout of two dims, of which dim 0 alone is split, as a matrix by rows")
-        offsets, dim = read_offsets(indptr, "indptr"), rows.dims[0]
+        offsets, dim = read_offsets(indptr, "indptr"), checked_rows(rows)
         if len(offsets) != dim.size + 1:
             raise LayoutError(
                 f"indptr has {len(offsets)} offsets for {dim.size} rows, those of {rows}; give one more than rows "
@@ -373,10 +380,7 @@ class Layout:
             )
         table = tabulate_pieces(dim)
         lengths = [offsets[start + n] - offsets[start] for start, n in zip(table.starts, table.lengths, strict=True)]
-        pieces = Pieces(lengths, table.numbers, table.count)
-        held = [digit for digit in dim.digits if digit.axis is not None]
-        nonzeros = Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
-        return cls(rows.mesh, (nonzeros,), dtypes.canonical(rows.dtype if dtype is None else dtype))
+        return lay_nonzeros(rows, Pieces(lengths, table.numbers, table.count), dtype)
 
     @classmethod
     def _in_pieces(
@@ -526,6 +530,22 @@ def checked_mesh(mesh: object) -> Mesh:
         kind = "jax mesh" if hasattr(mesh, "axis_names") else type(mesh).__name__
         raise MeshError(f"{quoted(mesh)} is a {kind}, not a reshard.Mesh; give Mesh(x=4, y=2), or Mesh(jax_mesh)")
     return mesh
+
+
+def checked_rows(rows: object) -> Dim:
+    """Dim 0 of a layout of a matrix whose rows alone are split; raises `LayoutError` for anything else."""
+    if not isinstance(rows, Layout):
+        raise LayoutError(f"{quoted(rows)} is a {type(rows).__name__}, not a Layout: give that of a matrix by rows")
+    if len(rows.dims) != 2 or rows.dims[1].tile != rows.shape[1] or rows.partial:
+        raise LayoutError(f"{rows}: give a layout of two dims, of which dim 0 alone is split, as a matrix by rows")
+    return rows.dims[0]
+
+
+def lay_nonzeros(rows: Layout, pieces: Pieces, dtype: object = None) -> Layout:
+    """A layout of one dim in these pieces, held by the axes that hold the rows of a matrix."""
+    held = [digit for digit in rows.dims[0].digits if digit.axis is not None]
+    dim = Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
+    return Layout(rows.mesh, (dim,), dtypes.canonical(rows.dtype if dtype is None else dtype))
 
 
 def refuse_pieces(layout: Layout, what: str) -> None:

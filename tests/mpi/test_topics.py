@@ -36,6 +36,8 @@ FAST = {
         "cases.moves_sampled",
         "cases.streamed",
         "pieces.sampled",
+        "sparse.moves",
+        "sparse.mistakes",
         "by_node.joined",
         "again.moves",
         "strides.sampled",
@@ -58,7 +60,7 @@ def test_topics_one_after_another(ranks: int, tmp_path: Path):
 MISTAKES = ("planning", "arguments", "threads", "sums", "meetings", "skipped", "no_memory")
 SLOW = [
     (1, ["cases.moves", "on_gpus.moves", "arrays.making", "arrays.functions", "arrays.unpadded", "arrays.saving"]),
-    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "again.moves", "ragged.arrays"]),
+    (2, ["cases.moves", "crossing.moves_sampled", "on_gpus.moves", "again.moves", "ragged.arrays", "sparse.of_jax"]),
     (
         3,
         ["cases.moves", "calls.measurements", "calls.teams", "calls.moves", *(f"mistakes.{name}" for name in MISTAKES)],

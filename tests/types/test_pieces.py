@@ -122,6 +122,14 @@ def test_numpy_counts_tables_as_the_standard_library_does(monkeypatch: pytest.Mo
         Pieces.from_owners(np.full(9, 1 << 63, np.uint64), 2)
 
 
+def test_owners_along_some_axes():
+    one = Layout.from_owners([3, 0, 0, 2], MESH, (4, 7), "f32", axes=["x"])
+    assert one == parse("f32[{x}(1@3,2@0,1@2), 7]")
+    assert Layout.from_owners([3, 0], MESH, (2,), "f32", axes=["y", "x"]) == parse("f32[{y}{x}(1@3,1@0)]")
+    with pytest.raises(LayoutError, match="exact cover"):
+        Layout.from_owners([4], MESH, (1,), "f32", axes=["x"])
+
+
 def test_sizes_along_some_axes():
     layout = Layout.from_sizes(np.array([1, 9]), MESH, (4, 10), "f32", dim=-1, axes=["y"])
     assert str(layout) == "f32[4, {y}(1,9)]"
