@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
 from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import devices_by_id, rank_of_devices, seat_of
+from reshard.mpi.sparse_rows import is_sparse
 from reshard.runtime import Account
 from reshard.runtime.numpy_tiles import (
     as_array,
@@ -101,6 +102,11 @@ def check_given_tile(tile: Any, layout: Layout, seat: int, budget: object = None
         raise TileError(
             f"the tile is None, but {layout} on {layout.mesh!r} has one here (device {device}); give an array of shape "
             f"{layout.tile_shape}"
+        )
+    if is_sparse(tile):
+        raise TileError(
+            f"the tile is a {type(tile).__name__}, which `redistribute` moves by rows in a call of its own; make it or "
+            f"give a dense array of shape {layout.tile_shape}"
         )
     given = as_array(device, tile, layout.tile_shape, layout.tile_shape_of(device))
     array = with_padding(layout, device, in_native_order(given))

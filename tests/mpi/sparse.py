@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, TileError
-from reshard.mpi import redistribute
+from reshard.mpi import prepare, redistribute
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -94,6 +94,10 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
     columns = Layout.from_spec(mesh, (ROWS, WIDTH), "float64", [[], ["x"]])
     yield "columns split", lambda: refused(LayoutError, "dim 0 alone", target=columns)
     yield "two shapes", lambda: refused(LayoutError, "global shape", target=Layout.parse("f64[9, 6]", mesh))
+    tree = {"a": own}
+    yield "in a tree", lambda: refused(TileError, "a call of its own", tree, source)
+    handle = prepare(source, target, comm)
+    yield "by a handle", lambda: check_refused(comm, TileError, lambda: handle(own), "a call of its own")
     yield "no layout", lambda: refused(LayoutError, "is a str", source="f64[9, 5]")
 
 
