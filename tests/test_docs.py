@@ -286,8 +286,9 @@ def test_every_invariant_has_its_bullet_and_a_refused_example():
 
 def cheat_sheet() -> list[list[str]]:
     """Per row the texts in JAX's, Shardy's and HLO's notation, DTensor's placements, and ours; "" if none."""
-    text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("## Cheat sheet\n")[2]
-    rows = [line.strip("|").split("|")[1:] for line in text.splitlines() if line.startswith("|")]
+    text = (ROOT / "docs" / "cheat-sheet.md").read_text(encoding="utf-8").partition("## One layout in every")[2]
+    table = text.partition("\n## ")[0].splitlines()
+    rows = [line.strip("|").split("|")[1:] for line in table if line.startswith("|")]
     return [[(re.findall(r"`(.*?)`", cell) or [""])[0] for cell in row] for row in rows[2:]]
 
 
