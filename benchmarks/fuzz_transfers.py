@@ -139,7 +139,7 @@ def _is_malformed(each: Descriptor) -> bool:
     sides = each.source_strides, each.target_strides
     reach = max(sum(max(0, n - 1) * abs(s) for n, s in zip(each.extents, side, strict=True)) for side in sides)
     least, most = min(*each[:4], *each.extents, each.step), max(*each[:4], reach)
-    return least < 0 or most >= 2**62 or each.elements > MOST_ELEMENTS
+    return least < 0 or most > 2**62 or each.elements > MOST_ELEMENTS
 
 
 def _find_outside(turn: Sequence[tuple[int, Descriptor]], room: dict[int, int], ends: dict[int, int]) -> Wrong | None:

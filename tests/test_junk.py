@@ -7,6 +7,7 @@ wait for memory or time that no machine has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from reshard.geometry import detect
 from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.step_mode import StepMode
 from reshard.proofs import fewest, instance
-from reshard.types import Digit, Dim, SubAxis
+from reshard.types import Digit, Dim, Pieces, SubAxis
 from reshard.types.units import parse_bytes, parse_shape
 
 MESH = rs.Mesh(x=4, y=2)
@@ -49,6 +50,21 @@ class Named:
     """As an xarray.DataArray."""
 
     dims, shape, dtype = ("t", "s"), (16, 8), "float32"
+
+
+@dataclass
+class RaggedShard:
+    """As FlexShard's."""
+
+    dims: Any
+    local_units: Any
+
+
+@dataclass
+class Owned:
+    """As FlexShard's."""
+
+    owner_rank: Any
 
 
 class NoRepr:
@@ -134,6 +150,19 @@ ENTRIES = {
     "from_dtensor": Entry(
         lambda p, m, s, d, n: rs.Layout.from_dtensor(p, m, s, d, names=n), (["S(0)"], (4,), (16,), "f32", ["x"])
     ),
+    "from_owners": Entry(rs.Layout.from_owners, ([0, 0, 7, 2], MESH, (4, 8), "f32", 0)),
+    "from_sizes": Entry(rs.Layout.from_sizes, ([3, 5, 0, 2], MESH, (10, 8), "f32", 0, ["x"])),
+    "from_ranges": Entry(rs.Layout.from_ranges, ([0, 3, 8, 8, 10], MESH, (10, 8), "f32", 0, ["x"])),
+    "from_chunks": Entry(rs.Layout.from_chunks, (((3, 5, 0, 2), (8,)), MESH, "f32", ["x", None])),
+    "chunks of a dim": Entry(lambda c, a: rs.Layout.from_chunks((c, (8,)), MESH, "f32", [a, None]), ((1, 7), "y")),
+    "from_csr": Entry(rs.Layout.from_csr, (range(17), HERE, "f32")),
+    "Pieces": Entry(Pieces, ([3, 2, 5], [0, 2, 0], 3)),
+    "Pieces of a dim": Entry(lambda p: a_layout((Dim((Digit(4, MESH.sub_axis("x")), Digit(1, None)), 4, p),)), (None,)),
+    "tile_shape_of": Entry(HERE.tile_shape_of, (1,)),
+    "RaggedShard": Entry(
+        lambda dims, units: rs.Layout.from_dtensor([RaggedShard(dims, units)], (2,), (9,), "f32"), ((0,), (1, 2))
+    ),
+    "Owned": Entry(lambda owner: rs.Layout.from_dtensor([Owned(owner)], (2,), (9,), "f32"), (1,)),
     "from_scalapack": Entry(
         lambda d, g, t, o: rs.Layout.from_scalapack(d, g, t, order=o),
         ([1, 0, 100, 100, 8, 8, 0, 0, 50], (2, 2), "f32", "R"),

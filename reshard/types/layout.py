@@ -361,7 +361,9 @@ class Layout:
         names = _axes_of_dims(axes, "axes")
         if len(names) != len(tables):
             raise LayoutError(f"chunks of {len(tables)} dims, axes of {len(names)}: give the axes of each, or None")
-        dims = [_held_dim(checked_mesh(mesh), held, pieces) for held, pieces in zip(names, tables, strict=True)]
+        # A dim that no axis holds is whole on each device, whatever its chunks.
+        tables = [each if held else Pieces([each.size], [0], 1) for each, held in zip(tables, names, strict=True)]
+        dims = [_held_dim(mesh, held, pieces) for held, pieces in zip(names, tables, strict=True)]
         return cls(mesh, tuple(dims), dtypes.canonical(dtype))
 
     @classmethod
@@ -392,12 +394,12 @@ class Layout:
         dim: object,
         axes: Sequence[str] | None = None,
     ) -> Layout:
-        sizes, names = checked_shape(shape), tuple(checked_mesh(mesh).axes) if axes is None else axes
+        sizes, names = checked_shape(shape), checked_mesh(mesh).axes if axes is None else _listed_axes(axes, "axes")
         at = whole(dim, -len(sizes), len(sizes) - 1)
         if at is None:
             raise LayoutError(f"dim {quoted(dim)} of global shape {quoted(sizes)}: give the number of a dim")
         dims = [Dim((Digit(size, None),), size) for size in sizes]
-        dims[at] = _held_dim(mesh, _listed_axes(names, "axes"), pieces)._replace(size=sizes[at])
+        dims[at] = _held_dim(mesh, [*names], pieces)._replace(size=sizes[at])
         return cls(mesh, tuple(dims), dtypes.canonical(dtype))
 
     def to_jax(self, jax_mesh: Any) -> Any:
@@ -558,10 +560,8 @@ def refuse_pieces(layout: Layout, what: str) -> None:
 
 
 def _held_dim(mesh: Mesh, names: Sequence[str], pieces: Pieces) -> Dim:
-    """A dim in pieces along some axes, major to minor; whole if there are none."""
-    if not names:
-        return Dim((Digit(pieces.size, None),), pieces.size)
-    held = [Digit(axis.size, axis) for axis in map(mesh.sub_axis, names)]
+    """A dim in pieces along some axes, major to minor."""
+    held = [Digit(axis.size, axis) for axis in map(checked_mesh(mesh).sub_axis, names)]
     return Dim((*held, Digit(pieces.largest, None)), pieces.size, pieces)
 
 

@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import LayoutError, quoted
-from reshard.types.whole import MOST, whole
+from reshard.types.whole import MOST, MOST_DEVICES, whole
 
 _SHOWN = 8
 """The runs that an error or a picture shows of a long list."""
@@ -331,10 +331,12 @@ def read_table(given: Any, what: str) -> array[int]:
     >>> read_table(range(3), "sizes"), read_table(bytes([1, 2]), "sizes")
     (array('q', [0, 1, 2]), array('q', [1, 2]))
     """
-    if isinstance(given, array) and given.typecode == "q":
-        return cast("array[int]", given)
     table = array("q")
     try:
+        if isinstance(given, array) and given.typecode == "q":
+            return cast("array[int]", given)[:]  # Whoever gave it may write to it later.
+        if isinstance(given, range) and len(given) > MOST_DEVICES:
+            raise OverflowError  # A range takes no memory until it is listed.
         if not isinstance(given, range | list | tuple | array):
             view: Any = memoryview(given)
             if view.ndim != 1 or view.format.lstrip("@=<") not in tuple("bBhHiIlLqQ"):

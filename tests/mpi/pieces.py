@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +47,7 @@ def check_seed(comm: MPI.Intracomm, team: Team, seed: int, nodes: int) -> None:
     try:
         if way == "any" and not across:
             options = any_options(choose, source.layout, target.layout)
-            check_move(comm, team, source.layout, target.layout, replace(options, shared=False))
+            check_move(comm, team, source.layout, target.layout, options)
         else:
             _check_way(comm, way, source, target)
     except Exception as error:

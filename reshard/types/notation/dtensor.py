@@ -135,22 +135,23 @@ def read_placements(placements: Sequence[Any], mesh_shape: Sequence[int], shape:
     reductions: set[str] = set()
     for axis, given in enumerate(each):
         name, dim, split, op, units, merged = _read_placement(given)
+        shown = quoted(given)
         if name == "Partial":
             if op not in REDUCTIONS:
-                raise LayoutError(f"placement {given}: its reduction is {op!r}; use one of {', '.join(REDUCTIONS)}")
+                raise LayoutError(f"placement {shown}: its reduction is {op!r}; use one of {', '.join(REDUCTIONS)}")
             partial.append(axis)
             reductions.add(REDUCTIONS[op])
         elif name != "Replicate":
             if not -len(shape) <= dim < len(shape) or merged > len(shape):
-                raise LayoutError(f"placement {given}: the array has {len(shape)} dims")
+                raise LayoutError(f"placement {shown}: the array has {len(shape)} dims")
             if any(splits[1:merged]):
-                raise LayoutError(f"placement {given}: a dim that it merges into dim 0 is split; split dim 0 alone")
+                raise LayoutError(f"placement {shown}: a dim that it merges into dim 0 is split; split dim 0 alone")
             count = mesh_shape[axis]
             if isinstance(units, int):
-                units = tuple(int(at == units) for at in range(max(count, units + 1)))
+                units = tuple(int(at == units) for at in range(count))
             if units is not None and (len(units) != count or not sum(units)):
                 raise LayoutError(
-                    f"placement {given}: its mesh dim has {count} devices; give the units of each, or one of them"
+                    f"placement {shown}: its mesh dim has {count} devices; give the units of each, or one of them"
                 )
             splits[dim].append((split, axis, units))
     if len(reductions) > 1:
@@ -195,7 +196,7 @@ def _read_placement(given: Any) -> _Placement:
 
 
 def _read_units(dims: Sequence[Any], units: Sequence[Any], given: Any) -> _Placement:
-    if not dims or [*dims] != [*range(len(dims))]:
+    if not dims or [whole(dim) for dim in dims] != [*range(len(dims))]:
         raise LayoutError(f"placement {quoted(given)}: its dims are the first ones, such as (0,) or (0, 1)")
     each = tuple(_read_int(unit, given, 0) for unit in units)
     return _Placement("RaggedShard", units=each, merged=len(dims))
@@ -203,7 +204,7 @@ def _read_units(dims: Sequence[Any], units: Sequence[Any], given: Any) -> _Place
 
 def _read_int(number: object, given: Any, least: int | None = None) -> int:
     """A dim, which may count from the end, a split factor of at least 1, or units of at least 0."""
-    if isinstance(number, str):
+    if isinstance(number, str) and re.fullmatch(r"-?\d+", number, re.ASCII):
         size = written(number.removeprefix("-"))
         number = size if size is None or not number.startswith("-") else -size
     checked = whole(number, -MOST if least is None else least)
