@@ -27,7 +27,7 @@ from reshard.plans.plan_data import flatten_tree
 from reshard.synth import Network
 from reshard.synth.options import read_budget, read_network
 from reshard.synth.reading import ReadOptions, plan_reading
-from reshard.types.layout import Layout, refuse_pieces
+from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.stored import Checkpoint, StoredFile
 from reshard.types.whole import whole
@@ -182,8 +182,6 @@ def _name_asked(
         given = (stored.shape, stored.dtype)
         plain = isinstance(leaf, Layout)
         wanted = leaf if plain else cast(Move, leaf).source
-        for end in (wanted, wanted if plain else cast(Move, leaf).target):
-            refuse_pieces(end, f"{quoted(name)} as it is loaded")
         if (wanted.shape, wanted.dtype) != given or wanted.partial:
             what = "the target" if plain else "the move's source"
             advice = "; a Move with cast=True casts" if plain and wanted.shape == stored.shape else ""

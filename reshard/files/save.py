@@ -45,7 +45,7 @@ from reshard.runtime.on_files.writing import (
 from reshard.synth import plan as plan_move
 from reshard.synth.reading import ReadOptions, choose_as_read
 from reshard.types.dtypes import canonical
-from reshard.types.layout import Layout, refuse_pieces
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.move import Move
 from reshard.types.stored import Stored
@@ -213,7 +213,6 @@ def _read_request(path: str | PathLike[str], held: HeldArrays, options: _Options
             made = made.target
         elif made.shape != layout.shape or made.partial:
             raise LayoutError(f"as_layouts has {made} for {quoted(name)}, which is {layout}; give one of its shape")
-        refuse_pieces(made, f"{quoted(name)} as it is saved")
         cut = tuple(chunks[name]) if name in chunks else made.tile_shape
         if len(cut) != len(made.shape) or not all(type(size) is int and size > 0 for size in cut if name in chunks):
             raise FileError(f"chunks of {quoted(name)} are {quoted(cut)}; give {len(made.shape)} sizes of at least 1")
@@ -398,7 +397,6 @@ def hold_arrays(tree: Tree, layouts: Any, comm: Any, processes: Processes) -> He
             layout, tiles, process_of = _tiles_of_leaf(name, leaf, layout)
         if layout.partial:
             raise LayoutError(f"tensor {quoted(name)} is {layout}, a sum; finish it before it is saved")
-        refuse_pieces(layout, f"{quoted(name)} as it is saved")
         held.layouts[name] = layout
         held.tiles[name] = {device: with_padding(layout, device, tile) for device, tile in tiles.items()}
         if held.process_of is not None:

@@ -27,9 +27,9 @@ def make_arrays(dtypes: Mapping[str, Any] | None = None, extra: int = 0) -> dict
 
 
 def make_layouts(arrays: Mapping[str, np.ndarray], devices: int = 4) -> dict[str, rs.Layout]:
-    """Tiles of two dims, uneven ones, block-cyclic ones, replicas, and an array on one device alone."""
+    """Tiles of two dims, uneven ones, block-cyclic ones, replicas, rows by owner, and an array on one device alone."""
     mesh = rs.Mesh(x=2, y=devices // 2)
-    texts = {"embed": "[{x}12, {y}5]", "layers.w": "[{y}5/9, 4, {x}3/5]", "norm": "[2{x}4]", "scale": "[]"}
+    texts = {"embed": "[{x}(9@1,11@0,4@1), {y}5]", "layers.w": "[{y}5/9, 4, {x}3/5]", "norm": "[2{x}4]", "scale": "[]"}
     made = {name: rs.Layout.parse(f"{arrays[name].dtype}{text}", mesh) for name, text in texts.items()}
     alone = rs.Mesh({"one": 1}, device_ids=[devices - 1])
     return made | {"half": rs.Layout.parse("bf16[12, 6]", alone)}

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import reshard as rs
-from reshard.errors import ChecksumError, FileError, LayoutError, MissingTensorError, PlanError
+from reshard.errors import ChecksumError, FileError, MissingTensorError, PlanError
 from reshard.lower.to_files.file_reads import list_file_reads, list_spans
 from reshard.runtime.on_files import engine, result_memory
 from reshard.runtime.on_files.engine import CheckpointReader, ReadCounts, read_tiles
@@ -233,8 +233,6 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_read(tmp_path: Path):
         rs.files.load(path, {"w": layout}, missing="some", counts=counts)  # pyright: ignore[reportArgumentType]
     with pytest.raises(PlanError, match="leave out devices="):
         rs.files.load(path, {"w": layout}, comm=object(), devices=[0, 1], counts=counts)
-    with pytest.raises(LayoutError, match="pieces of any size"):
-        rs.files.load(path, {"w": rs.Layout.parse("f32[{x}(1,3), 4]", rs.Mesh(x=2))}, counts=counts)
     assert counts == ReadCounts()
 
 

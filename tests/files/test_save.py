@@ -179,13 +179,6 @@ def test_what_does_not_fit_is_refused_before_a_file_is_made(tmp_path: Path):
             LayoutError,
             "sum",
         ),
-        (
-            {"w": {0: np.zeros(3), 1: np.zeros(3)}},
-            {"w": rs.Layout.parse("f64[{x}(1,3)]", mesh)},
-            {},
-            LayoutError,
-            "pieces of any size",
-        ),
         ({3: np.zeros(4)}, None, {}, FileError, "names are text"),
         ({"w": np.zeros(4, "complex128")}, None, {}, FileError, "complex128"),
     ]

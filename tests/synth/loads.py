@@ -14,6 +14,7 @@ import numpy as np
 import reshard as rs
 from reshard.plans.load_plan import LoadPlan, Reading
 from reshard.synth.reading import ReadOptions
+from reshard.types import Digit, Dim, Pieces
 from reshard.types.meaning import meaning
 from reshard.types.stored import ChunkGrid, Stored, StoredPiece
 
@@ -39,7 +40,7 @@ def fill(stored: Mapping[str, Stored]) -> dict[str, np.ndarray]:
 
 def part_of(layout: rs.Layout, whole: np.ndarray, device: int) -> np.ndarray:
     """The tile of a device, padding as zeros."""
-    padded = np.zeros(layout.padded_shape, whole.dtype)
+    padded = np.zeros([dim.size + dim.padded for dim in layout.dims], whole.dtype)
     padded[tuple(slice(0, size) for size in whole.shape)] = whole
     return padded[np.ix_(*meaning(layout, device))] if layout.dims else padded.copy()
 
@@ -206,4 +207,16 @@ def draw_problem(rng: random.Random) -> Problem:
     owner = rng.choice([None, None, *owners])
     process_of = None if owner is None else {device: owner(device) for device in devices}
     options = ReadOptions(rng.choice([1, 16, 64, 256, 1 << 20]), rng.choice([None, None, 64, 200, 1000]))
+    # Rows of any target may belong to devices by a table, or in intervals of any length.
+    for name, move in moves.items():
+        held = [at for at, dim in enumerate(move.target.dims) if dim.digits and dim.digits[0].axis is not None]
+        if name not in fills and held and rng.random() < 0.3:
+            dims, at = [*move.target.dims], rng.choice(held)
+            count = math.prod(digit.radix for digit in dims[at].digits if digit.axis is not None)
+            owner = [rng.randrange(count) for _ in range(dims[at].size)]
+            pieces = Pieces.from_owners(owner if rng.random() < 0.5 else sorted(owner), count)
+            local = Digit(pieces.largest, None)
+            dims[at] = Dim((*(d for d in dims[at].digits if d.axis is not None), local), dims[at].size, pieces)
+            goal = rs.Layout(mesh, tuple(dims), move.target.dtype)
+            moves[name] = rs.Move(move.source, goal, move.view, cast=move.cast)
     return Problem(stored, moves, {}, fills, process_of, options)

@@ -84,6 +84,30 @@ def test_received_is_that_of_the_best_order_of_axes():
         assert {*plan.read_bytes.values()} == {512 * 512 * 4 // 8}
 
 
+def test_pieces_of_any_size_are_read_by_their_owners():
+    """Long runs, straight into tiles; short ones by even shares that move, and coded chunks whole."""
+    mesh, flat, chunk = rs.Mesh(x=4), store("w", (64, 256)), 4 * 4 * 256
+    grid = Stored("w", "float32", (64, 256), ChunkGrid((64, 256), (4, 256), chunk), (4, 256))
+
+    def read(stored: Stored, rows: str, size: int = 1024) -> tuple[LoadPlan, rs.Layout]:
+        goal = rs.Layout.parse(f"f32[{{x}}{rows}, 256]", mesh)
+        move = rs.Move(stored.as_stored, goal)
+        plan = plan_reading({"w": stored}, {"w": move}, {}, {}, None, ReadOptions(size))
+        check_load(plan, {"w": move}, {}, {}, {"w": stored})
+        assert sum(plan.read_bytes.values()) == flat.nbytes
+        return plan, goal
+
+    for stored in (flat, grid):
+        for rows in ("(12,40,0,12)", "(12@3,40@0,12@1)"):
+            plan, goal = read(stored, rows)
+            assert [each.layout.dims for each in plan.waves[0].readings] == [goal.dims]
+            assert plan.received_bytes == 0 and plan.waves[0].direct
+    alternating = f"({','.join(f'1@{row % 3}' for row in range(63))},1@3)"
+    for plan, goal in (read(flat, alternating, 1 << 20), read(grid, "(13,39,0,12)")):
+        assert [each.layout.ragged for each in plan.waves[0].readings] == [False]
+        assert plan.received_bytes <= 1.1 * goal.tile_bytes
+
+
 def test_small_tensors_take_one_launch():
     stored = {f"n{at}": store(f"n{at}", (64 + at,), at=4 * (64 * at + at * (at - 1) // 2)) for at in range(50)}
     mesh = rs.Mesh(x=8)

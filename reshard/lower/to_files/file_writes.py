@@ -154,6 +154,8 @@ def count_run_bytes(layout: Layout) -> int:
     elements = 1
     for dim in reversed(layout.dims):
         if any(digit.axis is not None for digit in dim.digits):
+            if dim.pieces is not None:  # Runs of any length, of which some are short: as they are in the mean.
+                return dtypes.nbytes(elements * dim.size // max(1, len(dim.pieces.lengths)), layout.dtype)
             # Its last local digit is what lies together.
             last = dim.digits[-1]
             return dtypes.nbytes(elements * (1 if last.axis is not None else last.radix), layout.dtype)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from reshard.geometry.view_layouts import invert_view, split_over_atoms
 from reshard.plans.rules.bounds import lower_bound
 from reshard.types import dtypes
-from reshard.types.dims import Digit, Dim, fit_digits
+from reshard.types.dims import Digit, Dim, fit_digits, tabulate_pieces
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.move import Move
@@ -135,7 +135,7 @@ def place_readers(
 ) -> PlacedReaders:
     """What `choose_as_read` chooses, for readers that are known."""
     mesh, own = move.target.mesh, list_own_axes(move)
-    sparse = any(dim.padded - dim.size >= dim.tile > 0 for dim in move.target.dims)
+    sparse = any(dim.padded - dim.size >= dim.tile > 0 and dim.pieces is None for dim in move.target.dims)
     idle = list_idle_axes(mesh, own)
     what = CuttableArray(stored.shape, stored.dtype, list_units(stored), mesh, own, idle, sparse)
     processes = None if readers.process_of is None else {readers.process_of[device] for device in mesh.devices}
@@ -174,6 +174,9 @@ def place_readers(
     needed = dtypes.nbytes(math.prod(move.target.tile_shape), what.dtype)
     least = min(cost for cost, _ in priced.values()) + needed
     left = [(cost, place(axes, *rest)) for axes, (cost, rest) in priced.items() if cost <= least]
+    as_owned = _place_by_owner(stored, move, what, readers)
+    if as_owned is not None and (most is None or as_owned.processes <= most):  # First of equals: it moves nothing.
+        left.insert(0, (needed + as_owned.runs * options.read_size, as_owned))
     if len(left) == 1:
         return left[0][1]
     view = None if move.view.plain else move.view
@@ -185,6 +188,26 @@ def place_readers(
         return lower_bound(there, move.target, view)
 
     return min(left, key=lambda each: each[0] + count_received(each[1]))[1]
+
+
+def _place_by_owner(stored: Stored, move: Move, what: CuttableArray, readers: Readers) -> PlacedReaders | None:
+    """A target in pieces of any size read as it is, each part by one of those who need it; None if no such part can be,
+    since a coded chunk would be in two of them.
+    """
+    if not (move.target.ragged and move.view.plain):
+        return None
+    dims, coded = move.target.dims, any(unit > 1 for unit in what.units)
+    for dim, unit in zip(dims, what.units, strict=True):
+        if unit > 1 and any(start % unit for start in tabulate_pieces(dim).starts):
+            return None
+    dropped = tuple(axis for axis in what.idle if not readers.is_inside(what.mesh, axis))
+    processes = math.prod(axis.size for axes in what.own for axis in axes if not readers.is_inside(what.mesh, axis))
+    # The last dim that is split decides how long a run is; a chunk, or a stored piece, is read once.
+    last = max(at for at, axes in enumerate(what.own) if axes)
+    most = max(Counter(tabulate_pieces(dims[last]).numbers).values())
+    runs = 1 if coded else math.prod(dim.tile for dim in dims[:last]) * most
+    placed = Layout(what.mesh, dims, what.dtype)
+    return PlacedReaders(placed, dropped, processes, max(runs, len(stored.pieces) // processes))
 
 
 def list_own_axes(move: Move) -> tuple[tuple[SubAxis, ...], ...]:
@@ -361,7 +384,9 @@ def leave_out(layout: Layout, dropped: Sequence[SubAxis], turn: int = 0) -> Layo
         within = [each for each in held if digit.axis.pre <= each.pre < digit.axis.pre * digit.axis.size]
         return [Digit(each.size, SubAxis(parts[each], 1, each.size)) for each in within]
 
-    dims = tuple(Dim(tuple(part for digit in dim.digits for part in spell(digit)), dim.size) for dim in layout.dims)
+    dims = tuple(
+        Dim(tuple(part for digit in dim.digits for part in spell(digit)), dim.size, dim.pieces) for dim in layout.dims
+    )
     return Layout(small, dims, layout.dtype)
 
 

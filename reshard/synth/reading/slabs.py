@@ -46,7 +46,7 @@ def cut_slabs(layout: Layout, unit: int, moves: Sequence[Move], least: int, apar
     readers = [digit for digit in first.digits if digit.axis is not None]
     parts, run = math.prod(digit.radix for digit in readers), first.tile
     even = first.padded == first.size and (not first.digits or first.digits[0].axis is not None or not readers)
-    if not readers or not even or not apart:
+    if not readers or not even or not apart or first.pieces is not None:
         # No reader has rows of its own, or these end unevenly: slabs are rows in a row, which all readers share.
         rows = max(unit, layout.shape[0] // least // unit * unit)
         starts = range(0, layout.shape[0], rows)
