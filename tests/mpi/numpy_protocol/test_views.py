@@ -138,6 +138,23 @@ def test_local_dims() -> None:
     assert views.make_dims_local(layout, [3]) == layout
 
 
+def test_rows_in_pieces_are_cut_where_they_are() -> None:
+    """Each rank has the rows of the part that it had before, in the order of the part; none waits for another."""
+    choose, mesh = random.Random(6), Mesh(x=2, y=3)
+    for _ in range(150):
+        size = choose.choice([1, 5, 13, 31])
+        owners = np.array([choose.randrange(6) for _ in range(size)])
+        layout = Layout.from_owners(owners if choose.random() < 0.7 else np.sort(owners), mesh, (size, 2), "int32")
+        first, last = (choose.choice([None, choose.randint(-size - 1, size + 1)]) for _ in range(2))
+        key = slice(first, last, choose.choice([None, 1, 2, 3, -1, -2]))
+        for seat, device in enumerate(devices_by_id(mesh)):
+            a = DistArray(layout, tiles_of(layout)[device].astype("int32"), as_rank(mesh, seat))
+            if layout.ragged:
+                rows = np.arange(size)[key]
+                mine = rows[np.isin(rows, [row for run in a.local_index_ranges()[0] for row in run])]
+                assert np.array_equal(a[key].unpadded, 2 * mine[:, None] + [[0, 1]]), (layout, key)
+
+
 def test_the_true_part_is_all_elements_and_no_padding() -> None:
     choose = random.Random(1)
     for _ in range(150):

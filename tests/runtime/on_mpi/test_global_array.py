@@ -29,6 +29,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import layouts, random_pair
 from tests.oracle import PADDING, tiles_of
+from tests.owners import Owned
 from tests.view_oracle import cut, random_case
 
 MESH = Mesh(x=2, y=2)
@@ -43,6 +44,17 @@ def test_ranges_indices_and_padding_are_those_of_the_meaning(layout: Layout):
             real = np.array([at < size for at in wanted], bool)
             assert [at for run in index_ranges(layout, rank)[dim] for at in run] == [at for at in wanted if at < size]
             assert np.array_equal(np.asarray(wanted)[real], global_indices(layout, dim, rank))
+
+
+def test_indices_of_pieces_are_those_of_their_owners() -> None:
+    choose = random.Random(4)
+    for _ in range(60):
+        owned = Owned.random(choose, Mesh(x=2, y=3), (choose.choice([1, 7, 30]), choose.choice([1, 5])))
+        for rank, device in enumerate(devices_by_id(owned.layout.mesh)):
+            for dim, wanted in enumerate(owned.indices(device)):
+                assert np.array_equal(global_indices(owned.layout, dim, rank), wanted)
+                ranges = index_ranges(owned.layout, rank)[dim]
+                assert [at for run in ranges for at in run] == wanted.tolist()
 
 
 @given(layouts())
