@@ -6,6 +6,7 @@
                                  which may name the array that it reads (source=), or several (parts=)
     Part(source, into=...)       one of the arrays that fill a Target together
     named_targets(table, ...)    the Targets that a table of names makes of a tree of arrays
+    move_tile(tile, a, b)        moves a device's tile, inside a `jax.shard_map`, between layouts of any kind
     jit(f)                       `jax.jit` with the pass inside XLA switched on for this function
     enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process
     enabled()                    a context in which it is on
@@ -41,6 +42,7 @@ from reshard.jax.program_report import show as show
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.redistribute import reshard_pytree as reshard_pytree
 from reshard.jax.stablehlo_pass.module_pass import transform as transform
+from reshard.jax.traced import move_tile as move_tile
 from reshard.jax.xla_pass.xla_hook import disable as disable
 from reshard.jax.xla_pass.xla_hook import enable as enable
 from reshard.jax.xla_pass.xla_hook import enabled as enabled

@@ -4,6 +4,7 @@ source is known or not       `bind_move`: a plan of this package
 on no mesh, or a constant    `pin_sharding`: it is made where it is wanted
 to a mesh of other types     the move on the array's mesh, then a change of its type, which moves nothing
 dims left open, a device     JAX's own `with_sharding_constraint` and `device_put`
+a tile in a `shard_map`      `move_tile`: the collectives of a plan, there
 
 The primitive and its rules:
 
@@ -25,6 +26,7 @@ but not on TPU (jax-ml/jax#38196).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -39,7 +41,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import LayoutError, MeshError, PlanError, ReshardError
+from reshard.errors import LayoutError, MeshError, PlanError, ReshardError, TileError, quoted
+from reshard.geometry.remesh import one_set
 from reshard.jax import placement
 from reshard.jax.eager import move_now, put_by_jax
 from reshard.jax.request import ReshardRequest, plan_request
@@ -47,8 +50,68 @@ from reshard.jax.xla_pass import xla_hook
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.runtime import on_jax
+from reshard.runtime.xla import slice_exchanges
+from reshard.synth import Network
+from reshard.synth.options import PlanOptions
+from reshard.synth.planner import find_plan
+from reshard.types.layout import Layout
+from reshard.types.move import Move
 
 redistribute_p = Primitive("redistribute")
+
+
+def move_tile(
+    tile: Any,
+    source: Layout,
+    target: Layout,
+    *,
+    budget: int | str | None = None,
+    network: Network | str | None = None,
+) -> jax.Array:
+    """This device's tile of the target, from its tile of the source, inside a `jax.shard_map` (with `check_vma=False`).
+
+    Layouts are of any kind: in pieces of any size, block-cyclic, partial. Their devices are those of the axes that are
+    manual there, by position. A tile has the layout's `tile_shape`, the room of the largest piece; what is beyond
+    `tile_shape_of` a device is padding, which is not read, and is zeros in the result. `budget` and `network` are those
+    of `reshard.plan`. It has derivatives of both kinds.
+
+    Raises `MeshError` outside of a `shard_map`, or for other devices, and `TileError` for a tile of another shape.
+
+    >>> import reshard as rs
+    >>> from jax.sharding import PartitionSpec as P
+    >>> count = len(jax.devices())
+    >>> rows = rs.Layout.from_sizes([4] * count, rs.Mesh(x=count), (4 * count,), "f32")
+    >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
+    >>> back = rs.Layout.from_owners([*range(count)] * 4, rs.Mesh(x=count), (4 * count,), "f32")
+    >>> move = lambda tile: move_tile(tile, rows, back)
+    >>> move = jax.shard_map(move, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    >>> x = jax.numpy.arange(4.0 * count)
+    >>> bool((move(x) == x.reshape(4, count).T.reshape(-1)).all())
+    True
+    """
+    options = PlanOptions.read(budget, network)
+    for what, given in (("source", source), ("target", target)):
+        if not isinstance(given, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LayoutError(f"the {what} {quoted(given)} is a {type(given).__name__}; give a reshard.Layout")
+    plan = find_plan(Move(source, target, cast=True), None, options)
+    inside = placement.manual_mesh()
+    axes = {} if inside is None else {name: inside.shape[name] for name in inside.manual_axes}
+    if math.prod(axes.values()) != source.mesh.size or inside is None or not one_set(source.mesh, target.mesh):
+        where = "outside of any shard_map" if inside is None else f"in a shard_map over {axes}"
+        raise MeshError(
+            f"the move of a tile from {source} on {source.mesh} to {target} on {target.mesh} is {where}: call it in a "
+            f"jax.shard_map that is manual over axes with these devices, the same ones on both sides"
+        )
+    tile = jax.numpy.asarray(tile)
+    if tile.shape != source.tile_shape or tile.dtype.name != source.dtype:
+        raise TileError(
+            f"a tile of shape {tile.shape} and dtype {tile.dtype}; tiles of {source} have {source.tile_shape} and "
+            f"{source.dtype}, with room for the largest piece: pad it"
+        )
+    program = lower_plan(plan)
+    if options.budget is None:  # One collective for all messages has buffers of all.
+        program = slice_exchanges(plan, program)
+    return tile_function(program, axes)(tile)
 
 
 def move_traced(x: jax.Array, request: ReshardRequest) -> jax.Array:

@@ -87,7 +87,8 @@ class Exchange:
     part of the result, the tile is there already, and its other parts stay; `viewed` says that a view ties the two ends
     together. The last `gathers` rounds are one launch, in which groups of devices pass on to each other what the rounds
     before left: in each, a device sends the same to the next one of its group. With a `dtype`, elements are cast to it:
-    before they are sent if it is narrower, else after they have arrived.
+    before they are sent if it is narrower, else after they have arrived. On the platforms where it is `sliced_on`, all
+    messages are one ragged all-to-all, and no rounds.
     """
 
     send: TileView
@@ -100,6 +101,7 @@ class Exchange:
     viewed: bool = False
     dtype: str | None = None
     gathers: int = 0
+    sliced_on: tuple[str, ...] = ()
 
     @property
     def launches(self) -> int:

@@ -5,6 +5,7 @@
     choose_form         the one of least memory among those that are about as fast as any, by `form_costs`
     in_parts_on_tpu     the form that a TPU is given
     in_parts_on_gpu     parts, but for steps that a GPU copies less for at once
+    slice_exchanges     exchanges of rows as one ragged all-to-all, where it takes less time than rounds of permutes
     in_rounds           large all-to-alls as exchanges, and gathers dim by dim, for XLA:CPU
     peak_bytes          what a plan needs of memory, on a TPU with the padding of its tiles
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +25,7 @@ from reshard.geometry.refine import refine
 from reshard.geometry.remesh import one_set
 from reshard.lower import lower_plan
 from reshard.lower.exchange_rounds import lower_exchange
-from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, ReduceScatter, lower_steps, part_of
+from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Program, ReduceScatter, lower_steps, part_of
 from reshard.lower.to_shard_map import (
     LANES,
     SUBLANES,
@@ -38,13 +40,16 @@ from reshard.lower.to_shard_map import (
     sent_as_it_lies,
 )
 from reshard.lower.to_shard_map.part_loops import group_steps, share_loop
+from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.run_rows import MOST_SLICES, choose_row, find_group_axes, find_rows
 from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
 from reshard.plans.rules.split_steps import Part, possible_counts, split_step
-from reshard.plans.rules.step_mode import PLAIN, StepMode
-from reshard.runtime.form_costs import estimate_form_seconds, find_minor_dim
+from reshard.plans.rules.step_mode import PLAIN, StepMode, wire_layout
+from reshard.runtime.form_costs import COSTS, estimate_form_seconds, find_minor_dim
 from reshard.runtime.overwriting import overwrite_plan
 from reshard.synth.network import Network
+from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import SubAxis
 
@@ -438,6 +443,79 @@ def count_copied_bytes(step: Step) -> int:
             return operand + result
         case _:
             return 0
+
+
+# Exchanges of rows, such as those between pieces of any size, in one ragged all-to-all.
+#
+#                  rounds of permutes                              one ragged all-to-all
+#
+#     in memory    each form of message is cut out and written     on a TPU the result is put in order, and in a pass
+#                  by code of its own, as long as the longest      more its padding is zeros; on a GPU only the latter
+#     on wires     in each round as long as the longest            what the busiest device sends or receives
+#     starts       one a round                                     one; on a GPU one more for each empty peer, where
+#                                                                  there are more than XLA's own kernel writes to
+
+
+START = 12e-6
+"""Seconds that a collective takes at least among GPUs, and NCCL for a peer that is sent nothing."""
+KERNEL_PEERS = 8
+"""The most peers that XLA's kernel for a ragged all-to-all among GPUs of one host has; NCCL sends to more."""
+
+
+def slice_exchanges(plan: Plan, program: Program) -> Program:
+    """The program of a plan, with its exchanges as one ragged all-to-all on the platforms where that is faster.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
+    >>> sizes = "(900,100,1400,200,1300,4000,96,196)"
+    >>> ends = [Layout.parse(f"f32[{{x}}{piece}, 1024]", Mesh(x=8)) for piece in ("1024", sizes)]
+    >>> move = plan(*ends)
+    >>> [step.sliced_on for step in slice_exchanges(move, lower_plan(move)).instructions]
+    [('tpu', 'cuda')]
+    """
+    made = list(program.instructions)
+    for at, step in enumerate(plan.steps):
+        exchange, dtype = made[at], wire_layout(step.operand, step.result).dtype
+        if not isinstance(exchange, Exchange) or step.mode != PLAIN or not (step.operand.ragged or step.result.ragged):
+            continue
+        moves = find_rows(exchange)
+        if moves is not None and moves.slices <= MOST_SLICES:
+            axes = step.operand.mesh.axes
+            group = math.prod(axes[name] for name in find_group_axes(moves, MeshPlace(program.devices, axes)))
+            each = {name: _time_exchange(exchange, dtype, group, name) for name in ("tpu", "cuda")}
+            if choose_row(moves.width, dtype) is None:
+                del each["tpu"]
+            faster = [name for name, (rounds, one) in each.items() if one < rounds]
+            made[at] = replace(exchange, sliced_on=tuple(faster))
+    return replace(program, instructions=tuple(made))
+
+
+def _time_exchange(step: Exchange, dtype: str, group: int, platform: str) -> tuple[float, float]:
+    """The seconds of an exchange in rounds of permutes, and as one ragged all-to-all in groups of so many devices."""
+    if platform == "tpu":
+        costs = COSTS[platform]
+        wire, memory, start = costs.wire, costs.copy * costs.hertz, costs.kernel / costs.hertz
+    else:
+        wire, memory, start = GPU_WIRE, GPU_MEMORY, START
+    each = dtypes.bits(dtype) / 8
+    rounds, sent, received = 0.0, Counter[int](), Counter[int]()
+    peers: dict[int, set[int]] = {}
+    for one in (step.local, *step.rounds):
+        forms, longest = {t.form: t.elements for t in one}, max((t.elements for t in one), default=0)
+        # Every device packs each form as long as the longest, and takes its own; then it reads, chooses and writes.
+        rounds += sum((2 * longest + 3 * size) * each / memory + 2 * start * len(form) for form, size in forms.items())
+        remote = [t for t in one if t.sender != t.receiver]
+        rounds += start + longest * each / wire if remote else 0.0
+        for t in remote:
+            sent[t.sender] += t.elements
+            received[t.receiver] += t.elements
+            peers.setdefault(t.sender, set()).add(t.receiver)
+    busiest = max([*sent.values(), *received.values()], default=0)
+    fewest = min((len(peers.get(device, ())) for device in step.receivers), default=0)
+    empty = group - 1 - fewest if platform == "cuda" and group > KERNEL_PEERS else 0
+    ends = [math.prod(view.tile) for view in (step.send, step.receive)]
+    passes = (ends[0] * 2 + ends[1] * 4) if platform == "tpu" else ends[1] * 2
+    return rounds, start * (1 + empty) + busiest * each / wire + passes * each / memory
 
 
 # Plans for XLA:CPU, where what counts is how often a device copies its bytes, and how many launches there are.

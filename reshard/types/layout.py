@@ -555,7 +555,7 @@ def refuse_pieces(layout: Layout, what: str) -> None:
     if layout.ragged:
         raise LayoutError(
             f"{layout} is in pieces of any size, and {what} is in equal tiles; first move it to a layout without "
-            f"pieces (numpy's runtime and MPI do), or give that one"
+            f"pieces (reshard.jax.move_tile in a shard_map, numpy's runtime and MPI do), or give that one"
         )
 
 

@@ -22,9 +22,10 @@ transposes. Whatever differs from device to device (the block, the box) is looke
 small table, so that all devices run one program.
 
 `run_program` goes through the launches, of one array or of several; `run_collectives` has a function for each
-collective, `run_exchange` reads blocks and runs rounds, or slots in one buffer. `part_loops` runs the loop over parts,
-and the one that overwrites the tile; `part_writers` has the ways in which parts are sent and written. `place` is a
-device's position on the mesh, and `tile_memory` has the digits of tiles and how they lie in memory.
+collective, `run_exchange` reads blocks and runs rounds, or slots in one buffer, and `run_rows` moves rows that lie
+anywhere. `part_loops` runs the loop over parts, and the one that overwrites the tile; `part_writers` has the ways in
+which parts are sent and written. `place` is a device's position on the mesh, and `tile_memory` has the digits of tiles
+and how they lie in memory.
 """
 
 from reshard.lower.to_shard_map.part_loops import find_regions_on_tpu as find_regions_on_tpu

@@ -73,7 +73,7 @@ class MeshPlace:
         """What `lax.platform_dependent` gives, which traces all forms; on a known platform one is enough."""
         if self.platform is None:
             return lax.platform_dependent(*tiles, default=default, **forms)
-        return forms.get(self.platform, default)(*tiles)
+        return forms.get("cuda" if self.platform == "gpu" else self.platform, default)(*tiles)
 
     @property
     def here(self) -> Array:

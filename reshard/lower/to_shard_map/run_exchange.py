@@ -37,6 +37,7 @@ from reshard.lower.exchange_rounds import Exchange, ExchangeInPlace, SlotTransfe
 from reshard.lower.groups import Groups
 from reshard.lower.program import Program, wire_dtype
 from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.run_rows import MANY, count_cuts, find_rows, run_rows, run_slices
 from reshard.lower.to_shard_map.tile_memory import (
     choose_memory_order,
     cut_box,
@@ -69,6 +70,47 @@ def run_exchange(
     `into` is the target's tile, of which an exchange fills a part. `in_part` says that the tile is a part of one: what
     is around it has chosen its order of dims.
     """
+    by_rows = [_list_row_forms(step, place, shape, into) for step, shape in zip(steps, shapes, strict=True)]
+    if not any(by_rows):
+        return _run_boxes(steps, place, tiles, shapes, into, in_part)
+    moved: list[Array] = []
+    for step, tile, shape, forms in zip(steps, tiles, shapes, by_rows, strict=True):
+
+        def in_boxes(tile: Array, step: Exchange = step, shape: Sequence[int] = shape) -> Array:
+            return _run_boxes([step], place.anew(), [tile], [shape], into, in_part)[0]
+
+        each = {platform: form or in_boxes for platform, form in forms.items()}
+        moved.append(place.by_platform(tile, **({"default": in_boxes} | each)))
+    return moved
+
+
+def _list_row_forms(
+    step: Exchange, place: MeshPlace, shape: Sequence[int], into: Array | None
+) -> dict[str, Callable[[Array], Array] | None]:
+    """By platform, how an exchange runs by rows, and None where it does not; no platforms if it does on none.
+
+    Boxes that rounds cut out one by one may be too much code for any compiler; a CPU has one loop for those that are
+    nearly alike.
+    """
+    many = count_cuts(step) > MANY
+    moves = find_rows(step) if step.sliced_on or many else None
+    if moves is None:
+        return {}
+    sliced = partial(run_slices, step, moves, place.anew(), shape)
+    by_table = partial(run_rows, step, moves, place.anew(), shape, into) if many else None
+    forms = {"cpu": None} if by_table and find_largest_box(step) is not None else {}
+    return {**forms, **dict.fromkeys(step.sliced_on, sliced), "default": by_table}
+
+
+def _run_boxes(
+    steps: Sequence[Exchange],
+    place: MeshPlace,
+    tiles: Sequence[Array],
+    shapes: Sequence[Sequence[int]],
+    into: Array | None,
+    in_part: bool,
+) -> list[Array]:
+    """The tiles after exchanges whose messages are cut out and written block by block."""
     if any(step.gathers for step in steps) or any(
         not t.blocks for step in steps if len(steps) > 1 for turn in step.rounds for t in turn
     ):
@@ -566,7 +608,8 @@ def find_message_orders(step: Exchange) -> dict[int, Order] | None:
         for t in one:
             starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.blocks[0].dst)
     count = math.prod(count_boxes(step))
-    if len(rounds) != count or any(len(by_round) != count for by_round in starts.values()):
+    # Of pieces of any size, some may be empty.
+    if len(starts) < len(step.receivers) or len(rounds) != count or {*map(len, starts.values())} != {count}:
         return None
     by_device = {device: tuple(sorted(by_round, key=by_round.__getitem__)) for device, by_round in starts.items()}
     return by_device if len(set(by_device.values())) <= MOST else None
