@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from reshard.errors import AgreementError, LayoutError, PlanError, TileError, quoted, shortened
 from reshard.lower.to_mpi import list_fetches, seat_of
 from reshard.mpi import files
+from reshard.mpi.gathers import ArrayInTiles, RowGather, make_fetch, want_halo, want_rows
 from reshard.mpi.numpy_protocol.numpy_methods import NumpyMethods
 from reshard.mpi.tile_checks import (
     check_fill,
@@ -395,6 +396,60 @@ class DistArray(NumpyMethods):
     def _located(self, team: Team) -> WindowTile:
         """This rank's tile with its place in the team's arena."""
         return self._held._replace(place=ABSENT) if self._seat is None else locate_tile(team, self._held.tile)
+
+    def gather_rows(
+        self, indices: object, have: tuple[object, object] | None = None, *, limit: float = TIME_LIMIT
+    ) -> Array:
+        """The rows of dim 0 that have these global numbers, in their order, each whole; collective.
+
+        Each rank gives numbers of its own: any, in any order, any of them twice. Only rows that this rank has neither
+        in its tile nor in `have` (their numbers, and the rows) come from other ranks, each once. Raises `TileError` on
+        all ranks for numbers that no row has.
+
+        >>> from mpi4py import MPI
+        >>> from reshard.types import Mesh
+        >>> layout = Layout.from_spec(Mesh(x=MPI.COMM_WORLD.size), (4, 2), "int64", [["x"]])
+        >>> a = DistArray.from_function(lambda i, j: 10 * i + j, layout, MPI.COMM_WORLD)
+        >>> a.gather_rows([3, 0, 3]).tolist()
+        [[30, 31], [0, 1], [30, 31]]
+        """
+        array = ArrayInTiles(self._layout, self._held, self._comm)
+        numbers, rows = have if isinstance(have, tuple) and len(have) == 2 else (have, None)
+        want = want_rows(array, indices, numbers)
+        return cast(Array, make_fetch(array, want, "gather_rows", rows, limit, False)[2])
+
+    def prepare_gather(self, indices: object, have_indices: object = None, *, limit: float = TIME_LIMIT) -> RowGather:
+        """A handle that gathers the same rows again and again: `gather()`; collective.
+
+        Everything that does not depend on values is done here, once: which rank has what, and who sends it. With
+        `have_indices`, `gather(held_rows)` takes the rows of these numbers from what is held.
+        """
+        array = ArrayInTiles(self._layout, self._held, self._comm)
+        return RowGather(array, want_rows(array, indices, have_indices), "prepare_gather", limit)
+
+    def halo(self, width: Any, periodic: Any = False, *, limit: float = TIME_LIMIT) -> Array:
+        """This rank's box of the array, wider by `width` indices on each side, corners included; collective.
+
+        `width` is a number, or one for each dim, or pairs (before, after). At the ends of the array the box is cut, or,
+        where it is `periodic` (a flag, or one for each dim), goes on at the other end. Pieces must be intervals, of any
+        sizes; where a rank has none in some dim, its box is empty there.
+
+        >>> from mpi4py import MPI
+        >>> from reshard.types import Mesh
+        >>> layout = Layout.from_spec(Mesh(x=MPI.COMM_WORLD.size), (4,), "int64", [["x"]])
+        >>> a = DistArray.from_function(lambda i: 10 * i, layout, MPI.COMM_WORLD)
+        >>> a.halo(1, periodic=True).tolist() if MPI.COMM_WORLD.size == 1 else [30, 0, 10, 20, 30, 0]
+        [30, 0, 10, 20, 30, 0]
+        """
+        array = ArrayInTiles(self._layout, self._held, self._comm)
+        what = f"halo of width {quoted(width)}, periodic={quoted(periodic)},"
+        return cast(Array, make_fetch(array, want_halo(array, width, periodic), what, None, limit, False)[2])
+
+    def prepare_halo(self, width: Any, periodic: Any = False, *, limit: float = TIME_LIMIT) -> RowGather:
+        """A handle that fetches the same halo again and again, with the tiles' present values; collective."""
+        array = ArrayInTiles(self._layout, self._held, self._comm)
+        what = f"prepare_halo of width {quoted(width)}, periodic={quoted(periodic)},"
+        return RowGather(array, want_halo(array, width, periodic), what, limit)
 
     def to_global(self, root: int | None = 0, *, limit: float = TIME_LIMIT) -> Array | None:
         """The whole array on the rank `root`, and None on the others; with root None, the array on all ranks."""

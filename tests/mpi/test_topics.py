@@ -28,7 +28,7 @@ FAST = {
             "again.mistakes",
             "again.endings",
         ),
-        *("again.begun", "schedules.sampled"),
+        *("again.begun", "schedules.sampled", "gathering.sampled"),
     ],
     4: [
         "calls.plans",

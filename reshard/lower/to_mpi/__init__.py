@@ -13,12 +13,14 @@
     list_fetches, list_served         the same by seat, on one set of devices
     list_across, list_in_form         the same by device: between two sets of devices; in a turn of a relay or a view
     PeerTable                         the blocks of thousands of peers, as columns
+    pick_boxes(layout, indices, ...)  who gives a rank the elements at some global indices, and where they lie
     lay_stripes(nodes, rank, ...)     messages between nodes joined by node: what a rank carries, and where its part is
     devices_by_id(mesh)               the device of every seat, that is, by ascending id
     ranks_of_seats(mesh, size)        the rank of every seat in a communicator; seat_of(...) the other way round
     is_unreplicated(layout)           whether each tile is on one rank only
 
 `rank_schedule` has the steps of a plan, `fetches` what a rank fetches straight to the target, in a `peer_table`,
+`picks` what it names by global indices,
 `seats` which rank has which tile, and `stripes` who carries what between nodes. `tile_blocks` makes their blocks, which
 are those of `geometry.blocks`.
 
@@ -40,6 +42,16 @@ from reshard.lower.to_mpi.fetches import list_in_form as list_in_form
 from reshard.lower.to_mpi.fetches import list_served as list_served
 from reshard.lower.to_mpi.fetches import served_by_rank as served_by_rank
 from reshard.lower.to_mpi.peer_table import PeerTable as PeerTable
+from reshard.lower.to_mpi.picks import Along as Along
+from reshard.lower.to_mpi.picks import Box as Box
+from reshard.lower.to_mpi.picks import PickedBox as PickedBox
+from reshard.lower.to_mpi.picks import Picks as Picks
+from reshard.lower.to_mpi.picks import join_neighbours as join_neighbours
+from reshard.lower.to_mpi.picks import locate_indices as locate_indices
+from reshard.lower.to_mpi.picks import measure_along as measure_along
+from reshard.lower.to_mpi.picks import pick_boxes as pick_boxes
+from reshard.lower.to_mpi.picks import read_request as read_request
+from reshard.lower.to_mpi.picks import write_request as write_request
 from reshard.lower.to_mpi.rank_schedule import NewSummand as NewSummand
 from reshard.lower.to_mpi.rank_schedule import Overwrite as Overwrite
 from reshard.lower.to_mpi.rank_schedule import PeerBlocks as PeerBlocks

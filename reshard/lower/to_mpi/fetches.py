@@ -119,16 +119,25 @@ def list_fetches(
     mesh = source.mesh
     summand = mesh.coordinates(mesh.position(devices_by_id(mesh)[rank]), source.partial) if source.partial else ()
     shared = share_tiles(source, target, wanted, given=False)
-    seats = _seats_of_positions(mesh, list_positions(holders(source), shared.numbers, summand))
-    givers = seats[:, 0]
-    if seats.shape[1] > 1:
-        # Of several holders: the rank itself, else one of its node, or of all, which its own number selects.
-        near = np.zeros(seats.shape, bool) if nodes is None else np.asarray(nodes)[seats] == nodes[rank]
-        near &= seats >= 0
-        near = np.where(near.any(axis=1, keepdims=True), near, seats >= 0)
-        chosen = near & (near.cumsum(axis=1) == (rank % near.sum(axis=1) + 1)[:, None])
-        givers = np.where((seats == rank).any(axis=1), rank, seats[np.arange(len(seats)), chosen.argmax(axis=1)])
+    seats = seats_at(mesh, list_positions(holders(source), shared.numbers, summand))
+    givers = choose_givers(seats, rank, nodes)
     return shared.tabulate(givers).begin_after(rank)
+
+
+def choose_givers(held_by: Column, rank: int, nodes: Nodes | None) -> Column:
+    """Of the holders of each tile, a row each with -1 behind fewer: the rank itself, else one of its node, or of all,
+    which its own number selects.
+
+    >>> choose_givers(np.array([[0, 1, -1], [2, 3, 4]]), 5, [0, 0, 1, 1, 2, 1]).tolist()
+    [1, 3]
+    """
+    if held_by.shape[1] == 1:
+        return held_by[:, 0]
+    near = np.zeros(held_by.shape, bool) if nodes is None else np.asarray(nodes)[held_by] == nodes[rank]
+    near &= held_by >= 0
+    near = np.where(near.any(axis=1, keepdims=True), near, held_by >= 0)
+    chosen = near & (near.cumsum(axis=1) == (rank % near.sum(axis=1) + 1)[:, None])
+    return np.where((held_by == rank).any(axis=1), rank, held_by[np.arange(len(held_by)), chosen.argmax(axis=1)])
 
 
 def list_served(source: Layout, target: Layout, rank: int, nodes: Nodes | None = None) -> Fetches:
@@ -145,7 +154,7 @@ def list_served(source: Layout, target: Layout, rank: int, nodes: Nodes | None =
     devices, mesh, partial = devices_by_id(source.mesh), source.mesh, source.partial
     mine = home_tile(source, mesh.position(devices[rank]))
     shared = share_tiles(source, target, mine, given=True)
-    seats = _seats_of_positions(target.mesh, list_positions(holders(target, any_summand=True), shared.numbers))
+    seats = seats_at(target.mesh, list_positions(holders(target, any_summand=True), shared.numbers))
     rows, columns = np.nonzero(seats >= 0)
     takers = seats[rows, columns]
     kept = np.ones(len(takers), bool)
@@ -153,7 +162,7 @@ def list_served(source: Layout, target: Layout, rank: int, nodes: Nodes | None =
         # A summand goes to the devices that have the same one: nothing is added up on the way.
         alike = [mesh.coordinates(mesh.position(device), partial) == mine[len(source.dims) :] for device in devices]
         kept &= np.array(alike)[takers]
-    given = np.array(sorted(_seats_of_positions(mesh, np.array([holders(source).of(mine)]))[0]))
+    given = np.array(sorted(seats_at(mesh, np.array([holders(source).of(mine)]))[0]))
     if len(given) > 1:
         # As they choose in `list_fetches`.
         chosen = given[takers % len(given)]
@@ -166,7 +175,7 @@ def list_served(source: Layout, target: Layout, rank: int, nodes: Nodes | None =
     return shared.tabulate(takers[kept], rows[kept]).begin_after(rank)
 
 
-def _seats_of_positions(mesh: Mesh, positions: Column) -> Column:
+def seats_at(mesh: Mesh, positions: Column) -> Column:
     """The seats of the devices at some positions, ascending in each row."""
     if mesh.device_ids is None:
         return positions

@@ -42,6 +42,7 @@ Modules, lowest first; each imports only from those above it:
     window_tiles    where a rank's tile lies, and what it posts to its node
     collective      one call from its arguments to its end; agreement: all ranks go on, or all raise the same error
     wire/           messages between ranks: how blocks are cut, packed, sent, and joined by node
+    fetch           boxes that each rank names for itself: asked for once, then messages and copies between neighbours
     direct_moves    straight from source to target: copies inside a node, messages between nodes
     global_array    the indices of a tile, sums that do not depend on the layout
     run_plan        the steps of a plan, one after another: messages, reductions, casts, an exchange in place

@@ -72,6 +72,9 @@ OPENED = 906
 MEASURE = 907
 """A message whose time is taken (`reshard.mpi.measurements`)."""
 
+FIRST_FETCH, FETCHES = 1000, 15000
+"""The first tag of fetches, of which each has two of its own, and how many there are before one is used again."""
+
 
 class Facts(NamedTuple):
     """The machine, as all ranks know it: the node of every rank, and whether the ranks of each node can read each
@@ -109,7 +112,7 @@ class Team:
             raise RankError(f"MPI cannot duplicate the communicator: {error}; free those no longer used") from None
         self.rank, self.size = comm.rank, comm.size
         self.broken = False
-        self.calls = 0
+        self.calls = self.fetches = 0
         self.plain = self.shared = True
         self.into = False
         self.freed = False

@@ -68,7 +68,7 @@ class NodeSync:
         self.synced += 1
         at = self._at(self.me)
         self._words[at : at + len(words)] = memoryview(array("q", words))
-        self._fence()
+        self.fence()
         self._words[self._arrived] = self.synced
 
     def post_head(self, number: int, log: int) -> None:
@@ -77,7 +77,7 @@ class NodeSync:
         words, at = self._words, self._heads[synced & 1][self.me]
         words[at], words[at + 1], words[at + _LOGGED] = number, -number, log
         if not _ORDERED:
-            self._fence()
+            self.fence()
         words[self._arrived] = synced
 
     def where_heads_lie(self, looks: int, yields: int) -> list[int]:
@@ -140,9 +140,9 @@ class NodeSync:
         message = text.encode()[: _TEXT - _WORD]
         at = self.me * _TEXT
         self._text[at : at + len(message)] = message
-        self._fence()
+        self.fence()
         self._words[self._arrived + 1] = len(message) + 1
-        self._fence()
+        self.fence()
         self._words[self._some_failed] = 1
 
     def failed(self) -> dict[int, str]:
@@ -157,7 +157,7 @@ class NodeSync:
     def _at(self, member: int) -> int:
         return member * _LINE + 2 + self.synced % 2 * WORDS
 
-    def _fence(self) -> None:
+    def fence(self) -> None:
         # Stores before it are visible to other members before stores after it, and loads stay in order likewise: to
         # release a lock and acquire it again is such a barrier, also on processors that reorder stores.
         self._release()

@@ -1,0 +1,332 @@
+"""Rows and halos that each rank names for itself, once or by a handle: `gather_rows`, `halo` and their `prepare_`.
+
+rows      any global indices of dim 0, in any order, each whole in the other dims
+halo      the box of this rank's tile, with more indices before and after it
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.errors import LayoutError, PlanError, TileError, quoted
+from reshard.geometry.holders import tile_of
+from reshard.lower.to_mpi import (
+    Picks,
+    devices_by_id,
+    join_neighbours,
+    locate_indices,
+    measure_along,
+    pick_boxes,
+    seat_of,
+)
+from reshard.mpi.handles import StartedMove
+from reshard.mpi.tile_checks import check_layout, check_not_partial
+from reshard.runtime.account import begin_account
+from reshard.runtime.on_mpi.collective import collective
+from reshard.runtime.on_mpi.fetch import Fetch
+from reshard.runtime.on_mpi.global_array import index_ranges
+from reshard.runtime.on_mpi.prepare import check_seats
+from reshard.runtime.on_mpi.team import Comm, Team, Watch, check_alive, report_failure
+from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, WindowTile, locate_tile, post_tile
+from reshard.types import Layout
+from reshard.types.whole import read_items, whole
+
+Array = NDArray[Any]
+Column = NDArray[np.int64]
+
+
+class Wanted(NamedTuple):
+    """What one rank wants: for each dim the global indices, and, where it holds rows itself, which of the result's are
+    which of these.
+    """
+
+    picks: Picks
+    shape: tuple[int, ...]
+    held: tuple[Column, Column] | None = None
+    held_shape: tuple[int, ...] | None = None
+
+
+class ArrayInTiles(NamedTuple):
+    """The array that elements are fetched from, as this rank has it."""
+
+    layout: Layout
+    held: WindowTile
+    comm: Comm
+
+
+Want = Callable[[Team], Wanted]
+
+
+def want_rows(array: ArrayInTiles, indices: object, held: object) -> Want:
+    """The rows of these numbers, of which a rank may hold some itself."""
+
+    def want(team: Team) -> Wanted:
+        layout = check_not_partial(array.layout)
+        if not layout.shape:
+            raise LayoutError(f"{layout} has no rows: give an array of at least one dim")
+        index = _read_indices(indices, layout, "indices")
+        rest, held_index, from_held = np.arange(len(index)), None, None
+        if held is not None:
+            held_index = _read_indices(held, layout, "the indices of held rows")
+            order = np.argsort(held_index, kind="stable")
+            at = np.searchsorted(held_index, index, sorter=order)
+            at = order[np.minimum(at, len(order) - 1)] if len(order) else np.zeros(len(index), np.int64)
+            has = (held_index[at] == index) if len(order) else np.zeros(len(index), bool)
+            seat = seat_of(layout.mesh, team.rank, team.size)
+            device = None if seat is None else devices_by_id(layout.mesh)[seat]
+            if device is not None and layout.tile_shape_of(device)[1:] == layout.shape[1:]:
+                # What it has in its own tile is as new as that.
+                has &= locate_indices(layout.dims[0], index)[0] != tile_of(layout, device)[0]
+            rest, from_held = np.flatnonzero(~has), (np.flatnonzero(has), at[has])
+        picks = pick_boxes(layout, [index[rest], *map(np.arange, layout.shape[1:])], team.rank, team.facts.nodes)
+        if len(rest) < len(index):
+            boxes = [
+                box._replace(here=(join_neighbours(rest[cast(Any, box.here[0])]), *box.here[1:])) for box in picks.boxes
+            ]
+            copies, of = picks.again[0]
+            picks = Picks(boxes, [(rest[copies], rest[of]), *picks.again[1:]])
+        shape = layout.shape[1:]
+        return Wanted(picks, (len(index), *shape), from_held, None if held_index is None else (len(held_index), *shape))
+
+    return want
+
+
+def want_halo(array: ArrayInTiles, width: object, periodic: object) -> Want:
+    """The box of this rank's tile, wider by `width`."""
+
+    def want(team: Team) -> Wanted:
+        layout = check_not_partial(array.layout)
+        widths, wraps = _read_widths(width, periodic, layout)
+        seat = seat_of(layout.mesh, team.rank, team.size)
+        indices: list[Column] = []
+        for dim, (before, after) in enumerate(widths):
+            runs = () if seat is None else index_ranges(layout, seat)[dim]
+            if len(runs) > 1:
+                raise LayoutError(
+                    f"dim {dim} of {layout:} has {len(runs)} runs on rank {team.rank}, and a halo is of one interval; "
+                    f"redistribute to a layout whose pieces are intervals, or use gather_rows"
+                )
+            size = layout.shape[dim]
+            index = np.arange(runs[0].start - before, runs[0].stop + after) if runs else np.empty(0, np.int64)
+            indices.append(index % size if wraps[dim] and size else index[(index >= 0) & (index < size)])
+        return Wanted(pick_boxes(layout, indices, team.rank, team.facts.nodes), tuple(map(len, indices)))
+
+    return want
+
+
+def _read_indices(given: object, layout: Layout, what: str) -> Column:
+    """Row numbers as a column; raises `TileError` unless they are numbers of rows."""
+    try:
+        index = np.asarray(given)
+    except Exception as error:
+        raise TileError(f"{what} are a {type(given).__name__} that numpy cannot take ({error}); give ints") from None
+    if index.ndim == 1 and not index.size:
+        index = np.empty(0, np.int64)
+    if index.ndim != 1 or index.dtype.kind not in "iu":
+        raise TileError(
+            f"{what} have {index.ndim} dims and dtype {index.dtype}; give the numbers of rows, as ints in one dim"
+        )
+    rows = layout.shape[0]
+    wrong = np.flatnonzero((index < 0) | (index >= rows))
+    if len(wrong):
+        raise TileError(
+            f"{what} have {index[wrong[0]]} at {wrong[0]}, but {layout:} has rows 0 to {rows - 1}; give numbers of its "
+            f"rows"
+        )
+    return index.astype(np.int64)
+
+
+def _read_widths(width: Any, periodic: object, layout: Layout) -> tuple[list[tuple[int, int]], list[bool]]:
+    """How far a box is widened before and after, for each dim, and whether that dim goes on at its other end."""
+    ndim = len(layout.shape)
+    each = [width] * ndim if whole(width) is not None else read_items(width)
+    if each is None or len(each) != ndim:
+        raise LayoutError(
+            f"width {quoted(width)}: give a number, or one for each of the {ndim} dims of {layout:}, or pairs (before, "
+            f"after)"
+        )
+    widths: list[tuple[int, int]] = []
+    for one in each:
+        both = (one, one) if whole(one) is not None else read_items(one)
+        ends = [] if both is None else [whole(end) for end in both]
+        if len(ends) != 2 or ends[0] is None or ends[1] is None:
+            raise LayoutError(f"width {quoted(width)}: {quoted(one)} is no number, nor a pair (before, after) of them")
+        widths.append((ends[0], ends[1]))
+    wraps = [periodic] * ndim if isinstance(periodic, bool) else read_items(periodic)
+    if wraps is None or len(wraps) != ndim or not all(isinstance(one, bool) for one in wraps):
+        raise LayoutError(f"periodic {quoted(periodic)}: give True or False, or one for each of the {ndim} dims")
+    return widths, [*wraps]
+
+
+def _check_held_rows(rows: object, wanted: Wanted, dtype: np.dtype[Any]) -> Array | None:
+    """The rows that a rank holds itself; raises `TileError` unless they are as many, and like those of the array."""
+    if wanted.held_shape is None:
+        if rows is not None:
+            raise TileError("held rows are given, but not their numbers: prepare the gather with have_indices=")
+        return None
+    try:
+        array = np.asarray(rows)
+    except Exception as error:
+        raise TileError(f"the held rows are no array: {error}") from None
+    if array.shape != wanted.held_shape or array.dtype != dtype:
+        raise TileError(
+            f"the held rows have shape {array.shape} and dtype {array.dtype}, but their numbers need "
+            f"{wanted.held_shape} and {dtype}"
+        )
+    return array
+
+
+def _check_result(out: object, shape: tuple[int, ...], dtype: np.dtype[Any], tile: Array) -> Array:
+    """The array that a result is written to."""
+    if out is None:
+        return np.empty(shape, dtype)
+    given: Any = out
+    fits = isinstance(out, np.ndarray) and given.shape == shape and given.dtype == dtype and given.flags.carray
+    if not fits or np.may_share_memory(given, tile):
+        raise TileError(
+            f"out is no C-ordered array of shape {shape} and dtype {dtype} with memory of its own; give one, or none"
+        )
+    return given
+
+
+def make_fetch(
+    array: ArrayInTiles, want: Want, what: str, rows: object, limit: float, lasting: bool
+) -> tuple[Fetch, Wanted, Array | None]:
+    """Agrees on what all want, and prepares it; without `lasting`, also fetches it, once. Collective."""
+
+    def prepare(team: Team) -> tuple[WindowTile, Wanted]:
+        check_seats(check_layout(array.layout, "layout"), array.layout, team.size)
+        wanted, held = want(team), array.held
+        if not lasting:
+            _check_held_rows(rows, wanted, held.tile.dtype)
+        mine = seat_of(array.layout.mesh, team.rank, team.size)
+        return held if mine is None else locate_tile(team, held.tile), wanted
+
+    def posting(ready: tuple[WindowTile, Wanted]) -> Posted:
+        return post_tile(ready[0])
+
+    def request(_: object) -> str:
+        return f"{what} of {array.layout} on {array.layout.mesh!r}"
+
+    with collective(array.comm, limit, prepare, request, posting) as (team, watch, (held, wanted)):
+        posted = zip(team.members, team.posted(), strict=True)
+        places = {rank: Posted(*words[: len(NOWHERE)]).place for rank, words in posted}
+        shape = array.layout.tile_shape
+        fetch = Fetch(team, watch, held.tile, wanted.picks, wanted.shape, places, shape, lasting)
+        result = None if lasting else begin_fetch(fetch, array, wanted, rows, None)(watch)
+    return fetch, wanted, result
+
+
+def begin_fetch(
+    fetch: Fetch, array: ArrayInTiles, wanted: Wanted, rows: object, out: object
+) -> Callable[[Watch], Array]:
+    """Begins a fetch; returns what finishes it."""
+    tile = array.held.tile
+    held, result = _check_held_rows(rows, wanted, tile.dtype), _check_result(out, wanted.shape, tile.dtype, tile)
+    account = begin_account(array.layout.dtype)
+    device = fetch.team.rank
+    account.take(device, tile.size + result.size)
+    account.receive(device, _count_elements(fetch))
+    fetch.begin()
+
+    def finish(watch: Watch) -> Array:
+        if wanted.held is not None and held is not None:
+            result[wanted.held[0]] = held[wanted.held[1]]
+        fetch.finish(watch, result)
+        return result
+
+    return finish
+
+
+def _count_elements(fetch: Fetch) -> int:
+    return sum(int(np.prod([measure_along(along) for along in box.here])) for box in fetch.received)
+
+
+class RowGather:
+    """Rows, or a halo, that are fetched again and again, with the values that the tiles have at each call.
+
+    `gather()`, or a call, returns them, in `out` if it is given. Who asks whom for what was made out with the handle,
+    so that a call waits for this rank's neighbours only. All ranks make the calls of a handle in one order; `free`, or
+    the end of a `with`, releases what it keeps.
+    """
+
+    def __init__(self, array: ArrayInTiles, want: Want, what: str, limit: float) -> None:
+        self._array, self._want, self._what, self._limit = array, want, what, limit
+        self._started: StartedMove | None = None
+        self._freed = False
+        self._fetch, self._wanted, _ = make_fetch(array, want, what, None, limit, True)
+
+    @property
+    def received_rows(self) -> int:
+        """How many rows, or parts of rows, come from other ranks in each call."""
+        return sum(measure_along(box.here[0]) for box in self._fetch.received)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes come from other ranks in each call."""
+        return _count_elements(self._fetch) * self._array.held.tile.itemsize
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks that something comes from, or goes to, in ascending order."""
+        return self._fetch.neighbours
+
+    def gather(self, held_rows: object = None, *, out: object = None) -> Array:
+        """The rows in the order of their indices, or the box; `held_rows` are those of `have_indices`.
+
+        Until all neighbours have made the call as well, the tile must not change: this returns when they have.
+        """
+        return self.start(held_rows, out=out).wait()
+
+    __call__ = gather
+
+    def start(self, held_rows: object = None, *, out: object = None) -> StartedMove:
+        """Begins a call, and returns what to wait for; until then, the tile, `held_rows` and `out` must not be changed.
+
+        What this rank has others send is under way meanwhile. One call of a handle is under way at a time: the next one
+        finishes it first.
+        """
+        if self._freed:
+            raise PlanError("this handle has been freed; prepare another one")
+        if self._started is not None:
+            self._started.finish()
+        if not self._fetch.team.alive:  # After a failure, all ranks prepare it anew.
+            self._fetch, self._wanted, _ = make_fetch(self._array, self._want, self._what, None, self._limit, True)
+        check_alive(self._array.comm)
+        fetch, limit = self._fetch, self._limit
+        turn = fetch.team.turns.take(time.monotonic() + limit)
+        try:
+            with report_failure(fetch.team):
+                finish = begin_fetch(fetch, self._array, self._wanted, held_rows, out)
+        finally:
+            turn.release()
+
+        def end() -> Array:
+            turn = fetch.team.turns.take(time.monotonic() + limit)
+            try:
+                with report_failure(fetch.team):
+                    return finish(Watch(fetch.team, limit))
+            finally:
+                turn.release()
+
+        self._started = StartedMove(end)
+        return self._started
+
+    def free(self) -> None:
+        """Releases what the handle keeps, on this rank only; may be called any number of times. The handle cannot be
+        called again.
+        """
+        if self._started is not None:
+            self._started.finish()
+        self._freed, self._started = True, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free()
