@@ -136,11 +136,13 @@ def write_request(there: Box) -> NDArray[np.int64]:
     >>> write_request((np.array([4, 7, 5]), slice(0, 8))).tolist()
     [3, 4, 7, 5, -1, 0, 8]
     """
-    words = [
-        np.array([-1, along.start, along.stop]) if isinstance(along, slice) else np.concatenate([[len(along)], along])
-        for along in there
-    ]
-    return np.concatenate([*words, np.empty(0, np.int64)]).astype(np.int64)
+    words = [np.empty(0, np.int64)]
+    for along in there:
+        if isinstance(along, slice):
+            words.append(np.array([-1, along.start, along.stop]))
+        else:
+            words.append(np.concatenate([[len(along)], along]))
+    return np.concatenate(words).astype(np.int64)
 
 
 def read_request(words: NDArray[np.int64]) -> Box:
