@@ -49,18 +49,18 @@ def list_grids(devices: int, ordered: bool = True) -> list[tuple[int, ...]]:
 def choose(shape: Shape, devices: int) -> tuple[float, tuple[int, ...], list[tuple[rs.Layout, rs.Layout]]]:
     """The least cost, its grid, and the moves of A, of B and of C's summands."""
     (m, n, k), found = shape, []
-    for grid in list_grids(devices):
-        # On a network, neighbours along the last axis are the nearest.
-        for order in itertools.permutations("mnk") if OPTIONS.network else ["mnk"]:
-            mesh = rs.Mesh({axis: grid["mnk".index(axis)] for axis in order})
-            a, b = place(mesh, (m, k), "m", "k"), place(mesh, (k, n), "k", "n")
-            c = place(mesh, (m, n), "m", "n", "k")
-            moves = [
-                min([(place(mesh, (m, k), *end), a) for end in (("mn", "k"), ("m", "kn"))], key=price),
-                min([(place(mesh, (k, n), *end), b) for end in (("km", "n"), ("k", "nm"))], key=price),
-                min([(c, place(mesh, (m, n), *end)) for end in (("mk", "n"), ("m", "nk"))], key=price),
-            ]
-            found.append((sum(map(price, moves)), grid, moves))
+    # On a network, neighbours along the last axis are the nearest.
+    orders = [*itertools.permutations("mnk")] if OPTIONS.network else ["mnk"]
+    for grid, order in itertools.product(list_grids(devices), orders):
+        mesh = rs.Mesh({axis: grid["mnk".index(axis)] for axis in order})
+        a, b = place(mesh, (m, k), "m", "k"), place(mesh, (k, n), "k", "n")
+        c = place(mesh, (m, n), "m", "n", "k")
+        moves = [
+            min([(place(mesh, (m, k), *end), a) for end in (("mn", "k"), ("m", "kn"))], key=price),
+            min([(place(mesh, (k, n), *end), b) for end in (("km", "n"), ("k", "nm"))], key=price),
+            min([(c, place(mesh, (m, n), *end)) for end in (("mk", "n"), ("m", "nk"))], key=price),
+        ]
+        found.append((sum(map(price, moves)), grid, moves))
     return min(found, key=lambda each: each[0])
 
 
