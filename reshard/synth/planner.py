@@ -225,6 +225,13 @@ def _plan_layouts(source: Layout, target: Layout, options: PlanOptions) -> Plan:
         if few and _is_within(plan.received_bytes, plan.lower_bound_bytes, slack):
             bound = plan.lower_bound_bytes
             break  # Good enough to skip the costly statistics of the exchange that rivals it.
+    if crossing.relays_pieces(pair.source, pair.target):
+        endpoint_bound = made[0].endpoint_bound_bytes
+        if not _is_within(min(map(_busiest_bytes, made)), endpoint_bound, slack if links is None else SLACK):
+            relays = (
+                chain(pair.source, pair.target, each, donate) for each in crossing.list_relays(pair.source, pair.target)
+            )
+            made += relays if links is None else (cost.time_plan(plan, links) for plan in relays)
     return _choose_plan(made if budget is None else fit_plans(made, budget, links), slack, bound)
 
 
@@ -282,13 +289,15 @@ def _choose_plan(plans: Sequence[Plan], slack: float, bound: int = 0) -> Plan:
 
 
 def _busiest_bytes(plan: Plan) -> int:
-    """What the busiest device receives; to other devices, or through a view, what it sends or receives."""
+    """What the busiest device receives; to other devices, through a view, or of pieces of any size, what it sends or
+    receives."""
     return max(plan.sent_bytes, plan.received_bytes) if _loads_senders(plan) else plan.received_bytes
 
 
 def _loads_senders(plan: Plan) -> bool:
     """Whether some devices may have to send more than any one receives: those that have the part which is wanted."""
-    return plan.crosses or plan.view is not None or plan.holding is not None
+    held = plan.view is not None or plan.holding is not None
+    return held or plan.crosses or crossing.relays_pieces(plan.source, plan.target)
 
 
 def _is_within(figure: int, fewest: int, slack: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from tests.endpoint_lp import forwarded
 from tests.oracle import PADDING as NONE
 from tests.oracle import check, tiles_of
 from tests.owners import PADDING, Owned, assert_moved
@@ -93,6 +95,31 @@ def test_transitions_between_placements_are_at_the_bound(count: int):
         source, target = map(tiles_of, ends)
         lacks = max(len({*target[device].flat} - {*source[device].flat, NONE}) for device in ends[0].mesh.devices)
         assert plan.received_bytes == plan.lower_bound_bytes == 4 * lacks, f"{plan}"
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("count", few_or_all(15, 300))
+def test_the_busiest_device_is_within_a_tenth_of_a_linear_program(count: int, across: bool):
+    """Or one element: of one in which devices pass on what they receive, on one set and on two, most with replicas."""
+    choose = random.Random(316 + across)
+    while count:
+        axes, other = ({"x": 4, "y": choose.choice([1, 2, 3])} for _ in range(2))
+        devices = np.prod(list(axes.values()))
+        apart = int(choose.choice([devices // 2, devices]))
+        size = int(np.prod(list(other.values())))
+        meshes = rs.Mesh(axes), rs.Mesh(other, device_ids=range(apart, apart + size)) if across else rs.Mesh(axes)
+        shape = tuple(choose.choice([24, 32, 48]) for _ in range(choose.choice([1, 2])))
+        source, target = (Owned.random(choose, mesh, shape) for mesh in meshes)
+        if not source.layout.ragged and not target.layout.ragged:
+            continue
+        count -= 1
+        plan = rs.plan(source.layout, target.layout)
+        optimum = math.ceil(forwarded(source.layout, target.layout) - 1e-6)
+        assert max(plan.sent_bytes, plan.received_bytes) <= 4 * max(1.1 * optimum, optimum + 1), f"{plan}"
+        whole = np.arange(1, 1 + np.prod(shape), dtype=np.int32).reshape(shape)
+        assert_moved(target, whole, rs.simulate(plan, source.tiles(whole)))
+        if count % 10 == 0:
+            rs.prove(plan)
 
 
 def test_views_of_pieces():

@@ -302,8 +302,9 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         return _check_in_place(operand, result, mode.chunk)
     if mode.fresh and (view is None or not view.into or holding is not None):
         raise refuse_step("exchange", operand, result, "only what fills part of an array has a fresh one around it")
-    if mode.relay and (operand.partial or (view is None and holding is None and not across)):
-        why = "only an exchange to other devices, through a view, or beside what is held, of no sum, is relayed"
+    unlike = across or view is not None or holding is not None or operand.ragged or result.ragged
+    if mode.relay and (operand.partial or not unlike):
+        why = "an exchange of no sum is relayed, to other devices, through a view, beside what is held or of pieces"
         raise refuse_step("exchange", operand, result, why)
     if mode.gathers:
         return _check_gathering(operand, result, mode)

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from reshard.errors import MeshError
+from reshard.geometry.holders import count_copies
 from reshard.geometry.refine import refine
 from reshard.plans.plan import StepSpec
 from reshard.plans.rules.step_mode import StepMode
@@ -69,10 +70,20 @@ def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
 def list_relays(source: Layout, target: Layout, view: View | None = None) -> Iterator[Route]:
     """One exchange in two turns, where the target replicates: for what the other routes send too much of."""
     replicas = target.mesh.size // math.prod(axis.size for axis in target.held)
+    if view is None and (source.ragged or target.ragged):  # Among the same devices, only a relay cuts requests.
+        replicas = max(replicas, count_copies(source))
     partial = source.partial or target.partial
     if partial or replicas == 1 or target.mesh.size * max(replicas, source.mesh.size) > MOST_RELAYED:
         return
     yield (StepSpec("exchange", target, StepMode(relay=True, view=view)),)
+
+
+def relays_pieces(source: Layout, target: Layout) -> bool:
+    """Whether a relay may be worth it among the same devices: of pieces of any size, some device may have most of what
+    all replicas lack. Tables of many runs, whose messages would have to be listed, are left out."""
+    tables = [dim.pieces for layout in (source, target) for dim in layout.dims if dim.pieces is not None]
+    runs = math.prod(len(pieces.lengths) for pieces in tables)
+    return bool(tables) and runs <= MOST_RELAYED and next(list_relays(source, target), None) is not None
 
 
 def list_landings(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
