@@ -65,13 +65,14 @@ def choose(shape: Shape, devices: int) -> tuple[float, tuple[int, ...], list[tup
 
 
 def price_all(shape: Shape, devices: int) -> tuple[float, int]:
-    """The least cost of all layouts of A, B and C, and how many combinations there are; each rank takes its share."""
+    """The least cost of all layouts of A, B and C, and how many there are but for axes' names; ranks take shares."""
     (m, n, k), found, tried = shape, math.inf, 0
     for grid in list_grids(devices, ordered=bool(OPTIONS.network)):
         mesh = rs.Mesh({axis: size for axis, size in zip("xyz", grid, strict=True) if size > 1})
         orders, cuts = [*itertools.permutations(mesh.axes)], range(len(mesh.axes) + 1)
         ends = [(order[:cut], order[cut:]) for order in orders for cut in cuts]
-        ways = [*itertools.product(orders, itertools.combinations_with_replacement(cuts, 2))]
+        unlike = {order if OPTIONS.network else tuple(mesh.axes[axis] for axis in order): order for order in orders}
+        ways = [*itertools.product(unlike.values(), itertools.combinations_with_replacement(cuts, 2))]
         for order, (one, two) in ways[comm.rank :: comm.size]:
             rows, columns, summed = order[:one], order[one:two], order[two:]
             a, b = place(mesh, (m, k), rows, summed), place(mesh, (k, n), summed, columns)
