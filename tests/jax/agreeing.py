@@ -1,8 +1,6 @@
 """What a process of several does that agree on moves, or do not.
 
-    python -m tests.jax.agreeing <check,check,...> <number> <count> <port>
-
-A check that fails raises, and the process ends with its traceback.
+`tests.jax.worker` runs these checks. One that fails raises, and the process ends with its traceback.
 """
 
 from __future__ import annotations
@@ -10,9 +8,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import time
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -40,7 +36,7 @@ def ends(choose: random.Random) -> tuple[NamedSharding, NamedSharding]:
     return found[0], found[1]
 
 
-def moves(number: int) -> None:
+def moves() -> None:
     """Random moves, the same on all processes, some again: every tile is right."""
     choose = random.Random(0)
     listed = [(*ends(choose), choose.choice(SHAPES)) for _ in range(16)]
@@ -51,7 +47,7 @@ def moves(number: int) -> None:
             assert_exact(y, target, values)
 
 
-def mismatches(number: int) -> None:
+def mismatches() -> None:
     """One process asks for another target, on one mesh or on other devices: all raise, and the next move works."""
     choose = random.Random(1)
     for turn in range(6):
@@ -64,40 +60,42 @@ def mismatches(number: int) -> None:
         x = placed(source, values)
         odd, other = choose.randrange(jax.process_count()), choose.choice(wrong)
         try:
-            redistribute(x, other if number == odd else right)
+            redistribute(x, other if jax.process_index() == odd else right)
         except AgreementError as error:
             assert "asks for float32" in str(error) and "nothing was moved" in str(error), error
         else:
-            raise AssertionError(f"process {number} of turn {turn} did not see that {odd} asked for {other}")
+            raise AssertionError(
+                f"process {jax.process_index()} of turn {turn} did not see that {odd} asked for {other}"
+            )
         assert_exact(redistribute(x, right), right, values)
     # Each asks for something of its own.
-    own = [P("y", "x"), P(None, ("y", "x")), P("y"), P()][number % 4]
+    own = [P("y", "x"), P(None, ("y", "x")), P("y"), P()][jax.process_index() % 4]
     x, began = placed(source, filled((64, 16))), time.monotonic()
     try:
         redistribute(x, NamedSharding(mesh, own))
     except AgreementError as error:
         assert "nothing was moved" in str(error) and time.monotonic() - began < 100, error
     else:
-        raise AssertionError(f"process {number} went on")
+        raise AssertionError(f"process {jax.process_index()} went on")
     assert_exact(redistribute(x, right), right, filled((64, 16)))
 
 
-def outside(number: int) -> None:
+def outside() -> None:
     """Moves among the devices of some processes, of which the others know nothing."""
     first = [device.id for device in jax.devices() if device.process_index == 0]
     mesh = mesh_of({"t": len(first)}, order=[jax.devices().index(d) for d in jax.devices() if d.id in first])
     source, target, values = NamedSharding(mesh, P("t")), NamedSharding(mesh, P(None, "t")), filled((8, 8))
-    if number == 0:
+    if jax.process_index() == 0:
         assert_exact(redistribute(placed(source, values), target), target, values)
 
 
-def killed(number: int) -> None:
+def killed() -> None:
     """The last process dies between two moves: the others say so, within the limit that the environment gives."""
     mesh = mesh_of({"x": 4, "y": 2})
     source, values = NamedSharding(mesh, P("x")), filled((8, 8))
     x = placed(source, values)
     redistribute(x, NamedSharding(mesh, P("y"))).block_until_ready()
-    if number == jax.process_count() - 1:
+    if jax.process_index() == jax.process_count() - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()
     try:
@@ -108,12 +106,3 @@ def killed(number: int) -> None:
         raise AssertionError("nobody noticed")
     print("noticed", flush=True)
     os._exit(0)  # The service of jax.distributed would wait for the dead one.
-
-
-CHECKS: dict[str, Callable[[int], None]] = {each.__name__: each for each in (moves, mismatches, outside, killed)}
-
-if __name__ == "__main__":
-    _, names, number, count, port = sys.argv
-    jax.distributed.initialize(f"localhost:{port}", int(count), int(number), initialization_timeout=120)
-    for name in names.split(","):
-        CHECKS[name](int(number))

@@ -1,6 +1,6 @@
 """Checkpoints for tests of loads into shardings, and what every shard must be by numpy.
 
-    python -m tests.jax.loads processes <folder> <number> <count> <port>
+`tests.jax.worker` runs `processes` in several.
 
 Every element is a number of its own, or of its place, so that a wrong one would be seen.
 """
@@ -8,7 +8,6 @@ Every element is a number of its own, or of its place, so that a wrong one would
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,6 +54,14 @@ def stored_arrays(folder: Path) -> dict[str, np.ndarray]:
     for file in sorted(folder.glob("*.safetensors")):
         arrays |= load_file(file)
     return arrays
+
+
+def save_again(folder: Path) -> None:
+    """The checkpoint by our own save, and what has chunks in coded ones."""
+    reshard.files.save(folder / "saved", stored_arrays(folder))
+    coded = {name: array for name, array in stored_arrays(folder).items() if array.ndim and array.size}
+    chunks = {name: tuple(max(1, size // 3) for size in array.shape) for name, array in coded.items()}
+    reshard.files.save(folder / "coded", coded, format="zarr", codec="zstd", chunks=chunks)
 
 
 def tree_of_targets(devices: Sequence[Any], arrays: Mapping[str, np.ndarray]) -> tuple[Any, Any]:
@@ -119,9 +126,9 @@ def assert_shards(loaded: Any, wanted: Any) -> None:
             np.testing.assert_array_equal(np.asarray(shard.data), right[shard.index])
 
 
-def processes(folder: Path, number: int, count: int, port: str) -> None:
+def processes(folder: Path) -> None:
     """Loads whose arrays cross processes; what one cannot read, or asks otherwise, is an error in all."""
-    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
+    number, count = jax.process_index(), jax.process_count()
     arrays = stored_arrays(folder)
     targets, wanted = tree_of_targets(jax.devices(), arrays)
     stored = sum(array.nbytes for array in arrays.values())
@@ -217,8 +224,3 @@ def damaged(folder: Path, number: int, arrays: Mapping[str, np.ndarray], whole: 
         assert "crc32" in str(error), error
     else:
         raise AssertionError("damage is loaded")
-
-
-if __name__ == "__main__":
-    _, folder, number, count, port = sys.argv[1:]
-    processes(Path(folder), int(number), int(count), port)

@@ -1,12 +1,11 @@
 """Saves by the processes of `jax.distributed`: what safetensors and tensorstore read, and an error of one in all.
 
-python -m tests.jax.saves processes <folder> <number> <count> <port>
+`tests.jax.worker` runs `processes` in several.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,9 +39,9 @@ def put_arrays(devices: Any, arrays: dict[str, np.ndarray]) -> dict[str, jax.Arr
     }
 
 
-def processes(folder: Path, number: int, count: int, port: str) -> None:
+def processes(folder: Path) -> None:
     """Each format twice, then a disk that is full for one process."""
-    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
+    number = jax.process_index()
     wanted = make_arrays({"norm": np.int32})
     held = put_arrays(jax.devices(), wanted)
     for format in ("safetensors", "zarr", "orbax"):
@@ -66,8 +65,3 @@ def processes(folder: Path, number: int, count: int, port: str) -> None:
     else:
         raise AssertionError("it was saved")
     assert_same_arrays(read_by_library(folder / "safetensors", "safetensors"), wanted)
-
-
-if __name__ == "__main__":
-    _, folder, number, count, port = sys.argv[1:]
-    processes(Path(folder), int(number), int(count), port)

@@ -16,7 +16,6 @@ import reshard.files
 from reshard.errors import ChecksumError, FileError, LayoutError, MissingTensorError, PlanError
 from reshard.jax import Part, Target
 from reshard.runtime.on_files.engine import ReadCounts
-from tests.jax import worker
 from tests.jax.loads import assert_shards, load, stored_arrays, tree_of_targets, write_checkpoint
 
 
@@ -42,15 +41,6 @@ def test_devices_of_a_process_share_what_is_read(folder: Path) -> None:
     assert counts.bytes == sum(array.nbytes for array in arrays.values())
     assert len({shard.data.unsafe_buffer_pointer() for shard in loaded["layers"][1]["w"].addressable_shards}) == 1
     assert_shards(loaded, wanted)
-
-
-@pytest.mark.slow
-def test_processes(folder: Path) -> None:
-    reshard.files.save(folder / "saved", stored_arrays(folder))
-    coded = {name: array for name, array in stored_arrays(folder).items() if array.ndim and array.size}
-    chunks = {name: tuple(max(1, size // 3) for size in array.shape) for name, array in coded.items()}
-    reshard.files.save(folder / "coded", coded, format="zarr", codec="zstd", chunks=chunks)
-    worker.check(["processes", str(folder)], devices=2, processes=4, module="tests.jax.loads")
 
 
 @pytest.mark.parametrize("format", ["zarr", "orbax", "hdf5"])

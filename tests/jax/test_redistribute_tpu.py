@@ -125,7 +125,7 @@ def test_the_sample_has_every_step_that_moves():
         # A target of 64 lanes, padded beside its buffers; a source whose parts are narrow; another dim becomes minor.
         ({"x": 8}, "bf16[256, 8, {x}32, 64]", "bf16[256, 8, 256, 64]", 1.3),
         pytest.param({"x": 8}, "bf16[{x}32, 8, 256, 64]", "bf16[256, 8, {x}32, 64]", 1.3, marks=pytest.mark.sweep),
-        ({"x": 8}, "f32[{x}64, 256, 192]", "f32[512, {x}32, 192]", 1.31),
+        pytest.param({"x": 8}, "f32[{x}64, 256, 192]", "f32[512, {x}32, 192]", 1.31, marks=pytest.mark.sweep),
         # An all-to-all at once and small arrays, in parts however small they are.
         ({"x": 8}, "bf16[4096, {x}1024]", "bf16[{x}512, 8192]", 1.5),
         ({"x": 2, "y": 2, "z": 2}, "f32[{x}192, {y}128]", "f32[384, 256]", 1.2),
@@ -187,7 +187,7 @@ def test_a_reduce_scatter_receives_what_the_plan_says(source: str, target: str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.sweep)])
 def test_large_moves_keep_to_the_plans_memory(step: int):
     """Each keeps its plan's promise, and all need little more than source and target."""
     logs = []
@@ -204,6 +204,7 @@ def test_large_moves_keep_to_the_plans_memory(step: int):
     assert math.exp(sum(logs) / len(logs)) <= 1.3
 
 
+@pytest.mark.fast(0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),
@@ -260,6 +261,7 @@ def test_the_promise_counts_padding(sizes: dict[str, int], before: str, after: s
     assert promise / 1.3 <= used <= promise + TABLES, f"{used / promise:.3f} times the promise: {plan}"
 
 
+@pytest.mark.fast(0, slow=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),
@@ -287,7 +289,7 @@ def test_a_large_donated_source_is_overwritten(sizes: dict[str, int], before: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1.25, 1.5, 2.0])
+@pytest.mark.parametrize("times", [1.25, 2.0])
 def test_memory_under_a_budget(times: float):
     """In parts if they fit, even if a single collective would fit, too."""
     mesh = rs.Mesh(x=4, y=2)

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import PlanError
 from reshard.jax import Target, redistribute, reshard_pytree
-from tests.jax import worker
 from tests.jax.crossing.cases import mesh
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
@@ -57,11 +56,6 @@ def test_donated_sources_are_freed() -> None:
 def test_another_structure_is_refused() -> None:
     with pytest.raises(PlanError, match="only the arrays have a; only the target shardings have b"):
         reshard_pytree({"a": jax.device_put(filled((8, 8)), on("x"))}, {"b": on()}, budget="1MiB")
-
-
-@pytest.mark.slow
-def test_processes_that_disagree() -> None:
-    worker.check(["disagree"], devices=4, processes=2)
 
 
 HERE, THERE = mesh(range(4), fsdp=4), mesh([4, 5, 6, 7], rep=2, tp=2)
