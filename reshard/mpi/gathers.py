@@ -26,7 +26,7 @@ from reshard.lower.to_mpi import (
 )
 from reshard.mpi.handles import StartedMove
 from reshard.mpi.tile_checks import check_layout, check_not_partial
-from reshard.runtime.account import begin_account
+from reshard.runtime.account import begin_account, measures
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.fetch import Fetch
 from reshard.runtime.on_mpi.global_array import index_ranges
@@ -217,22 +217,23 @@ def make_fetch(
         posted = zip(team.members, team.posted(), strict=True)
         places = {rank: Posted(*words[: len(NOWHERE)]).place for rank, words in posted}
         shape = array.layout.tile_shape
-        fetch = Fetch(team, watch, held.tile, wanted.picks, wanted.shape, places, shape, lasting)
-        result = None if lasting else begin_fetch(fetch, array, wanted, rows, None)(watch)
+        fetch = Fetch(team, watch, held.tile, wanted.picks, places, shape, lasting)
+        result = None if lasting else begin_fetch(fetch, watch, array, wanted, rows, None)(watch)
     return fetch, wanted, result
 
 
 def begin_fetch(
-    fetch: Fetch, array: ArrayInTiles, wanted: Wanted, rows: object, out: object
+    fetch: Fetch, watch: Watch, array: ArrayInTiles, wanted: Wanted, rows: object, out: object
 ) -> Callable[[Watch], Array]:
     """Begins a fetch; returns what finishes it."""
     tile = array.held.tile
-    held, result = _check_held_rows(rows, wanted, tile.dtype), _check_result(out, wanted.shape, tile.dtype, tile)
-    account = begin_account(array.layout.dtype)
-    device = fetch.team.rank
-    account.take(device, tile.size + result.size)
-    account.receive(device, _count_elements(fetch))
-    fetch.begin()
+    result = _check_result(out, wanted.shape, tile.dtype, tile)
+    held = None if rows is wanted.held is None else _check_held_rows(rows, wanted, tile.dtype)
+    if measures():
+        account, device = begin_account(array.layout.dtype), fetch.team.rank
+        account.take(device, tile.size + result.size)
+        account.receive(device, sum(box.elements for box in fetch.received))
+    fetch.begin(watch)
 
     def finish(watch: Watch) -> Array:
         if wanted.held is not None and held is not None:
@@ -241,10 +242,6 @@ def begin_fetch(
         return result
 
     return finish
-
-
-def _count_elements(fetch: Fetch) -> int:
-    return sum(int(np.prod([measure_along(along) for along in box.here])) for box in fetch.received)
 
 
 class RowGather:
@@ -269,7 +266,7 @@ class RowGather:
     @property
     def received_bytes(self) -> int:
         """How many bytes come from other ranks in each call."""
-        return _count_elements(self._fetch) * self._array.held.tile.itemsize
+        return sum(box.elements for box in self._fetch.received) * self._array.held.tile.itemsize
 
     @property
     def neighbours(self) -> tuple[int, ...]:
@@ -281,7 +278,13 @@ class RowGather:
 
         Until all neighbours have made the call as well, the tile must not change: this returns when they have.
         """
-        return self.start(held_rows, out=out).wait()
+        fetch, release = self._take_turn()
+        try:
+            with report_failure(fetch.team):
+                watch = Watch(fetch.team, self._limit)
+                return begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)(watch)
+        finally:
+            release()
 
     __call__ = gather
 
@@ -291,31 +294,38 @@ class RowGather:
         What this rank has others send is under way meanwhile. One call of a handle is under way at a time: the next one
         finishes it first.
         """
-        if self._freed:
-            raise PlanError("this handle has been freed; prepare another one")
-        if self._started is not None:
-            self._started.finish()
-        if not self._fetch.team.alive:  # After a failure, all ranks prepare it anew.
-            self._fetch, self._wanted, _ = make_fetch(self._array, self._want, self._what, None, self._limit, True)
-        check_alive(self._array.comm)
-        fetch, limit = self._fetch, self._limit
-        turn = fetch.team.turns.take(time.monotonic() + limit)
+        fetch, release = self._take_turn()
         try:
             with report_failure(fetch.team):
-                finish = begin_fetch(fetch, self._array, self._wanted, held_rows, out)
+                watch = Watch(fetch.team, self._limit)
+                finish = begin_fetch(fetch, watch, self._array, self._wanted, held_rows, out)
         finally:
-            turn.release()
+            release()
 
         def end() -> Array:
-            turn = fetch.team.turns.take(time.monotonic() + limit)
+            turn = fetch.team.turns.take(time.monotonic() + self._limit)
             try:
                 with report_failure(fetch.team):
-                    return finish(Watch(fetch.team, limit))
+                    return finish(Watch(fetch.team, self._limit))
             finally:
                 turn.release()
 
         self._started = StartedMove(end)
         return self._started
+
+    def _take_turn(self) -> tuple[Fetch, Callable[[], None]]:
+        """This thread's turn for the next call, and what gives it back."""
+        if self._started is not None:
+            self._started.finish()
+            self._started = None
+        if self._freed:
+            raise PlanError("this handle has been freed; prepare another one")
+        check_alive(self._array.comm)
+        if not self._fetch.team.alive:  # After a failure, all ranks prepare it anew.
+            self._fetch, self._wanted, _ = make_fetch(self._array, self._want, self._what, None, self._limit, True)
+        turns = self._fetch.team.turns
+        release = turns.free if turns.take_again() else turns.take(time.monotonic() + self._limit).release
+        return self._fetch, release
 
     def free(self) -> None:
         """Releases what the handle keeps, on this rank only; may be called any number of times. The handle cannot be

@@ -15,6 +15,7 @@ no list of blocks, of which there would be one for every row.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,6 +41,11 @@ class PickedBox(NamedTuple):
     owner: int
     here: Box
     there: Box
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(map(measure_along, self.here))
 
 
 class Picks(NamedTuple):

@@ -1,0 +1,140 @@
+"""A gather of neighbours' rows beside the same by hand: packing, `Ineighbor_alltoallv` on a graph of ranks, `Wait`.
+
+    reshard run -n 4 benchmarks/mpi_neighbours.py [--seed N] [--nodes 4] [--repeats 15] [--cases 6]
+
+Each case is a random graph whose vertices lie in pieces of random sizes, or by random owner; features are of 8 B to
+2 KiB. Each rank needs the rows of its vertices' neighbours that other ranks have. Ways, in turns, each after a barrier:
+
+    prepared    `x.prepare_gather(needed)`, then `gather(out=)`
+    once        `x.gather_rows(needed)`, which makes out anew who has what
+    by hand     rows packed by `np.take`, `Ineighbor_alltoallv` to ranks that are known, in the order of owners
+
+Seconds are medians of the slowest rank; what is printed are ratios to `by hand`, and what a rank receives. With
+`--nodes` the ranks are on as many pretended nodes, and rows go in messages in place of shared memory. The seed is
+printed; `--seed` repeats one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import reshard as rs
+from reshard.mpi import DistArray
+from reshard.runtime.on_mpi.team import team_of
+
+COMM = MPI.COMM_WORLD
+
+
+def draw_case(choose: random.Random) -> tuple[rs.Layout, np.ndarray, np.ndarray]:
+    """A layout of rows, the owner of each, and a neighbour list of ten for each vertex."""
+    vertices, width = choose.choice([400, 4_000, 40_000]), choose.choice([1, 8, 32, 256])
+    if vertices * width > 4_000_000:
+        vertices = 4_000
+    seeded = np.random.default_rng(choose.randrange(1 << 30))
+    mesh = rs.Mesh(x=COMM.size)
+    near = seeded.integers(-40, 41, (vertices, 10))
+    graph = (np.arange(vertices)[:, None] + near) % vertices
+    if choose.random() < 0.5:
+        cuts = np.sort(seeded.integers(0, vertices + 1, COMM.size - 1))
+        sizes = np.diff([0, *cuts.tolist(), vertices])
+        owners = np.repeat(np.arange(COMM.size), sizes)
+        return rs.Layout.from_sizes(sizes, mesh, (vertices, width), "f64"), owners, graph
+    owners = np.minimum(np.arange(vertices) * COMM.size // vertices, COMM.size - 1)
+    moved = seeded.integers(0, vertices, vertices // 10)
+    owners[moved] = seeded.integers(0, COMM.size, len(moved))
+    return rs.Layout.from_owners(owners, mesh, (vertices, width), "f64"), owners, graph
+
+
+def prepare_by_hand(tile: np.ndarray, owners: np.ndarray, needed: np.ndarray) -> Callable[[], np.ndarray]:
+    """What a program with a neighbour collective does: the lists of its neighbours, made once, and an exchange."""
+    width = tile.shape[1]
+    locals_ = np.empty(len(owners), np.int64)
+    for rank in range(COMM.size):
+        locals_[owners == rank] = np.arange(np.count_nonzero(owners == rank))
+    by_owner = [needed[owners[needed] == rank] for rank in range(COMM.size)]
+    asked = COMM.alltoall([locals_[rows] for rows in by_owner])
+    sources = [rank for rank, rows in enumerate(by_owner) if len(rows)]
+    sinks = [rank for rank, rows in enumerate(asked) if len(rows)]
+    graph = COMM.Create_dist_graph_adjacent(sources, sinks)
+    packed = np.concatenate([np.empty(0, np.int64), *[asked[rank] for rank in sinks]])
+    sent, ghosts = np.empty((len(packed), width)), np.empty((len(needed), width))
+    counts = [len(asked[rank]) * width for rank in sinks], [len(by_owner[rank]) * width for rank in sources]
+    starts = [np.cumsum([0, *count])[:-1].tolist() for count in counts]
+
+    def exchange() -> np.ndarray:
+        np.take(tile, packed, axis=0, out=sent, mode="clip")
+        send: Any = [sent, (counts[0], starts[0]), MPI.DOUBLE]
+        receive: Any = [ghosts, (counts[1], starts[1]), MPI.DOUBLE]
+        graph.Ineighbor_alltoallv(send, receive).Wait()
+        return ghosts
+
+    return exchange
+
+
+def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each way, of the slowest rank, in turns."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats + 2):
+        for name, way in ways.items():
+            COMM.Barrier()
+            start = time.perf_counter()
+            for _ in range(5):
+                way()
+            times[name].append(COMM.allreduce((time.perf_counter() - start) / 5, MPI.MAX))
+    return {name: statistics.median(taken[2:]) for name, taken in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--cases", type=int, default=6)
+    options = parser.parse_args()
+    seed = COMM.bcast(random.randrange(10**6) if options.seed is None else options.seed)
+    choose = random.Random(seed)
+    team_of(COMM, nodes=options.nodes)
+    if COMM.rank == 0:
+        print(f"seed {seed}, {COMM.size} ranks, {options.nodes} nodes, {MPI.Get_library_version().split(',')[0][:24]}")
+        print("rows received   bytes a row   by hand us   prepared   once")
+    ratios: list[tuple[float, float]] = []
+    for _ in range(options.cases):
+        layout, owners, graph = draw_case(choose)
+        mine = np.flatnonzero(owners == COMM.rank)
+        needed = np.unique(graph[mine])
+        needed = needed[owners[needed] != COMM.rank]
+        whole = np.random.default_rng(seed).normal(size=layout.shape)
+        x = DistArray.zeros(layout, COMM)
+        x.unpadded[...] = whole[mine]
+        by_hand = prepare_by_hand(x.tile, owners, needed)
+        out = np.empty((len(needed), layout.shape[1]))
+        with x.prepare_gather(needed) as gather:
+            assert np.array_equal(gather.gather(out=out), whole[needed])
+            assert np.array_equal(np.sort(by_hand(), axis=None), np.sort(whole[needed], axis=None))
+            ways: dict[str, Callable[[], object]] = {
+                "by hand": by_hand,
+                "prepared": lambda gather=gather, out=out: gather.gather(out=out),
+                "once": lambda x=x, needed=needed: x.gather_rows(needed),
+            }
+            taken = time_ways(ways, options.repeats)
+        most = COMM.allreduce(len(needed), MPI.MAX)
+        one, other = taken["prepared"] / taken["by hand"], taken["once"] / taken["by hand"]
+        ratios.append((one, other))
+        if COMM.rank == 0:
+            row = 8 * layout.shape[1]
+            print(f"{most:13,}{row:14,}{taken['by hand'] * 1e6:13.1f}{one:11.2f}{other:7.2f}")
+    if COMM.rank == 0:
+        prepared, once = (statistics.median(each) for each in zip(*ratios, strict=True))
+        print(f"median ratio to by hand: prepared {prepared:.2f}, once {once:.2f}")
+
+
+if __name__ == "__main__":
+    main()
